@@ -42,7 +42,6 @@ class Strike:
 
 @dataclass(frozen=True)
 class Role:
-    auxiliary: bool = False
     bandwidth: float = 1.0
     weight: float = 1.0
     strike: Strike | None = None
@@ -90,7 +89,7 @@ async def _run(pipe: Connection, index: int, roles: Sequence[Role]) -> None:
 
 def _group(addresses: Sequence[tuple[str, ...]], roles: Sequence[Role]) -> Group:
     members = [
-        Member(Identity.from_seed(index).peer_id, True, role.auxiliary, role.bandwidth, addresses[index])
+        Member(Identity.from_seed(index).peer_id, True, False, role.bandwidth, addresses[index])
         for index, role in enumerate(roles)
     ]
     return Group.form(b"", members, reducing_shares(members, NUMEL), bytes(16))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks._homes import FULLY_RANDOM, MASQUERADE, Internet, Machine
+from benchmarks._homes import MASQUERADE, Internet, Machine
 from tests.end_to_end.test_port_mapping import SILENT, answers_at, start_gateway
 
 pytestmark = pytest.mark.homes
@@ -56,14 +56,3 @@ def test_a_port_of_the_router_makes_a_home_dialable_and_is_given_back(internet: 
         assert 3e5 < peer["down"] < 5e6
     port = int(found["mapping"]["address"].rpartition(":")[2])
     assert not answers_at(internet.machine("late"), outer, port, SILENT)
-
-
-@pytest.mark.soak
-def test_without_a_port_it_names_the_relays_and_the_kind_of_translation(internet: Internet) -> None:
-    contacts = start_contacts(internet, 2)
-    home = internet.router("router", FULLY_RANDOM).machine("home")
-    found = netcheck(home, *(word for each in contacts for word in ("--peer", each)))
-    assert (ipv4(found)["dialable"], ipv4(found)["translation"]) == (False, "dependent")
-    assert "relay" in found["sentence"]
-    assert sum(peer["relays"] for peer in found["peers"]) == 2
-    assert not found["mapping"]["address"]

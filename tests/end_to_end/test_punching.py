@@ -107,12 +107,6 @@ def test_a_router_that_shows_each_connection_at_another_port_leaves_the_relay(
     assert sent["error"] == "" and sent["relayed"]
 
 
-@pytest.mark.soak
-def test_two_of_one_home_connect_inside_it(internet: Internet) -> None:
-    router = internet.router("home", RANDOM)
-    assert Scene(internet, router, router).meet()[0]["way"] == "dialed"
-
-
 def test_a_direct_path_that_is_cut_comes_back_over_the_relay(internet: Internet) -> None:
     north, south = (internet.router(name, MASQUERADE) for name in ("north", "south"))
     homes = Scene(internet, north, south)

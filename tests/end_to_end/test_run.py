@@ -15,33 +15,12 @@ MakeSwarm = Callable[..., Swarm]
 ENDLESS = 100_000  # epochs: the test ends the run when it has seen enough
 
 
-def together(run: Swarm, name: str, after: int) -> int:
-    """How many epochs after that one were ended by two."""
-    return sum(epoch.peers == 2 and epoch.epoch > after for epoch in run.epochs(name))
-
-
 def finish(swarm: Swarm, last: int, *trainers: Child) -> None:
     for trainer in trainers:
         swarm.wait_for_end(trainer)
     summaries = [swarm.summary(trainer.name) for trainer in trainers]
     assert {summary["epoch"] for summary in summaries} == {last}
     assert len({summary["digest"] for summary in summaries}) == 1
-
-
-@pytest.mark.soak
-def test_trainers_end_with_the_same_bits_though_monitor_and_auxiliary_are_killed(swarm: MakeSwarm) -> None:
-    run = swarm(ENDLESS, target=512)
-    monitor = run.start_monitor()
-    auxiliary = run.start("aux", "auxiliary", "--client-mode")
-    trainers = [run.start("join", name) for name in ("trainer-1", "trainer-2")]
-    run.wait(lambda: any(len(r.members) == 4 for r in run.rounds("trainer-1")), "a round of all four", *trainers)
-    monitor.kill()
-    at = run.epoch("trainer-1")
-    run.wait_for_epoch("trainer-1", at + 2, *trainers)
-    auxiliary.kill()
-    at = run.epoch("trainer-1")
-    run.wait(lambda: together(run, "trainer-1", at) >= 2, "the two go on", *trainers)
-    run.end_in_step(*trainers)
 
 
 @pytest.mark.smoke

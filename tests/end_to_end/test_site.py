@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from swarmcli.cli.processes import Child
-from swarmcli.machine import client
-from swarmcli.machine.registry import VARIABLE, LocalPeers
 from tests.end_to_end.site_processes import alive, listening, ranks
 from tests.end_to_end.swarm import Swarm
 from tests.end_to_end.test_recipes import EPOCHS, OVERRIDES, RECIPES
@@ -103,39 +99,6 @@ def test_a_site_whose_processes_are_killed_or_frozen_is_the_same_peer_again(swar
         run.wait_for_end(each, 130)
     assert alive(processes) == []
     assert "Traceback" not in site.log.read_text()
-
-
-@pytest.mark.soak
-def test_a_site_pauses_for_longer_than_its_processes_wait_for_each_other(
-    swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "registry"))
-    run = swarm(100_000, target=512)
-    monitor = run.start_monitor()
-    site = run.start("join", "site", "--nproc", "2", "--set", "local.site.timeout=5")
-    trainer = run.start("join", "trainer")
-    contributes_after(run, "site", 1, site, trainer)
-    registry = LocalPeers()
-    (peer,) = [each for each in registry.peers() if each.name == "site"]
-    processes = ranks(site)
-
-    def handed_in() -> int:
-        return sum(epoch.own_samples for epoch in run.epochs("site"))
-
-    client.post(peer, "pause", {}, registry=registry)
-    run.wait(lambda: client.get(peer, "state")["me"]["activity"]["state"] == "paused", "the site rests", site, trainer)
-    until = time.monotonic() + 12.0
-    run.wait(lambda: time.monotonic() > until, "more than twice as long as they wait for each other", site, trainer)
-    before = handed_in()  # the journal has all of it by now
-    run.wait_for_epoch("trainer", run.epoch("trainer") + 2, site, trainer)  # nobody waits for it
-    assert handed_in() == before
-    client.post(peer, "resume", {}, registry=registry)
-    contributes_after(run, "site", run.epoch("trainer"), site, trainer)
-    client.post(peer, "stop", {}, registry=registry)
-    run.wait_for_end(site)
-    assert processes and alive(list(processes.values())) == [], "these, and no others in their place"
-    assert run.summary("site")["samples"] == handed_in()
-    run.wait_for_epoch("trainer", run.epoch("trainer") + 1, trainer, monitor)
 
 
 def test_what_no_new_start_would_change_is_told_once(swarm: MakeSwarm) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
 import psutil
@@ -11,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.sharding.processes import RankFailed, World, Worlds
+from tests.sharding.processes import RankFailed, Worlds
 from tests.sharding.threads import in_threads
 
 
@@ -28,17 +27,6 @@ def fail_in_one() -> None:
     dist.barrier()
 
 
-def die_in_one() -> int:
-    if dist.get_rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return dist.get_rank()
-
-
-def hang_in_one() -> None:
-    if dist.get_rank() == 1:
-        signal.pause()
-
-
 @pytest.mark.e2e
 def test_a_failed_rank_is_shown_and_the_next_check_has_a_new_world(worlds: Worlds) -> None:
     before = worlds(2).run(gather, 0.0)
@@ -46,20 +34,6 @@ def test_a_failed_rank_is_shown_and_the_next_check_has_a_new_world(worlds: World
         worlds(2).run(fail_in_one)
     assert not any(psutil.pid_exists(each["pid"]) for each in before)
     assert [float(each["total"]) for each in worlds(2).run(gather, 1.0)] == [3.0, 3.0]
-
-
-@pytest.mark.e2e
-def test_of_a_dead_rank_the_others_can_tell(worlds: Worlds) -> None:
-    survivor, dead = worlds(2).outcomes(die_in_one)
-    assert "ended with -9" in str(dead.error)
-    assert survivor.error is not None  # in the barrier after the check
-
-
-@pytest.mark.e2e
-def test_a_rank_that_hangs_is_ended_with_its_stack() -> None:
-    hanging, stuck = World(2, seconds=5.0).outcomes(hang_in_one)  # in which a busy machine comes to the check
-    assert hanging.error is not None
-    assert "hang_in_one" in str(stuck.error)
 
 
 def test_a_rank_that_fails_in_a_thread_is_shown_and_the_others_do_not_wait_for_it() -> None:

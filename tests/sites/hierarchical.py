@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,14 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from swarmcli.dht import DHT
-from swarmcli.optim import Optimizer
-from swarmcli.optim.modes.base import SiteHooks
-from swarmcli.sites.commands import LeaderCommands
-from swarmcli.sites.hierarchy import LeaderLevels, MemberLevels
-from swarmcli.sites.site import Site
-from swarmcli.sites.steps import SiteLeader, SiteMember
-from tests.sites.site_training import OPTIMIZERS, loss_of, model, rows, schedule, weights
+from tests.sites import site_training
+from tests.sites.site_training import OPTIMIZERS, Plan, loss_of, model, rows, schedule, weights
 
 Entry = list[Any]  # of one step: the batch (epoch, turn) or None, the epoch afterwards, whether rank 0's model came
 
@@ -55,73 +48,24 @@ class Rank:
 
 
 @contextmanager
-def site_rank(
-    hierarchy: Mapping[int, int],
-    *,
-    target: int,
-    kind: str = "momentum",
-    timeout: float = 10.0,
-    contacts: Sequence[str] = (),
-    wants_to_stop: threading.Event | None = None,
-    **options: Any,
-) -> Iterator[Rank]:
-    """This process's part of a site; `options` are the Optimizer's."""
-    net = model(0 if dist.get_rank() == 0 else 7)
-    with Site.form(timeout=timeout) as site:
-        if dist.get_rank() == 0:
-            options |= {"params": list(net.parameters()), "optimizer": _whole(kind), "target_batch_size": target}
-            with _leader(site, net, hierarchy, contacts, wants_to_stop, options) as rank:
-                yield rank
-        else:
-            optimizer = _whole(kind)(net.parameters())
-            levels = MemberLevels(site, optimizer, hierarchy)
-            with SiteMember(site, net, levels, wants_to_stop=wants_to_stop) as member:
-                rank = Rank(net, member, optimizer)
-                member.load_state_from_peers()
-                _write_down(levels, rank)
-                yield rank
+def site_rank(hierarchy: Mapping[int, int], *, target: int, kind: str = "momentum", **options: Any) -> Iterator[Rank]:
+    """This process's part of a site; `options` as in site_training."""
+    plan = Plan(kind, hierarchy=hierarchy, target=target, seeds=(0, 7))
+    with site_training.site_rank(plan, **options) as made:
+        rank = Rank(made.net, made.steps, made.optimizer, levels=made.gradients)
+        finish = rank.levels.finish
+
+        def finish_and_note(verdict: Any) -> None:
+            rank.log.append([rank.batch, verdict.epoch, verdict.new_parameters])
+            finish(verdict)
+
+        rank.levels.finish = finish_and_note
+        yield rank
 
 
 def _whole(kind: str) -> Any:
     made, settings = OPTIMIZERS[kind]
     return partial(made, **settings)
-
-
-@contextmanager
-def _leader(
-    site: Site,
-    net: torch.nn.Module,
-    hierarchy: Mapping[int, int],
-    contacts: Sequence[str],
-    wants_to_stop: threading.Event | None,
-    options: Mapping[str, Any],
-) -> Iterator[Rank]:
-    commands = LeaderCommands(site)
-    levels = LeaderLevels(commands, list(net.parameters()), hierarchy)
-    with DHT(contacts, start=True, host="127.0.0.1") as dht:
-        optimizer = Optimizer(
-            dht=dht, run_id="site", scheduler=schedule, offload_optimizer=False, grad_averager=None,
-            site=SiteHooks(companions=levels), **options,
-        )  # fmt: skip
-        levels.lead(optimizer)
-        with SiteLeader(commands, optimizer, net, levels, wants_to_stop=wants_to_stop) as leader:
-            try:
-                rank = Rank(net, leader, optimizer)
-                leader.load_state_from_peers()
-                _write_down(levels, rank)
-                yield rank
-            finally:
-                optimizer.shutdown()
-
-
-def _write_down(levels: Any, rank: Rank) -> None:
-    finish = levels.finish
-
-    def finish_and_note(verdict: Any) -> None:
-        rank.log.append([rank.batch, verdict.epoch, verdict.new_parameters])
-        finish(verdict)
-
-    rank.levels, levels.finish = levels, finish_and_note
 
 
 def done_over(

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from swarmcli.optim.state.training_state import TrainingState
+from swarmcli.optim.state.training_state import CapturedState, TrainingState
 from swarmcli.sites.commands import CommandFollower, LeaderCommands
 from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
 from swarmcli.sites.step_sync import SharedModel
+from swarmcli.state.distant import loaded
 
 
 class Counted(torch.optim.SGD):
@@ -60,6 +61,26 @@ def plain_state(kind: str = "adamw", *, seed: int = 0, shapes: Shapes = SHAPES, 
 
 
 @contextmanager
+def shared_out(
+    site: Site, net: Any, groups: list[dict[str, Any]], made: Any, settings: dict[str, Any]
+) -> Iterator[Any]:
+    """At rank 0 the optimizer; at the others their share, which follows until rank 0 has left the block."""
+    if site.rank:
+        share = ShareOfOptimizer(groups, made, site=site, **settings)
+        follower = CommandFollower(site, share.handlers)
+        follower.start()
+        yield share
+        follower.join()
+        return
+    commands = LeaderCommands(site)
+    try:
+        yield SiteOptimizer(groups, made, commands=commands, shared=SharedModel(site, net), **settings)
+    finally:
+        if commands.failed is None:
+            commands.close()
+
+
+@contextmanager
 def site_state(
     kind: str = "adamw",
     *,
@@ -70,25 +91,13 @@ def site_state(
     timeout: float = 10.0,
 ) -> Iterator[TrainingState | None]:
     """At rank 0 the state; None at the others, which follow commands until rank 0 has left the block."""
-    made, settings = OPTIMIZERS[kind]
-    site, net = Site.form(timeout=timeout), model(shapes, seed, odd)
-    if site.rank == 0:
-        commands = LeaderCommands(site)
-        optimizer = SiteOptimizer(groups(net), made, commands=commands, shared=SharedModel(site, net), **settings)
+    net = model(shapes, seed, odd)
+    with Site.form(timeout=timeout) as site, shared_out(site, net, groups(net), *OPTIMIZERS[kind]) as optimizer:
+        if site.rank:
+            yield None
+            return
         optimizer.statistics.spool = spool or optimizer.statistics.spool
-        try:
-            yield TrainingState("run", optimizer)
-        finally:
-            if commands.failed is None:
-                commands.close()
-            site.close()
-    else:
-        share = ShareOfOptimizer(groups(net), made, site=site, **settings)
-        follower = CommandFollower(site, share.handlers)
-        follower.start()
-        yield None
-        follower.join()
-        site.close()
+        yield TrainingState("run", optimizer)
 
 
 def advance(state: TrainingState, steps: int, seed: int = 1) -> None:
@@ -96,3 +105,14 @@ def advance(state: TrainingState, steps: int, seed: int = 1) -> None:
     for step in range(steps):
         gradients = [torch.randn(parameter.shape, generator=generator) for parameter in state.trained]
         state.step(gradients, state.position.after(bytes([step]) * 32, 10))
+
+
+def expect_equal(one: CapturedState, other: CapturedState) -> None:
+    """To the last bit, in the same order, as manifests of equal states are."""
+    assert one.metadata == other.metadata
+    assert list(one.metadata["numbers"]) == list(other.metadata["numbers"])
+    assert list(one.tensors) == list(other.tensors)
+    for name, tensor in one.tensors.items():
+        mine, theirs = loaded(tensor), loaded(other.tensors[name])
+        assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape), name
+        assert torch.equal(mine, theirs), name

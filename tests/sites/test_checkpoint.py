@@ -20,7 +20,7 @@ from swarmcli.sharding.zero.state import copied_to_cpu
 from swarmcli.training import CheckpointStore
 from tests.sharding.files.jobs import differing, whole
 from tests.sharding.processes import Worlds
-from tests.sharding.threads import in_threads
+from tests.sharding.threads import in_threads, ranks
 from tests.sites.site_training import Plan, Rank, site_rank, train, weights
 from tests.suites import soak
 
@@ -52,7 +52,7 @@ def store_of(rank: Rank) -> CheckpointStore:
 
 def save(rank: Rank) -> Path | None:
     """At rank 0, while the others wait in their next step; they write by command."""
-    if rank.optimizer is None or rank.commands is None or rank.shards is None:
+    if rank.commands is None or rank.shards is None:
         return None
     state = rank.optimizer.state_dict()
     rank.shards.copy()
@@ -95,66 +95,37 @@ def test_machines_with_homes_of_their_own_keep_their_parts(worlds: Worlds, tmp_p
     check_continued(worlds(4).run(run_site, 4, home, 3), first, 3)
 
 
-@pytest.mark.e2e
-def test_a_machine_that_lost_its_newest_part_costs_an_epoch(worlds: Worlds, tmp_path: Path) -> None:
-    home = str(tmp_path / "home-{rank}")
-    worlds(2).run(run_site, 2, home, 3)
-    # Files of another epoch in their place are no better than none.
-    newest, older = (tmp_path / f"home-1/site/epoch-{epoch:06d}/shards" for epoch in (3, 2))
-    for file in older.iterdir():
-        (newest / file.name).write_bytes(file.read_bytes())
-    undisturbed = worlds(2).run(run_site, 2, str(tmp_path / "other"), 2)
-    check_continued(worlds(2).run(run_site, 2, home, 2), undisturbed, 2)
-
-
-def run_and_kill(home: str, epochs: int) -> dict[str, Any]:
-    """Rank 1 dies in the middle of an epoch, after the save of the one before."""
-    with site_rank(plan(2, home, epochs)) as rank:
-        for _ in range(epochs):
+def run_and_kill(home: str, while_saving: bool) -> None:
+    """Rank 1 dies in its third epoch, or while it writes down what it has after it."""
+    with site_rank(plan(2, home, 3)) as rank:
+        for _ in range(2):
             train_an_epoch(rank, 2)
             save(rank)
         rank.site.meet()
+        if while_saving:
+            train_an_epoch(rank, 2)
         if rank.site.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+            if not while_saving:
+                die()
+            from swarmcli.files import durable
+
+            durable.os.fsync = die  # type: ignore[attr-defined]
+        save(rank)
         train_an_epoch(rank, 2)
-        return {}
 
 
 @pytest.mark.e2e
-def test_a_killed_rank_costs_the_epoch_under_way(worlds: Worlds, tmp_path: Path) -> None:
+@pytest.mark.parametrize("while_saving", [False, True])
+def test_a_killed_rank_costs_the_epoch_under_way(worlds: Worlds, tmp_path: Path, while_saving: bool) -> None:
     home = str(tmp_path / "home")
-    survivor, dead = worlds(2).outcomes(run_and_kill, home, 2)
+    survivor, dead = worlds(2).outcomes(run_and_kill, home, while_saving)
     assert "ended with -9" in str(dead.error)
     assert "SiteError" in str(survivor.error)
     again = worlds(2).run(run_site, 2, home, 2)
     assert {each["began"]["epoch"] for each in again} == {2}
     undisturbed = worlds(2).run(run_site, 2, str(tmp_path / "other"), 2)
     check_continued(again, undisturbed, 2)
-
-
-def run_and_die_while_saving(home: str) -> None:
-    with site_rank(plan(2, home, 3)) as rank:
-        for _ in range(2):
-            train_an_epoch(rank, 2)
-            save(rank)
-        train_an_epoch(rank, 2)
-        if rank.site.rank == 1:
-            from swarmcli.files import durable
-
-            durable.os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[attr-defined]
-        save(rank)
-        train_an_epoch(rank, 2)
-
-
-@pytest.mark.e2e
-def test_a_rank_killed_while_it_writes_leaves_the_epoch_before(worlds: Worlds, tmp_path: Path) -> None:
-    home = str(tmp_path / "home")
-    survivor, dead = worlds(2).outcomes(run_and_die_while_saving, home)
-    assert "ended with -9" in str(dead.error)
-    assert "SiteError" in str(survivor.error)
-    again = worlds(2).run(run_site, 2, home, 3)
-    assert {each["began"]["epoch"] for each in again} == {2}
-    assert names(tmp_path / "home/site") == ["epoch-000002", "epoch-000003"]
 
 
 def run_with_a_full_disk(home: str) -> list[Any]:
@@ -185,22 +156,20 @@ def test_a_full_disk_of_one_rank_costs_a_checkpoint_and_nothing_else(worlds: Wor
     assert names(home / "site") == ["epoch-000001", "epoch-000003"]
 
 
-def run_beside(home: str, epochs: int) -> None:
+@ranks(2)
+def test_checkpoints_beside_training_end_with_the_last_epoch(tmp_path: Path) -> None:
     """Saves in the background, as roles do."""
-    with site_rank(plan(2, home, epochs)) as rank:
-        if rank.optimizer is None or rank.commands is None or rank.shards is None:
+    home, epochs = tmp_path / "home", 4
+    with site_rank(plan(2, str(home), epochs)) as rank:
+        if rank.commands is None or rank.shards is None:
             train(rank.steps, rank.net, rank.site.rank, 4, epochs=epochs, turns=2)
             return
         with BackgroundCheckpoints(store_of(rank), rank.net, rank.optimizer, 1, shards=rank.shards) as saver:
             while rank.steps.local_epoch < epochs:
                 train_an_epoch(rank, 2)
                 saver.look()
-
-
-def test_checkpoints_beside_training_end_with_the_last_epoch(tmp_path: Path) -> None:
-    in_threads(2, run_beside, str(tmp_path / "home"), 5)
-    assert names(tmp_path / "home/site")[-1] == "epoch-000005"
-    assert len(names(tmp_path / "home/site")) == 2
+        assert names(home / "site")[-1] == "epoch-000004"
+        assert len(names(home / "site")) == 2
 
 
 def run_with_a_slow_disk(home: str) -> dict[str, Any]:
@@ -218,7 +187,7 @@ def run_with_a_slow_disk(home: str) -> dict[str, Any]:
             over.set()
             return {}
         with ThreadPoolExecutor(1) as pool:
-            assert rank.optimizer is not None and rank.commands is not None and rank.shards is not None
+            assert rank.commands is not None and rank.shards is not None
             state, net = rank.optimizer.state_dict(), copy.deepcopy(rank.net)
             rank.shards.copy()
             writing = pool.submit(store_of(rank).write, net, state, 1, shards=rank.shards)

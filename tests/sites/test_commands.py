@@ -62,31 +62,30 @@ class Worker:
         raise RuntimeError("the disk is full")
 
 
-def give_commands() -> list[int]:
+@ranks(3)
+def test_all_ranks_carry_out_orders_in_their_order() -> None:
     with Site.form(timeout=10) as site:
         if site.rank:
             worker = Worker(site)
             worker.follower.join()
-            return worker.done
+            assert worker.done == [1, 2, 3]
+            return
         commands = LeaderCommands(site)
         totals = [commands.run(AddUp(factor), lambda: summed(site, 0)) for factor in (1, 2, 3)]
         commands.close()
-        commands.close()
         with pytest.raises(SiteError, match="told to end"):
             commands.run(AddUp(1))
-        return totals
+        assert totals == [3, 6, 9]
 
 
-def test_all_ranks_carry_out_orders_in_their_order() -> None:
-    assert in_threads(3, give_commands) == [[3, 6, 9], [1, 2, 3], [1, 2, 3]]
-
-
-def command_from_threads() -> list[int]:
+@ranks(2)
+def test_orders_of_several_threads_do_not_mix() -> None:
     with Site.form(timeout=10) as site:
         if site.rank:
             worker = Worker(site)
             worker.follower.join()
-            return sorted(worker.done)
+            assert sorted(worker.done) == list(range(20))
+            return
         commands, totals = LeaderCommands(site), list[int]()
 
         def run(factor: int) -> None:
@@ -98,11 +97,7 @@ def command_from_threads() -> list[int]:
         for thread in threads:
             thread.join()
         commands.close()
-        return sorted(totals)
-
-
-def test_orders_of_several_threads_do_not_mix() -> None:
-    assert in_threads(2, command_from_threads) == [list(range(20))] * 2
+        assert sorted(totals) == list(range(20))
 
 
 def fail_in(kind: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from swarmcli.sites.gradients import LeaderSums, MemberSums
 from swarmcli.sites.site import Site
 from swarmcli.sites.steps import SiteLeader, SiteMember
 from tests.sharding.processes import Worlds
-from tests.sharding.threads import in_threads
+from tests.sharding.threads import in_threads, ranks
 
 
 class Ask(Command, frozen=True):
@@ -112,7 +112,9 @@ class Trainer:
         return torch.cat([each.double().flatten() for each in state])
 
 
-def train_until_one_stops(who: int) -> list[Any]:
+@pytest.mark.parametrize("who", [0, 2])
+@ranks(3)
+def test_all_stop_after_the_same_step_whoever_wants_to(who: int) -> None:
     trainer = Trainer()
     with trainer.steps:
         taken = 0
@@ -121,40 +123,30 @@ def train_until_one_stops(who: int) -> list[Any]:
                 trainer.wants_to_stop.set()
             trainer.step()
             taken += 1
-        return [taken, trainer.steps.local_epoch]
+        assert (taken, trainer.steps.local_epoch) == (6, 2)
 
 
-@pytest.mark.parametrize("who", [0, 2])
-def test_all_stop_after_the_same_step_whoever_wants_to(who: int) -> None:
-    assert in_threads(3, train_until_one_stops, who) == [[6, 2]] * 3
-
-
-def train_until_the_data_ends(lengths: Sequence[int]) -> list[Any]:
+@pytest.mark.parametrize(
+    ("lengths", "batches"), [((2, 4), [2, 2, 1, 1, 0]), ((3, 1), [2, 1, 1, 0]), ((2, 2), [2, 2, 0])], ids=str
+)
+@ranks(2)
+def test_a_rank_without_data_stays_until_all_are(lengths: tuple[int, ...], batches: list[int]) -> None:
     trainer = Trainer()
     with trainer.steps:
         for _ in range(lengths[trainer.rank]):
             trainer.step()
         trainer.steps.drain()
         assert trainer.steps.stopped.is_set()
-        return [trainer.steps.local_epoch, trainer.swarm and trainer.swarm.batches]
+        assert trainer.steps.local_epoch == 0
+        assert trainer.swarm is None or trainer.swarm.batches == batches
 
 
-@pytest.mark.parametrize(
-    ("lengths", "batches"), [((2, 4), [2, 2, 1, 1, 0]), ((3, 1), [2, 1, 1, 0]), ((2, 2), [2, 2, 0])], ids=str
-)
-def test_a_rank_without_data_stays_until_all_are(lengths: tuple[int, ...], batches: list[int]) -> None:
-    assert in_threads(2, train_until_the_data_ends, lengths) == [[0, batches], [0, None]]
-
-
-def see_losses() -> list[tuple[float, int]]:
+@ranks(2)
+def test_the_swarm_sees_the_mean_loss_of_all_samples() -> None:
     trainer = Trainer()
     with trainer.steps:
         trainer.step(3 if trainer.rank == 0 else 1)
-        return trainer.swarm.losses if trainer.swarm else []
-
-
-def test_the_swarm_sees_the_mean_loss_of_all_samples() -> None:
-    assert in_threads(2, see_losses) == [[(0.25, 4)], []]
+        assert trainer.swarm is None or trainer.swarm.losses == [(0.25, 4)]
 
 
 def train_a_model_with_buffers() -> list[torch.Tensor]:
@@ -181,32 +173,29 @@ def test_after_each_epoch_all_have_the_parameters_and_buffers_of_rank_0() -> Non
     assert not torch.equal(first[0], first[1])
 
 
-def end_without_the_other() -> list[str]:
+@ranks(2)
+def test_the_end_of_training_survives_a_rank_that_has_gone_already() -> None:
     """Rank 1 does not stay for its commands."""
     trainer = Trainer()
     if trainer.rank:
         trainer.site.close(broken=True)
         dist.barrier()
-        return []
+        return
     warnings: list[str] = []
     monkey = pytest.MonkeyPatch()
     monkey.setattr(steps.logger, "warning", lambda text, error: warnings.append(str(error)))
     dist.barrier()
     trainer.steps.close()
     monkey.undo()
-    return warnings
+    assert len(warnings) == 1 and warnings[0].startswith("rank 1 is gone")
 
 
-def test_the_end_of_training_survives_a_rank_that_has_gone_already() -> None:
-    warnings, _ = in_threads(2, end_without_the_other)
-    assert len(warnings) == 1
-    assert warnings[0].startswith("rank 1 is gone")
-
-
-def fail_and_stay(who: int) -> str:
+@pytest.mark.parametrize("who", [0, 1])
+@ranks(3)
+def test_a_rank_that_fails_keeps_nobody_waiting_even_if_it_lives_on(who: int) -> None:
     """Rank `who` fails in a step, and goes on to live."""
     trainer = Trainer(seconds=1000.0)
-    with pytest.raises((SiteError, KeyError)) as failed, trainer.steps:
+    with pytest.raises(KeyError if trainer.rank == who else SiteError), trainer.steps:
         trainer.step()
         if trainer.rank == who:
             trainer.fail()
@@ -214,13 +203,6 @@ def fail_and_stay(who: int) -> str:
             trainer.step()
         finally:
             dist.barrier()  # of the world, which no site breaks
-    return type(failed.value).__name__
-
-
-@pytest.mark.parametrize("who", [0, 1])
-def test_a_rank_that_fails_keeps_nobody_waiting_even_if_it_lives_on(who: int) -> None:
-    kinds = in_threads(3, fail_and_stay, who)
-    assert kinds == ["KeyError" if rank == who else "SiteError" for rank in range(3)]
 
 
 def fail_in_a_step(who: int, how: str) -> str:
@@ -267,9 +249,7 @@ ENDS = [
     (1, "late", "rank 1 is gone, or sent nothing within 0.5 s: Timed out"),
     (1, "command raises", "rank 1 is gone"),
     (1, "command dies", "rank 1 is gone"),
-    (2, "command dies", "rank 2 is gone"),
     (1, "gather dies", "the gradients of this site did not come together"),
-    (2, "gather dies", "the gradients of this site did not come together"),
     (0, "gather dies", ""),
     (0, "dies", ""),
     (0, "raises", ""),

@@ -11,11 +11,10 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.errors import SiteError
-from swarmcli.sites.commands import CommandFollower, LeaderCommands
-from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
 from swarmcli.sites.step_sync import SharedModel, StepVerdict
-from tests.sharding.threads import in_threads
+from tests.sharding.threads import in_threads, ranks
+from tests.sites.site_state import shared_out
 
 SHAPES = [(6, 4), (5,), (3, 3), (2,), (7,)]
 
@@ -64,21 +63,8 @@ def plain_steps(kind: str, steps: Callable[[Any, torch.nn.ParameterList], Any]) 
 @contextmanager
 def site_optimizer(kind: str, model: torch.nn.ParameterList) -> Iterator[tuple[Site, Any]]:
     """At rank 0 the optimizer; at the others their share, which follows until rank 0 has left the block."""
-    made, settings = OPTIMIZERS[kind]
-    with Site.form(timeout=100.0) as site:
-        if site.rank:
-            share = ShareOfOptimizer(groups(model), made, site=site, **settings)
-            follower = CommandFollower(site, share.handlers)
-            follower.start()
-            yield site, share
-            follower.join()
-            return
-        commands, shared = LeaderCommands(site), SharedModel(site, model)
-        optimizer = SiteOptimizer(groups(model), made, commands=commands, shared=shared, **settings)
-        try:
-            yield site, optimizer
-        finally:
-            commands.close()
+    with Site.form(timeout=100.0) as site, shared_out(site, model, groups(model), *OPTIMIZERS[kind]) as optimizer:
+        yield site, optimizer
 
 
 def all_settings_change(optimizer: Any, model: torch.nn.ParameterList) -> None:
@@ -138,11 +124,12 @@ def test_what_rank_0_has_written_to_its_parameters_is_what_all_step_from() -> No
         assert all(torch.equal(one, other.detach()) for one, other in zip(parameters, expected, strict=True))
 
 
-def look_at_the_state() -> list[Any]:
+@ranks(2)
+def test_the_state_dict_has_all_settings_and_the_own_share() -> None:
     model = net()
     with site_optimizer("adam", model) as (site, optimizer):
         if site.rank:
-            return []
+            return
         give_gradients(model, 0)
         optimizer.step()
         saved = optimizer.state_dict()
@@ -157,11 +144,8 @@ def look_at_the_state() -> list[Any]:
         give_gradients(model, 1)
         optimizer.step()  # with what has been loaded
         assert optimizer.param_groups is optimizer.zero.param_groups
-        return [own == kept, len(own) < len(SHAPES), optimizer.param_groups[0]["lr"]]
-
-
-def test_the_state_dict_has_all_settings_and_the_own_share() -> None:
-    assert in_threads(2, look_at_the_state) == [[True, True, 0.1], []]
+        assert own == kept and len(own) < len(SHAPES)
+        assert optimizer.param_groups[0]["lr"] == 0.1
 
 
 def a_share_that_fails() -> str:
@@ -183,7 +167,8 @@ def test_a_share_that_cannot_be_stepped_ends_the_site() -> None:
     assert any(each.startswith("owner: ") and "not this one" in each for each in said)
 
 
-def equal_only_after_a_transfer() -> list[bool]:
+@ranks(2)
+def test_when_a_model_counts_as_equal_at_all_ranks() -> None:
     model = net(seed=dist.get_rank())
     with Site.form(timeout=10) as site:
         shared = SharedModel(site, model)
@@ -197,8 +182,4 @@ def equal_only_after_a_transfer() -> list[bool]:
         shared.note_equal()
         seen += [shared.equal, shared.written]
         shared.transfer(StepVerdict(0))
-        return [*seen, shared.equal]
-
-
-def test_when_a_model_counts_as_equal_at_all_ranks() -> None:
-    assert in_threads(2, equal_only_after_a_transfer) == [[False, True, False, False, True, True, False, False]] * 2
+        assert [*seen, shared.equal] == [False, True, False, False, True, True, False, False]

@@ -16,25 +16,22 @@ from swarmcli.sharding.transfer import SIZES
 from swarmcli.sites.links import receive_message, receive_tensors, send_message, send_tensors, sever
 from swarmcli.sites.site import Site
 from tests.sharding.processes import Worlds
-from tests.sharding.threads import in_threads, ranks
+from tests.sharding.threads import ranks
 
-LARGE = 3 << 20
+LARGE = 1 << 20
 
 
-def tell_each_other() -> list[bytes]:
+@ranks(3)
+def test_all_hear_what_rank_0_says() -> None:
     with Site.form(timeout=10) as site:
         site.meet()
         assert site.any(site.rank == 1) and not site.any(False)
-        heard = [site.share(bytes, b"a name" if site.rank == 0 else b""), site.share(bytes, b"")]
+        assert site.share(bytes, b"a name" if site.rank == 0 else b"") == b"a name"
+        assert site.share(bytes, b"") == b""
         if site.rank == 1:
             send_message(site.commands, bytes(LARGE), 0)
         if site.rank == 0:
-            heard.append(receive_message(bytes, site.commands, 1)[:2])
-        return heard
-
-
-def test_all_hear_what_rank_0_says() -> None:
-    assert in_threads(3, tell_each_other) == [[b"a name", b"", b"\0\0"], [b"a name", b""], [b"a name", b""]]
+            assert receive_message(bytes, site.commands, 1) == bytes(LARGE)
 
 
 def form_from_the_environment() -> list[int]:
@@ -128,39 +125,28 @@ def test_breaking_off_after_the_end_does_nothing(worlds: Worlds, grouped: bool) 
     worlds(2, grouped=grouped).run(sever_what_is_gone)
 
 
-def come_late(who: int) -> list[int]:
+@pytest.mark.parametrize("who", [0, 1])
+@ranks(2)
+def test_a_site_that_forms_has_patience(who: int) -> None:
     """Rank `who` takes several times the site's timeout before it meets the others."""
     with Site.form(timeout=0.1) as site:
         if site.rank == who:
             with pytest.raises(SiteError):  # takes half a second
                 receive_tensors(site.commands, [torch.empty(1)], 1 - who, timedelta(seconds=0.5))
-        heard = site.share(bytes, b"still here")
+        assert site.share(bytes, b"still here") == b"still here"
         site.meet()
-        return list(heard)
 
 
-@pytest.mark.parametrize("who", [0, 1])
-def test_a_site_that_forms_has_patience(who: int) -> None:
-    assert in_threads(2, come_late, who) == [list(b"still here")] * 2
-
-
-def wait_for_rank_0() -> str:
+@ranks(2)
+def test_rank_0_is_waited_for_as_long_as_it_lives_and_waits_for_others_up_to_the_timeout() -> None:
     """The timeout is for the others. A send to rank 0 waits for it as a receive does; one from rank 0 has a limit."""
     with Site.form(timeout=0.1) as site:
-        error = ""
         if site.rank == 0:
-            with pytest.raises(SiteError) as failed:
+            with pytest.raises(SiteError, match="rank 1 is gone, or does not take what it is sent: Timed out"):
                 send_tensors(site.commands, [torch.ones(1)], 1)
-            error = str(failed.value)
             receive_tensors(site.pace, [torch.empty(1)], 1)
         else:
             send_tensors(site.pace, [torch.ones(1)], 0)
-        return error
-
-
-def test_rank_0_is_waited_for_as_long_as_it_lives_and_waits_for_others_up_to_the_timeout() -> None:
-    error, _ = in_threads(2, wait_for_rank_0)
-    assert error.startswith("rank 1 is gone, or does not take what it is sent: Timed out")
 
 
 @ranks(2)

@@ -6,9 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +24,6 @@ from swarmcli.optim import Optimizer
 from swarmcli.optim.modes.base import StateOptions
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.peers.state_exchange import StateExchange
-from swarmcli.optim.state.lineage import hash_tensors
 from swarmcli.optim.state.replica import InPlace, Replica
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
 from swarmcli.sites.links import receive_tensors
@@ -35,7 +32,7 @@ from swarmcli.state.distant import DistantTensor, loaded
 from swarmcli.state.snapshot import PinnedState
 from tests.sharding.processes import Worlds
 from tests.sharding.threads import in_threads, ranks
-from tests.sites.site_state import advance, plain_state, site_state
+from tests.sites.site_state import advance, expect_equal, plain_state, site_state
 from tests.sites.site_training import OPTIMIZERS, TIGHT, Plan, in_thread, model, schedule, site_rank, train, weights
 from tests.suites import soak
 
@@ -89,20 +86,13 @@ async def peers(*states: TrainingState, **options: CompressionBase) -> AsyncIter
             await peer.endpoint.close()
 
 
-def expect_equal(one: CapturedState, other: CapturedState) -> None:
-    assert one.metadata == other.metadata
-    assert list(one.tensors) == list(other.tensors)
-    for name, tensor in one.tensors.items():
-        assert torch.equal(loaded(tensor), loaded(other.tensors[name])), name
-
-
 @pytest.mark.parametrize("kind", ["adafactor", *soak(["adamw", "averaged"])])
 @ranks(2)
 def test_from_a_site_to_a_plain_peer_and_back(kind: str) -> None:
-    with site_state(kind, shapes=LARGE) as site:
+    with site_state(kind) as site:
         if site is None:
             return
-        newcomer, returning = plain_state(kind, seed=3, shapes=LARGE), plain_state(kind, seed=4, shapes=LARGE)
+        newcomer, returning = plain_state(kind, seed=3), plain_state(kind, seed=4)
 
         async def main() -> None:
             async with peers(site, newcomer, returning) as (at_site, first, second):
@@ -166,10 +156,10 @@ def test_several_downloads_at_once_while_the_site_trains_on(worlds: Worlds) -> N
 
 @ranks(2)
 def test_a_site_and_a_plain_peer_give_parts_of_one_state() -> None:
-    with site_state("adamw", shapes=LARGE) as site:
+    with site_state("adamw") as site:
         if site is None:
             return
-        twin, newcomer = plain_state("adamw", shapes=LARGE), plain_state("adamw", seed=3, shapes=LARGE)
+        twin, newcomer = plain_state("adamw"), plain_state("adamw", seed=3)
         for state in (site, twin):
             advance(state, 3)
 
@@ -185,10 +175,10 @@ def test_a_site_and_a_plain_peer_give_parts_of_one_state() -> None:
 
 
 def lossy() -> None:
-    with site_state("adamw", shapes=LARGE) as site:
+    with site_state("adamw") as site:
         if site is None:
             return
-        donor, newcomer = plain_state("adamw", shapes=LARGE), plain_state("adamw", seed=3, shapes=LARGE)
+        donor, newcomer = plain_state("adamw"), plain_state("adamw", seed=3)
         advance(donor, 3)
 
         async def main() -> None:
@@ -270,59 +260,6 @@ def lose_a_rank(silently: bool) -> list[str]:
 def test_a_rank_that_is_lost_ends_the_download_by_name(worlds: Worlds, silently: bool) -> None:
     survivor, _ = worlds(2, grouped=False).outcomes(lose_a_rank, silently)
     assert survivor.error is None and "cannot be read" in survivor.value[0] and "rank 1" in survivor.value[0]
-
-
-def donate(meeting: str) -> bytes | None:
-    """Serves its state until the other site has it; returns its digest."""
-    with site_state("adamw", shapes=LARGE) as site:
-        if site is None:
-            return None
-        advance(site, 3)
-
-        async def main() -> None:
-            async with peers(site) as (donor,):
-                address = f"{donor.endpoint.addresses[0]}/{donor.endpoint.peer_id.text}"
-                await asyncio.to_thread(Path(meeting, "address").write_text, address)
-                await asyncio.to_thread(Path(meeting, "done").read_text)
-
-        asyncio.run(main())
-        advance(site, 2, seed=5)
-        return _digest(site)
-
-
-def follow(meeting: str) -> bytes | None:
-    """The site that downloads it, through a file in the same place."""
-    with site_state("adamw", seed=3, shapes=LARGE, spool=Path(meeting)) as site:
-        if site is None:
-            return None
-        like = plain_state("adamw", shapes=LARGE)
-        advance(like, 3)
-
-        async def main() -> None:
-            async with peers(site) as (newcomer,):
-                address = await asyncio.to_thread(Path(meeting, "address").read_text)
-                donor = await newcomer.endpoint.connect(address, timeout=10)
-                await newcomer.take_over_from(like, [donor])
-                await asyncio.to_thread(Path(meeting, "done").write_text, "done")
-
-        asyncio.run(main())
-        expect_equal(like.capture(), site.capture())
-        advance(site, 2, seed=5)
-        return _digest(site)
-
-
-def _digest(state: TrainingState) -> bytes:
-    return hash_tensors(loaded(tensor) for tensor in state.capture().tensors.values())
-
-
-@pytest.mark.e2e
-def test_from_a_site_of_two_to_a_site_of_four(worlds: Worlds, tmp_path: Path) -> None:
-    for name in ("address", "done"):
-        os.mkfifo(tmp_path / name)
-    with ThreadPoolExecutor() as executor:
-        two = executor.submit(worlds(2).run, donate, str(tmp_path))
-        four = executor.submit(worlds(4).run, follow, str(tmp_path))
-        assert two.result()[0] == four.result()[0] is not None
 
 
 def join_a_site_late() -> list[Any]:

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import gc
-import os
-import signal
 
 import pytest
 import torch
 
 from swarmcli.compression import TensorDescriptor
-from swarmcli.errors import SiteError
 from swarmcli.optim.state.training_state import CapturedState
 from swarmcli.sites import statistics as statistics_module
-from swarmcli.state import distant
-from swarmcli.state.distant import DistantTensor, loaded
+from swarmcli.state.distant import DistantTensor
 from tests.sharding.processes import Worlds
 from tests.sharding.threads import in_threads, ranks
-from tests.sites.site_state import advance, plain_state, site_state
+from tests.sites.site_state import advance, expect_equal, plain_state, site_state
 from tests.suites import soak
-
-
-def expect_equal(one: CapturedState, other: CapturedState) -> None:
-    """To the last bit, in the same order, as manifests of equal states are."""
-    assert one.metadata == other.metadata
-    assert list(one.metadata["numbers"]) == list(other.metadata["numbers"])
-    assert list(one.tensors) == list(other.tensors)
-    for name, tensor in one.tensors.items():
-        mine, theirs = loaded(tensor), loaded(other.tensors[name])
-        assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape), name
-        assert torch.equal(mine, theirs), name
 
 
 @pytest.mark.parametrize("kind", ["amsgrad", *soak(["adamw", "adafactor", "counted", "averaged"])])
@@ -177,27 +162,3 @@ def release() -> list[int]:
 def test_the_ranks_let_go_of_copies_when_nobody_reads_them_any_more(worlds: Worlds) -> None:
     _, held = worlds(2).run(release)
     assert held == [0, 1, 1, 0]
-
-
-@pytest.mark.soak
-@ranks(2)
-def test_pieces_have_a_bound() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(statistics_module, "PIECE", 4096)
-        patch.setattr(distant, "PIECE", 4096)
-        replace("adamw", 2, 1)
-
-
-def lose_a_rank() -> str:
-    with pytest.raises(SiteError) as lost, site_state("adamw", timeout=5.0) as state:
-        if state is None:
-            os.kill(os.getpid(), signal.SIGKILL)
-        assert state is not None
-        state.capture()
-    return str(lost.value)
-
-
-@pytest.mark.e2e
-def test_a_lost_rank_is_a_named_error(worlds: Worlds) -> None:
-    survivor, _ = worlds(2, grouped=False).outcomes(lose_a_rank)
-    assert "rank 1" in str(survivor.value), survivor.error

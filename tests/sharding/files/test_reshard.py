@@ -16,7 +16,7 @@ from swarmcli.errors import CheckpointError
 from swarmcli.sharding import transfer
 from swarmcli.sharding.files.reshard import Move, plan_moves, reshard
 from tests.sharding.files.jobs import differing, plain
-from tests.sharding.threads import in_threads
+from tests.sharding.threads import in_threads, ranks
 
 SIZES = st.lists(st.integers(0, 1000), min_size=1, max_size=40)
 
@@ -82,12 +82,6 @@ def pass_on(check: str | None) -> dict[str, Any]:
         return plain(reshard(held, [4, 9] if rank == 1 else [], dist.group.WORLD, check=refuse))
 
 
-def refuse_to_pass_on() -> str:
-    with pytest.raises(CheckpointError) as caught:
-        pass_on("it is damaged")
-    return str(caught.value)
-
-
 def test_state_of_every_kind_arrives_in_pieces() -> None:
     nothing, received = in_threads(2, pass_on, None)
     assert nothing == {}
@@ -96,16 +90,13 @@ def test_state_of_every_kind_arrives_in_pieces() -> None:
     assert differing(received, {4: {key: value for key, value in ODD.items() if key != "pair"}, 9: {}}) == []
 
 
+@ranks(2)
 def test_a_problem_of_the_sender_is_raised_at_all_ranks_before_anything_moves() -> None:
-    assert in_threads(2, refuse_to_pass_on) == ["it is damaged", "it is damaged"]
+    with pytest.raises(CheckpointError, match="it is damaged"):
+        pass_on("it is damaged")
 
 
-def leave_state_without_an_owner() -> str:
-    with pytest.raises(ValueError) as caught:
-        reshard({4: ODD} if dist.get_rank() == 0 else {}, [], dist.group.WORLD)
-    return str(caught.value)
-
-
+@ranks(2)
 def test_state_that_nobody_would_own_is_refused_at_all_ranks() -> None:
-    for text in in_threads(2, leave_state_without_an_owner):
-        assert text == "there is state of parameters [4], which no rank of the new layout owns"
+    with pytest.raises(ValueError, match=r"there is state of parameters \[4\], which no rank of the new layout owns"):
+        reshard({4: ODD} if dist.get_rank() == 0 else {}, [], dist.group.WORLD)

@@ -53,12 +53,6 @@ def test_names_that_look_like_others_are_kept_apart(tmp_path: Path) -> None:
         assert [float(found["a"][0]), float(found["a/0"]), float(found["a/"][0]), float(found["a//0"])] == [0, 1, 2, 3]
 
 
-def test_a_value_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="0/hook is a builtin"):
-        write_shard(tmp_path, 0, {0: {"hook": print}})
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_each_flipped_bit_of_the_tensors_is_noticed_where_it_lies(tmp_path: Path) -> None:
     record = write_shard(tmp_path, 0, STATE)
     file = shard_file(tmp_path, 0)
@@ -70,6 +64,17 @@ def test_each_flipped_bit_of_the_tensors_is_noticed_where_it_lies(tmp_path: Path
         shard.check_content([10, 11])
         with pytest.raises(CheckpointError, match=rf"{file} is damaged: 3/exp_avg is not what was written"):
             shard.check_content([3])
+
+
+def test_a_file_that_is_not_the_recorded_one_is_refused(tmp_path: Path) -> None:
+    record = write_shard(tmp_path, 0, STATE)
+    with pytest.raises(CheckpointError, match="is not of the 1 bytes that were written"):
+        Shard(tmp_path, msgspec.structs.replace(record, nbytes=1))
+    with Shard(tmp_path, record) as shard, pytest.raises(CheckpointError, match="state of parameter 3 of only 2"):
+        shard.check_fit(2)
+    write_shard(tmp_path, 0, STATE)
+    with pytest.raises(CheckpointError, match=f"{shard_file(tmp_path, 0)} belongs to another save"):
+        Shard(tmp_path, record)
 
 
 def test_tensors_of_other_forms_than_described_are_refused(tmp_path: Path) -> None:
@@ -85,21 +90,9 @@ def test_tensors_of_other_forms_than_described_are_refused(tmp_path: Path) -> No
         Shard(tmp_path, msgspec.structs.replace(record, nbytes=file.stat().st_size))
 
 
-def test_a_file_of_another_length_than_recorded_is_refused(tmp_path: Path) -> None:
-    record = write_shard(tmp_path, 0, STATE)
-    with pytest.raises(CheckpointError, match="is not of the 1 bytes that were written"):
-        Shard(tmp_path, msgspec.structs.replace(record, nbytes=1))
-
-
-def test_state_of_parameters_that_are_not_there_is_refused(tmp_path: Path) -> None:
-    record = write_shard(tmp_path, 0, STATE)
-    with Shard(tmp_path, record) as shard, pytest.raises(CheckpointError, match="state of parameter 3 of only 2"):
-        shard.check_fit(2)
-
-
-@pytest.mark.parametrize("odd", [2**64, "\ud800", np.float64(2.0)], ids=["int", "text", "numpy"])
+@pytest.mark.parametrize("odd", [print, 2**64, "\ud800", np.float64(2.0)], ids=["code", "int", "text", "numpy"])
 def test_what_could_not_be_read_again_is_named_and_leaves_nothing(tmp_path: Path, odd: Any) -> None:
-    with pytest.raises(TypeError, match="7/seed cannot be written"):
+    with pytest.raises(TypeError, match="7/seed"):
         write_shard(tmp_path, 0, {7: {"seed": [odd]}})
     with pytest.raises(TypeError, match=r"state\[7\] has the key 5, a int: only texts"):
         write_shard(tmp_path, 0, {7: {5: 1.0}})  # type: ignore[dict-item]
@@ -108,13 +101,6 @@ def test_what_could_not_be_read_again_is_named_and_leaves_nothing(tmp_path: Path
     with pytest.raises(TypeError, match="7/seed cannot be written: it is nested too deeply"):
         write_shard(tmp_path, 0, {7: {"seed": within_itself}})
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_file_of_another_save_is_refused(tmp_path: Path) -> None:
-    record = write_shard(tmp_path, 0, STATE)
-    write_shard(tmp_path, 0, STATE)
-    with pytest.raises(CheckpointError, match=f"{shard_file(tmp_path, 0)} belongs to another save"):
-        Shard(tmp_path, record)
 
 
 TENSORS = st.builds(

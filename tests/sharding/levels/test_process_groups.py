@@ -105,14 +105,15 @@ def test_torchs_optimizer_takes_it() -> None:
     assert wrapped[0][1].averager.step == 4
 
 
-def in_a_part() -> list[Any]:
+@ranks(4)
+def test_a_part_of_the_processes() -> None:
     """Two halves of a world have hierarchies of their own; nobody else has to be there when groups are made."""
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     rank = dist.get_rank()
     param = torch.nn.Parameter(torch.tensor([float(rank)]))
     param.grad = torch.zeros(1)
-    results = []
     if rank >= 2:
+        results = []
         with HierarchicalModelAverager({1: 1, 2: 2}, process_group=halves[1]) as averager:
             for _ in range(2):
                 average = averager.average_parameters([param])
@@ -120,15 +121,8 @@ def in_a_part() -> list[Any]:
                 results += [average.step, average.level, average.group, average.members, param.item()]
         with pytest.raises(ValueError, match=f"rank {rank}\\) is a member of"):
             HierarchicalModelAverager({2: 2}, process_group=halves[0])
+        assert results == [0, 1, "ranks 2, 3", 2, 2.5, 1, 0, f"ranks {rank}", 1, 2.5]
     dist.barrier()
-    return results
-
-
-def test_a_part_of_the_processes() -> None:
-    results = in_threads(4, in_a_part)
-    assert results[0] == results[1] == []
-    assert results[2] == [0, 1, "ranks 2, 3", 2, 2.5, 1, 0, "ranks 2", 1, 2.5]
-    assert results[3] == [0, 1, "ranks 2, 3", 2, 2.5, 1, 0, "ranks 3", 1, 2.5]
 
 
 @ranks(2)
@@ -153,7 +147,8 @@ def test_without_process_groups() -> None:
         HierarchicalModelAverager({2: 2})
 
 
-def other_parameters() -> list[Any]:
+@ranks(2)
+def test_unlike_gradients_are_named_and_nothing_has_changed() -> None:
     rank = dist.get_rank()
     params = [torch.nn.Parameter(torch.full((2,), float(rank))) for _ in range(3)]
     for param in params[: 3 - rank]:
@@ -163,21 +158,15 @@ def other_parameters() -> list[Any]:
         ValueError, match=f"ranks 0, 1 do not .*: {3 - rank} have a gradient here, between 2 and 3 else"
     ):
         averager.average_parameters(params)
-    before = [param.tolist() for param in params], averager.step
+    assert [param.tolist() for param in params] == [[float(rank)] * 2] * 3 and averager.step == 0
     params[2].grad = None
     averager.average_parameters(params)
-    return [*before, [param.tolist() for param in params], averager.step]
+    assert [param.tolist() for param in params] == [[0.5, 0.5], [0.5, 0.5], [float(rank)] * 2]
+    assert averager.step == 1
 
 
-def test_unlike_gradients_are_named_and_nothing_has_changed() -> None:
-    for rank, (values, step, later, later_step) in enumerate(in_threads(2, other_parameters)):
-        assert values == [[float(rank)] * 2] * 3
-        assert step == 0
-        assert later == [[0.5, 0.5], [0.5, 0.5], [float(rank)] * 2]
-        assert later_step == 1
-
-
-def gradients_in_other_parameters() -> list[list[float]]:
+@ranks(2)
+def test_parameters_of_equal_shapes_are_told_apart() -> None:
     """Each rank reaches another of two layers of equal shapes."""
     rank = dist.get_rank()
     params = [torch.nn.Parameter(torch.full((2,), value + rank)) for value in (1.0, 100.0)]
@@ -185,12 +174,7 @@ def gradients_in_other_parameters() -> list[list[float]]:
     averager = HierarchicalModelAverager({2: 2})
     with pytest.raises(ValueError, match=r"ranks 0, 1 do not .*: 1 have a gradient here, 1, but other ones, elsewhere"):
         averager.average_parameters(params)
-    return [param.tolist() for param in params]
-
-
-def test_parameters_of_equal_shapes_are_told_apart() -> None:
-    for rank, values in enumerate(in_threads(2, gradients_in_other_parameters)):
-        assert values == [[1.0 + rank] * 2, [100.0 + rank] * 2]
+    assert [param.tolist() for param in params] == [[1.0 + rank] * 2, [100.0 + rank] * 2]
 
 
 def lose_a_process() -> list[Any]:

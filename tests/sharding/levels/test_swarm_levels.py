@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from random import Random
 from typing import Any
 
 import pytest
@@ -160,25 +159,6 @@ async def test_a_newcomer_meets_the_one_who_waits(swarm: Swarm) -> None:
     assert newcomer.value == 3.0
     assert groups_of([await newcomer.average(), await waiting]) == [("everyone", 2)] * 2
     assert groups_of(await swarm.average()) == [("here", 2)] * 2
-
-
-@pytest.mark.soak
-@in_swarm(22)
-async def test_peers_of_unlike_speed_keep_meeting(swarm: Swarm) -> None:
-    """Each trains for as long as it takes, and nobody waits for more than 5 seconds."""
-
-    async def train(peer: Peer, random: Random, seconds: float) -> list[LevelAverage]:
-        found = []
-        for _ in range(7):
-            await asyncio.sleep(seconds * random.uniform(0.8, 1.2))
-            average = await peer.average()
-            found += [] if average is None else [average]
-        return found
-
-    peers = [await swarm.add({1: 8, 2: 8, 4: 8}, "a/b") for _ in range(4)]
-    results = await asyncio.gather(*(train(p, Random(n), 4.0 + n / 2) for n, p in enumerate(peers)))
-    for averages in results:
-        assert sum(average.averaged for average in averages) >= 4
 
 
 @in_swarm(23)

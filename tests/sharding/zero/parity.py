@@ -42,6 +42,12 @@ def set_gradients(parameters: Sequence[torch.Tensor], step: int) -> None:
         parameter.grad = gradient if parameter.requires_grad else None
 
 
+def trained(optimizer: Any, parameters: Sequence[torch.Tensor], steps: range) -> None:
+    for step in steps:
+        set_gradients(parameters, step)
+        optimizer.step()
+
+
 def makers(name: str, **arguments: Any) -> dict[str, Maker]:
     """Ours, torch's and the unsharded one; the arguments are for the two sharded ones."""
     optimizer_class, settings = OPTIMIZERS[name]

@@ -14,7 +14,7 @@ from torch.optim import SGD
 
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from swarmcli.sharding.zero.arguments import agreed_weights, check_parameters, listed_params
-from tests.sharding.threads import in_threads, ranks
+from tests.sharding.threads import ranks
 
 ONE, TWO = torch.zeros(2), torch.zeros(3)
 
@@ -25,9 +25,7 @@ ONE, TWO = torch.zeros(2), torch.zeros(3)
         (ONE, TypeError, "one torch.FloatTensor: pass an iterable"),
         (1.2, TypeError, "params is a float: pass an iterable"),
         ([], ValueError, "params is empty"),
-        (iter(()), ValueError, "params is empty"),
         ([ONE, {"params": [TWO]}], TypeError, "mixes dicts and tensors"),
-        ([{"params": [TWO]}, ONE], TypeError, "mixes dicts and tensors"),
         ([ONE, ("two", TWO)], TypeError, r"mixes \(name, tensor\) pairs and tensors"),
         ([ONE, 42], TypeError, r"params\[1\] is a int"),
         ([{"params": [ONE]}, {"parameters": [TWO]}], ValueError, r"group 1 has no 'params' \(only \['parameters'\]\)"),
@@ -66,9 +64,8 @@ def test_the_constructor_refuses() -> None:
     if dist.get_rank() == 1:
         with pytest.raises(ValueError, match="process 1 is no member"):
             ZeroRedundancyOptimizer([ONE], SGD, only_zero, lr=0.1)
-    for params, error in [(ONE, TypeError), ([], ValueError), ([torch.sparse_coo_tensor(size=(2, 3))], ValueError)]:
-        with pytest.raises(error):
-            ZeroRedundancyOptimizer(params, SGD, lr=0.1)
+    with pytest.raises(ValueError, match="sparse"):
+        ZeroRedundancyOptimizer([torch.sparse_coo_tensor(size=(2, 3))], SGD, lr=0.1)
     with pytest.raises(ValueError, match="_FunctionalAdam is a functional optimizer, which only overlap_with_ddp"):
         ZeroRedundancyOptimizer([ONE], _FunctionalAdam, lr=0.1)
     with pytest.raises(ValueError, match="shares cannot be given with overlap_with_ddp"):
@@ -131,7 +128,8 @@ def test_misuse_is_named() -> None:
             duplicate(optimizer)
 
 
-def agree() -> list[list[float]]:
+@ranks(2)
+def test_all_ranks_agree_on_their_shares_or_fail_together() -> None:
     group = dist.group.WORLD
     assert group is not None
     rank = dist.get_rank()
@@ -145,8 +143,5 @@ def agree() -> list[list[float]]:
         agreed_weights([1.0, 2.0] if rank else [-1.0, 2.0], group)
     with pytest.raises(ValueError, match="share of rank 1 is nan"):
         agreed_weights(float("nan") if rank else 1.0, group)
-    return [agreed_weights(None, group), agreed_weights((3, 1), group), agreed_weights(10 + rank, group)]
-
-
-def test_all_ranks_agree_on_their_shares_or_fail_together() -> None:
-    assert in_threads(2, agree) == [[[1.0, 1.0], [3.0, 1.0], [10.0, 11.0]]] * 2
+    for own, agreed in ((None, [1.0, 1.0]), ((3, 1), [3.0, 1.0]), (10 + rank, [10.0, 11.0])):
+        assert agreed_weights(own, group) == agreed

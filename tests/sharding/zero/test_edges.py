@@ -14,22 +14,18 @@ from torch.optim import SGD, Adam
 
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from tests.sharding.processes import Worlds
-from tests.sharding.threads import in_threads
-from tests.sharding.zero.parity import assert_bitwise, assert_state_equal, make_parameters, set_gradients
+from tests.sharding.threads import in_threads, ranks
+from tests.sharding.zero.parity import assert_bitwise, assert_state_equal, make_parameters, trained
 
 
 def own_nothing(bucket_view: bool) -> int:
     """Fewer parameters than ranks, and one of them without elements."""
     ours = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(0, 2))]
     optimizer = ZeroRedundancyOptimizer(ours, Adam, parameters_as_bucket_view=bucket_view, lr=0.1)
-    for step in range(3):
-        set_gradients(ours, step)
-        optimizer.step()
+    trained(optimizer, ours, range(3))
     whole = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(0, 2))]
     reference = Adam(whole, lr=0.1)
-    for step in range(3):
-        set_gradients(whole, step)
-        reference.step()
+    trained(reference, whole, range(3))
     assert_bitwise(ours, whole)
     optimizer.consolidate_state_dict(to=optimizer.world_size - 1)
     if optimizer.rank == optimizer.world_size - 1:
@@ -43,7 +39,8 @@ def test_ranks_may_own_nothing(ranks: int, bucket_view: bool) -> None:
     assert sum(in_threads(ranks, own_nothing, bucket_view)) == 2
 
 
-def scale() -> list[float]:
+@ranks(2)
+def test_a_scaler_steps_it_and_leaves_steps_out() -> None:
     """A scaled step, then one whose gradients overflow: torch's scaler must be able to leave that out."""
     ours, whole = make_parameters(), make_parameters()
     optimizers: list[Any] = [ZeroRedundancyOptimizer(ours, SGD, lr=0.1), SGD(whole, lr=0.1)]
@@ -59,41 +56,32 @@ def scale() -> list[float]:
             scaler.update()
         scales.append(scaler.get_scale())
     assert_bitwise(ours, whole)
-    return scales
+    assert scales == [8.0, 8.0]
 
 
-def test_a_scaler_steps_it_and_leaves_steps_out() -> None:
-    assert in_threads(2, scale) == [[8.0, 8.0]] * 2
-
-
-def hook_in() -> list[str]:
-    seen = []
+@ranks(2)
+def test_hooks_run_as_with_any_optimizer() -> None:
+    seen: list[str] = []
     parameters = make_parameters()
     optimizer = ZeroRedundancyOptimizer(parameters, SGD, lr=0.1, momentum=0.9)
     optimizer.register_step_pre_hook(lambda *_: seen.append("before the step"))
     optimizer.register_step_post_hook(lambda *_: seen.append("after the step"))
     optimizer.register_state_dict_post_hook(lambda *_: seen.append("state dict"))
     optimizer.register_load_state_dict_pre_hook(lambda *_: seen.append("load"))
-    set_gradients(parameters, 0)
-    optimizer.step()
+    trained(optimizer, parameters, range(1))
     for rank in range(optimizer.world_size):
         optimizer.consolidate_state_dict(to=rank)
         if rank == optimizer.rank:
             state_dict = optimizer.state_dict()
     optimizer.load_state_dict(state_dict)
-    return seen
-
-
-def test_hooks_run_as_with_any_optimizer() -> None:
-    assert in_threads(2, hook_in) == [["before the step", "after the step", "state dict", "load"]] * 2
+    assert seen == ["before the step", "after the step", "state dict", "load"]
 
 
 def lose_a_rank() -> str:
     dist.init_process_group("gloo", timeout=timedelta(seconds=10))
     parameters = make_parameters()
     optimizer = ZeroRedundancyOptimizer(parameters, SGD, lr=0.1)
-    set_gradients(parameters, 0)
-    optimizer.step()
+    trained(optimizer, parameters, range(1))
     if optimizer.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(RuntimeError):

@@ -50,31 +50,6 @@ def test_in_parts_it_steps_as_the_whole(optimizer_class: Any) -> None:
     assert parts.state.keys() == (set() if optimizer_class is torch.optim.SGD else set(ours))
 
 
-def test_gradients_are_left_as_they_were() -> None:
-    first, second, third = make_parameters()
-    first.grad, kept = torch.ones(3, 2), torch.full((3, 2), 7.0)
-    second.grad = kept
-    optimizer = FunctionalOptimizer(torch.optim.SGD([first, second, third], lr=1.0))
-    before = [each.detach().clone() for each in (first, second, third)]
-    optimizer.step(gradients={second: torch.ones(3, 2), third: torch.ones(3, 2)})
-    assert second.grad is kept
-    assert third.grad is None
-    assert torch.equal(first, before[0])
-    assert torch.equal(second, before[1] - 1)
-    with pytest.raises(RuntimeError, match="size"):
-        optimizer.step(gradients={second: torch.ones(5)})
-    assert second.grad is kept
-    assert len(optimizer.param_groups[0]["params"]) == 3
-
-
-def test_the_learning_rate_of_the_moment_counts() -> None:
-    parameter = nn.Parameter(torch.zeros(1))
-    optimizer = FunctionalOptimizer(torch.optim.SGD([parameter], lr=1.0))
-    optimizer.param_groups[0]["lr"] = 0.5
-    optimizer.step(gradients={parameter: torch.ones(1)})
-    assert parameter.item() == -0.5
-
-
 def test_torchs_functional_classes_stand_for_the_ordinary_ones() -> None:
     assert is_functional(functional_adam._FunctionalAdam)
     assert not is_functional(torch.optim.Adam)

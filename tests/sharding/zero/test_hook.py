@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import StepLR
 
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
@@ -24,7 +26,7 @@ from tests.sharding.zero.ddp import (
 )
 from tests.suites import soak
 
-ITERATIONS = 6
+ITERATIONS = range(6)
 
 
 def assert_same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
@@ -39,17 +41,35 @@ def assert_same_at_all_ranks(tensors: list[torch.Tensor]) -> None:
         assert torch.equal(tensor, first)
 
 
+def train_both(
+    ours: DistributedDataParallel,
+    theirs: DistributedDataParallel,
+    stepped_after: Any,
+    iterations: range = ITERATIONS,
+    compute: Callable[[DistributedDataParallel, int], None] = backward,
+    afterwards: Callable[[], Any] = lambda: None,
+) -> None:
+    """With the hook, which steps from the third iteration on, and with a step after the backward pass."""
+    for iteration in iterations:
+        compute(ours, iteration)
+        compute(theirs, iteration)
+        if iteration >= 2:
+            stepped_after.step()
+        afterwards()
+    assert_same(values(ours), values(theirs))
+
+
 def gradients(model: torch.nn.Module) -> list[Any]:
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
-def train_beside_the_step_after(name: str, hook: str, options: dict[str, Any], without_update: int = 2) -> int:
+def train_beside_the_step_after(name: str, hook: str, options: dict[str, Any], without_update: int) -> int:
     """How many buckets' gradients were reduced in an iteration."""
     frozen, static = options.get("frozen", False), {"static_graph": True} if options.get("static_graph") else {}
     ddp, zero = make_overlapped(name, hook, **options)
     reference = wrap(make_model(frozen=frozen), **static)
     stepped_after = make_zero(reference, name)
-    for iteration in range(ITERATIONS):
+    for iteration in ITERATIONS:
         backward(ddp, iteration)
         backward(reference, iteration)
         if iteration >= without_update:
@@ -63,23 +83,18 @@ def train_beside_the_step_after(name: str, hook: str, options: dict[str, Any], w
 
 
 @pytest.mark.parametrize(
-    ("name", "hook", "shard_buckets"),
+    ("name", "hook", "options", "without_update"),
     [
-        ("Adam", "at the end", False),
-        ("SGD", "interleaved", True),
-        *soak([("AdamW", "at the end", True), ("Adagrad", "interleaved", False), ("RMSprop", "at the end", False)]),
+        ("Adam", "at the end", {"frozen": True}, 2),
+        ("SGD", "interleaved", {"shard_buckets": True}, 2),
+        ("AdamW", "interleaved", {"static_graph": True}, 3),  # whose buckets are final an iteration later
+        *soak([("Adagrad", "at the end", {"gradient_as_bucket_view": True}, 2), ("RMSprop", "interleaved", {}, 2)]),
     ],
 )
-def test_it_equals_a_step_after_the_backward_pass(name: str, hook: str, shard_buckets: bool) -> None:
-    assert min(in_threads(2, train_beside_the_step_after, name, hook, {"shard_buckets": shard_buckets})) >= 4
-
-
-@pytest.mark.soak
-@EACH_HOOK
-def test_a_static_graph_takes_an_iteration_more_and_frozen_parameters_stay(hook: str) -> None:
-    in_threads(2, train_beside_the_step_after, "Adam", hook, {"frozen": True})
-    in_threads(2, train_beside_the_step_after, "Adam", hook, {"static_graph": True}, 3)
-    in_threads(2, train_beside_the_step_after, "Adam", hook, {"gradient_as_bucket_view": True})
+def test_it_equals_a_step_after_the_backward_pass(
+    name: str, hook: str, options: dict[str, Any], without_update: int
+) -> None:
+    assert min(in_threads(2, train_beside_the_step_after, name, hook, options, without_update)) >= 4
 
 
 def follow_a_schedule(hook: str) -> None:
@@ -87,28 +102,18 @@ def follow_a_schedule(hook: str) -> None:
     reference = wrap(make_model())
     stepped_after = make_zero(reference, "AdamW")
     schedules = [StepLR(zero, 1, gamma=0.5), StepLR(stepped_after, 1, gamma=0.5)]
-    for iteration in range(ITERATIONS):
-        backward(ddp, iteration)
-        backward(reference, iteration)
-        if iteration >= 2:
-            stepped_after.step()
-        for schedule in schedules:
-            schedule.step()
-    assert_same(values(ddp), values(reference))
+    train_both(ddp, reference, stepped_after, afterwards=lambda: [schedule.step() for schedule in schedules])
 
 
 def accumulate_over_two_passes(hook: str) -> None:
+    def twice(model: DistributedDataParallel, iteration: int) -> None:
+        with model.no_sync():
+            backward(model, iteration)
+        backward(model, 50 + iteration, zero_grad=False)
+
     ddp, _zero = make_overlapped("Adam", hook)
     reference = wrap(make_model())
-    stepped_after = make_zero(reference, "Adam")
-    for iteration in range(ITERATIONS):
-        for model in (ddp, reference):
-            with model.no_sync():
-                backward(model, iteration)
-            backward(model, 50 + iteration, zero_grad=False)
-        if iteration >= 2:
-            stepped_after.step()
-    assert_same(values(ddp), values(reference))
+    train_both(ddp, reference, make_zero(reference, "Adam"), compute=twice)
 
 
 @EACH_HOOK
@@ -127,13 +132,7 @@ def test_any_hook_may_reduce(hook: str) -> None:
         ddp.register_comm_hook(None, HOOKS[hook](compress, ddp, zero))
         reference = wrap(make_model())
         reference.register_comm_hook(None, lambda state, bucket: compress(state, bucket))  # noqa: B023
-        stepped_after = make_zero(reference, "SGD")
-        for iteration in range(ITERATIONS):
-            backward(ddp, iteration)
-            backward(reference, iteration)
-            if iteration >= 2:
-                stepped_after.step()
-        assert_same(values(ddp), values(reference))
+        train_both(ddp, reference, make_zero(reference, "SGD"))
 
 
 def reduce_to_another_tensor(_state: Any, bucket: dist.GradBucket) -> Any:
@@ -149,13 +148,7 @@ def train_in_a_part_of_the_world(hook: str) -> list[int]:
     zero = make_zero(ddp, "Adam", overlap_with_ddp=True, process_group=group)
     ddp.register_comm_hook(None, HOOKS[hook](lambda state, bucket: allreduce_hook(group, bucket), ddp, zero))
     reference = wrap(make_model(), process_group=group)
-    stepped_after = make_zero(reference, "Adam", process_group=group)
-    for iteration in range(ITERATIONS):
-        backward(ddp, iteration)
-        backward(reference, iteration)
-        if iteration >= 2:
-            stepped_after.step()
-    assert_same(values(ddp), values(reference))
+    train_both(ddp, reference, make_zero(reference, "Adam", process_group=group))
     return [zero.owner_of(index) for index in range(len(zero.parameters))]
 
 
@@ -164,17 +157,6 @@ def test_a_part_of_the_world_may_train(hook: str) -> None:
     owners = in_threads(4, train_in_a_part_of_the_world, hook)
     assert owners == [owners[0]] * 4
     assert set(owners[0]) == {0, 1}
-
-
-@pytest.mark.soak
-@EACH_HOOK
-@ranks(4)
-def test_gloo_does_not_hang(hook: str) -> None:
-    """Long enough for threads to meet in every order they may."""
-    ddp, _zero = make_overlapped("SGD", hook, shard_buckets=True)
-    for iteration in range(12):
-        backward(ddp, iteration)
-    assert_same_at_all_ranks(values(ddp))
 
 
 def whole_state(zero: ZeroRedundancyOptimizer) -> dict[str, Any]:
@@ -211,15 +193,10 @@ def test_parameters_in_other_memory_are_sent_all_the_same(hook: str) -> None:
     ddp, _zero = make_overlapped("SGD", hook)
     reference = wrap(make_model())
     stepped_after = make_zero(reference, "SGD")
-    for iteration in range(ITERATIONS):
-        backward(ddp, iteration)
-        backward(reference, iteration)
-        if iteration >= 2:
-            stepped_after.step()
-        if iteration == 3:
-            for parameter in ddp.parameters():
-                parameter.data = parameter.data.clone()
-    assert_same(values(ddp), values(reference))
+    train_both(ddp, reference, stepped_after, ITERATIONS[:4])
+    for parameter in ddp.parameters():
+        parameter.data = parameter.data.clone()
+    train_both(ddp, reference, stepped_after, ITERATIONS[4:])
 
 
 class OfTwoTypes(torch.nn.Module):
@@ -241,11 +218,5 @@ def test_parameters_may_be_of_several_types(hook: str) -> None:
     ddp, reference = wrap(OfTwoTypes(), bucket_cap_mb=25), wrap(OfTwoTypes(), bucket_cap_mb=25)
     zero = make_zero(ddp, "Adam", overlap_with_ddp=True)
     ddp.register_comm_hook(None, HOOKS[hook](allreduce_hook, ddp, zero, shard_buckets=True))
-    stepped_after = make_zero(reference, "Adam")
-    for iteration in range(ITERATIONS):
-        backward(ddp, iteration)
-        backward(reference, iteration)
-        if iteration >= 2:
-            stepped_after.step()
-    assert_same(values(ddp), values(reference))
+    train_both(ddp, reference, make_zero(reference, "Adam"))
     assert_same_at_all_ranks(values(ddp))

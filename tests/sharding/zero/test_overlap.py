@@ -13,7 +13,7 @@ from torch.distributed.optim.functional_adam import _FunctionalAdam
 
 from swarmcli.errors import ShardingError
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
-from tests.sharding.threads import in_threads, ranks
+from tests.sharding.threads import ranks
 from tests.sharding.zero.ddp import EACH_HOOK, HOOKS, backward, make_model, make_overlapped, make_zero, values, wrap
 from tests.sharding.zero.parity import logged
 
@@ -134,20 +134,15 @@ def test_ddp_and_the_optimizer_must_train_the_same_parameters(hook: str) -> None
             backward(ddp, 2)
 
 
-def share_in_parts() -> tuple[int, int]:
-    """The most bytes of parameters that a rank steps, with whole buckets and with shared ones."""
-    largest = []
+@ranks(4)
+def test_shared_buckets_even_out_what_ranks_hold() -> None:
+    largest = []  # of what a rank steps, with whole buckets and with shared ones
     for shard_buckets in (False, True):
         ddp, zero = make_overlapped("Adam", shard_buckets=shard_buckets, bucket_cap_mb=1)
         for iteration in range(3):
             backward(ddp, iteration)
         loads = [sum(zero.parameters[i].numel() for i in zero.indices_of(rank)) for rank in range(zero.world_size)]
         largest.append(max(loads))
-    return largest[0], largest[1]
-
-
-def test_shared_buckets_even_out_what_ranks_hold() -> None:
     total = sum(parameter.numel() for parameter in make_model().parameters())
-    for whole, shared in in_threads(4, share_in_parts):
-        assert whole == total  # one bucket
-        assert shared <= total / 4 + 16 * 16
+    assert largest[0] == total  # one bucket
+    assert largest[1] <= total / 4 + 16 * 16

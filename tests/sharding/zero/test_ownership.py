@@ -55,24 +55,6 @@ def test_nobody_holds_more_than_the_bound(sizes: list[int], weights: list[float]
         assert load <= weight * most * (1 + 1e-9)
 
 
-@settings(max_examples=25)
-@given(SIZES, SIZES, WEIGHTS)
-def test_a_later_group_fills_up_what_the_earlier_left(
-    first: list[int], second: list[int], weights: list[float]
-) -> None:
-    loads = [0] * len(weights)
-    assign(first, loads, weights)
-    before = list(loads)
-    owners = assign(second, loads, weights)
-    assert sum(loads) == sum(before) + sum(second)
-    assert all(load >= earlier for load, earlier in zip(loads, before, strict=True))
-    if len(second) == 1:  # goes where it leaves the fullest rank least full
-        fullness = [
-            (load + second[0]) / weight if weight else math.inf for load, weight in zip(before, weights, strict=True)
-        ]
-        assert fullness[owners[0]] == min(fullness)
-
-
 @pytest.mark.parametrize(
     ("weights", "message"),
     [

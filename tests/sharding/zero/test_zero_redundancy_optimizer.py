@@ -13,13 +13,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from tests.sharding.threads import in_threads, ranks
-from tests.sharding.zero.parity import SHAPES, assert_bitwise, logged, make_parameters, set_gradients
-
-
-def trained(optimizer: Any, parameters: list[torch.nn.Parameter], steps: range) -> None:
-    for step in steps:
-        set_gradients(parameters, step)
-        optimizer.step()
+from tests.sharding.zero.parity import SHAPES, assert_bitwise, logged, make_parameters, set_gradients, trained
 
 
 def own_only_a_share() -> list[int]:
@@ -169,7 +163,9 @@ def storage_bytes(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().nbytes()
 
 
-def change_trainability(bucket_view: bool) -> list[str]:
+@pytest.mark.parametrize("bucket_view", [False, True])
+@ranks(2)
+def test_changes_of_what_is_trained_are_said_and_followed(bucket_view: bool) -> None:
     parameters = make_parameters()
     optimizer = ZeroRedundancyOptimizer(parameters, SGD, parameters_as_bucket_view=bucket_view, lr=0.1)
     with logged() as messages:
@@ -185,13 +181,16 @@ def change_trainability(bucket_view: bool) -> list[str]:
         parameters[3].data = parameters[3].data.clone()
         trained(optimizer, parameters, range(6, 8))
     assert all(torch.isfinite(parameter).all() for parameter in parameters)
-    return messages
+    assert len(messages) == (3 if bucket_view else 2)
+    assert "the trainable parameters changed (6 of 8 are now)" in messages[0]
+    assert "the trainable parameters changed (7 of 8 are now)" in messages[1]
+    assert not bucket_view or "other memory" in messages[2]
 
 
-def freeze_on_one_rank(bucket_view: bool) -> list[torch.Tensor]:
+def freeze_on_one_rank() -> list[torch.Tensor]:
     """A parameter that one rank froze by mistake: whoever owns it says whether it is stepped; all end alike."""
     parameters = make_parameters()
-    optimizer = ZeroRedundancyOptimizer(parameters, SGD, parameters_as_bucket_view=bucket_view, lr=0.1)
+    optimizer = ZeroRedundancyOptimizer(parameters, SGD, parameters_as_bucket_view=True, lr=0.1)
     for index in (0, 4):
         parameters[index].requires_grad = optimizer.rank == 0
     trained(optimizer, parameters, range(2))
@@ -199,17 +198,8 @@ def freeze_on_one_rank(bucket_view: bool) -> list[torch.Tensor]:
 
 
 def test_ranks_that_freeze_different_parameters_stay_alike() -> None:
-    one, two = in_threads(2, freeze_on_one_rank, True)
+    one, two = in_threads(2, freeze_on_one_rank)
     assert_bitwise(one, two)
-
-
-@pytest.mark.parametrize("bucket_view", [False, True])
-def test_changes_of_what_is_trained_are_said_and_followed(bucket_view: bool) -> None:
-    for messages in in_threads(2, change_trainability, bucket_view):
-        assert len(messages) == (3 if bucket_view else 2)
-        assert "the trainable parameters changed (6 of 8 are now)" in messages[0]
-        assert "the trainable parameters changed (7 of 8 are now)" in messages[1]
-        assert not bucket_view or "other memory" in messages[2]
 
 
 @ranks(2)
@@ -225,10 +215,11 @@ def test_parameters_whose_memory_is_replaced_stay_the_same_everywhere() -> None:
     assert_bitwise(ours, whole)
 
 
-def train_in_a_subgroup() -> bool:
+@ranks(4)
+def test_ranks_are_those_of_the_group() -> None:
     odd = dist.new_group([1, 3])
     if dist.get_rank() not in (1, 3):
-        return True
+        return
     ours, whole = make_parameters(), make_parameters()
     optimizer = ZeroRedundancyOptimizer(ours, Adam, odd, lr=0.01)
     assert optimizer.global_rank == dist.get_rank() and optimizer.rank == dist.get_rank() // 2
@@ -237,8 +228,4 @@ def train_in_a_subgroup() -> bool:
     trained(Adam(whole, lr=0.01), whole, range(3))
     assert_bitwise(ours, whole)
     optimizer.consolidate_state_dict(to=1)
-    return optimizer.rank == 0 or len(optimizer.state_dict()["state"]) == len(SHAPES)
-
-
-def test_ranks_are_those_of_the_group() -> None:
-    assert in_threads(4, train_in_a_subgroup) == [True] * 4
+    assert optimizer.rank == 0 or len(optimizer.state_dict()["state"]) == len(SHAPES)
