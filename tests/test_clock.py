@@ -213,39 +213,26 @@ def errors(peers: list[Endpoint]) -> list[float]:
     return [peer.clock.now() - now for peer in peers]
 
 
-def simulate(wrong: list[float], check: Any) -> None:
-    """Peers whose wall clocks are wrong by so much (and may be set later by changing the list) talk for a minute."""
-
+@pytest.mark.parametrize(("wrong", "expected"), [([0, -600], -300), ([0] * 6 + [-600, 600, 600], 0)])
+def test_peers_ten_minutes_off_agree_with_the_others(wrong: list[float], expected: float) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         network = MemoryNetwork(latency=0.05, loss=0.02)
         peers = []
-        for number in range(len(wrong)):
-
-            def wall(number: int = number) -> float:
-                return EPOCH + loop.time() + wrong[number]
-
-            transport = network.transport(Identity.from_seed(number))
-            peers.append(Endpoint(transport, clock=Clock(wall), seed=number))
+        for number, seconds in enumerate(wrong):
+            clock = Clock(lambda seconds=seconds: EPOCH + loop.time() + seconds)
+            peers.append(Endpoint(network.transport(Identity.from_seed(number)), clock=clock, seed=number))
             peers[-1].serve("answer", Nothing, answer)
             await peers[-1].start()
         for peer in peers:
             for other in peers:
                 peer.learn(other.peer_id, other.addresses)
         await talk(peers, 60)
-        await check(peers)
+        assert errors(peers) == pytest.approx([expected] * len(peers), abs=0.2)
         for peer in peers:
             await peer.close()
 
     virtual_time.run(main(), timeout=86400)
-
-
-@pytest.mark.parametrize(("wrong", "expected"), [([0, -600], -300), ([0] * 6 + [-600, 600, 600], 0)])
-def test_peers_ten_minutes_off_agree_with_the_others(wrong: list[float], expected: float) -> None:
-    async def check(peers: list[Endpoint]) -> None:
-        assert errors(peers) == pytest.approx([expected] * len(peers), abs=0.2)
-
-    simulate(wrong, check)
 
 
 @simulated

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, TextIO
@@ -68,12 +67,9 @@ def test_a_peer_in_a_container_announces_what_leads_to_it_or_does_not_listen(nam
     assert set(parsed(name)["announce"]) == {f"tcp://{name}:{port}"}
 
 
-def test_the_cast_is_complete_and_somebody_who_can_be_dialed_reduces_for_the_trainers() -> None:
+def test_the_cast_is_complete_each_with_a_volume_and_somebody_who_can_be_dialed_reduces_for_the_trainers() -> None:
     cast = [(said["verb"], not said["client_mode"]) for said in map(parsed, SERVICES)]
     assert sorted(cast) == [("aux", True), ("join", False), ("join", False), ("monitor", True)]
-
-
-def test_every_service_keeps_its_files_in_a_volume_of_its_own() -> None:
     kept = {}
     for name, service in SERVICES.items():
         [mounted] = service["volumes"]
@@ -86,12 +82,8 @@ def test_every_service_keeps_its_files_in_a_volume_of_its_own() -> None:
 
 def test_what_the_image_copies_is_there() -> None:
     dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
-    sources = [
-        word
-        for line in re.findall(r"^COPY (?!--from)(.+)$", dockerfile, re.MULTILINE)
-        for word in line.split()[:-1]
-        if not word.startswith("--")
-    ]
+    copied = " ".join(re.findall(r"^COPY (?!--from)(.+) \S+$", dockerfile, re.MULTILINE))
+    sources = [word for word in copied.split() if not word.startswith("--")]
     assert {"pyproject.toml", "swarmcli", "coordinator_web", "recipes"} <= set(sources)
     assert all((ROOT / source).exists() for source in sources)
     ignored = (ROOT / ".dockerignore").read_text().split()
@@ -164,56 +156,39 @@ while :; do sleep 0.05; done
 """
 
 
-class Container:
-    """keep-running.sh around a `swarm` that ends with given codes."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        fake = directory / "swarm"
-        fake.write_text(FAKE)
-        fake.chmod(0o755)
-
-    def start(self, codes: list[int | str]) -> subprocess.Popen[str]:
-        (self._directory / "codes").write_text("".join(f"{code}\n" for code in codes))
-        environment = {"PATH": f"{self._directory}:{os.environ['PATH']}", "DIRECTORY": str(self._directory)}
-        return subprocess.Popen(
-            [ROOT / "docker" / SERVICES["trainer-1"]["entrypoint"], "join", "a recipe"],
-            env=environment | {"SWARM_PAUSE": "0"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def started(self) -> list[str]:
-        return (self._directory / "started").read_text().splitlines()
-
-    def waits(self) -> bool:
-        return (self._directory / "waits").exists()
+def start(place: Path, codes: list[int | str]) -> subprocess.Popen[str]:
+    """keep-running.sh around a `swarm` that ends with these codes."""
+    fake = place / "swarm"
+    fake.write_text(FAKE)
+    fake.chmod(0o755)
+    (place / "codes").write_text("".join(f"{code}\n" for code in codes))
+    environment = {"PATH": f"{place}:{os.environ['PATH']}", "DIRECTORY": str(place), "SWARM_PAUSE": "0"}
+    script = ROOT / "docker" / SERVICES["trainer-1"]["entrypoint"]
+    return subprocess.Popen([script, "join", "a recipe"], env=environment, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.fixture
-def container(tmp_path: Path) -> Iterator[Container]:
-    yield Container(tmp_path)
+def started(place: Path) -> list[str]:
+    return (place / "started").read_text().splitlines()
 
 
 @pytest.mark.parametrize("code", [ExitCode.DONE, ExitCode.REFUSED])
-def test_what_would_only_repeat_itself_ends_the_container(container: Container, code: int) -> None:
-    assert container.start([int(code), 0]).wait(60) == code
-    assert container.started() == ["join a recipe"]
+def test_what_would_only_repeat_itself_ends_the_container(tmp_path: Path, code: int) -> None:
+    assert start(tmp_path, [int(code), 0]).wait(60) == code
+    assert started(tmp_path) == ["join a recipe"]
 
 
-def test_what_may_pass_is_tried_again_but_not_forever(container: Container) -> None:
-    ended = container.start([1, int(ExitCode.NO_CONTACT), 137, 0])
-    assert ended.wait(60) == 0
-    assert len(container.started()) == 4
-    assert container.start([1] * 9).wait(60) == 1
-    assert len(container.started()) == 4 + 6
+def test_what_may_pass_is_tried_again_but_not_forever(tmp_path: Path) -> None:
+    assert start(tmp_path, [1, int(ExitCode.NO_CONTACT), 137, 0]).wait(60) == 0
+    assert len(started(tmp_path)) == 4
+    assert start(tmp_path, [1] * 9).wait(60) == 1
+    assert len(started(tmp_path)) == 4 + 6
 
 
-def test_a_container_that_is_stopped_lets_its_peer_say_goodbye(container: Container) -> None:
-    running = container.start([1, "wait"])
+def test_a_container_that_is_stopped_lets_its_peer_say_goodbye(tmp_path: Path) -> None:
+    running = start(tmp_path, [1, "wait"])
     deadline = time.monotonic() + 60
-    while not container.waits() and time.monotonic() < deadline:
+    while not (tmp_path / "waits").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     running.send_signal(signal.SIGTERM)
     assert running.wait(60) == 0
-    assert len(container.started()) == 2
+    assert len(started(tmp_path)) == 2

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import gc
 import os
 import platform
 import subprocess
 import sys
 
 import pytest
-
-from swarmcli import startup
 
 ALLOCATING = """
 import resource
@@ -22,19 +19,6 @@ for _ in range(10):
     bytearray(20 << 20)
 print(faults() - before)
 """
-
-
-def test_cycles_are_looked_for_seldom_while_a_command_starts_and_as_ever_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup, "_keep_freed_memory", lambda: None)
-    before = gc.get_threshold()
-    try:
-        startup.begin()
-        assert gc.get_threshold()[0] == startup.WHILE_IMPORTING > startup.USUAL[0]
-        startup.over()
-        assert gc.get_threshold() == startup.USUAL and gc.get_freeze_count()
-    finally:
-        gc.unfreeze()
-        gc.set_threshold(*before)
 
 
 @pytest.mark.e2e

@@ -66,7 +66,56 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize(("codec", "dtype", "shape", "payload", "words"), HOSTILE)
+def topk(numbers: tuple[float, ...], places: bytes, codes: bytes) -> bytes:
+    return floats(*numbers) + places + codes
+
+
+GOOD = (1.0, 2.0)
+IN_ORDER = b"\x05"  # places 0 and 1 of two: no lower bits; a one, a zero, a one
+SPARSE = [
+    ("topk/64/2", topk((float("nan"), 1), IN_ORDER, b"\0"), "levels"),
+    ("topk/64/2", topk((1, float("inf")), IN_ORDER, b"\0"), "levels"),
+    ("topk/64/2", topk((2, 1), IN_ORDER, b"\0"), "levels"),
+    ("topk/64/2", topk((-1, 1), IN_ORDER, b"\0"), "levels"),
+    ("topk/64/2", topk(GOOD, b"\0", b"\0"), "0 places of 2"),
+    ("topk/64/2", topk(GOOD, b"\x15", b"\0"), "3 places of 2"),
+    ("topk/64/2", topk(GOOD, b"\x03", b"\0"), "places without order"),
+    ("topk/64/2", topk(GOOD, b"\x14", b"\0"), "beyond the end"),
+    ("topk/64/2", topk(GOOD, IN_ORDER, b""), "payload of 10 bytes"),
+    ("topk/31/2", topk(GOOD, IN_ORDER, b"\0"), "unknown codec"),
+    ("topk/64/3", topk(GOOD, IN_ORDER, b"\0"), "unknown codec"),
+    ("topk/064/2", topk(GOOD, IN_ORDER, b"\0"), "unknown codec"),
+]
+
+
+def squeezed(scale: float, count: int, places: bytes, codes: bytes) -> bytes:
+    return struct.pack("<fI", scale, count) + places + codes
+
+
+FIRST = bytes(6) + b"\x01"  # of 100 elements: six planes of a lower bit, then a one
+
+
+AVERAGES = [
+    (squeezed(1, 2, FIRST, b"\x11"), "payload"),
+    (squeezed(1, 2, bytes(5) + b"\x03", b"\x11"), "places without order"),
+    (squeezed(1, 1, bytes(6) + b"\x03", b"\x01"), "2 places of 1"),
+    (squeezed(1, 1, b"\1" * 6 + b"\x02", b"\x01"), "beyond the end"),
+    (squeezed(1, 1, FIRST, b"\0"), "code of zero"),
+    (squeezed(1, 1, FIRST, b"\x08"), "code -8"),
+    (squeezed(-1, 1, FIRST, b"\x01"), "negative"),
+    (squeezed(1, 65535, FIRST, b"\x01"), "payload"),
+    (squeezed(1, 2**32 - 1, FIRST, b"\x01"), "payload"),
+    (b"\0" * 5, "payload"),
+    (bytes(2000), "payload"),
+]
+
+
+@pytest.mark.parametrize(
+    ("codec", "dtype", "shape", "payload", "words"),
+    HOSTILE
+    + [(codec, "float32", (2,), payload, words) for codec, payload, words in SPARSE]
+    + [("nonzero_4bit", "float32", (100,), payload, words) for payload, words in AVERAGES],
+)
 def test_hostile_messages_end_in_a_named_error(
     codec: str, dtype: str, shape: tuple[int, ...], payload: bytes, words: str
 ) -> None:

@@ -64,7 +64,8 @@ def test_hashes_are_short_and_the_same_everywhere_and_the_protocol_is_part_of_th
     ]  # fmt: skip
 
 
-def test_every_field_says_whether_it_must_agree() -> None:
+def test_every_field_says_whether_it_must_agree_and_keys_on_one_side_only_differ() -> None:
+    assert differing_keys({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == ["a", "b", "c"]
     for key, info in all_keys(Recipe).items():
         assert isinstance(info.json_schema_extra, dict) and "agree" in info.json_schema_extra, key
         assert info.description, key
@@ -108,7 +109,3 @@ def test_directories_that_are_not_there_are_named_with_the_place_in_the_recipe(t
     ):
         with pytest.raises(RecipeError, match=words):
             fingerprint_of(small("tokenizer=bytes", override, directory=tmp_path))
-
-
-def test_keys_on_one_side_only_differ() -> None:
-    assert differing_keys({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == ["a", "b", "c"]

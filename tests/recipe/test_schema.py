@@ -1,3 +1,5 @@
+"""Values of a recipe: what they become, and what is said of those that cannot be."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -5,7 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from swarmcli.recipe import HuggingFaceDataset, Recipe, parse_recipe
+from swarmcli.recipe import FilesDataset, HuggingFaceDataset, Recipe, parse_recipe
+from swarmcli.recipe.problems import _as_end, all_keys
 
 from .recipes import SMALL, refused, small
 
@@ -135,3 +138,97 @@ def test_former_words_are_read_and_noted_with_their_lines() -> None:
         "datasets.0.type has another name now; write `source: huggingface`",
         "datasets.0.text_column has another name now; write `field: said`",
     ]
+
+
+def test_values_are_typed_like_the_file_and_the_last_of_several_wins() -> None:
+    typed = ("optimizer.learning_rate=1e-2", "optimizer.betas=[0.8, 0.9]", "run_id=2024", "local.client_mode=yes")
+    recipe = small(*typed, "max_epochs=null", "base_model.n_layer=3", "local.name=a=b", "seed=1", "seed=2")
+    assert (recipe.optimizer.learning_rate, recipe.optimizer.betas) == (0.01, (0.8, 0.9))
+    assert (recipe.run_id, recipe.max_epochs, recipe.seed) == ("2024", None, 2)
+    assert (recipe.local.name, recipe.local.client_mode) == ("a=b", True)
+    assert isinstance(recipe.base_model, dict) and recipe.base_model["n_layer"] == 3
+
+
+def test_list_items_are_named_by_position_and_one_may_be_appended() -> None:
+    recipe = small("datasets.0.weight=2", "datasets.1={source: files, path: texts}", "datasets.1.glob=*.md")
+    first, second = recipe.datasets
+    assert first.weight == 2 and isinstance(second, FilesDataset)
+    assert (second.path, second.glob) == ("texts", "*.md")
+
+
+def test_an_empty_section_can_be_filled_and_a_whole_one_replaced() -> None:
+    recipe = small("local.port=5", "base_model={model_type: llama, hidden_size: 32}", text=SMALL + "local:\n")
+    assert recipe.local.port == 5 and recipe.base_model == {"model_type": "llama", "hidden_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("seed", "--set seed: expected key=value; write for example"),
+        ("a..b=1", "expected key=value"),
+        ("seed=abc", "--set seed=abc: seed should be a whole number, not 'abc'"),
+        ("optimizer.lr=1", "--set optimizer.lr=1: unknown key optimizer.lr; did you mean learning_rate?"),
+        ("seed.x=1", "seed holds a single value at"),
+        ("run_id.x.y=1", "run_id holds a single value at small.yaml:1"),
+        ("datasets.first.path=x", "datasets is a list, so 'first' must be a position from 0 to 1"),
+        ("datasets.²=x", "must be a position"),
+    ],
+)
+def test_what_cannot_be_set_is_refused_by_name(override: str, words: str) -> None:
+    first = () if override.split(".")[0] != "seed" else ("seed=1",)
+    assert words in refused(SMALL, *first, override)
+
+
+@pytest.mark.parametrize(
+    ("key", "suggestion"),
+    [
+        ("target_batch_sise", "did you mean target_batch_size?"),
+        ("learning_rate", "did you mean optimizer.learning_rate?"),
+        ("warmup_step", "did you mean lr_scheduler.warmup_epochs?"),
+        ("lr", "did you mean optimizer.learning_rate?"),
+        ("num_epochs", "an epoch here is one optimizer step of the whole swarm"),
+        ("initial_peers", "did you mean network.initial_peers?"),
+        ("zzzz", "remove it, or take one that is known here: access, adapter, averaging, base_model, chat_template"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_known_one(key: str, suggestion: str) -> None:
+    assert refused(f"{SMALL}{key}: 1\n").startswith(f"small.yaml:11: unknown key {key}; {suggestion}")
+
+
+def test_everything_that_is_wrong_is_said_at_once_each_with_its_line() -> None:
+    text = (
+        SMALL.replace("sequence_len: 16", "sequence_len: long").replace("run_id: small\n", "") + "local:\n  prot: 1\n"
+    )
+    assert refused(text).splitlines() == [
+        "small.yaml:1: run_id is missing; add `run_id: …` (the name of the run: up to 64 letters, digits, dots, "
+        "dashes, underscores)",
+        "small.yaml:8: sequence_len should be a whole number, not 'long'; sequence_len: tokens per sample, where the "
+        "task reads texts",
+        "small.yaml:11: unknown key local.prot; did you mean port?",
+    ]
+
+
+@pytest.mark.parametrize("key", [key for key in all_keys(Recipe) if key.count(".") < 2 and "datasets" not in key])
+def test_whatever_is_wrong_with_a_field_reads_as_a_sentence(key: str) -> None:
+    name, description = key.rpartition(".")[2], all_keys(Recipe)[key].description
+    said = refused(SMALL, f"{key}=[[1]]")  # fits no field, not even one that is a list
+    assert "Input" not in said
+    for line in said.splitlines():
+        assert f"; {name}: {description}" in line or " should be " not in line
+
+
+def test_what_is_said_of_a_value_is_in_our_words_and_short() -> None:
+    assert refused(SMALL, "max_epochs=soon") == (
+        "--set max_epochs=soon: max_epochs should be a whole number, not 'soon'; "
+        "max_epochs: the run ends behind this epoch; null: when it is stopped"
+    )
+    assert refused(SMALL, "local.port=x").endswith("; port: the port to listen on; 0: any free one (usually 0)")
+    assert "local.name should be text in whole characters, not" in refused(SMALL, 'local.name="\\udcff"')
+    assert len(refused(SMALL, "seed=" + "x" * 5000).split("should be")[1]) < 400
+    assert _as_end("Input should be a valid date") == "a valid date"
+    assert _as_end("Decimal input has too many digits") == "valid (Decimal input has too many digits)"
+
+
+def test_a_word_that_stands_elsewhere_wins_over_a_like_one_here() -> None:
+    assert "did you mean lr_scheduler.warmup_epochs?" in refused(SMALL, "warmup_steps=10")
+    assert "or write `local: {matmul_precision: high}`" in refused(SMALL, "tf32=true")

@@ -155,7 +155,7 @@ def test_an_architecture_that_mixes_packed_rows_is_refused_by_its_name(tmp_path:
         build_task(recipe).build_model()
 
 
-def test_texts_are_rows_of_their_own_beside_conversations(tmp_path: Path) -> None:
+def test_texts_and_completions_are_rows_of_their_own_whose_every_token_is_learned(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("where are you " * 10)
     recipe = chat(tmp_path, "datasets.1={path: texts}", "sequence_len=32", "micro_batch_size=8")
@@ -165,9 +165,6 @@ def test_texts_are_rows_of_their_own_beside_conversations(tmp_path: Path) -> Non
         for labels in b["labels"]
     ]
     assert max(learned) == 31  # all but the first token of a piece of the text
-
-
-def test_completions_are_rows_whose_every_token_is_learned(tmp_path: Path) -> None:
     write_rows(tmp_path / "texts.jsonl", {"said": "in the swarm"}, {"said": "who"})
     item = "datasets.0={path: texts.jsonl, type: completion, field: said, streaming: false}"
     batch = next(build_task(chat(tmp_path, item, "tokenizer=bytes")).batches(0))

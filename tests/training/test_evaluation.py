@@ -45,6 +45,9 @@ def test_what_is_held_out_is_not_trained_on_and_all_else_is(texts: Path) -> None
     assert not trained & held_out and trained | held_out == everything
     small_ones = sum(word.startswith("s") for word in held_out)
     assert 8 <= small_ones <= 35 and any(word.startswith("l") for word in held_out)
+    # A stream of data knows when something else is held out.
+    splits = (None, Split(0.1, evaluates=False), Split(0.2, evaluates=False))
+    assert len({FileSource.below(texts, split=split).identity() for split in splits}) == 3
 
 
 def test_what_is_held_out_follows_from_names_alone(texts: Path, tmp_path: Path) -> None:
@@ -58,16 +61,15 @@ def test_what_is_held_out_follows_from_names_alone(texts: Path, tmp_path: Path) 
     assert there == {word for word in here if int(word[1:]) % 2 == 0}
 
 
-def test_the_smallest_share_holds_out_something_and_of_one_small_file_nothing_can_be(texts: Path) -> None:
+def test_the_smallest_share_holds_out_something_and_of_one_small_file_or_row_nothing_can_be(texts: Path) -> None:
     source = FileSource.below(texts, split=Split(1e-9, evaluates=True))
     assert len(read(source)) == 1
     with pytest.raises(DataError, match=r"too little to hold some of it out.*remove evaluation\.held_out"):
         read(FileSource.below(texts / "000.txt", split=Split(0.5, evaluates=False)))
-
-
-def test_a_stream_of_data_knows_when_something_else_is_held_out(texts: Path) -> None:
-    splits = (None, Split(0.1, evaluates=False), Split(0.2, evaluates=False))
-    assert len({FileSource.below(texts, split=split).identity() for split in splits}) == 3
+    row = write_rows(texts / "a.jsonl", {"text": "one"})
+    few = HuggingFaceSource("json", data_files=[str(row)], held_out=Split(1e-9, evaluates=True))
+    with pytest.raises(DataError, match=r"has no text in its column 'text' of those that are held out; raise eval"):
+        list(few.documents("seed"))
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -88,13 +90,6 @@ def test_rows_are_held_out_by_their_content_however_they_are_read(tmp_path: Path
     assert not texts_in("a.jsonl", held) & texts_in("a.jsonl", rest) and 8 <= len(texts_in("a.jsonl", held)) <= 40
     assert texts_in("b.jsonl", held) == texts_in("a.jsonl", held)
     assert len(texts_in("a.jsonl", held, None)) + len(texts_in("a.jsonl", rest, None)) == 200
-
-
-def test_too_few_rows_to_hold_one_out_are_told(tmp_path: Path) -> None:
-    write_rows(tmp_path / "a.jsonl", {"text": "one"})
-    source = HuggingFaceSource("json", data_files=[str(tmp_path / "a.jsonl")], held_out=Split(1e-9, evaluates=True))
-    with pytest.raises(DataError, match=r"has no text in its column 'text' of those that are held out; raise eval"):
-        list(source.documents("seed"))
 
 
 def held_out(texts: Path, *overrides: str) -> Any:

@@ -26,7 +26,7 @@ def read(card: str) -> tuple[dict[str, Any], str]:
     return yaml.safe_load(header), body
 
 
-def test_it_tells_the_run_the_data_and_how_far_it_came() -> None:
+def test_it_tells_the_run_the_data_how_far_it_came_how_good_it_is_and_what_is_not_known() -> None:
     datasets = [
         {"source": "stdlib"},
         {"source": "files", "path": "texts", "glob": "*.md", "weight": 2},
@@ -49,9 +49,6 @@ def test_it_tells_the_run_the_data_and_how_far_it_came() -> None:
         "AutoTokenizer.from_pretrained(directory)",
     ):
         assert words in body, words
-
-
-def test_it_tells_how_good_the_model_is_where_somebody_has_measured_and_what_is_not_known() -> None:
     _, body = read(model_card(recipe(), 12, 34567, 3, "epoch 10: loss 2.0000, the middle of 3 peers"))
     assert "- on data kept aside: `epoch 10: loss 2.0000, the middle of 3 peers`" in body
     _, body = read(model_card(recipe(), 1, None, None))
@@ -70,17 +67,10 @@ def test_it_tells_how_good_the_model_is_where_somebody_has_measured_and_what_is_
 )
 def test_directories_of_a_machine_are_not_told(path: str, shown: str) -> None:
     files = {**_hub("json"), "data_files": [path, "https://me:secret@host:81/a.json?key=secret"]}
-    card = model_card(
-        recipe(base_model=path, tokenizer=path, datasets=[{"source": "files", "path": path}, files]), 1, 1, 1
-    )
+    made = recipe(base_model=path, tokenizer=path, datasets=[{"source": "files", "path": path}, files])
+    card = model_card(made, 1, 1, 1)
     assert "secret" not in card and "/home" not in card
-    for told in (
-        f"of `{shown}`",
-        f"- tokenizer: `{shown}`",
-        f"weights of `{shown}`",
-        "files",
-        "`https://host:81/a.json`",
-    ):
+    for told in (f"of `{shown}`", f"- tokenizer: `{shown}`", f"weights of `{shown}`", "`https://host:81/a.json`"):
         assert told in card
 
 
