@@ -19,7 +19,6 @@ from swarmcli.compression import (
     TensorDescriptor,
     TensorMessage,
     Uniform8BitQuantization,
-    codec_named,
     extract,
 )
 from swarmcli.errors import CompressionError
@@ -155,14 +154,6 @@ def test_what_was_decoded_is_stable_when_sent_on(codec: CompressionBase) -> None
     info = CompressionInfo.of(tensor, key="w")
     once = restore(codec, tensor, info)
     assert ((restore(codec, once, info) - once).abs() <= error_bound(codec.codec_for(info), once)).all()
-
-
-@every_plain_codec
-def test_a_name_says_all_that_reading_needs(codec: CompressionBase) -> None:
-    assert codec_named(codec.name).name == codec.name
-    assert type(codec_named(codec.name)) is type(codec)
-    info = CompressionInfo.of(torch.zeros(3))
-    assert codec.codec_for(info) is codec
 
 
 class LargeOnes(AdaptiveCompressionBase):

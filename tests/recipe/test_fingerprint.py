@@ -71,32 +71,24 @@ def test_every_field_says_whether_it_must_agree_and_keys_on_one_side_only_differ
         assert info.description, key
 
 
-def test_a_model_directory_counts_by_its_config_wherever_it_lies(tmp_path: Path) -> None:
+def test_a_directory_counts_by_the_config_of_its_model_and_the_files_of_its_tokenizer(tmp_path: Path) -> None:
     configs = {"here": '{"model_type": "gpt2",  "n_layer": 1}', "there": '{"n_layer": 1, "model_type": "gpt2"}'}
     for name, config in configs.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(config)
-    text = SMALL.replace(
-        SMALL[SMALL.index("base_model") : SMALL.index("datasets")], "base_model: here\ntokenizer: bytes\n"
-    )
-    here = fingerprint_of(small(text=text, directory=tmp_path))
-    there = fingerprint_of(small("base_model=there", text=text, directory=tmp_path))
-    assert differing_keys(here, there) == []
-    (tmp_path / "there" / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 2}))
-    changed = fingerprint_of(small("base_model=there", text=text, directory=tmp_path))
-    assert differing_keys(here, changed) == ["base_model"]
-
-
-def test_a_tokenizer_directory_counts_by_its_files(tmp_path: Path) -> None:
-    for name in ("here", "there"):
-        (tmp_path / name).mkdir()
         (tmp_path / name / "tokenizer.json").write_text("{}")
         (tmp_path / name / "README.md").write_text(name)
-    here = fingerprint_of(small("tokenizer=here", directory=tmp_path))
-    there = fingerprint_of(small("tokenizer=there", directory=tmp_path))
-    assert differing_keys(here, there) == []
+    text = SMALL.replace(SMALL[SMALL.index("base_model") : SMALL.index("datasets")], "base_model: here\n")
+
+    def differ() -> list[str]:
+        both = (["tokenizer=here"], ["base_model=there", "tokenizer=there"])
+        return differing_keys(*(fingerprint_of(small(*each, text=text, directory=tmp_path)) for each in both))
+
+    assert differ() == []
+    (tmp_path / "there" / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 2}))
+    assert differ() == ["base_model"]
     (tmp_path / "there" / "tokenizer.json").write_text("{ }")
-    assert differing_keys(here, fingerprint_of(small("tokenizer=there", directory=tmp_path))) == ["tokenizer"]
+    assert differ() == ["base_model", "tokenizer"]
 
 
 def test_directories_that_are_not_there_are_named_with_the_place_in_the_recipe(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmcli.errors import DataError, RecipeError
+from swarmcli.errors import DataError
 from swarmcli.training import ByteTokenizer, build_task, stream_seed
 from swarmcli.training.data import open_source
 from swarmcli.training.samples import Mixed, Packed, SampleStream, TextRun, mix, pack
@@ -171,12 +171,6 @@ def test_peers_draw_unlike_streams_and_each_the_same_again(tmp_path: Path) -> No
 
     assert stream(b"one") == stream(b"one") != stream(b"two")
     assert 0 <= stream_seed(recipe.seed, b"one") < 1 << 63  # as torch takes them
-
-
-def test_missing_files_are_told_before_the_first_batch(tmp_path: Path) -> None:
-    recipe = small(tmp_path, "datasets.0.path=gone")
-    with pytest.raises(RecipeError, match=r"datasets\.0\.path=gone: datasets\.0: .*gone does not exist"):
-        build_task(recipe).batches(0)
 
 
 def test_text_shorter_than_a_sequence_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from swarmcli.errors import RecipeError
 from swarmcli.optim.config import Role
 from swarmcli.recipe import Limits, Recipe, parse_recipe
 from swarmcli.training import Compute, build_task, memory
-from swarmcli.training.memory import Room, activation_bytes, cgroup_limits, check_memory, format_bytes, memory_needs
+from swarmcli.training.memory import Room, activation_bytes, cgroup_limits, check_memory, memory_needs
 from tests.training.small_tasks import saved_bytes, small
 
 CPU, CUDA = Compute(torch.device("cpu")), Compute(torch.device("cuda", 0))
@@ -150,12 +150,6 @@ def test_control_groups_limit_a_machine(tmp_path: Path) -> None:
     (tmp_path / "groups").write_text("0::/the/hosts/name/of/it\n")
     assert list(cgroup_limits(tmp_path / "groups", tmp_path / "a")) == [(100, 70)]
     assert list(cgroup_limits(tmp_path / "none", tmp_path)) == []
-
-
-def test_sizes_in_words() -> None:
-    assert [format_bytes(size) for size in (7, 3 << 9, 30 << 20, 3 << 30, 3 << 40)] == [
-        "7 B", "1.5 KiB", "30 MiB", "3.0 GiB", "3.0 TiB",
-    ]  # fmt: skip
 
 
 def test_what_is_lent_is_a_limit_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from swarmcli.training import ByteTokenizer, sources
 from swarmcli.training.samples import SampleStream, TextRun
-from swarmcli.training.sources import USUAL, DataOptions, FileSource, HuggingFaceSource, Permutation, TextSource
+from swarmcli.training.sources import USUAL, DataOptions, FileSource, HuggingFaceSource, TextSource
 
 ROWS, FIRST = 2_000, 100
 MOST = FIRST / ROWS + 0.1  # independent draws share 5%, give or take 2
@@ -128,15 +128,3 @@ def test_beyond_the_window_peers_begin_at_places_of_their_own(data: Path) -> Non
     options = DataOptions(window_rows=100, begin_rows=ROWS)
     begins = {next(of("json", "one.jsonl")(data, options).documents(f"peer {n}")).content[:5] for n in range(8)}
     assert len(begins) == 8 and max(map(int, begins)) - min(map(int, begins)) > ROWS // 4
-
-
-def test_a_permutation_has_each_number_once() -> None:
-    for size in (1, 2, 5, 64, 4097):
-        first, second = ([Permutation(size, seed)[n] for n in range(size)] for seed in "ab")
-        assert sorted(first) == sorted(second) == list(range(size))
-        assert size < 5 or first != second != list(range(size))
-
-
-def test_a_permutation_s_beginning_is_anywhere() -> None:
-    counts = Counter(Permutation(100, str(seed))[n] // 10 for seed in range(500) for n in range(10))
-    assert all(400 < counts[tenth] < 600 for tenth in range(10)), counts

@@ -143,16 +143,6 @@ def test_broken_datasets_are_named(tmp_path: Path, streaming: bool) -> None:
         read(HuggingFaceSource("json", data_files=[str(tmp_path / "gone.jsonl")], streaming=streaming))
 
 
-def test_a_missing_column_is_named_with_those_that_exist(tmp_path: Path) -> None:
-    rows().to_json(str(tmp_path / "a.jsonl"))
-    source = HuggingFaceSource("json", data_files=[str(tmp_path / "a.jsonl")], text_column="content")
-    with pytest.raises(DataError, match="no column 'content'; set field to one of other, text"):
-        read(source)
-    source = HuggingFaceSource("json", data_files=[str(tmp_path / "a.jsonl")], text_column="other")
-    with pytest.raises(DataError, match="has no text in its column 'other'"):
-        read(source)
-
-
 def test_scripts_that_a_dataset_brings_are_not_run(tmp_path: Path) -> None:
     script = tmp_path / "evil.py"
     script.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
