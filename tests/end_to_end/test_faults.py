@@ -69,16 +69,6 @@ def test_first_contacts_that_fail_are_each_named_with_the_step(swarm: MakeSwarm,
         assert why in line
 
 
-def test_a_data_directory_without_files_is_named(swarm: MakeSwarm) -> None:
-    run = swarm(1000)
-    (run.directory / "text" / "lines.txt").unlink()
-    peer = run.start("join", "peer")
-    run.wait_for_end(peer, 2)
-    assert "recipe.yaml:" in peer.last_words()
-    assert str(run.directory / "text") in peer.last_words()
-    assert "Traceback" not in peer.last_words(60)
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), *soak([(signal.SIGTERM, 0)])])
 def test_a_signal_ends_a_trainer_in_order(swarm: MakeSwarm, tmp_path: Path, number: int, code: int) -> None:
     temporary = tmp_path / "tmp"

@@ -47,23 +47,6 @@ class Strangers(Swarm):
         self.wait(together, f"{peers} trainers average", *trainers)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize(
-    ("verb", "flags"), [("aux", ()), ("monitor", ("--client-mode",))], ids=["auxiliary", "monitor, client mode"]
-)
-def test_two_homes_and_a_public_machine(
-    internet: Internet, tmp_path: Path, children: Children, verb: str, flags: tuple[str, ...]
-) -> None:
-    run = Strangers(tmp_path, children, max_epochs=ENDLESS, target=512)
-    public = run.start_contact(verb, "public", prefix=internet.machine("public").prefix)
-    ann, bob = (internet.router(name).machine(name) for name in ("ann", "bob"))
-    first = run.start("join", "ann", *flags, prefix=ann.prefix)
-    run.wait_for_epoch("ann", TOGETHER, first, public)
-    second = run.start("join", "bob", *flags, prefix=bob.prefix)
-    run.wait_for_epochs_of(2, first, second)
-    run.end_in_step(first, second)
-
-
 def test_strangers_behind_routers_train_from_a_link_whatever_happens(
     internet: Internet, tmp_path: Path, children: Children
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,11 +22,8 @@ from tests.sites.site_training import (
 from tests.sites.site_training import weights as weights_of
 from tests.suites import soak
 
-UNEQUAL = {2: (3, 5), 4: (3, 5, 1, 2)}
 
-
-def train_alone(options: dict[str, Any]) -> torch.Tensor:
-    plan = Plan(**{**options, "sizes": tuple(options["sizes"]), "seeds": tuple(options.get("seeds", (0,)))})
+def train_alone(plan: Plan) -> torch.Tensor:
     with site_rank(plan) as rank:
         own = dist.get_rank()
         train(rank.steps, rank.net, own, plan.sizes[own], epochs=plan.epochs, turns=plan.turns)
@@ -35,24 +32,19 @@ def train_alone(options: dict[str, Any]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("size", "kind", "zero"),
-    [(2, "adamw", False), (4, "momentum", True)],
+    ("plan", "each_turn"),
+    [
+        (Plan("adamw"), False),
+        (Plan(sizes=(3, 5, 1, 2), zero=True), False),
+        (Plan(zero=True, local_updates=True), True),  # which step with the mean over all ranks
+        *soak([(Plan(local_updates=True), True)]),
+    ],
+    ids=["adamw", "sharded", "local updates", "local updates, whole"],
 )
-def test_alone_with_unequal_batches(size: int, kind: str, zero: bool) -> None:
+def test_alone_with_unequal_batches(plan: Plan, each_turn: bool) -> None:
     """The others' first weights are unlike rank 0's, which everyone gets."""
-    plan = {"kind": kind, "sizes": UNEQUAL[size], "zero": zero, "seeds": [0, 7]}
-    results = in_threads(size, train_alone, plan)
-    expected = reference(kind, UNEQUAL[size], epochs=4, turns=2)
-    for result in results:
-        torch.testing.assert_close(result, expected, **TIGHT)
-        assert torch.equal(result, results[0])
-
-
-@pytest.mark.parametrize("zero", [True, *soak([False])], ids=["sharded", "whole"])
-def test_local_updates_step_with_the_mean_over_all_ranks(zero: bool) -> None:
-    plan = {"kind": "momentum", "sizes": (3, 5), "zero": zero, "seeds": [0, 7], "local_updates": True}
-    results = in_threads(2, train_alone, plan)
-    expected = reference("momentum", (3, 5), epochs=4, turns=2, each_turn=True)
+    results = in_threads(len(plan.sizes), train_alone, replace(plan, seeds=(0, 7)))
+    expected = reference(plan.kind, plan.sizes, epochs=4, turns=2, each_turn=each_turn)
     for result in results:
         torch.testing.assert_close(result, expected, **TIGHT)
         assert torch.equal(result, results[0])

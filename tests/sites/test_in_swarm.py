@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -25,11 +27,11 @@ from tests.sites.site_training import (
 from tests.suites import soak
 
 
-def join_late(zero: bool, kind: str) -> list[Any]:
+def join_late() -> list[Any]:
     """A peer has trained three epochs when the site joins; then they train together. Each rank's weights at both times,
     and the plain peer's."""
     size, before, after = 4, 3, 6
-    plan = Plan(kind=kind, sizes=(size, size), zero=zero, seeds=(1, 2), target=3 * size)
+    plan = Plan(kind="adamw", sizes=(size, size), zero=True, seeds=(1, 2), target=3 * size)
     own = dist.get_rank()
     if own:
         with site_rank(plan) as rank:
@@ -37,7 +39,7 @@ def join_late(zero: bool, kind: str) -> list[Any]:
             train(rank.steps, rank.net, 1, size, epochs=after, turns=1)
         return [*seen, rank.steps.local_epoch, weights(rank.net)]
     net = model()
-    with plain_peer(net, plan.target_batch_size, kind) as (dht, peer):
+    with plain_peer(net, plan.target_batch_size) as (dht, peer):
         train(peer, net, 2, plan.target_batch_size, epochs=before, turns=1)
         theirs = [before, weights(net)]
         with site_rank(plan, contacts=dht.get_visible_addresses()) as rank:
@@ -48,9 +50,8 @@ def join_late(zero: bool, kind: str) -> list[Any]:
         return [*seen, rank.steps.local_epoch, weights(rank.net), *theirs, peer.local_epoch, weights(net)]
 
 
-@pytest.mark.parametrize(("kind", "zero"), [("adamw", True), *soak([("adamw", False)])])
-def test_a_site_that_joins_late_has_the_state_of_the_swarm_at_all_ranks(kind: str, zero: bool) -> None:
-    leader, member = in_threads(2, join_late, zero, kind)
+def test_a_site_that_joins_late_has_the_state_of_the_swarm_at_all_ranks() -> None:
+    leader, member = in_threads(2, join_late)
     epoch, first, last_epoch, last = leader[4:]
     for seen in (leader[:4], member):
         assert (seen[0], seen[2]) == (epoch, last_epoch) == (3, 6)
@@ -136,43 +137,39 @@ def test_delayed_epochs_leave_all_ranks_with_the_same(delayed: str) -> None:
     assert len({tuple(each.tolist()) for _, each in leader}) >= 4
 
 
-def learn_locally(zero: bool) -> list[Any]:
+def learn_locally() -> list[Any]:
     """A site and a plain peer, each of which steps by itself; their states are averaged after each epoch. What each
     rank had after every step, and at rank 0 what the plain peer ended with."""
     size, epochs, own = 4, 6, dist.get_rank()
-    plan = Plan(sizes=(size, size), zero=zero, seeds=(1, 2), target=3 * size, local_updates=True)
+    plan = Plan(sizes=(size, size), zero=True, seeds=(1, 2), target=3 * size, local_updates=True)
     seen: list[torch.Tensor] = []
 
-    class Watched:
-        """Keeps what the rank's model is after each step."""
+    @contextmanager
+    def watched() -> Iterator[Any]:
+        """A rank of the site whose model is kept after each step."""
+        with site_rank(plan, contacts=contacts) as rank:
+            step = rank.steps.step
+            rank.steps.step = lambda **what: (step(**what), seen.append(weights(rank.net)))
+            yield rank
 
-        def __init__(self, rank: Any) -> None:
-            self._rank = rank
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._rank.steps, name)
-
-        def step(self, *, batch_size: int) -> None:
-            self._rank.steps.step(batch_size=batch_size)
-            seen.append(weights(self._rank.net))
-
+    contacts: list[str] = []
     if own:
-        with site_rank(plan) as rank:
-            train(Watched(rank), rank.net, own, size, epochs=epochs, turns=1)
+        with watched() as rank:
+            train(rank.steps, rank.net, own, size, epochs=epochs, turns=1)
         return [seen]
     net = model()
     with plain_peer(net, plan.target_batch_size, "momentum", grad_averager=None) as (dht, peer):
-        with site_rank(plan, contacts=dht.get_visible_addresses()) as rank:
+        contacts = dht.get_visible_addresses()
+        with watched() as rank:
             peer.load_state_from_peers()
             plain = in_thread(lambda: train(peer, net, 2, size, epochs=epochs, turns=1))
-            train(Watched(rank), rank.net, 0, size, epochs=epochs, turns=1)
+            train(rank.steps, rank.net, 0, size, epochs=epochs, turns=1)
             plain.join()
         return [seen, weights(net)]
 
 
-@pytest.mark.parametrize("zero", [True, *soak([False])], ids=["sharded", "whole"])
-def test_averages_of_states_reach_all_ranks(zero: bool) -> None:
-    leader, member = in_threads(2, learn_locally, zero)
+def test_averages_of_states_reach_all_ranks() -> None:
+    leader, member = in_threads(2, learn_locally)
     assert all(torch.equal(one, other) for one, other in zip(leader[0], member[0], strict=True))
     first, last, theirs = leader[0][0], leader[0][-1], leader[1]
     assert (last - theirs).norm() < (last - first).norm()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -78,52 +79,46 @@ def test_statistics_that_do_not_come_are_dropped() -> None:
         expect_equal(twin.capture(), state.capture())
 
 
-@pytest.mark.parametrize("index", [0, 2, *soak([1, 3])])
-@ranks(2)
-def test_what_does_not_fit_changes_nothing_on_any_rank(index: int) -> None:
-    with site_state("adamw") as state:
-        if state is None:
-            return
-        advance(state, 2)
-        before = state.capture().clone()
-        spoilt = dict(before.tensors)
-        metadata = before.metadata
-        match index:
-            case 0:
-                spoilt["statistic/1/exp_avg"] = torch.zeros(99)
-            case 1:
-                spoilt["statistic/01/exp_avg"] = torch.zeros(7)
-            case 2:
-                metadata = metadata | {"numbers": {"77/step": 1}}
-            case 3:
-                metadata = metadata | {"groups": []}
-        with pytest.raises(ValueError, match=r"\w"):
-            state.restore(CapturedState(metadata, spoilt))
-        expect_equal(before, state.capture())
-
-
 class BadDisk(DistantTensor):
     def read(self, begin: int, end: int) -> memoryview:
         raise OSError("the disk is gone")
 
 
-@pytest.mark.parametrize("which", ["other", *soak(["own"])])
+def spoil(what: str, captured: CapturedState, owner_of: Callable[[int], int]) -> CapturedState:
+    tensors, metadata = dict(captured.tensors), captured.metadata
+    match what:
+        case "a shape":
+            tensors["statistic/1/exp_avg"] = torch.zeros(99)
+        case "a number":
+            metadata = metadata | {"numbers": {"77/step": 1}}
+        case "the groups":
+            metadata = metadata | {"groups": []}
+        case "the disk":
+            name = next(each for each in tensors if "exp_avg" in each and owner_of(int(each.split("/")[1])) != 0)
+            tensors[name] = BadDisk(TensorDescriptor(tuple(tensors[name].shape), tensors[name].dtype))
+    return CapturedState(metadata, tensors)
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "words"),
+    [
+        ("a shape", ValueError, r"\w"),
+        ("a number", ValueError, r"\w"),
+        ("the disk", OSError, "disk is gone"),
+        *soak([("the groups", ValueError, r"\w")]),
+    ],
+)
 @ranks(2)
-def test_a_file_that_cannot_be_read_changes_nothing_and_the_site_goes_on(which: str) -> None:
+def test_what_does_not_fit_changes_nothing_on_any_rank(what: str, error: type[Exception], words: str) -> None:
     with site_state("adamw") as state:
         if state is None:
             return
         advance(state, 2)
         before = state.capture().clone()
-        owner = state.optimizer.zero.owner_of
-        own = {name: owner(int(name.split("/")[1])) == 0 for name in before.tensors if "exp_avg" in name}
-        name = next(name for name, is_own in own.items() if is_own == (which == "own"))
-        spoilt = dict(before.tensors)
-        spoilt[name] = BadDisk(TensorDescriptor(tuple(before.tensors[name].shape), before.tensors[name].dtype))
-        with pytest.raises(OSError, match="disk is gone"):
-            state.restore(CapturedState(before.metadata, spoilt))
+        with pytest.raises(error, match=words):
+            state.restore(spoil(what, before, state.optimizer.zero.owner_of))
         expect_equal(before, state.capture())
-        advance(state, 1)
+        advance(state, 1)  # the site goes on
 
 
 def release() -> list[int]:

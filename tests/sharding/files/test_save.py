@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from swarmcli.errors import CheckpointError
 from swarmcli.sharding import ZeroRedundancyOptimizer
-from swarmcli.sharding.files import save as saves
 from swarmcli.sharding.files.save import (
     MANIFEST,
     complete,
@@ -138,19 +137,6 @@ def test_a_harmed_manifest_is_named(tmp_path: Path, harm: Any) -> None:
     harm(tmp_path / MANIFEST)
     with pytest.raises(CheckpointError, match=str(tmp_path / MANIFEST)):
         read_manifest(tmp_path)
-
-
-def save_too_much(directory: str) -> str:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(saves, "MAX_BYTES", 100)
-        with pytest.raises(CheckpointError) as caught:
-            save(directory)
-    return str(caught.value)
-
-
-def test_a_manifest_longer_than_is_read_is_not_written(tmp_path: Path) -> None:
-    assert "at most 100 are read again" in in_threads(1, save_too_much, str(tmp_path))[0]
-    assert not (tmp_path / MANIFEST).exists()
 
 
 def test_files_of_another_epoch_are_not_mixed_in(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from tests.sharding.levels import contract
 from tests.sharding.threads import in_threads
 from tests.suites import soak
 
-IN_MAKE_TEST = ("means_of_the_group", "equal_bits", "other_parameters_later")
+IN_MAKE_TEST = ("shapes_types_and_places", "equal_bits", "other_parameters_later")
 CASES = pytest.mark.parametrize("case", contract.CASES)
 
 

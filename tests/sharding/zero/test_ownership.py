@@ -85,23 +85,17 @@ def test_a_large_bucket_is_split_into_runs() -> None:
 
 @settings(max_examples=25)
 @given(sizes=BUCKETS, ranks=st.integers(1, 5), split=st.booleans())
-def test_every_parameter_has_one_owner_and_the_shares_are_in_order(
+def test_every_parameter_has_one_owner_and_shares_are_in_order_and_even_up_to_one_run(
     sizes: list[list[int]], ranks: int, split: bool
 ) -> None:
     shares = share_out(sizes, ranks, split=split)
     covered = [(share.bucket, index) for share in shares for index in range(share.start, share.stop)]
     assert covered == [(bucket, index) for bucket, parameters in enumerate(sizes) for index in range(len(parameters))]
-    assert all(0 <= share.rank < ranks for share in shares)
-    if not split:
-        assert len(shares) == len(sizes)
-
-
-@settings(max_examples=25)
-@given(sizes=BUCKETS, ranks=st.integers(1, 5))
-def test_split_shares_are_even_up_to_one_run(sizes: list[list[int]], ranks: int) -> None:
-    total, largest = sum(map(sum, sizes)), max(map(max, sizes))
     loads = [0] * ranks
-    for share in share_out(sizes, ranks, split=True):
+    for share in shares:
         loads[share.rank] += sum(sizes[share.bucket][share.start : share.stop])
-    run = max(total / ranks, largest)
-    assert max(loads) <= total / ranks + run * (ranks - 1) / ranks + 1e-9
+    if split:
+        even = sum(map(sum, sizes)) / ranks
+        assert max(loads) <= even + max(even, *map(max, sizes)) * (ranks - 1) / ranks + 1e-9
+    else:
+        assert len(shares) == len(sizes)
