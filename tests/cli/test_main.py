@@ -57,7 +57,12 @@ def test_help_names_every_verb_and_loads_none_of_them() -> None:
     of_command = {f"swarmcli.cli.{name}" for name in ("main", "ending", "processes")}
     assert {name for name in loaded if name.startswith("swarmcli.cli.")} == of_command
     said = " ".join(CliRunner().invoke(command.app, ["--help"]).stdout.replace("│", " ").split())
-    assert all(f"{name} {verb.help}" in said for name, verb in command.VERBS.items())
+    assert all(f"{name} {verb.help}" in said for name, verb in command.VERBS.items()) and "<bool>" not in said
+    join = CliRunner().invoke(command.app, ["join", "--help"]).stdout
+    assert "--client-mode" in join and "<bool>" not in join, "flags are shown as they are typed"
+    done = CliRunner().invoke(command.app, ["jion"])
+    assert done.exit_code == 2 and "jion" in done.stderr
+    assert CliRunner().invoke(command.app, ["--version"]).stdout.startswith("swarm 0.")
 
 
 def test_mistyped_words_links_of_a_run_and_what_its_owner_does_need_no_torch(tmp_path: Path) -> None:
@@ -93,14 +98,6 @@ def test_a_variable_stands_for_each_option_by_its_name(monkeypatch: pytest.Monke
     monkeypatch.delenv("SWARM_LOG_LAST")
     Journal(tmp_path / JOURNAL_NAME, run=RunRecord("a-run", "trainer", "peer"), clock=time.time).close("done")
     assert '"run_id": "a-run"' in CliRunner().invoke(command.app, ["log", str(tmp_path)]).stdout
-
-
-def test_help_shows_flags_as_they_are_typed() -> None:
-    pages = [
-        CliRunner().invoke(command.app, [*words, "--help"]).stdout for words in ([], ["join"], ["log"], ["validate"])
-    ]
-    assert "--client-mode" in pages[1]
-    assert not any("<bool>" in page for page in pages)
 
 
 def test_an_interrupt_before_anything_began_is_said(
@@ -167,20 +164,9 @@ def test_a_first_contact_that_does_not_answer_has_one_line_whatever_it_says(ends
         BootstrapError("no answer", {"tcp://198.51.100.7:1": ConnectionLost("go\r\nswarm: all is well\x1b[2J")})
     )
     assert said[1].splitlines()[1] == "  tcp://198.51.100.7:1: go  swarm: all is well[2J" and said[1].count("\n") == 3
-
-
-def test_what_a_stranger_says_of_a_failure_steers_no_terminal(ends: Any) -> None:
     for kind in (SwarmError, ZeroDivisionError):
-        assert (
-            "closed by peer: ]0;owned[2J31mor\n"
-            in ends(kind("closed by peer: \x1b]0;owned\x07\x1b[2J\x9b31m\u202eor"))[1]
-        )
-
-
-def test_an_unknown_verb_is_a_usage_error_and_the_version_is_told() -> None:
-    done = CliRunner().invoke(command.app, ["jion"])
-    assert done.exit_code == 2 and "jion" in done.stderr
-    assert CliRunner().invoke(command.app, ["--version"]).stdout.startswith("swarm 0.")
+        steering = kind("closed by peer: \x1b]0;owned\x07\x1b[2J\x9b31m\u202eor")
+        assert "closed by peer: ]0;owned[2J31mor\n" in ends(steering)[1]
 
 
 def test_what_an_output_cannot_show_ends_no_command() -> None:

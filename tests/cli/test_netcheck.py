@@ -58,23 +58,15 @@ def test_the_sentence_comes_first_and_everything_that_was_found_below() -> None:
     ):
         assert words in text
     assert "\x1b" not in text and max(map(len, shown(FOUND, 60))) <= 60
-
-
-def test_all_of_it_is_there_as_json() -> None:
-    found = json.loads(json.dumps(FOUND.as_json()))
-    assert found["families"][0]["translation"] == "independent"
-    assert found["peers"][0]["down"] == 5e6
-    assert found["sentence"] == FOUND.sentence
-
-
-def test_what_the_router_said() -> None:
-    for mapping, words in (
-        (FOUND.mapping, "192.168.1.1, opened"),
+    for mapping, said in (
         (MappingReport(), "none found, opens no port"),
         (MappingReport(gateway="192.168.1.1", asked=False), "192.168.1.1, not asked for a port"),
         (MappingReport(gateway="192.168.1.1", problem="NAT-PMP: no; UPnP: never"), "192.168.1.1, opens no port"),
     ):
-        assert words in "\n".join(shown(replace(FOUND, mapping=mapping)))
+        assert said in "\n".join(shown(replace(FOUND, mapping=mapping)))
+    found = json.loads(json.dumps(FOUND.as_json()))
+    assert found["families"][0]["translation"] == "independent" and found["sentence"] == FOUND.sentence
+    assert found["peers"][0]["down"] == 5e6
 
 
 @pytest.mark.parametrize(

@@ -31,26 +31,18 @@ def test_a_run_to_begin_from_is_named_with_its_checkpoint(verb: type[PagedOption
         begins_from(from_run="old")
 
 
-def test_choices_become_the_same_as_set() -> None:
+def test_choices_become_the_same_as_set_and_what_is_not_chosen_stays_as_the_recipe_says() -> None:
     announced = ["tcp://203.0.113.7:31330"]
     chosen = options(name="on: the sofa 🚀", host="127.0.0.1", port=0, announce=announced, client_mode=True)
     local = load_recipe(RECIPE, chosen.settings()).local
     assert (local.name, local.host, local.port, local.client_mode) == ("on: the sofa 🚀", "127.0.0.1", 0, True)
     assert local.announce_addresses == ("tcp://203.0.113.7:31330",)
-
-
-def test_the_router_is_asked_and_whether_it_relays_is_open_unless_it_is_told_otherwise() -> None:
-    for chosen, key, value in (
-        ({}, "port_mapping", True), ({"no_port_mapping": True}, "port_mapping", False),
-        ({}, "relay", None), ({"relay": True}, "relay", True), ({"relay": False}, "relay", False),
-    ):  # fmt: skip
-        assert getattr(load_recipe(RECIPE, options(**chosen).settings()).local, key) is value
-
-
-def test_what_is_not_chosen_stays_as_the_recipe_says() -> None:
-    chosen = options(overrides=["local.port=4000", "local.client_mode=true"])
-    local = load_recipe(RECIPE, chosen.settings()).local
-    assert (local.port, local.client_mode) == (4000, True)
+    unchosen = options(overrides=["local.port=4000", "local.client_mode=true"])
+    local = load_recipe(RECIPE, unchosen.settings()).local
+    assert (local.port, local.client_mode, local.port_mapping, local.relay) == (4000, True, True, None)
+    for relay in (True, False):
+        assert load_recipe(RECIPE, options(relay=relay).settings()).local.relay is relay
+    assert load_recipe(RECIPE, options(no_port_mapping=True).settings()).local.port_mapping is False
 
 
 def test_a_number_of_processes_makes_a_site_and_one_process_is_none() -> None:

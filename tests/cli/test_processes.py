@@ -19,21 +19,13 @@ def test_no_child_outlives_its_block(tmp_path: Path) -> None:
         raise ZeroDivisionError
     assert child.returncode is not None
     assert not psutil.pid_exists(child.pid)
-
-
-def test_a_killed_child_shows_its_signal(tmp_path: Path) -> None:
-    run = RunRecord("run", "trainer", "a" * 52)
-    with Journal(tmp_path / JOURNAL_NAME, run=run, clock=time.time), Children() as children:
-        child = children.start("child", ["log", "--follow", str(tmp_path)], tmp_path / "log")  # it never ends by itself
-        child.kill()
-        assert child.returncode == -9
-
-
-def test_last_words_are_the_end_of_the_log(tmp_path: Path) -> None:
     with Children() as children:
-        child = children.start("wrong", ["jion"], tmp_path / "log")
-        assert child.wait(60) == 2
-        assert "jion" in child.last_words()
+        killed = children.start("child", ["log", "--follow", str(tmp_path)], tmp_path / "log")
+        killed.kill()
+        assert killed.returncode == -9, "its signal"
+        wrong = children.start("wrong", ["jion"], tmp_path / "other")
+        assert wrong.wait(60) == 2
+        assert "jion" in wrong.last_words(), "the end of its log"
 
 
 PARENT = """

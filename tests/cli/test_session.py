@@ -39,35 +39,23 @@ def test_the_join_line_can_be_typed_as_it_is_with_what_others_must_override_like
     ]  # fmt: skip
 
 
-def test_a_taken_port_names_its_option_and_leaves_no_home(tmp_path: Path) -> None:
+def test_a_taken_port_names_its_option_and_an_address_that_cannot_be_read_is_named_and_no_home_is_left(
+    tmp_path: Path,
+) -> None:
     with socket.create_server(("0.0.0.0", 0)) as taken:
-        overrides = [f"output_dir={tmp_path}", f"local.port={taken.getsockname()[1]}"]
-        with (
-            pytest.raises(ListenError, match=r"--port PORT"),
-            Session("trainer", load_recipe(RECIPE, overrides), [], None),
+        port = taken.getsockname()[1]
+        for role, override, contacts, web_port, error, words in (
+            ("trainer", f"local.port={port}", [], None, ListenError, "--port PORT"),
+            ("monitor", "seed=1", [], port, ListenError, "--web PORT"),
+            ("trainer", "seed=1", ["127.0.0.1:31330"], None, AddressError, r"127\.0\.0\.1:31330"),
         ):
-            raise AssertionError("the session must not begin")
-    assert not list((tmp_path / "stdlib-lm").iterdir())
-
-
-def test_a_taken_port_of_the_dashboard_names_its_option(tmp_path: Path) -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(ListenError, match=r"--web PORT"),
-        Session("monitor", load_recipe(RECIPE, [f"output_dir={tmp_path}"]), [], None, web_port=taken.getsockname()[1]),
-    ):
-        raise AssertionError("nobody may meet a peer that leaves at once")
-    assert not (tmp_path / "stdlib-lm").exists()
-
-
-def test_an_address_that_cannot_be_read_is_refused_before_a_home_is_made(tmp_path: Path) -> None:
-    overrides = [f"output_dir={tmp_path / 'runs'}"]
-    with (
-        pytest.raises(AddressError, match=r"127\.0\.0\.1:31330"),
-        Session("trainer", load_recipe(RECIPE, overrides), ["127.0.0.1:31330"], None),
-    ):
-        raise AssertionError("the session must not begin")
-    assert not (tmp_path / "runs").exists()
+            recipe = load_recipe(RECIPE, [f"output_dir={tmp_path}", override])
+            with (
+                pytest.raises(error, match=words),  # type: ignore[call-overload]
+                Session(role, recipe, contacts, None, web_port=web_port),  # type: ignore[arg-type]
+            ):
+                raise AssertionError("the session must not begin: nobody may meet a peer that leaves at once")
+    assert not list(tmp_path.glob("*/*"))
 
 
 def test_a_peer_whose_contact_has_gone_says_that_its_link_no_longer_holds(tmp_path: Path) -> None:
@@ -89,10 +77,15 @@ def signalled(activity: Activity) -> Callable[[signal.Signals, bool], None]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_as_the_verb_does_and_a_second_hurries(number: signal.Signals) -> None:
+def test_a_signal_stops_as_the_verb_does_and_a_second_hurries(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
     activity = Activity()
+    activity.hands_in = lambda stays: (1200, 240.0)
     hear = signalled(activity)
     hear(number, False)
+    sooner = "Ctrl-C again or `swarm stop --now` leaves without it\n"
+    assert number != signal.SIGINT or capsys.readouterr().err == sooner
     stays = STAYS.asked if number == signal.SIGINT else STAYS.hurried
     assert activity.status().state == "stopping" and activity.status().stays == stays
     hear(signal.SIGTERM, True)
@@ -101,13 +94,6 @@ def test_a_signal_stops_as_the_verb_does_and_a_second_hurries(number: signal.Sig
     behind.stop()  # by the verb
     signalled(behind)(number, False)
     assert behind.status().stays == (0.0 if number == signal.SIGINT else STAYS.hurried)
-
-
-def test_ctrl_c_says_how_one_leaves_sooner(capsys: pytest.CaptureFixture[str]) -> None:
-    activity = Activity()
-    activity.hands_in = lambda stays: (1200, 240.0)
-    signalled(activity)(signal.SIGINT, False)
-    assert capsys.readouterr().err == "Ctrl-C again or `swarm stop --now` leaves without it\n"
 
 
 def test_who_leaves_is_told_what_is_lost() -> None:

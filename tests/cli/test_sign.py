@@ -52,15 +52,13 @@ def test_peers_know_the_owners_signature_for_this_position_and_no_other(recipe: 
     assert not owners_word(loaded, PeerID(stranger).text)(LineagePosition(9, 90, LINEAGE), PARAMETERS, signature)
 
 
-def test_another_key_signs_nothing(recipe: Path, checkpoint: Path) -> None:
+def test_another_key_signs_nothing_and_a_checkpoint_of_another_run_is_not_signed(
+    recipe: Path, checkpoint: Path
+) -> None:
     other = recipe.with_name("other.run-key")
     RunKey.create(other)
-    result = CliRunner().invoke(app, ["sign", str(recipe), str(checkpoint), "--run-key", str(other)])
-    assert isinstance(result.exception, SwarmError | SystemExit) and not (checkpoint / OWNER).exists()
-
-
-def test_a_checkpoint_of_another_run_is_not_signed(recipe: Path, checkpoint: Path) -> None:
     manifest = json.loads((checkpoint / MANIFEST).read_text())
-    (checkpoint / MANIFEST).write_text(json.dumps({**manifest, "run_id": "another"}))
-    result = CliRunner().invoke(app, ["sign", str(recipe), str(checkpoint)])
-    assert isinstance(result.exception, SwarmError | SystemExit) and not (checkpoint / OWNER).exists()
+    for words, run_id in ((["--run-key", str(other)], "mine"), ([], "another")):
+        (checkpoint / MANIFEST).write_text(json.dumps({**manifest, "run_id": run_id}))
+        result = CliRunner().invoke(app, ["sign", str(recipe), str(checkpoint), *words])
+        assert isinstance(result.exception, SwarmError | SystemExit) and not (checkpoint / OWNER).exists()

@@ -54,41 +54,32 @@ def test_it_says_how_much_memory_a_trainer_needs_and_refuses_more_than_there_is(
         run(recipe, "--set", huge)
 
 
-def test_quick_looks_at_the_file_only(recipe: Path) -> None:
-    (recipe.parent / "texts" / "a.txt").unlink()
-    output = run(recipe, "--quick")
-    assert "is in order as far as the file goes" in output and "parameters" not in output
-
-
 def test_it_says_whether_the_recipe_can_travel_in_a_link(recipe: Path) -> None:
     assert "link                  brings it to whoever joins\n" in run(recipe, "--quick")
     output = run(recipe, "--quick", "--set", f"datasets.0.path={recipe.parent / 'texts'}")
     assert "This run cannot be joined by a link: " in output
     assert "datasets.0.path leads out of the run's data directory" in output and "local.data_dir" in output
     assert "is in order as far as the file goes, for those who have the file" in output
-    assert "cannot be joined" in json.loads(run(recipe, "--json", "--quick", "--set", "datasets.0.path=~/x"))["no_link"]
-
-
-def test_json_holds_values_and_fingerprint(recipe: Path) -> None:
-    found = json.loads(run(recipe, "--json", "--quick", "--set", "seed=9"))
+    found = json.loads(run(recipe, "--json", "--quick", "--set", "datasets.0.path=~/x", "--set", "seed=9"))
+    assert "cannot be joined" in found["no_link"] and "optimizer.learning_rate" in found["fingerprint"]
     assert found["values"]["seed"] == 9 and found["values"]["optimizer"]["name"] == "adamw"
-    assert "optimizer.learning_rate" in found["fingerprint"]
+    (recipe.parent / "texts" / "a.txt").unlink()
+    output = run(recipe, "--quick")
+    assert "is in order as far as the file goes" in output and "parameters" not in output, "it looks at the file only"
+    recipe.write_text(RECIPE.replace("source: files", "type: files"))
+    assert f"note: {recipe}:4: datasets.0.type has another name now; write `source: files`\n" in run(recipe, "--quick")
 
 
 def test_what_is_wrong_is_raised_for_the_command_to_show(recipe: Path) -> None:
-    with pytest.raises(RecipeError, match="--set sede=9: unknown key sede; did you mean seed"):
-        run(recipe, "--set", "sede=9")
-    with pytest.raises(RecipeError, match="has no field 'n_layers'"):
-        run(recipe, "--set", "base_model.n_layers=9")
-    with pytest.raises(RecipeError, match=r"datasets\.0: .*gone does not exist"):
-        run(recipe, "--set", "datasets.0.path=gone")
-    with pytest.raises(RecipeError, match=r"\.yaml:\d+: all the text is shorter than one sequence of 65536 tokens"):
-        run(recipe, "--set", "sequence_len=65536", "--set", "local.check_memory=false")
-
-
-def test_a_group_of_parameters_that_fits_none_is_told_before_anybody_joins(recipe: Path) -> None:
-    with pytest.raises(RecipeError, match=r"groups: 'lora_B' begins no name .* \(transformer\.wte\.weight"):
-        run(recipe, "--set", "optimizer.groups=[{match: lora_B}]")
+    for override, words in (
+        ("sede=9", "--set sede=9: unknown key sede; did you mean seed"),
+        ("base_model.n_layers=9", "has no field 'n_layers'"),
+        ("datasets.0.path=gone", r"datasets\.0: .*gone does not exist"),
+        ("sequence_len=65536", r"\.yaml:\d+: all the text is shorter than one sequence of 65536 tokens"),
+        ("optimizer.groups=[{match: lora_B}]", r"groups: 'lora_B' begins no name .* \(transformer\.wte\.weight"),
+    ):
+        with pytest.raises(RecipeError, match=words):
+            run(recipe, "--set", override, "--set", "local.check_memory=false")
 
 
 def test_a_site_is_told_in_words(recipe: Path) -> None:
@@ -98,11 +89,6 @@ def test_a_site_is_told_in_words(recipe: Path) -> None:
     output = run(recipe, "--quick", *(word for each in chosen for word in ("--set", each)))
     assert "4 processes as one peer, averaging in groups of 2 every 2 steps, of 4 every 8 steps\n" in output
     assert "site " not in run(recipe, "--quick")
-
-
-def test_a_key_that_has_another_name_now_is_told_with_its_line(recipe: Path) -> None:
-    recipe.write_text(RECIPE.replace("source: files", "type: files"))
-    assert f"note: {recipe}:4: datasets.0.type has another name now; write `source: files`\n" in run(recipe, "--quick")
 
 
 CHATS = """\

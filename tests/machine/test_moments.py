@@ -46,13 +46,11 @@ def test_moments(text: str, expected: str) -> None:
     assert moment(text, at("2026-11-25 12:00"), BERLIN) == at(expected)  # a Wednesday
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "18", "25:00", "13pm", "noon", "today 9:00", "2026-12-24", "2026-11-24 18:00", "2036-01-01 18:00", "moonday"],
-)
-def test_what_is_no_moment_to_come(text: str) -> None:
-    with pytest.raises(UsageError, match="write it like 18:00"):
-        moment(text, at("2026-11-25 12:00"), BERLIN)
+def test_what_is_no_moment_to_come() -> None:
+    past = ("today 9:00", "2026-11-24 18:00")
+    for text in ("", "18", "25:00", "13pm", "noon", *past, "2026-12-24", "2036-01-01 18:00", "moonday"):
+        with pytest.raises(UsageError, match="write it like 18:00"):
+            moment(text, at("2026-11-25 12:00"), BERLIN)
 
 
 def test_the_nights_in_which_clocks_are_set() -> None:

@@ -76,8 +76,17 @@ def test_another_process_with_the_id_of_a_dead_one_is_not_taken_for_it(peers: Lo
     assert [file.name for file in peers.directory.iterdir()] == [f"{here().stem}.json"]
 
 
-def test_a_removed_file_is_written_again_and_a_foreign_one_is_left_alone(peers: LocalPeers) -> None:
+def test_what_could_not_be_written_or_was_removed_is_written_again_and_a_foreign_file_is_left_alone(
+    peers: LocalPeers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*ignored: object) -> None:
+        raise OSError("no space left")
+
     with peers.entered(here()) as entry:
+        with monkeypatch.context() as broken, pytest.raises(OSError, match="no space"):
+            broken.setattr(Path, "replace", fail)
+            entry.announce(name="Ada", api="http://127.0.0.1:1", token="secret")
+        assert peers.living() == [here()]
         entry.announce(name="Ada", api="http://127.0.0.1:8080", token="secret")
         for file in peers.directory.iterdir():
             file.unlink()
@@ -137,14 +146,16 @@ def test_only_its_user_can_read_the_token(peers: LocalPeers, shown: LocalPeer) -
         peers.token(shown)
 
 
-def entry_of_a_living_process() -> str:
-    """Another one than this, with which a foreign file could be named."""
-    return f"{os.getppid()}-{int(psutil.Process(os.getppid()).create_time())}.json"
+def test_the_processes_of_a_site_are_one_peer(peers: LocalPeers, shown: LocalPeer) -> None:
+    parent = psutil.Process(os.getppid())
+    peers.write(LocalPeer(parent.pid, parent.create_time(), "trainer", "run", shown.home), "")
+    assert len(peers.living()) == 2 and peers.peers() == [shown]
 
 
 def test_what_lies_there_and_is_no_entry_is_not_read(peers: LocalPeers, shown: LocalPeer) -> None:
     own = (peers.directory / f"{shown.stem}.json").read_bytes()
-    foreign = peers.directory / entry_of_a_living_process()
+    parent = psutil.Process(os.getppid())  # another living process, with which a foreign file could be named
+    foreign = peers.directory / f"{parent.pid}-{int(parent.create_time())}.json"
     for content in (b"", b"\xff", b"[" * 60_000, own, own + b" " * registry.MAX_BYTES, b'{"pid": -1}'):
         foreign.write_bytes(content)
         assert peers.living() == [shown]
@@ -158,39 +169,14 @@ def test_what_lies_there_and_is_no_entry_is_not_read(peers: LocalPeers, shown: L
     foreign.mkdir()
     (peers.directory / "7-7.json").mkdir()  # of a process that is not there, and cannot be removed as a file
     assert peers.living() == [shown]
-
-
-def test_a_directory_that_others_can_write_is_not_believed(peers: LocalPeers, shown: LocalPeer) -> None:
-    peers.directory.chmod(0o777)
-    assert peers.living() == []
-    peers.directory.chmod(0o700)
     link = peers.directory.with_name("link")
     link.symlink_to(peers.directory)
-    assert LocalPeers(link).living() == [] and peers.living() == [shown]
+    assert LocalPeers(link).living() == []
+    peers.directory.chmod(0o777)
+    assert peers.living() == [], "a directory that others can write is not believed"
 
 
 def test_nobody_is_asked_on_another_computer() -> None:
     for api in ("http://192.0.2.1:80", "http://127.0.0.1:80@evil.example", "http://localhost:1", "x", ""):
         assert LocalPeer(1, 1.0, "trainer", "run", "/home", api=api).port is None
     assert LocalPeer(1, 1.0, "trainer", "run", "/home", api="http://127.0.0.1:80").port == 80
-
-
-def test_the_processes_of_a_site_are_one_peer(peers: LocalPeers, shown: LocalPeer) -> None:
-    parent = psutil.Process(os.getppid())
-    peers.write(LocalPeer(parent.pid, parent.create_time(), "trainer", "run", shown.home), "")
-    assert len(peers.living()) == 2
-    assert peers.peers() == [shown]
-
-
-def test_what_could_not_be_written_is_written_later(peers: LocalPeers, monkeypatch: pytest.MonkeyPatch) -> None:
-    with peers.entered(here()) as entry:
-        with monkeypatch.context() as broken, pytest.raises(OSError, match="no space"):
-            broken.setattr(Path, "replace", fail)
-            entry.announce(name="Ada", api="http://127.0.0.1:8080", token="secret")
-        assert peers.living() == [here()]
-        entry.renew()
-        assert peers.living() == [entry.peer] and entry.peer.name == "Ada"
-
-
-def fail(*ignored: object) -> None:
-    raise OSError("no space left")

@@ -34,17 +34,16 @@ def test_what_no_limit_asks_for_is_not_read(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_this_computer_is_read_and_what_it_does_not_tell_is_unknown(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(50_000))
-    found = SystemSensors([tmp_path], lambda: [SimpleNamespace(pid=os.getpid(), home="a", role="trainer")]).read(ALL)
+    homes = [("a", "trainer"), ("a", "trainer"), ("b", "monitor"), ("c", "trainer")]
+    processes = [SimpleNamespace(pid=os.getpid(), home=home, role=role) for home, role in homes]
+    found = SystemSensors([tmp_path], lambda: processes).read(ALL)
+    assert (found.peers, found.trainers) == (3, 2), "counted by their homes"
     assert found.metered is None and found.idle is None and found.others is None
     assert found.memory and found.memory_whole and found.memory_free and found.memory < found.memory_whole
     assert found.disk and found.disk >= 40_000 and found.disk_whole and found.disk_free
-
-
-def test_peers_are_counted_by_their_homes() -> None:
-    homes = [("a", "trainer"), ("a", "trainer"), ("b", "monitor"), ("c", "trainer")]
-    processes = [SimpleNamespace(pid=1, home=home, role=role) for home, role in homes]
-    found = SystemSensors(processes=lambda: processes).read(Limits())
-    assert (found.peers, found.trainers) == (3, 2)
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "link").symlink_to(tmp_path / "gone")
+    assert bytes_below(tmp_path / "below") < 10_000 and bytes_below(tmp_path / "none") == 0, "what goes away meanwhile"
 
 
 def test_a_sensor_that_breaks_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +69,14 @@ def test_nonsense_of_a_broken_thermometer_is_left_out(monkeypatch: pytest.Monkey
     assert sensors.hottest() == 70.0
 
 
+def test_a_seldom_reading_is_kept_for_a_while() -> None:
+    now, taken = [0.0], []
+    reading = Seldom(5.0, lambda: taken.append(1) or len(taken), clock=lambda: now[0])
+    first = [reading(), reading()]
+    now[0] = 5.0
+    assert (first, reading()) == ([1, 1], 2)
+
+
 def test_the_use_of_others_is_all_but_ours_and_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     times = namedtuple("times", "user system idle iowait")
     moments = iter([times(0, 0, 0, 0), times(6, 2, 10, 2), times(6, 2, 30, 2)])
@@ -91,28 +98,12 @@ def test_simulated_readings_stand_for_the_computers_own(tmp_path: Path) -> None:
     assert simulated.read(Limits()).on_battery is True and simulated.read(Limits()).idle == 3
     file.write_text('{"on_batt')  # being written
     assert simulated.read(Limits()).on_battery is True
-    for nonsense in (
-        "5",
-        "null",
-        '"now"',
-        '{"now": "x"}',
-        '{"now": null}',
-        '{"now": 1e300}',
-        '{"idle": "x"}',
-        "[" * 9999,
-    ):
+    odd = ("5", "null", '"now"', '{"now": "x"}', '{"now": null}', '{"now": 1e300}', '{"idle": "x"}', "[" * 9999)
+    for nonsense in odd:
         file.write_text(nonsense)
         assert SimulatedSensors(file, SystemSensors()).read(Limits()).idle is None
     file.write_text('{"peers": 0}')
     assert SimulatedSensors(file, SystemSensors()).read(Limits()).peers == 1
-
-
-def test_a_seldom_reading_is_kept_for_a_while() -> None:
-    now, taken = [0.0], []
-    reading = Seldom(5.0, lambda: taken.append(1) or len(taken), clock=lambda: now[0])
-    assert [reading(), reading()] == [1, 1]
-    now[0] = 5.0
-    assert reading() == 2
 
 
 def test_answers_of_programs_are_understood_or_unknown() -> None:
@@ -125,11 +116,8 @@ def test_answers_of_programs_are_understood_or_unknown() -> None:
     assert [sensors.of_network_manager(f"u {n}\n") for n in range(5)] == [None, True, False, True, False]
     assert sensors.of_network_manager("Failed to get property") is None
     assert answer_of("no-such-program-anywhere") is None
-    assert (sensors.of_windows("Variable\r\n"), sensors.of_windows("Unrestricted"), sensors.of_windows("")) == (
-        True,
-        False,
-        None,
-    )
+    told = [sensors.of_windows(words) for words in ("Variable\r\n", "Unrestricted", "")]
+    assert told == [True, False, None]
 
 
 def test_a_terminal_in_use_is_somebody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -138,8 +126,3 @@ def test_a_terminal_in_use_is_somebody(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr("sys.platform", "linux")
     idle = idleness.seconds_without_input()
     assert idle is not None and 0 <= idle < math.inf
-
-
-def test_what_goes_away_meanwhile_counts_nothing(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "gone")
-    assert bytes_below(tmp_path) < 10_000 and bytes_below(tmp_path / "none") == 0

@@ -210,15 +210,9 @@ class FakeRun:
         return views.page_of_rounds(self.rounds(after=after, limit=limit), names)
 
     def failures(self) -> Sequence[Failure]:
+        span = {"first": START + 40.0, "last": self.now - 30.0}
         return [
-            Failure(
-                reason=reason,
-                what=what,
-                count=self.finished_epochs // every,
-                first=START + 40.0,
-                last=self.now - 30.0,
-                example=example,
-            )
+            Failure(reason=reason, what=what, count=self.finished_epochs // every, example=example, **span)
             for what, reason, every, example in FAILURES
             if self.finished_epochs >= every
         ]
@@ -263,38 +257,13 @@ class FakeRun:
 
     def machine(self) -> Sequence[MachinePeer]:
         me = next((peer for peer in self.people if peer.me), OTHERS[-1])
-        return [
-            MachinePeer(
-                pid=4711,
-                name=me.name,
-                role=me.role,
-                run_id=self.run_id,
-                home="/home/ada/runs/stdlib-lm/monitor-1",
-                started=START,
-                me=True,
-                url="http://127.0.0.1:8080/",
-                answers=True,
-                state=self.state,
-                sentence="Following the run, epoch 12",
-                epoch=self.finished_epochs,
-                max_epochs=self.max_epochs,
-                samples_per_second=0.0,
-            ),
-            MachinePeer(
-                pid=4712,
-                name="lab-17",
-                role="trainer",
-                run_id="proteins",
-                home="/home/ada/runs/proteins/trainer-1",
-                started=START + 60.0,
-                url="http://127.0.0.1:40123/",
-                answers=True,
-                state="paused",
-                sentence="Paused: on battery",
-                epoch=7,
-                samples_per_second=0.0,
-            ),
-        ]
+        usual: dict[str, Any] = {"started": START, "answers": True, "samples_per_second": 0.0}
+        here: dict[str, Any] = {"epoch": self.finished_epochs, "max_epochs": self.max_epochs, "state": self.state}
+        words = {"home": "/home/ada/runs/stdlib-lm/monitor-1", "url": "http://127.0.0.1:8080/"}
+        other = {"home": "/home/ada/runs/proteins/trainer-1", "url": "http://127.0.0.1:40123/", "role": "trainer"}
+        own = MachinePeer(pid=4711, name=me.name, role=me.role, run_id=self.run_id, me=True, **usual, **here, **words)
+        paused = MachinePeer(pid=4712, name="lab-17", run_id="proteins", state="paused", epoch=7, **usual, **other)
+        return [replace(own, sentence="Following the run, epoch 12"), replace(paused, sentence="Paused: on battery")]
 
     def export(self, name: str) -> tuple[type[Any], Iterable[Any]]:
         lists: Mapping[str, tuple[type[Any], Iterable[Any]]] = {

@@ -40,6 +40,10 @@ def test_a_checkpoint_is_downloaded_as_it_lies(checkpoint: Path, serve: Serve) -
         for path in checkpoint.rglob("*")
         if path.is_file()
     }
+    run = FakeRun(finished_epochs=20, home=checkpoint.parent)
+    url = serve(run, token="t" * 20).url + "api/v1/checkpoints/epoch-20.tar"
+    assert httpx.get(url).status_code == 401, "where others may come"
+    assert httpx.get(url, headers={"Authorization": "Bearer " + "t" * 20}).status_code == 200
 
 
 def test_no_name_leads_out_of_the_checkpoints(checkpoint: Path, serve: Serve) -> None:
@@ -49,14 +53,9 @@ def test_no_name_leads_out_of_the_checkpoints(checkpoint: Path, serve: Serve) ->
         assert httpx.get(url + f"api/v1/checkpoints/{name}.tar").status_code == 404, name
 
 
-def test_a_download_asks_for_the_token_where_others_may_come(checkpoint: Path, serve: Serve) -> None:
-    run = FakeRun(finished_epochs=20, home=checkpoint.parent)
-    url = serve(run, token="t" * 20).url + "api/v1/checkpoints/epoch-20.tar"
-    assert httpx.get(url).status_code == 401
-    assert httpx.get(url, headers={"Authorization": "Bearer " + "t" * 20}).status_code == 200
-
-
-def test_links_in_a_checkpoint_lead_nowhere(checkpoint: Path) -> None:
+def test_links_in_a_checkpoint_lead_nowhere_and_a_file_that_shrinks_meanwhile_ends_the_download(
+    checkpoint: Path,
+) -> None:
     secret = checkpoint.parent.parent / "identity.key"
     secret.write_text("secret")
     (checkpoint / "link").symlink_to(secret)
@@ -67,9 +66,7 @@ def test_links_in_a_checkpoint_lead_nowhere(checkpoint: Path) -> None:
     (checkpoint / "manifest.json").symlink_to(secret)
     with pytest.raises(OSError, match=r"changed|symbolic"):
         b"".join(began)
-
-
-def test_a_file_that_shrinks_meanwhile_ends_the_download(checkpoint: Path) -> None:
+    (checkpoint / "manifest.json").unlink()
     began = TarOfDirectory(checkpoint)
     (checkpoint / "model.safetensors").write_bytes(b"")
     with pytest.raises(OSError, match="shorter"):
