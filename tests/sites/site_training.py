@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,13 +34,6 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-class Steps(Protocol):
-    @property
-    def local_epoch(self) -> int: ...
-    def step(self, *, batch_size: int) -> Any: ...
-    def zero_grad(self) -> Any: ...
-
-
 def model(seed: int = 0) -> torch.nn.Module:
     with DRAWING:
         torch.manual_seed(seed)
@@ -65,7 +58,7 @@ def loss_of(net: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return ((net(batch) - batch.sum(1, keepdim=True)) ** 2).mean()
 
 
-def train(steps: Steps, net: torch.nn.Module, who: int, size: int, *, epochs: int, turns: int) -> None:
+def train(steps: Any, net: torch.nn.Module, who: int, size: int, *, epochs: int, turns: int) -> None:
     """Anyone's loop; in each epoch it computes `turns` batches of `size` rows, then waits for its end."""
     while (epoch := steps.local_epoch) < epochs:
         for turn in range(turns):

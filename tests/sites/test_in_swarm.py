@@ -143,6 +143,7 @@ def learn_locally() -> list[Any]:
     size, epochs, own = 4, 6, dist.get_rank()
     plan = Plan(sizes=(size, size), zero=True, seeds=(1, 2), target=3 * size, local_updates=True)
     seen: list[torch.Tensor] = []
+    contacts: list[str] = []
 
     @contextmanager
     def watched() -> Iterator[Any]:
@@ -152,7 +153,6 @@ def learn_locally() -> list[Any]:
             rank.steps.step = lambda **what: (step(**what), seen.append(weights(rank.net)))
             yield rank
 
-    contacts: list[str] = []
     if own:
         with watched() as rank:
             train(rank.steps, rank.net, own, size, epochs=epochs, turns=1)

@@ -14,10 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from swarmcli.compression import CompressionBase, Float16Compression, NoCompression
+from swarmcli.compression import NoCompression
 from swarmcli.dht import DHT
 from swarmcli.errors import StateDownloadError
-from swarmcli.events import Event, Events, Noticed, PeerRefused, StateDownloaded
+from swarmcli.events import Event, Events, PeerRefused, StateDownloaded
 from swarmcli.network import Endpoint, Identity, PeerID
 from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.optim import Optimizer
@@ -28,7 +28,6 @@ from swarmcli.optim.state.replica import InPlace, Replica
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
 from swarmcli.sites.links import receive_tensors
 from swarmcli.sites.statistics import ReadPinned, ShareOfStatistics
-from swarmcli.state.distant import DistantTensor, loaded
 from swarmcli.state.snapshot import PinnedState
 from tests.sharding.processes import Worlds
 from tests.sharding.threads import in_threads, ranks
@@ -42,7 +41,7 @@ LARGE = [(400, 500), (7,), (500, 300), (), (4000,)]  # a state of some 5 MB, in 
 class Peer:
     """One peer of a swarm, reduced to its state."""
 
-    def __init__(self, state: TrainingState, compression: CompressionBase = NoCompression()) -> None:  # noqa: B008
+    def __init__(self, state: TrainingState) -> None:
         self.state = state
         self.events: list[Event] = []
         events = Events()
@@ -50,7 +49,7 @@ class Peer:
         self.endpoint = Endpoint(TCPTransport(Identity.generate(), host="127.0.0.1"), events=events)
         self.replica = Replica(state, InPlace(state.parameters))
         self.captured = asyncio.Event()
-        mode = Synchronous(state=StateOptions(load_compression=compression))
+        mode = Synchronous(state=StateOptions(load_compression=NoCompression()))
         directory = SimpleNamespace(endpoint=self.endpoint, run_id="run", network_of=lambda peer: peer)
         claims = SimpleNamespace(directory=directory, doubt=lambda peers: None)
         self.exchange = StateExchange(self.replica, mode, claims)  # type: ignore[arg-type]
@@ -73,8 +72,8 @@ class Peer:
 
 
 @asynccontextmanager
-async def peers(*states: TrainingState, **options: CompressionBase) -> AsyncIterator[list[Peer]]:
-    made = [Peer(state, **options) for state in states]
+async def peers(*states: TrainingState) -> AsyncIterator[list[Peer]]:
+    made = [Peer(state) for state in states]
     for peer in made:
         await peer.endpoint.start()
         peer.exchange.donor.start()
@@ -172,35 +171,6 @@ def test_a_site_and_a_plain_peer_give_parts_of_one_state() -> None:
                 expect_equal(twin.capture(), newcomer.capture())
 
         asyncio.run(main())
-
-
-def lossy() -> None:
-    with site_state("adamw") as site:
-        if site is None:
-            return
-        donor, newcomer = plain_state("adamw"), plain_state("adamw", seed=3)
-        advance(donor, 3)
-
-        async def main() -> None:
-            async with peers(donor, newcomer, site, compression=Float16Compression()) as (first, second, third):
-                for peer in (second, third):
-                    await peer.take_over(first)
-                    assert any(isinstance(event, Noticed) and "lossy" in event.text for event in peer.events)
-                expect_equal(newcomer.capture(), site.capture())
-                advance(site, 1)
-                advance(newcomer, 1)
-                await second.take_over(third)  # statistics of other ranks come as they are
-                for name, tensor in site.capture().tensors.items():
-                    error = 0.0 if isinstance(tensor, DistantTensor) else 1e-3
-                    got = newcomer.capture().tensors[name]
-                    torch.testing.assert_close(got, loaded(tensor), rtol=error, atol=error)
-
-        asyncio.run(main())
-
-
-@pytest.mark.soak
-def test_with_a_lossy_codec() -> None:
-    in_threads(2, lossy)
 
 
 @ranks(2)

@@ -257,24 +257,18 @@ async def test_a_newcomer_that_has_nothing_of_the_others_gives_nothing(swarm: Sw
 
 
 @in_swarm(14)
-async def test_a_first_peer_finds_nothing_to_download(swarm: Swarm) -> None:
+async def test_where_there_is_nothing_that_fits_nothing_is_taken_over(swarm: Swarm) -> None:
     first, second = await swarm.add({1: 4}), await swarm.add({1: 4})
     assert await first.levels.download(first.tensors, 30.0) is None
+    first.tensors[0][0] = float("nan")  # nothing to go on from either
+    await swarm.average(first)
     assert await second.levels.download(second.tensors, 30.0) is None
-    assert values_of(swarm.peers) == [0.0, 1.0]
+    assert second.value == 1.0
+    first.tensors[0][0] = 0.0
     other = await swarm.add({1: 4}, tensors=[torch.ones(5)])
     await swarm.average(first, second)
     assert await other.levels.download(other.tensors, 30.0) is None
     assert other.tensors[0].tolist() == [1.0] * 5
-
-
-@in_swarm(15)
-async def test_what_is_no_number_is_not_taken_over(swarm: Swarm) -> None:
-    broken, newcomer = await swarm.add({1: 4}), await swarm.add({1: 4})
-    broken.tensors[0][0] = float("nan")
-    await swarm.average(broken)
-    assert await newcomer.levels.download(newcomer.tensors, 30.0) is None
-    assert newcomer.value == 1.0
 
 
 @in_swarm(10)

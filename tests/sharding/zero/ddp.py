@@ -14,18 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer, hook_with_zero_step, hook_with_zero_step_interleaved
 from tests.sharding.threads import DRAWING
+from tests.sharding.zero.parity import OPTIMIZERS
 from tests.suites import soak
 
 HOOKS: dict[str, Callable[..., Any]] = {
     "at the end": hook_with_zero_step,
     "interleaved": hook_with_zero_step_interleaved,
-}
-CLASSES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
-    "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
-    "Adam": (torch.optim.Adam, {"lr": 0.01, "amsgrad": True}),
-    "AdamW": (torch.optim.AdamW, {"lr": 0.01}),
-    "Adagrad": (torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.1}),
-    "RMSprop": (torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.5, "centered": True}),
 }
 EACH_HOOK = pytest.mark.parametrize("hook", ["interleaved", *soak(["at the end"])])
 BUCKET_MB = 0.001  # some five buckets
@@ -46,7 +40,7 @@ def wrap(model: nn.Module, **options: Any) -> DistributedDataParallel:
 
 
 def make_zero(model: nn.Module, name: str, **options: Any) -> ZeroRedundancyOptimizer:
-    optimizer_class, settings = CLASSES[name]
+    optimizer_class, settings = OPTIMIZERS[name]
     return ZeroRedundancyOptimizer(model.parameters(), optimizer_class, **options, **settings)
 
 

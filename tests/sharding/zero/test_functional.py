@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.optim import functional_adagrad, functional_adam, functional_sgd
 from torch.distributed.optim.utils import functional_optim_map, register_functional_optim
 
 from swarmcli.sharding.zero.overlap import (
@@ -48,14 +47,6 @@ def test_in_parts_it_steps_as_the_whole(optimizer_class: Any) -> None:
         assert torch.equal(own, other)
     assert parts.param_groups[0]["params"] == ours
     assert parts.state.keys() == (set() if optimizer_class is torch.optim.SGD else set(ours))
-
-
-def test_torchs_functional_classes_stand_for_the_ordinary_ones() -> None:
-    assert is_functional(functional_adam._FunctionalAdam)
-    assert not is_functional(torch.optim.Adam)
-    assert functional_equivalent(functional_sgd._FunctionalSGD) is torch.optim.SGD
-    assert functional_equivalent(functional_adagrad._FunctionalAdagrad) is torch.optim.Adagrad
-    assert functional_equivalent(torch.optim.NAdam) is torch.optim.NAdam
 
 
 class Own(torch.optim.SGD):
