@@ -101,12 +101,9 @@ def test_a_frame_shows_progress_figures_and_peers() -> None:
 def test_a_frame_tells_what_else_is_known(more: dict[str, Any]) -> None:
     said = more.pop("said", None) or next(iter(more.values()))
     assert said in drawn(replace(STATUS, **more)) and said not in drawn(STATUS)
-
-
-def test_what_a_person_has_to_mend_is_red() -> None:
     where, file = console(terminal=True)
-    where.print(Frame(replace(STATUS, alarm="Two models are being trained.")))
-    assert "\x1b[1;31mTwo models" in file.getvalue()
+    where.print(Frame(replace(STATUS, **more)))
+    assert ("\x1b[1;31mTwo models" in file.getvalue()) is ("alarm" in more), "what a person has to mend is red"
 
 
 def test_a_frame_tells_how_far_peers_are_from_each_other() -> None:
@@ -136,12 +133,14 @@ def test_a_frame_tells_what_this_peer_has_given_and_which_limits_are_set() -> No
     helps = replace(ME, role="auxiliary", share=None, rank=None, limits={}, totals=Totals(bytes_sent=3_000_000))
     text = drawn(STATUS, helps)
     assert "sent to others" in text and "limits" not in text and "place" not in text
-
-
-def test_a_paused_peer_says_so_in_its_first_line_and_why() -> None:
     activity = ActivityShown(state="paused", reasons=(Reason(kind="battery", text="on battery"),))
     first = lines_of(STATUS, replace(ME, activity=activity, sentence="Paused: on battery"))[0]
     assert "Paused: on battery" in first and "training" not in first
+    raw = io.BytesIO()
+    ascii_alone = io.TextIOWrapper(raw, encoding="ascii", errors="replace")  # as the command sets its streams
+    Console(file=ascii_alone, width=60, height=30, no_color=True).print(Frame(replace(STATUS, losses=(1.0, 2.0)), ME))
+    ascii_alone.flush()
+    assert b"loss 2.0000   400.0 samples/s" in raw.getvalue()  # without the curve
 
 
 SEAT = (
@@ -173,19 +172,13 @@ def test_a_trainer_without_a_seat_is_told_so_as_long_as_that_lasts() -> None:
     assert mine.split()[3:] == ["–", "–", "link", "too", "slow"], "neither a rate nor a loss"
 
 
-def test_of_a_run_that_stands_no_rate_and_no_end_is_told_but_whom_it_waits_for() -> None:
+def test_what_a_frame_tells_of_a_run_that_stands_of_a_state_that_comes_and_of_the_end() -> None:
     lines = lines_of(STANDING)
     assert WAITS in lines and "the run stands" in lines[0] and "training" not in lines[0]
     assert not any(" left" in line for line in lines) and "samples/s" not in lines[2]
-
-
-def test_a_state_that_comes_is_told_in_place_of_the_progress_of_an_epoch() -> None:
     lines = lines_of(GETTING)
     assert lines[1] == GETTING.download and "0 of 4,096" not in "".join(lines) and "samples/s" not in lines[2]
     assert next(line for line in lines if line.startswith("alice")).endswith("catching up")
-
-
-def test_the_frame_of_a_run_that_has_finished_says_where_its_model_is() -> None:
     lines = lines_of(replace(FINISHED, losses=(3.0, 2.0)))
     assert "finished" in lines[0] and lines[1] == "epoch 20  saved epoch 20 at runs/x"
     assert "sample" not in lines[1] + lines[2] and "loss 2.0000" in lines[2]
@@ -214,17 +207,6 @@ def test_in_a_pipe_each_thing_is_a_line() -> None:
         "epoch 8  loss 2.5000  4,096 samples of 2 peers  8.0 s, 0.2 s of it averaging",
         "warning: the journal cannot be written",
     ]
-
-
-def test_nothing_is_heard_and_no_thread_is_left_after_the_block() -> None:
-    where, file = console()
-    events = Events()
-    before = set(threading.enumerate())  # one of an earlier test may be about to end
-    with LiveView(lambda: STATUS, events, console=where, clock=lambda: 0.0):
-        assert len(set(threading.enumerate()) - before) == 1
-    assert set(threading.enumerate()) <= before
-    events.emit(epoch(8))
-    assert file.getvalue() == ""
 
 
 class Watched(io.StringIO):
@@ -306,19 +288,24 @@ def test_on_a_terminal_the_view_is_redrawn_and_warnings_stay_above_the_latest_ev
     assert "4,096 samples of 2 peers" not in text  # epochs show in the view, not line by line
 
 
-def test_plain_and_dumb_terminals_get_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    for plain, term in ((True, "xterm"), (False, "dumb")):
-        monkeypatch.setenv("TERM", term)
-        text = shown(epoch(8), terminal=True, plain=plain)
-        assert "4,096 samples of 2 peers" in text and "epoch 7 of 20" not in text
-
-
-def test_what_the_session_says_is_shown_with_the_news() -> None:
-    for plain in (True, False):
-        where, file = console(terminal=True)
-        with LiveView(lambda: STATUS, Events(), console=where, plain=plain, clock=lambda: 0.0) as view:
-            view.say("Ctrl-C again leaves at once")
-        assert "Ctrl-C again leaves at once" in file.getvalue()
+@pytest.mark.parametrize(("plain", "term"), [(True, "xterm"), (False, "dumb"), (False, "xterm")])
+def test_plain_and_dumb_terminals_get_lines_and_what_the_session_says_is_shown_until_the_block_ends(
+    plain: bool, term: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    where, file = console(terminal=True)
+    events = Events()
+    before = set(threading.enumerate())  # one of an earlier test may be about to end
+    with LiveView(lambda: STATUS, events, console=where, plain=plain, clock=lambda: 0.0) as view:
+        assert len(set(threading.enumerate()) - before) >= 1
+        events.emit(epoch(8))
+        view.say("Ctrl-C again leaves at once")
+    assert set(threading.enumerate()) <= before
+    text = file.getvalue()
+    events.emit(Noticed("warning", "too late"))
+    assert file.getvalue() == text and "Ctrl-C again leaves at once" in text
+    in_lines = plain or term == "dumb"
+    assert ("4,096 samples of 2 peers" in text) is in_lines and ("epoch 7 of 20" in text) is not in_lines
 
 
 def test_of_many_peers_as_many_are_shown_as_fit_and_the_others_counted() -> None:
@@ -379,11 +366,3 @@ def test_at_sixty_columns_an_event_is_told_in_whole_words_on_two_lines(text: str
     lines = lines_of(STATUS, None, [news("news"), news(text)], width=60, height=20)
     assert [line[10:] for line in lines[-len(told) :]] == told
     assert lines[-len(told) - 1].endswith("  news") and lines[-len(told)][:10].strip().count(":") == 2
-
-
-def test_a_terminal_that_knows_ascii_alone_gets_ascii() -> None:
-    raw = io.BytesIO()
-    file = io.TextIOWrapper(raw, encoding="ascii", errors="replace")  # as the command sets its streams
-    Console(file=file, width=60, height=30, no_color=True).print(Frame(replace(STATUS, losses=(1.0, 2.0)), ME))
-    file.flush()
-    assert b"loss 2.0000   400.0 samples/s" in raw.getvalue()  # without the curve

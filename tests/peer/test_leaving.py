@@ -41,16 +41,6 @@ def test_two_trainers_without_a_monitor_lose_nothing(start: Any) -> None:
         peer.stop.set()
 
 
-def test_who_leaves_first_leaves_its_state_to_the_other(start: Any) -> None:
-    one = start("one")
-    other = start("other", one)
-    other.reach(2)
-    outcome = other.leave()
-    assert outcome.startswith("not saved: peer one holds epoch"), outcome
-    assert other.saved == []
-    assert one.leave() == f"saved epoch {one.epoch} at {one.home / 'checkpoints' / f'epoch-{one.epoch:06d}'}"
-
-
 def test_what_a_lone_trainer_computed_of_an_epoch_that_has_not_ended_is_told_as_lost(start: Any) -> None:
     one = start("one")
     one.reach(2)
@@ -122,7 +112,7 @@ def test_a_full_disk_when_leaving_is_an_error_and_spares_what_is_there(
     load_checkpoint(peer.home / "checkpoints" / f"epoch-{kept[0]:06d}", "small")
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(start: Any) -> None:
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_where_all_are_nobody_begins_anew(start: Any) -> None:
     peer = start("one", settings=("checkpoint.every_epochs=1",))
     peer.until(lambda: len(peer.saved) > 1)
     peer.leave()
@@ -133,17 +123,11 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(start: Any) -> None:
     assert any(f"cannot go on from {peer.home}/checkpoints/epoch-{newest:06d}" in notice for notice in back.notices)
     assert any(notice.startswith(f"going on from epoch {before},") for notice in back.notices)
     back.leave()
-
-
-def test_who_is_alone_with_nothing_but_damaged_checkpoints_does_not_begin_anew(start: Any) -> None:
-    peer = start("one")
-    peer.reach(1)
-    peer.leave()
     for file in peer.home.rglob("*.safetensors"):
         file.write_bytes(b"nothing")
-    back = start("one")
+    alone = start("one")  # which does not begin anew
     with pytest.raises(CheckpointError, match=r"is damaged.*move them away if it should"):
-        back.end()
+        alone.end()
 
 
 def test_at_the_end_of_a_run_the_monitor_says_where_the_model_is(start: Any) -> None:

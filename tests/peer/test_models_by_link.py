@@ -68,6 +68,14 @@ def giving(recipe: Recipe, give: Callable[[FileWanted, bytes], Any]) -> Serve:
     return serve
 
 
+def never(wanted: FileWanted, data: bytes) -> Any:
+    return asyncio.Event().wait()
+
+
+def slow(wanted: FileWanted, data: bytes) -> Any:
+    return never(wanted, data)
+
+
 def honest(wanted: FileWanted, data: bytes) -> FilePiece:
     return FilePiece(len(data), data[wanted.offset : wanted.offset + PIECE])
 
@@ -88,30 +96,19 @@ def fetched(recipe: Recipe, directory: Path, *serves: Serve) -> dict[str, bytes]
     return {path.relative_to(directory).as_posix(): data for path, data in found.items()}
 
 
-def test_config_and_tokenizer_come_with_the_recipe(owned: Recipe, tmp_path: Path) -> None:
+def test_config_and_tokenizer_come_with_the_recipe_and_what_a_killed_process_left_half_comes_again(
+    owned: Recipe, tmp_path: Path
+) -> None:
     came = fetched(owned, tmp_path / "mine", serving(owned))
-    home = tmp_path / "owner" / "tiny"
-    assert set(came) == {f"models/tiny/{path.name}" for path in home.iterdir()}
+    home, mine = tmp_path / "owner" / "tiny", tmp_path / "mine" / "models" / "tiny"
     assert came["models/tiny/tokenizer.json"] == (home / "tokenizer.json").read_bytes()
     assert not (tmp_path / "mine").exists(), "whoever asked writes them"
-
-
-def test_files_that_a_killed_process_left_half_come_again(owned: Recipe, tmp_path: Path) -> None:
-    home, mine = tmp_path / "owner" / "tiny", tmp_path / "mine" / "models" / "tiny"
     mine.mkdir(parents=True)
     for left in ("tokenizer.json", "config.json"):
         (mine / left).write_bytes((home / left).read_bytes()[: -1 if left == "config.json" else None])
         came = fetched(owned, tmp_path / "mine", serving(owned))
         assert set(came) == {f"models/tiny/{p.name}" for p in home.iterdir()}
         (mine / left).unlink()
-
-
-def never(wanted: FileWanted, data: bytes) -> Any:
-    return asyncio.Event().wait()
-
-
-def slow(wanted: FileWanted, data: bytes) -> Any:
-    return never(wanted, data)
 
 
 @pytest.mark.parametrize(
@@ -149,10 +146,7 @@ def test_what_one_peer_of_the_link_does_not_give_another_one_gives(
     lying = giving(owned, lambda wanted, data: honest(wanted, data.upper()))
     came = fetched(owned, tmp_path / "mine", giving(owned, never), lying, serving(owned))
     assert len(came) == 4
-
-
-def test_an_older_peer_hands_out_no_model(owned: Recipe, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"which that peer does not hand out; ask for .*mine/models/tiny"):
+    with pytest.raises(RecipeError, match=r"which that peer does not hand out; ask for .*mine/models/tiny"):  # an older
         fetched(owned, tmp_path / "mine", lambda endpoint: RecipeService(endpoint, "small", offered(owned)))
 
 
@@ -208,15 +202,9 @@ def test_who_does_not_agree_keeps_nothing(owned: Recipe, data: Path, monkeypatch
         with pytest.raises(RecipeError, match="--set changes seed"):
             recipe_named(str(link), "auxiliary", ["seed=9"], yes=True)
         assert not list(data.rglob("*"))
-
-    served(serving(owned), digest_of(owned), action)
-
-
-def test_a_no_takes_nothing_from_another_process_that_has_agreed_meanwhile(owned: Recipe, data: Path) -> None:
-    def action(link: Link) -> None:
         mine = LinkedRun(link)
         mine.bring({mine.path / "models" / "tiny" / "config.json": b"{}"})
-        recipe_named(str(link), "trainer", [], yes=True)
+        recipe_named(str(link), "trainer", [], yes=True)  # as another process has agreed meanwhile
         mine.forget()
         assert LinkedRun(link).kept() is not None
 

@@ -77,13 +77,6 @@ def test_an_older_peer_says_nothing_of_who_takes_part_and_nobody_is_believed_eve
             asking(answering({"recipe": TEXT, **impossible}))
 
 
-def test_a_link_with_addresses_that_lead_nowhere_works_by_the_one_that_answers() -> None:
-    def among_others(link: Link) -> Link:
-        return Link(link.peer_id, ("127.0.0.1:1", *link.places, "[::1]:2"), link.run_id, link.fingerprint)
-
-    assert asking(lambda endpoint: RecipeService(endpoint, "small", TEXT), among_others).recipe == TEXT
-
-
 @pytest.mark.parametrize(
     ("serve", "error", "words"),
     [
@@ -117,9 +110,16 @@ def test_another_peer_at_the_address_is_not_believed() -> None:
     def of_another(link: Link) -> Link:
         return Link(Identity.generate().peer_id, link.places, link.run_id, link.fingerprint)
 
+    def among_others(link: Link) -> Link:
+        return Link(link.peer_id, ("127.0.0.1:1", *link.places, "[::1]:2"), link.run_id, link.fingerprint)
+
+    def serve(endpoint: Endpoint) -> None:
+        RecipeService(endpoint, "small", TEXT)
+
     with pytest.raises(BootstrapError) as caught:
-        asking(lambda endpoint: RecipeService(endpoint, "small", TEXT), of_another)
+        asking(serve, of_another)
     assert len(caught.value.attempts) == 1
+    assert asking(serve, among_others).recipe == TEXT, "by the address that answers"
 
 
 def test_what_was_fetched_is_checked(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_a_newer_one_takes_the_place_of_one_that_waits_and_checkpoints_may_go_me
     assert not list(tmp_path.glob("upload-*"))
 
 
-def test_who_is_told_to_leave_waits_for_no_upload(tmp_path: Path) -> None:
+def test_who_is_told_to_leave_waits_for_no_upload_and_at_the_end_of_a_run_it_is_tried_once_more(tmp_path: Path) -> None:
     slow, told = Slow(), Told()
     uploads = Uploads(tmp_path, slow, told.events)
     uploads.offer(checkpoint(tmp_path))
@@ -121,18 +121,15 @@ def test_who_is_told_to_leave_waits_for_no_upload(tmp_path: Path) -> None:
     assert told.texts == ["epoch 12 was not uploaded; the checkpoint is on this computer"]
     slow.free.set()
     uploads._thread.join(60)
-
-
-def test_a_run_that_has_ended_tries_once_more_and_no_longer(tmp_path: Path) -> None:
     tries: list[str] = []
 
     def refuse(directory: Path, message: str) -> str:
         tries.append(message)
         raise OSError("no network")
 
-    told = Told()
-    uploads = Uploads(tmp_path, refuse, told.events, waits=(3600.0, 3600.0))
-    uploads.offer(checkpoint(tmp_path))
-    told.wait_for(1)
+    ended = Told()
+    uploads = Uploads(tmp_path / "ended", refuse, ended.events, waits=(3600.0, 3600.0))
+    uploads.offer(checkpoint(tmp_path / "ended"))
+    ended.wait_for(1)
     uploads.close(lambda: False)
-    assert len(tries) == 2 and told.texts == ["epoch 12 is not uploaded yet: no network"]
+    assert len(tries) == 2 and ended.texts == ["epoch 12 is not uploaded yet: no network"]

@@ -48,17 +48,19 @@ def site() -> Iterator[Site]:
     site.launcher.close()
 
 
-def test_a_broken_site_is_started_again_and_told_of_by_the_launcher(site: Site) -> None:
-    assert site.end_with(SiteError("rank 0 is gone")) == 75
-    assert site.heard() == [Failed(75)]
-
-
-def test_what_no_new_start_would_change_is_told_with_its_code(site: Site) -> None:
+def test_a_broken_site_is_started_again_and_what_no_new_start_would_change_is_told_with_its_code(site: Site) -> None:
     assert site.end_with(FingerprintError("another recipe")) == 4
     assert site.heard() == [Failed(4, "swarm: another recipe")]
     with pytest.raises(typer.Exit) as end, Site().process.running():
         raise typer.Exit(130)  # how the command ends is its own affair
     assert end.value.exit_code == 130
+    broken, faulty = Site(), Site()
+    assert broken.end_with(SiteError("rank 0 is gone")) == 75 and broken.heard() == [Failed(75)]
+    assert faulty.end_with(ZeroDivisionError("oops")) == 75
+    [failed] = faulty.heard()
+    assert isinstance(failed, Failed) and failed.code == 75, "a fault of our own shows where"
+    assert "test_process.py" in failed.words
+    assert "ZeroDivisionError: oops" in failed.words and "in process 1 of the site" in failed.words
 
 
 def test_rank_0_tells_an_error_before_it_leaves_the_swarm_and_no_second_time(site: Site) -> None:
@@ -70,14 +72,6 @@ def test_rank_0_tells_an_error_before_it_leaves_the_swarm_and_no_second_time(sit
         raise error
     assert end.value.exit_code == 1
     assert site.heard() == []
-
-
-def test_a_fault_of_our_own_shows_where_and_the_site_is_started_again(site: Site) -> None:
-    assert site.end_with(ZeroDivisionError("oops")) == 75
-    [failed] = site.heard()
-    assert isinstance(failed, Failed) and failed.code == 75
-    assert "test_process.py" in failed.words
-    assert "ZeroDivisionError: oops" in failed.words and "in process 1 of the site" in failed.words
 
 
 def test_what_is_noted_keeps_what_was_noted_before(site: Site) -> None:
