@@ -75,11 +75,6 @@ def test_roles_and_ends_are_learned_as_the_recipe_says(template: str, keys: Any,
     assert learned(reader(template, **keys), TALK) == expected
 
 
-def test_the_library_knows_the_mask_of_no_other_roles() -> None:
-    made = reader(MARKED, roles_to_train=("system",))
-    assert learned(made, [{"role": "system", "content": "be kind"}, *TALK]) == ["be kind<|im_end|>"]
-
-
 def test_bytes_have_a_template_by_its_name() -> None:
     for keys, said in (({}, BOTH), ({"roles_to_train": ("user",)}, USERS)):
         assert learned(ChatReader(ByteTokenizer().of_transformers(), item(**keys), "chatml"), TALK) == said
@@ -106,14 +101,13 @@ def test_thoughts_are_learned_with_what_is_said() -> None:
     assert learned(made, talk) == ["<think>they ask</think>here<|im_end|>", "in the swarm<|im_end|>"]
 
 
-def test_a_template_may_say_what_is_looked_for() -> None:
-    talk = [TALK[0], {"role": "assistant", "content": "swarm0 swarm1"}]
-    assert learned(reader("swarm2 swarm0\n" + CHATML), talk) == ["swarm0 swarm1<|im_end|>"]
-
-
-def test_columns_roles_and_properties_may_have_other_names() -> None:
+def test_columns_roles_and_properties_may_have_other_names_and_a_template_says_what_is_looked_for() -> None:
     made = reader(CHATML, field_messages="talk", message_property_mappings={"role": "from", "content": "value"})
     assert learned(made, [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]) == ["b<|im_end|>"]
+    talk = [TALK[0], {"role": "assistant", "content": "swarm0 swarm1"}]
+    assert learned(reader("swarm2 swarm0\n" + CHATML), talk) == ["swarm0 swarm1<|im_end|>"]
+    made = reader(MARKED, roles_to_train=("system",))  # the library knows the mask of no other roles
+    assert learned(made, [{"role": "system", "content": "be kind"}, *TALK]) == ["be kind<|im_end|>"]
 
 
 @pytest.mark.parametrize(

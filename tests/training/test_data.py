@@ -146,18 +146,14 @@ def test_a_stream_goes_on_where_another_one_was(length: int, taken: int) -> None
         {"block": [0, 1 << 40, 0]},
     ],
 )
-def test_a_position_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
+def test_a_position_that_cannot_be_or_is_of_other_data_is_refused(changes: dict[str, Any]) -> None:
     made = stream(ListSource("text"))
     next(made)
     with pytest.raises(ValueError):
         stream(ListSource("text"), position=made.position() | changes)
-
-
-def test_a_position_in_other_data_is_refused() -> None:
-    position = stream(ListSource("text")).position()
     for text, other in (("other text", {}), ("text", {"sequence_len": 5}), ("text", {"weights": [2.0]})):
         with pytest.raises(ValueError, match="of other data, or of another recipe"):
-            stream(ListSource(text), position=position, **other)
+            stream(ListSource(text), position=made.position(), **other)
 
 
 def test_peers_draw_unlike_streams_and_each_the_same_again(tmp_path: Path) -> None:

@@ -38,7 +38,6 @@ from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from swarmcli.training import CheckpointStore, load_checkpoint
 
 KEEP = Keep(2, 0, 1)
-FILES = ("open", "write", "fsync", "rename", "replace", "unlink", "remove", "rmdir", "mkdir", "symlink")
 TAKE_ROOM = ("open", "write", "fsync", "rename", "replace", "mkdir", "symlink")
 
 

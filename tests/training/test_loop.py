@@ -40,14 +40,11 @@ def test_it_computes_nothing_when_it_is_stopped_before_or_the_run_has_reached_it
         assert (result.reason, result.samples, result.loss) == (reason, 0, None) and optimizer.batch_sizes == []
 
 
-def test_stopping_finishes_the_step_in_progress() -> None:
+def test_stopping_finishes_the_step_in_progress_and_data_that_end_make_no_half_of_one() -> None:
     stop = threading.Event()
     loop, _, optimizer = make(LineTask(), epochs=None, on_step=lambda: stop.set() if len(sizes) == 2 else None)
     sizes = optimizer.batch_sizes
     assert loop.run(stop).reason == "stopped" and sizes == [4, 4]
-
-
-def test_data_that_ends_ends_the_loop_without_half_a_step() -> None:
     loop, _, optimizer = make(LineTask(count=5), steps=2, epochs=None)
     result = loop.run(threading.Event())
     assert (result.reason, result.samples) == ("data ended", 16)

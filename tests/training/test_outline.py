@@ -163,12 +163,6 @@ def test_a_model_that_takes_too_much_is_refused(bound: str, least: float, tmp_pa
         outline.outline_in_process(small(tmp_path), bounds)
 
 
-@pytest.mark.soak
-def test_a_process_of_its_own_says_the_shapes(tmp_path: Path) -> None:
-    recipe = small(tmp_path, "unfrozen_parameters=[transformer.h]")
-    assert shapes(outline.outline_in_process(recipe)) == shapes(build_task(recipe).build_model(outline=True))
-
-
 def test_what_the_process_says_is_the_shapes_or_the_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def told(recipe: Recipe) -> Any:
         said = io.BytesIO()

@@ -30,12 +30,24 @@ def test_half_characters_and_specials_do_not_stop_it() -> None:
     assert len({tokenizer.end_of_text, tokenizer.beginning_of_text, tokenizer.padding}) == 3
 
 
-def test_a_saved_tokenizer_gives_bare_tokens(tmp_path: Path) -> None:
-    tokenizer = SavedTokenizer.load(save_word_tokenizer(tmp_path))
-    assert tokenizer.encode("the swarm trains").tolist() == [1, 2, 3]
-    assert tokenizer.encode("the flock").dtype == np.int32
-    assert (tokenizer.vocab_size, tokenizer.end_of_text) == (5, 0)
-    assert tokenizer.decode(np.array([1, 2, 0])) == "the swarm"
+def test_a_saved_tokenizer_gives_bare_tokens_of_texts_of_any_length_and_is_saved_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from transformers import AutoTokenizer
+
+    directory = save_word_tokenizer(tmp_path / "words")
+    tokenizer = SavedTokenizer.load(directory)
+    (tmp_path / "again").mkdir()
+    tokenizer.save(tmp_path / "again")
+    assert not [file for file in (tmp_path / "again").iterdir() if str(tmp_path) in file.read_text()]
+    for each in (tokenizer, SavedTokenizer.load(tmp_path / "again")):
+        assert each.encode("the swarm trains").tolist() == [1, 2, 3]
+        assert each.encode("the flock").dtype == np.int32
+        assert (each.vocab_size, each.end_of_text) == (5, 0)
+        assert each.decode(np.array([1, 2, 0])) == "the swarm"
+    loaded = AutoTokenizer.from_pretrained(str(directory), model_max_length=4)
+    assert len(SavedTokenizer(loaded).encode("the swarm " * 10)) == 20
+    assert "longer than" not in caplog.text and loaded.model_max_length == 4
 
 
 @pytest.fixture(scope="module")
@@ -73,24 +85,6 @@ def test_saved_bytes_know_the_specials(saved_bytes: Any) -> None:
     assert set(saved_bytes("text")) == {"input_ids", "attention_mask"}
     padded = saved_bytes(["a", "bcd"], padding=True)
     assert padded["input_ids"][0] == [97, 258, 258] and padded["attention_mask"][0] == [1, 0, 0]
-
-
-def test_a_saved_tokenizer_is_saved_again(tmp_path: Path) -> None:
-    tokenizer = SavedTokenizer.load(save_word_tokenizer(tmp_path / "words"))
-    (tmp_path / "again").mkdir()
-    tokenizer.save(tmp_path / "again")
-    again = SavedTokenizer.load(tmp_path / "again")
-    assert again.encode("the swarm").tolist() == [1, 2] and again.end_of_text == 0
-    assert not [file for file in (tmp_path / "again").iterdir() if str(tmp_path) in file.read_text()]
-
-
-def test_long_texts_are_no_reason_to_warn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from transformers import AutoTokenizer
-
-    directory = save_word_tokenizer(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(str(directory), model_max_length=4)
-    assert len(SavedTokenizer(loaded).encode("the swarm " * 10)) == 20
-    assert "longer than" not in caplog.text and loaded.model_max_length == 4
 
 
 def test_a_recipe_names_its_tokenizer_and_a_directory_without_one_is_refused_with_the_place(tmp_path: Path) -> None:
