@@ -146,26 +146,22 @@ def test_pause_and_resume(ada: RunningPeer) -> None:
     assert told["activity"]["state"] == "pausing" and told["peer"] == "Ada"
     code, _, err = swarm("resume")
     assert code == 0 and ada.activity.status().state == "running"
-    with pytest.raises(UsageError, match="give one of them"):
-        swarm("pause", "--for", "2h", "--until", "18:00")
-
-
-def test_a_peer_is_named_by_its_name_directory_or_run(ada: RunningPeer) -> None:
     for words in (["--peer", "Ada"], ["--home", "/homes/Ada"], ["--run", "a-run"]):
         assert swarm("pause", *words)[0] == 0
     with pytest.raises(ControlError, match=r"none of your peers is meant by that; there are: Ada \(trainer of a-run\)"):
         swarm("pause", "--peer", "Bob")
+    with pytest.raises(UsageError, match="give one of them"):
+        swarm("pause", "--for", "2h", "--until", "18:00")
 
 
 def test_stop_waits_until_it_has_left(ada: RunningPeer) -> None:
     code, _, err = swarm("stop")
     assert code == 0 and ada.stops == ["asked"] and ada.activity.status().state == "stopping"
     assert err.splitlines() == ["Ada (trainer of a-run): stopping", "Ada (trainer of a-run): has stopped"]
-
-
-def test_at_once_is_at_once(ada: RunningPeer) -> None:
-    assert swarm("stop", "--now")[0] == 0
-    assert ada.activity.status().at_once and ada.ended.wait(60)
+    with ExitStack() as until:
+        other = RunningPeer("Bob", until)
+        assert swarm("stop", "--now")[0] == 0
+        assert other.activity.status().at_once and other.ended.wait(60)
 
 
 def test_who_has_not_left_in_time_is_named(ada: RunningPeer, monkeypatch: pytest.MonkeyPatch) -> None:
