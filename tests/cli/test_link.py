@@ -54,16 +54,14 @@ def test_the_command_is_printed_again_for_a_directory_a_recipe_and_a_link(tmp_pa
     for what in (tmp_path / "recipe.yaml", tmp_path / "runs", tmp_path / "runs" / "small" / "monitor-1"):
         assert said(what)[0] == f'swarm join "{own}"'
     assert "not running now" in said(tmp_path)[1]
+    closed = home(tmp_path / "closed", "203.0.113.7:1")
+    (tmp_path / "closed" / "link").write_text(f"{closed}\n{access_in_words(CLOSED)}\n")
+    command, beside = said(tmp_path / "closed")
+    assert command == f'swarm join "{closed}"' and "swarm invite" in beside, "the link is not enough"
+    assert "within this network" not in beside
+    assert said(tmp_path / "closed", "--copyable") == (str(closed), "")
     joined = home(LinkedRun(own).path / "small" / "trainer-1", "203.0.113.8:1")
     assert said(own)[0] == said()[0] == f'swarm join "{joined}"'
-
-
-def test_the_link_of_a_closed_run_comes_with_the_word_that_it_is_not_enough(tmp_path: Path) -> None:
-    own = home(tmp_path / "monitor-1", "203.0.113.7:1")
-    (tmp_path / "monitor-1" / "link").write_text(f"{own}\n{access_in_words(CLOSED)}\n")
-    command, beside = said(tmp_path)
-    assert command == f'swarm join "{own}"' and "swarm invite" in beside and "within this network" not in beside
-    assert said(tmp_path, "--copyable") == (str(own), "")
 
 
 def test_a_peer_that_runs_is_found_by_its_link_and_its_recipe_wherever_its_home_is(tmp_path: Path) -> None:
@@ -109,17 +107,14 @@ def test_who_runs_comes_before_who_is_newer_and_each_run_has_one(tmp_path: Path)
     assert set(said(tmp_path)[0].splitlines()) == {f'swarm join "{running}"', f'swarm join "{other}"'}
     with pytest.raises(UsageError, match="2 runs"):
         said(tmp_path, "--copyable")
-    home(tmp_path / "d" / "here", "10.1.2.3:7", runs=True)
-    assert "within this network only" in said(tmp_path / "d")[1] and "not running" not in said(tmp_path / "d")[1]
-
-
-def test_where_there_is_none_it_says_how_one_comes_about(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "link").write_text("torn")
-    with pytest.raises(UsageError, match="swarm monitor RECIPE"):
-        said(tmp_path)
     with pytest.raises(UsageError, match="on this machine"):
         said()
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e" / "link").write_text("torn")
+    with pytest.raises(UsageError, match="swarm monitor RECIPE"):
+        said(tmp_path / "e")
+    home(tmp_path / "d" / "here", "10.1.2.3:7", runs=True)
+    assert "within this network only" in said(tmp_path / "d")[1] and "not running" not in said(tmp_path / "d")[1]
 
 
 def test_a_run_is_asked_by_the_peers_that_its_own_one_knew_since_that_may_run_no_more(tmp_path: Path) -> None:

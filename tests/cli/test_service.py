@@ -44,14 +44,11 @@ def said(*words: str) -> str:
     return typed(service.app)(*words).stdout
 
 
-def test_systemd_reads_what_is_meant_whatever_is_in_it() -> None:
+def test_managers_read_what_is_meant_whatever_is_in_it() -> None:
     text = Systemd().text(SERVICE)
     assert 'ExecStart="/opt/py thon" "-m" "swarmcli" "join" "/r/100%%/$$HOME.yaml"\n' in text
     assert 'Environment="SWARM_CONFIG=/c d"\n' in text
     assert "Restart=on-failure" in text and "RestartPreventExitStatus=2 4" in text
-
-
-def test_launchd_and_windows_get_files_of_theirs() -> None:
     agent = plistlib.loads(Launchd().text(SERVICE).encode())
     assert agent["ProgramArguments"] == SERVICE.command and agent["KeepAlive"] == {"SuccessfulExit": False}
     task = ElementTree.fromstring(TaskScheduler().text(SERVICE))

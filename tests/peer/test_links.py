@@ -223,7 +223,7 @@ async def connected(client: RunPeer, other: RunPeer) -> bool:
     return client.dht.endpoint.is_connected(other.peer_id)
 
 
-def test_the_link_is_left_in_the_home_and_told_anew_when_it_changes(tmp_path: Path) -> None:
+def test_the_link_is_left_in_the_home_and_told_anew_when_it_changes_and_who_has_none_says_why(tmp_path: Path) -> None:
     with peer(tmp_path, "monitor") as owner:
         assert owner.has_another_link()
         owner.tell("http://127.0.0.1:1/")
@@ -235,9 +235,6 @@ def test_the_link_is_left_in_the_home_and_told_anew_when_it_changes(tmp_path: Pa
         owner.tell()
         assert "/another?" in (owner.home.path / LINK).read_text()
     assert not (owner.home.path / "peer.json").exists() and (owner.home.path / LINK).exists()
-
-
-def test_who_has_no_link_says_why(tmp_path: Path) -> None:
     with peer(tmp_path / "a", "monitor", "datasets=[{source: files, path: /srv/texts}]") as owner:
         assert owner.link() is None and "datasets.0.path leads out" in owner.no_link
         owner.tell()

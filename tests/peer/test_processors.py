@@ -8,11 +8,20 @@ import pytest
 import torch
 
 from swarmcli.machine.registry import VARIABLE, LocalPeer, LocalPeers, RegistryEntry
+from swarmcli.machine.sensors import OthersUse
 from swarmcli.optim.config import Role
 from swarmcli.peer.processors import ProcessorShare, sharing_processors
 from swarmcli.threads import on_all_threads
 from tests.test_threads import in_a_thread
 from tests.training.small_tasks import small
+
+
+@pytest.fixture(autouse=True)
+def busy(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The share of all processors that other programs take, its last element."""
+    told = [0.0]
+    monkeypatch.setattr(OthersUse, "read", lambda self, own: told[-1])
+    return told
 
 
 class Registry(LocalPeers):
@@ -53,6 +62,17 @@ def test_trainers_divide_what_torch_would_take_alone_and_those_who_compute_now_a
     others = peer(1, "monitor"), peer(2, "auxiliary")
     assert counts(8, *others, peer(3)) == [4, 4, 8]
     assert counts(8, *others) == [8, 8]
+
+
+def test_a_core_that_other_programs_keep_busy_is_left_to_them(
+    busy: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    for share, threads in ((0.05, [8]), (0.1, [7]), (0.5, [4]), (1.0, [1])):
+        busy.append(share)
+        assert counts(8, peer(1)) == threads
+    busy.append(0.5)
+    assert counts(8, peer(1), peer(2)) == [2, 2]
 
 
 def test_the_share_follows_who_comes_and_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

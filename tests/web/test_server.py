@@ -139,19 +139,17 @@ async def test_on_a_loop_it_ends_with_the_task_that_serves() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_a_taken_port_is_named_with_the_fix() -> None:
+def test_a_taken_port_and_an_address_of_another_machine_are_named_with_the_fix() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ListenError, match=rf"cannot listen on 127\.0\.0\.1:{port}: another program has this port"):
             listen("127.0.0.1", port)
         with pytest.raises(ListenError, match="choose another one, or 0"):
             dashboard(port=port)
-
-
-def test_an_address_of_another_machine_is_named() -> None:
-    with pytest.raises(ListenError, match=r"203\.0\.113\.7:0: this machine has no such address"):
-        listen("203.0.113.7", 0)
-    with pytest.raises(ListenError, match=r"no-such-host\.invalid"):
-        listen("no-such-host.invalid", 0)
-    with pytest.raises(ListenError, match=r"127\.0\.0\.1:70000: a port is a number from 0 to 65535"):
-        listen("127.0.0.1", 70000)
+    for host, number, words in (
+        ("203.0.113.7", 0, r"203\.0\.113\.7:0: this machine has no such address"),
+        ("no-such-host.invalid", 0, r"no-such-host\.invalid"),
+        ("127.0.0.1", 70000, r"127\.0\.0\.1:70000: a port is a number from 0 to 65535"),
+    ):
+        with pytest.raises(ListenError, match=words):
+            listen(host, number)
