@@ -24,7 +24,6 @@ CONTEXT.set_forkserver_preload(
         "swarmcli.training.loop",
         "transformers.models.gpt2.modeling_gpt2",
         "tests.end_to_end.forked",
-        "tests.end_to_end.round_member",
         "tests.sharding.processes",
     ]
 )

@@ -34,27 +34,18 @@ from tests.sites.site_training import (
 )
 from tests.suites import soak
 
-UNEQUAL = {2: (3, 5), 4: (3, 5, 1, 2)}
 
-
-def train_alone(levels: list[list[int]], sizes: list[int], kind: str) -> list[Any]:
+def train_alone(levels: dict[int, int], sizes: tuple[int, ...], kind: str) -> list[Any]:
     own, turns = dist.get_rank(), 5
-    with site_rank(dict(levels), target=turns * sum(sizes), kind=kind) as rank:
+    with site_rank(levels, target=turns * sum(sizes), kind=kind) as rank:
         rank.train(sizes[own], epochs=3, turns=turns)
     return [rank.log, weights(rank.net)]
 
 
-@pytest.mark.parametrize(
-    ("size", "levels", "kind"),
-    [
-        (4, [[1, 2], [3, 4]], "adamw"),
-        *soak([(4, [[2, 2], [4, 4]], "momentum")]),
-    ],
-)
-def test_alone_it_is_the_same_computation_in_one_process(size: int, levels: list[list[int]], kind: str) -> None:
-    sizes = UNEQUAL[size]
-    results = in_threads(size, train_alone, levels, list(sizes), kind)
-    expected = done_over([log for log, _ in results], sizes, dict(levels), kind)
+def test_alone_it_is_the_same_computation_in_one_process() -> None:
+    sizes, levels = (3, 5, 1, 2), {1: 2, 3: 4}
+    results = in_threads(4, train_alone, levels, sizes, "adamw")
+    expected = done_over([log for log, _ in results], sizes, levels, "adamw")
     for (_, result), wanted in zip(results, expected, strict=True):
         torch.testing.assert_close(result, wanted, **TIGHT)
         assert torch.equal(result, results[0][1])  # an epoch has just ended
@@ -90,24 +81,22 @@ def learned(who: float, epochs: int, turns: int) -> torch.Tensor:
     return weights(net) - weights(model())
 
 
-def learn_beside_a_plain_peer(
-    levels: list[list[int]], delay: bool, told: bool, epochs: int, turns: int
-) -> list[torch.Tensor]:
+def learn_beside_a_plain_peer(levels: dict[int, int], told: bool, epochs: int, turns: int) -> list[torch.Tensor]:
     """At rank 0: the site's weights and the plain peer's. Each of the two computes half of the samples of an epoch, so
     that states are averaged with equal weights. `told`: the site ends since it is told to, else since all is done."""
     ranks, size, own, stop = dist.get_world_size(), 2, dist.get_rank(), threading.Event()
     work = {"epochs": epochs, "turns": turns, "size": size}
     options: dict[str, Any] = {"target": 2 * turns * ranks * size, "wants_to_stop": stop}
     if own:
-        with site_rank(dict(levels), **options) as rank:
+        with site_rank(levels, **options) as rank:
             learn(rank.steps, rank.net, own, **work)
             if told:
                 rank.steps.drain()
         return [weights(rank.net)]
     net = model()
-    with plain_peer(net, options["target"], "momentum", grad_averager=None, delay_state_averaging=delay) as (dht, peer):
-        options |= {"contacts": dht.get_visible_addresses(), "delay_state_averaging": delay}
-        with site_rank(dict(levels), **options) as rank:
+    with plain_peer(net, options["target"], "momentum", grad_averager=None, delay_state_averaging=True) as (dht, peer):
+        options |= {"contacts": dht.get_visible_addresses(), "delay_state_averaging": True}
+        with site_rank(levels, **options) as rank:
             peer.load_state_from_peers()
             beside = in_thread(lambda: learn(peer, net, PLAIN, **{**work, "size": ranks * size}))
             learn(rank.steps, rank.net, own, **work)
@@ -123,22 +112,17 @@ def learn_beside_a_plain_peer(
 
 
 @pytest.mark.parametrize(
-    ("size", "levels", "delay", "told"),
-    [
-        (4, [[2, 2], [3, 4]], True, True),
-        *soak([(2, [[100, 2]], True, False)]),
-    ],
-    ids=["two levels, delayed", "seldom, delayed, done"],
+    ("size", "levels", "told"),
+    [(4, {2: 2, 3: 4}, True), *soak([(2, {100: 2}, False)])],
+    ids=["two levels, told to end", "seldom, done"],
 )
-def test_nothing_learned_is_lost(size: int, levels: list[list[int]], delay: bool, told: bool) -> None:
-    epochs, turns = 4, 3
-    results = in_threads(size, learn_beside_a_plain_peer, levels, delay, told, epochs, turns)
+def test_nothing_learned_is_lost(size: int, levels: dict[int, int], told: bool) -> None:
+    epochs, turns = 3, 3
+    results = in_threads(size, learn_beside_a_plain_peer, levels, told, epochs, turns)
     site, plain = results[0]
     of_site = sum(learned(rank, epochs, turns) for rank in range(size)) / size
     expected = weights(model()) + (of_site + learned(PLAIN, epochs, turns)) / 2
     torch.testing.assert_close((site + plain) / 2, expected, **TIGHT)
-    if not delay:
-        torch.testing.assert_close(site, plain, **TIGHT)
 
 
 def state_of(optimizer: Any) -> dict[str, torch.Tensor]:
@@ -146,22 +130,22 @@ def state_of(optimizer: Any) -> dict[str, torch.Tensor]:
     return {str(index): values["exp_avg"] for index, values in optimizer.state_dict()["state"].items()}
 
 
-def join_a_running_swarm(levels: list[list[int]]) -> list[Any]:
+def join_a_running_swarm() -> list[Any]:
     """What each rank holds when it begins, and at rank 0 what the peer has that was there before."""
-    options: dict[str, Any] = {"target": 8, "kind": "adamw"}
+    levels, options = {2: 2}, {"target": 8, "kind": "adamw"}
     if dist.get_rank():
-        with site_rank(dict(levels), **options) as rank:
+        with site_rank(levels, **options) as rank:
             return [weights(rank.net), state_of(rank.optimizer), rank.optimizer.param_groups[0]["lr"]]
     net = model()
     with plain_peer(net, 8, "adamw", grad_averager=None) as (dht, peer):
         train(peer, net, PLAIN, 4, epochs=3, turns=2)
-        with site_rank(dict(levels), contacts=dht.get_visible_addresses(), **options) as rank:
+        with site_rank(levels, contacts=dht.get_visible_addresses(), **options) as rank:
             found = [weights(rank.net), state_of(rank.optimizer.opt), rank.optimizer.param_groups[0]["lr"]]
         return [*found, weights(net), state_of(peer.opt), peer.param_groups[0]["lr"]]
 
 
 def test_all_ranks_of_a_newcomer_begin_where_the_swarm_is() -> None:
-    results = in_threads(2, join_a_running_swarm, [[2, 2]])
+    results = in_threads(2, join_a_running_swarm)
     swarms, moments, rate = results[0][3:]
     for found, own, own_rate in [result[:3] for result in results]:
         assert torch.equal(found, swarms)
@@ -213,9 +197,9 @@ def test_what_does_not_fit() -> None:
                 levels.lead(optimizer)
 
 
-def lose_a_rank(levels: list[list[int]], lost: int) -> None:
+def lose_a_rank(lost: int) -> None:
     """The site's patience is longer than the test's: who waits for a dead rank, or for one that does, fails it."""
-    with site_rank(dict(levels), target=10**6, timeout=100.0) as rank:
+    with site_rank({2: 2, 3: 4}, target=10**6, timeout=100.0) as rank:
         for turn in range(10):
             if turn == 3 and dist.get_rank() == lost:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -225,7 +209,7 @@ def lose_a_rank(levels: list[list[int]], lost: int) -> None:
 @pytest.mark.e2e
 def test_a_rank_that_dies_ends_the_site_with_errors() -> None:
     world, lost = World(4), 3
-    outcomes = world.outcomes(lose_a_rank, [[2, 2], [3, 4]], lost)
+    outcomes = world.outcomes(lose_a_rank, lost)
     world.close()
     assert "ended with -9" in str(outcomes[lost].error)
     for rank, outcome in enumerate(outcomes):

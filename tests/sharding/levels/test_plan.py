@@ -58,17 +58,11 @@ def test_what_is_refused(given: Any, warmup: Any, kind: type[Exception], words: 
         read_plan(given, warmup)
 
 
-def test_a_period_of_one_is_warned_of() -> None:
+def test_unusual_hierarchies_are_warned_of() -> None:
     with pytest.warns(UserWarning, match="largest period is 1"):
         read_plan({1: 4}, 0)
-
-
-def test_a_level_that_never_has_its_turn_is_warned_of() -> None:
     with pytest.warns(UserWarning, match="level of period 4 never averages: the later one of period 2"):
         read_plan({4: 2, 2: 4}, 0)
-
-
-def test_usual_hierarchies_are_not_warned_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         read_plan({1: 2, 2: 4, 8: 8}, 0)
