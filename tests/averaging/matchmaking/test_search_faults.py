@@ -1,4 +1,4 @@
-"""Leaders that die or freeze, declarations that lie, and knowledge that has holes: many schedules around the table."""
+"""Leaders that die or freeze, and knowledge that has holes: many schedules around the table."""
 
 from __future__ import annotations
 

@@ -106,24 +106,17 @@ async def test_other_types_of_tensors(codec: CompressionBase, dtype: torch.dtype
         await average(swarm, codec)
 
 
-@pytest.mark.parametrize(
-    "codec", [BFloat16Compression(), *soak([Float16Compression(), BlockwiseQuantization(16, "linear")])]
-)
 @simulated
-async def test_sums_are_kept_in_float32(codec: CompressionBase) -> None:
+async def test_sums_are_kept_in_float32() -> None:
     """A small number is not lost in a large sum, although no number on the wire could hold both."""
     async with Swarm([Kind() for _ in range(8)], shapes=((16,),)) as swarm:
         for index, peer in enumerate(swarm.peers):
             peer.tensors[0].fill_(2.0**20 if index == 0 else -(2.0**20) if index == 7 else 1.0)
-        swarm.options = AllreduceOptions(compression=codec, aggregator=Mean(gate=math.inf))
-        if isinstance(codec, Float16Compression):
-            for peer in swarm.peers:
-                peer.tensors[0].div_(32)  # into the range of half precision
+        swarm.options = AllreduceOptions(compression=BFloat16Compression(), aggregator=Mean(gate=math.inf))
         outcomes = await swarm.round()
-        expected = 6 / 8 / (32 if isinstance(codec, Float16Compression) else 1)
         for outcome in outcomes:
             assert isinstance(outcome, AllreduceResult)
-            torch.testing.assert_close(outcome.averages[0], torch.full((16,), expected), rtol=0.01, atol=0)
+            torch.testing.assert_close(outcome.averages[0], torch.full((16,), 6 / 8), rtol=0.01, atol=0)
 
 
 @simulated

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import random
 from collections.abc import Awaitable, Callable
+from typing import ParamSpec
 
 import pytest
 import torch
@@ -29,6 +31,7 @@ from swarmcli.errors import InputRefused
 from swarmcli.memory import fresh_memory
 
 NONE = NoCompression()
+P = ParamSpec("P")
 
 
 class Bench:
@@ -68,12 +71,18 @@ class Bench:
         return torch.cat([extract(message) for message in messages])
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(30):
-            await main()
+def bounded(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
+    """The test as a function that pytest calls: it fails where somebody waits for ever."""
 
-    asyncio.run(bounded())
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        async def within_time() -> None:
+            async with asyncio.timeout(30):
+                await test(*args, **kwargs)
+
+        asyncio.run(within_time())
+
+    return run
 
 
 def randoms(count: int, numel: int, dtype: torch.dtype, seed: int = 0) -> list[torch.Tensor]:
@@ -96,72 +105,64 @@ def weighted_mean(tensors: list[torch.Tensor], weights: list[float]) -> torch.Te
     auxiliary=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_weighted_mean(
+@bounded
+async def test_weighted_mean(
     dtype: torch.dtype, codec: CompressionBase, weights: list[float], numel: int, auxiliary: bool, seed: int
 ) -> None:
-    async def main() -> None:
-        bench = Bench(randoms(len(weights), numel, dtype, seed), codec=codec, auxiliary=auxiliary)
-        others = list(range(1, len(weights)))
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(bench.reducer.run())
-            for sender in others:
-                sent = None if weights[sender] else 0
-                tasks.create_task(bench.deliver(sender, weights[sender], parts=sent, seed=seed + sender))
-            if not auxiliary:
-                bench.reducer.begin(0, weights[0])
-            averages = await bench.averages()
-        named = others if auxiliary else [0, *others]
-        expected = [index for index in named if weights[index] > 0]
-        assert all(average.senders == tuple(expected) for average in averages)
-        if not expected:
-            assert all(average.message is None for average in averages)
-            return
-        mean = bench.mean(averages)
-        sent = [
-            codec.extract(codec.compress(bench.tensors[index])) if index else bench.tensors[0] for index in expected
-        ]
-        exact = weighted_mean(sent, [weights[index] for index in expected])
-        rough = Float16Compression.name == codec.name or dtype is torch.float16
-        eps = max(torch.finfo(dtype).eps, torch.finfo(torch.float16).eps if rough else 0)
-        assert torch.allclose(mean.double(), exact, rtol=2 * eps, atol=2 * eps * 4)
-        if bench.results is not None:  # the reducer itself uses exactly what the others decode
-            assert torch.equal(bench.results.tensors()[0], mean)
-
-    run(main)
+    bench = Bench(randoms(len(weights), numel, dtype, seed), codec=codec, auxiliary=auxiliary)
+    others = list(range(1, len(weights)))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(bench.reducer.run())
+        for sender in others:
+            sent = None if weights[sender] else 0
+            tasks.create_task(bench.deliver(sender, weights[sender], parts=sent, seed=seed + sender))
+        if not auxiliary:
+            bench.reducer.begin(0, weights[0])
+        averages = await bench.averages()
+    named = others if auxiliary else [0, *others]
+    expected = [index for index in named if weights[index] > 0]
+    assert all(average.senders == tuple(expected) for average in averages)
+    if not expected:
+        assert all(average.message is None for average in averages)
+        return
+    mean = bench.mean(averages)
+    sent = [codec.extract(codec.compress(bench.tensors[index])) if index else bench.tensors[0] for index in expected]
+    exact = weighted_mean(sent, [weights[index] for index in expected])
+    rough = Float16Compression.name == codec.name or dtype is torch.float16
+    eps = max(torch.finfo(dtype).eps, torch.finfo(torch.float16).eps if rough else 0)
+    assert torch.allclose(mean.double(), exact, rtol=2 * eps, atol=2 * eps * 4)
+    if bench.results is not None:  # the reducer itself uses exactly what the others decode
+        assert torch.equal(bench.results.tensors()[0], mean)
 
 
-def test_float64_is_summed_in_float64() -> None:
-    async def main() -> None:
-        bench = Bench(randoms(3, 50, torch.float64))
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(bench.reducer.run())
-            bench.reducer.begin(0, 5)
-            for sender in (1, 2):
-                tasks.create_task(bench.deliver(sender, 3))
-            averages = await bench.averages()
-        assert torch.allclose(bench.mean(averages), weighted_mean(bench.tensors, [5, 3, 3]), rtol=1e-15, atol=1e-15)
-
-    run(main)
+@bounded
+async def test_float64_is_summed_in_float64() -> None:
+    bench = Bench(randoms(3, 50, torch.float64))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(bench.reducer.run())
+        bench.reducer.begin(0, 5)
+        for sender in (1, 2):
+            tasks.create_task(bench.deliver(sender, 3))
+        averages = await bench.averages()
+    assert torch.allclose(bench.mean(averages), weighted_mean(bench.tensors, [5, 3, 3]), rtol=1e-15, atol=1e-15)
 
 
-def test_a_sender_that_falls_silent_counts_in_the_parts_that_arrived() -> None:
-    async def main() -> None:
-        bench = Bench(randoms(3, 48, torch.float32))  # three parts of 16
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(bench.reducer.run())
-            bench.reducer.begin(0, 1)
-            tasks.create_task(bench.deliver(1, 1))
-            await bench.deliver(2, 2, parts=1)
-            bench.reducer.leave_out(2, "silent")
-            bench.reducer.leave_out(2, "said later")
-            averages = await bench.averages()
-        assert [average.senders for average in averages] == [(0, 1, 2), (0, 1), (0, 1)]
-        first, rest = bench.mean(averages).split([16, 32])
-        assert torch.allclose(first.double(), weighted_mean([t[:16] for t in bench.tensors], [1, 1, 2]), atol=1e-6)
-        assert torch.allclose(rest.double(), weighted_mean([t[16:] for t in bench.tensors[:2]], [1, 1]), atol=1e-6)
-        assert bench.reducer.left_out == {2: "silent"}
-
-    run(main)
+@bounded
+async def test_a_sender_that_falls_silent_counts_in_the_parts_that_arrived() -> None:
+    bench = Bench(randoms(3, 48, torch.float32))  # three parts of 16
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(bench.reducer.run())
+        bench.reducer.begin(0, 1)
+        tasks.create_task(bench.deliver(1, 1))
+        await bench.deliver(2, 2, parts=1)
+        bench.reducer.leave_out(2, "silent")
+        bench.reducer.leave_out(2, "said later")
+        averages = await bench.averages()
+    assert [average.senders for average in averages] == [(0, 1, 2), (0, 1), (0, 1)]
+    first, rest = bench.mean(averages).split([16, 32])
+    assert torch.allclose(first.double(), weighted_mean([t[:16] for t in bench.tensors], [1, 1, 2]), atol=1e-6)
+    assert torch.allclose(rest.double(), weighted_mean([t[16:] for t in bench.tensors[:2]], [1, 1]), atol=1e-6)
+    assert bench.reducer.left_out == {2: "silent"}
 
 
 @pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf, -math.inf, 1e-13, 1e19])
@@ -170,43 +171,39 @@ def test_impossible_weights_are_refused(weight: float) -> None:
         Bench(randoms(2, 4, torch.float32)).reducer.begin(1, weight)
 
 
-def test_parts_that_do_not_fit_the_plan_are_refused() -> None:
-    async def main() -> None:
-        bench = Bench(randoms(2, 32, torch.float32))
-        foreign = [
-            (NONE.compress(torch.zeros(15)), "another shape"),
-            (NONE.compress(torch.zeros(16, dtype=torch.float64)), "another shape or type"),
-            (Float16Compression().compress(torch.zeros(16)), "cannot be decoded"),
-        ]
-        with pytest.raises(InputRefused, match="plan does not provide"):
-            await bench.reducer.add(1, bench.message(1, 0))  # before it has begun
+@bounded
+async def test_parts_that_do_not_fit_the_plan_are_refused() -> None:
+    bench = Bench(randoms(2, 32, torch.float32))
+    foreign = [
+        (NONE.compress(torch.zeros(15)), "another shape"),
+        (NONE.compress(torch.zeros(16, dtype=torch.float64)), "another shape or type"),
+        (Float16Compression().compress(torch.zeros(16)), "cannot be decoded"),
+    ]
+    with pytest.raises(InputRefused, match="plan does not provide"):
+        await bench.reducer.add(1, bench.message(1, 0))  # before it has begun
+    bench.reducer.begin(1, 1)
+    for message, words in foreign:
+        with pytest.raises(InputRefused, match=words):
+            await bench.reducer.add(1, message)
+    with pytest.raises(InputRefused, match="twice"):
         bench.reducer.begin(1, 1)
-        for message, words in foreign:
-            with pytest.raises(InputRefused, match=words):
-                await bench.reducer.add(1, message)
-        with pytest.raises(InputRefused, match="twice"):
-            bench.reducer.begin(1, 1)
-        for position in range(2):
-            await bench.reducer.add(1, bench.message(1, position))
-        with pytest.raises(InputRefused, match="plan does not provide"):
-            await bench.reducer.add(1, bench.message(1, 1))
-
-    run(main)
+    for position in range(2):
+        await bench.reducer.add(1, bench.message(1, position))
+    with pytest.raises(InputRefused, match="plan does not provide"):
+        await bench.reducer.add(1, bench.message(1, 1))
 
 
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (1e-3, 1e3), (0.1, 0.3), (1.0, 2.0**20), (0.0, 1e-12)])
 @pytest.mark.parametrize("value", [3e38, torch.finfo(torch.float32).max, 1e-20])
-def test_sums_of_values_at_either_end_of_the_range_stay_exact(weights: tuple[float, float], value: float) -> None:
-    async def main() -> None:
-        bench = Bench([torch.full((4,), value), torch.full((4,), value)])
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(bench.reducer.run())
-            bench.reducer.begin(0, weights[0])
-            tasks.create_task(bench.deliver(1, weights[1]))
-            mean = bench.mean(await bench.averages())
-        torch.testing.assert_close(mean, bench.tensors[0], rtol=1e-6, atol=0.0)
-
-    run(main)
+@bounded
+async def test_sums_of_values_at_either_end_of_the_range_stay_exact(weights: tuple[float, float], value: float) -> None:
+    bench = Bench([torch.full((4,), value), torch.full((4,), value)])
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(bench.reducer.run())
+        bench.reducer.begin(0, weights[0])
+        tasks.create_task(bench.deliver(1, weights[1]))
+        mean = bench.mean(await bench.averages())
+    torch.testing.assert_close(mean, bench.tensors[0], rtol=1e-6, atol=0.0)
 
 
 @pytest.mark.parametrize("first", [1, 2])
@@ -214,74 +211,65 @@ def test_sums_of_values_at_either_end_of_the_range_stay_exact(weights: tuple[flo
 @pytest.mark.parametrize(
     "codec", [NONE, BFloat16Compression(), Uniform8BitQuantization()], ids=lambda codec: type(codec).__name__
 )
-def test_values_that_would_overflow_a_sum_are_refused_whoever_comes_first(
+@bounded
+async def test_values_that_would_overflow_a_sum_are_refused_whoever_comes_first(
     first: int, dtype: torch.dtype, codec: CompressionBase
 ) -> None:
-    async def main() -> None:
-        bench = Bench([torch.full((16,), each, dtype=dtype) for each in (2.0, 2.0, 1e30)], codec=codec)
-        bench.reducer.begin(0, 1.0)
-        for sender in (first, 3 - first):
-            if sender == 1:
-                await bench.deliver(1, 1.0)
-                continue
-            with pytest.raises(InputRefused, match=r"part 0 holds values up to .* would overflow a sum"):
-                await bench.deliver(2, 1e18)
-            bench.reducer.leave_out(2, "too large")
-        await bench.reducer.run()
-        (average,) = await bench.averages()
-        assert average.senders == (0, 1)
-        assert bench.results is not None and bench.results.tensors()[0].tolist() == [2.0] * 16
-
-    run(main)
+    bench = Bench([torch.full((16,), each, dtype=dtype) for each in (2.0, 2.0, 1e30)], codec=codec)
+    bench.reducer.begin(0, 1.0)
+    for sender in (first, 3 - first):
+        if sender == 1:
+            await bench.deliver(1, 1.0)
+            continue
+        with pytest.raises(InputRefused, match=r"part 0 holds values up to .* would overflow a sum"):
+            await bench.deliver(2, 1e18)
+        bench.reducer.leave_out(2, "too large")
+    await bench.reducer.run()
+    (average,) = await bench.averages()
+    assert average.senders == (0, 1)
+    assert bench.results is not None and bench.results.tensors()[0].tolist() == [2.0] * 16
 
 
-def test_whoever_waits_hears_of_the_end() -> None:
-    async def main() -> None:
-        bench = Bench(randoms(2, 32, torch.float32))
-        waiting = asyncio.gather(bench.averages(), bench.reducer.run(), return_exceptions=True)
-        await asyncio.sleep(0)
-        bench.reducer.abort("enough")
-        assert [str(error) for error in await waiting] == ["enough", "enough"]
-
-    run(main)
+@bounded
+async def test_whoever_waits_hears_of_the_end() -> None:
+    bench = Bench(randoms(2, 32, torch.float32))
+    waiting = asyncio.gather(bench.averages(), bench.reducer.run(), return_exceptions=True)
+    await asyncio.sleep(0)
+    bench.reducer.abort("enough")
+    assert [str(error) for error in await waiting] == ["enough", "enough"]
 
 
-def test_a_cancelled_sender_is_counted_if_its_part_is_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+@bounded
+async def test_a_cancelled_sender_is_counted_if_its_part_is_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks_module, "OFFLOAD_FROM", 0)
-
-    async def main() -> None:
-        bench = Bench(randoms(2, 16, torch.float32))
-        bench.reducer.begin(0, 1)
-        bench.reducer.begin(1, 1)
-        adding = asyncio.create_task(bench.reducer.add(1, bench.message(1, 0)))
-        await asyncio.sleep(0)
-        adding.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await adding
-        bench.reducer.leave_out(1, "gone")
-        await bench.reducer.run()
-        (average,) = await bench.averages()
-        assert average.senders == (0, 1)
-        assert torch.allclose(bench.mean([average]).double(), weighted_mean(bench.tensors, [1, 1]), atol=1e-6)
-
-    run(main)
+    bench = Bench(randoms(2, 16, torch.float32))
+    bench.reducer.begin(0, 1)
+    bench.reducer.begin(1, 1)
+    adding = asyncio.create_task(bench.reducer.add(1, bench.message(1, 0)))
+    await asyncio.sleep(0)
+    adding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await adding
+    bench.reducer.leave_out(1, "gone")
+    await bench.reducer.run()
+    (average,) = await bench.averages()
+    assert average.senders == (0, 1)
+    assert torch.allclose(bench.mean([average]).double(), weighted_mean(bench.tensors, [1, 1]), atol=1e-6)
 
 
-def test_a_sender_far_ahead_waits_when_sums_need_memory_of_their_own() -> None:
-    async def main() -> None:
-        bench = Bench(randoms(3, 96, torch.float32), auxiliary=True)
-        bench.reducer.most_beside = 128  # two parts of 16 sums
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(bench.reducer.run())
-            ahead = tasks.create_task(bench.deliver(1, 1))
-            for _ in range(20):
-                await asyncio.sleep(0.001)
-            assert not ahead.done()
-            tasks.create_task(bench.deliver(2, 1))
-            averages = await bench.averages()
-        assert torch.allclose(bench.mean(averages).double(), weighted_mean(bench.tensors[1:], [1, 1]), atol=1e-6)
-
-    run(main)
+@bounded
+async def test_a_sender_far_ahead_waits_when_sums_need_memory_of_their_own() -> None:
+    bench = Bench(randoms(3, 96, torch.float32), auxiliary=True)
+    bench.reducer.most_beside = 128  # two parts of 16 sums
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(bench.reducer.run())
+        ahead = tasks.create_task(bench.deliver(1, 1))
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert not ahead.done()
+        tasks.create_task(bench.deliver(2, 1))
+        averages = await bench.averages()
+    assert torch.allclose(bench.mean(averages).double(), weighted_mean(bench.tensors[1:], [1, 1]), atol=1e-6)
 
 
 def test_the_digest_covers_values_senders_and_weights() -> None:
@@ -298,16 +286,14 @@ def test_the_digest_covers_values_senders_and_weights() -> None:
     assert digests[0] == digests[4] and len(set(digests)) == 4
 
 
-def test_nothing_is_added_for_a_sender_that_was_left_out() -> None:
-    async def main() -> None:
-        bench = Bench(randoms(2, 16, torch.float32))
-        bench.reducer.begin(0, 1)
-        bench.reducer.begin(1, 1)
-        bench.reducer.leave_out(1, "absent")
-        await bench.reducer.run()
-        with pytest.raises(InputRefused, match="left out before: absent"):
-            await bench.reducer.add(1, bench.message(1, 0))
-        assert bench.results is not None
-        assert torch.equal(bench.results.tensors()[0], bench.tensors[0])
-
-    run(main)
+@bounded
+async def test_nothing_is_added_for_a_sender_that_was_left_out() -> None:
+    bench = Bench(randoms(2, 16, torch.float32))
+    bench.reducer.begin(0, 1)
+    bench.reducer.begin(1, 1)
+    bench.reducer.leave_out(1, "absent")
+    await bench.reducer.run()
+    with pytest.raises(InputRefused, match="left out before: absent"):
+        await bench.reducer.add(1, bench.message(1, 0))
+    assert bench.results is not None
+    assert torch.equal(bench.results.tensors()[0], bench.tensors[0])

@@ -170,9 +170,7 @@ async def test_a_leader_whose_link_turns_slow_is_passed_over(
 
 @pytest.mark.parametrize("slow", [0, 1])
 @within(2000)
-async def test_a_pair_of_which_one_turns_slow_soon_knows_that_there_is_no_average(
-    slow: int,
-) -> None:
+async def test_a_pair_of_which_one_turns_slow_soon_knows_that_there_is_no_average(slow: int) -> None:
     async with Slow([TRAINER] * 2) as swarm:
         swarm.network.set_bandwidths(swarm.peers[slow].peer_id, uplink=CRAWL, downlink=LINK)
         seconds, outcome = (await swarm.timed())[1 - slow]
@@ -192,9 +190,7 @@ async def test_what_a_slow_reducer_would_hold_up_is_reduced_by_others() -> None:
 
 @pytest.mark.parametrize("then", [4e6, *soak([None])])
 @within(2000)
-async def test_a_limit_that_is_lifted_or_raised_in_mid_round_counts_at_once(
-    then: float | None,
-) -> None:
+async def test_a_limit_that_is_lifted_or_raised_in_mid_round_counts_at_once(then: float | None) -> None:
     """Also for the member itself: its streams go on at the new rate."""
     async with Slow([TRAINER] * 4) as swarm:
         limited = swarm.peers[3].endpoint
