@@ -85,9 +85,9 @@ def test_all_end_with_one_adapter_over_the_runs_base_whatever_base_they_had_and_
     save_base(tmp_path / "other", seed=4)
     whole, other, bare = (f"base_model={tmp_path / name}" for name in ("base", "other", "bare"))
     settings = (*settings, "max_epochs=16")
-    first = start("first", settings=(whole, *settings))
+    helper = start("helper", role="auxiliary", settings=(bare, *settings))  # there from the first round on
+    first = start("first", helper, settings=(whole, *settings))
     second = start("second", first, settings=(other, *settings))
-    helper = start("helper", first, role="auxiliary", settings=(bare, *settings))
     first.reach(2)
     late = start("late", first, settings=(bare, *settings))
     for peer in (first, second, late):
