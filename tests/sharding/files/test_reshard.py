@@ -72,16 +72,21 @@ ODD = {
 }
 
 
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So small that tensors are cut. Of the process: each rank would put back what another one had set."""
+    monkeypatch.setattr(transfer, "SIZES", replace(transfer.SIZES, piece=48))
+
+
 def pass_on(check: str | None) -> dict[str, Any]:
-    """Rank 0 has it, rank 1 wants it; with pieces so small that tensors are cut."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transfer, "SIZES", replace(transfer.SIZES, piece=48))
-        rank = dist.get_rank()
-        held = {4: ODD, 9: {}} if rank == 0 else {}
-        refuse: Callable[[Any], str | None] = lambda indices: check if indices else None  # noqa: E731
-        return plain(reshard(held, [4, 9] if rank == 1 else [], dist.group.WORLD, check=refuse))
+    """Rank 0 has it, rank 1 wants it."""
+    rank = dist.get_rank()
+    held = {4: ODD, 9: {}} if rank == 0 else {}
+    refuse: Callable[[Any], str | None] = lambda indices: check if indices else None  # noqa: E731
+    return plain(reshard(held, [4, 9] if rank == 1 else [], dist.group.WORLD, check=refuse))
 
 
+@pytest.mark.usefixtures("small_pieces")
 def test_state_of_every_kind_arrives_in_pieces() -> None:
     nothing, received = in_threads(2, pass_on, None)
     assert nothing == {}
