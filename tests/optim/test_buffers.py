@@ -142,7 +142,7 @@ def test_a_newcomer_gets_them_and_nobody_contradicts_its_donor(codec: bool) -> N
 
     async def main() -> None:
         async with Peers() as swarm:
-            old = [await swarm.peer(Synchronous(), level=float(place), **options) for place in range(3)]
+            old = [await swarm.peer(Synchronous(), level=float(place), **options) for place in range(2)]
             await together(*(peer.train(3) for peer in old))
             newcomer = await swarm.peer(Synchronous(), seed=1, **options)
             refused, downloads = record(newcomer.node, PeerRefused), record(newcomer.node, StateDownloaded)

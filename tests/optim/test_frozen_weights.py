@@ -228,10 +228,10 @@ def test_without_the_runs_digest_a_newcomer_with_others_is_refused() -> None:
 
             async def refused() -> None:
                 with pytest.raises(FingerprintError, match=TERM) as refusal:
-                    await other.train(12)
+                    await other.train(8)
                 assert refusal.value.keys == (TERM,)
 
-            await together(one.train(12), two.train(12), refused())
+            await together(one.train(8), two.train(8), refused())
             assert torch.equal(other.model.table, before), "nobody's word alone moves it"
             assert one.core.replica.state.digest() == two.core.replica.state.digest()
 

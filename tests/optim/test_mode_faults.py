@@ -312,19 +312,21 @@ FAULTS: dict[str, Callable[[Field], Awaitable[None]]] = {
 # Synchronous training has tests of its own for most of these, and so have outer steps: peers/test_membership.py and
 # test_outer.py.
 FIRST = [
-    ("sparse", "frozen"),
-    ("sparse outer steps", "leader killed"),
-    ("powersgd", "dozing"),
+    ("sparse", "joined", 3),
+    ("sparse outer steps", "leader killed", 3),
+    ("powersgd", "dozing", 4),
 ]
-OTHERS = [case for case in itertools.product(MODES, FAULTS) if case not in FIRST]
+OTHERS = [case for case in itertools.product(MODES, FAULTS, [4]) if case not in FIRST]
 
 
 @pytest.mark.parametrize("seed", [0, *soak(range(1, 4))])
-@pytest.mark.parametrize(("mode", "fault"), [*FIRST, *soak(OTHERS)])
-def test_who_stays_is_equal_and_samples_count_once_or_are_told_as_lost(mode: str, fault: str, seed: int) -> None:
+@pytest.mark.parametrize(("mode", "fault", "count"), [*FIRST, *soak(OTHERS)])
+def test_who_stays_is_equal_and_samples_count_once_or_are_told_as_lost(
+    mode: str, fault: str, count: int, seed: int
+) -> None:
     async def main() -> None:
         async with Swarm(seed, latency=0.02) as swarm, Field(swarm, MODES[mode]) as there:
-            for _ in range(4):
+            for _ in range(count):
                 await there.learner()
             there.begin()
             await FAULTS[fault](there)

@@ -18,10 +18,8 @@ from tests.suites import soak
 EPOCHS, TARGET, BATCH = 2, 32, 4
 IN_PLACE = {"offload_optimizer": False}
 FIRST: dict[str, dict[str, Any]] = {
-    "delayed step": {"delay_optimizer_step": True},
     "reused buffers, compressed, in client mode": IN_PLACE
     | {"reuse_grad_buffers": True, "grad_compression": Float16Compression(), "client_mode": True},
-    "powersgd": IN_PLACE | {"grad_averager": PowerSGDGradientAverager.get_factory(averager_rank=2)},
     "poweref delayed": {
         "grad_averager": PowerEFGradientAverager.get_factory(averager_rank=2),
         "delay_grad_averaging": True,
@@ -37,6 +35,8 @@ FIRST: dict[str, dict[str, Any]] = {
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "offloaded": {},
+    "powersgd": IN_PLACE | {"grad_averager": PowerSGDGradientAverager.get_factory(averager_rank=2)},
+    "delayed step": {"delay_optimizer_step": True},
     "delayed gradients": {"delay_grad_averaging": True},
     "shared averages": IN_PLACE | {"use_ext_grad_buffer": True},
     "local updates in the background": IN_PLACE | {"grad_averager": None},

@@ -216,7 +216,7 @@ def test_one_that_missed_a_round_keeps_what_it_learned(seed: int) -> None:
             assert replays and late.waits == held
             after = late.core.replica.state.trained[0]
             torch.testing.assert_close(after - late.weights.detach(), learned, rtol=0, atol=1e-12)
-            await together(*(peer.train(8) for peer in peers))
+            await together(*(peer.train(7) for peer in peers))
             await rests(peers)
             assert len(digests(peers)) == 1
             assert late.computed == late.counted + late.waits + late.lost
@@ -255,7 +255,7 @@ def test_a_newcomer_begins_at_the_anchor_with_the_learning_rate_of_the_others() 
             assert torch.equal(late.weights.detach(), late.core.replica.state.trained[0])
             rate = late.core.replica.state.scheduler.optimizer.param_groups[0]["lr"]
             assert rate == pytest.approx(0.02 / (1 + 0.1 * late.epoch))
-            await together(*(peer.train(6) for peer in (*peers, late)))
+            await together(*(peer.train(5) for peer in (*peers, late)))
             await rests([*peers, late])
             assert len(digests([*peers, late])) == 1 and late.counted
 
@@ -263,14 +263,14 @@ def test_a_newcomer_begins_at_the_anchor_with_the_learning_rate_of_the_others() 
 
 
 async def one_dies_one_pauses(swarm: Swarm, peers: list[Taught], seconds: float) -> list[Taught]:
-    """The first peer dies after so many seconds of training, and the second pauses; the others, after eight epochs."""
+    """The first peer dies after so many seconds of training, and the second pauses; the others, after six epochs."""
     dies, *others = peers
     dying = asyncio.create_task(dies.train(100))
-    going = asyncio.create_task(together(*(peer.train(8) for peer in others)))
+    going = asyncio.create_task(together(*(peer.train(6) for peer in others)))
     await asyncio.sleep(seconds)
     await swarm.kill(dies)
     others[0].core.pause()
-    await asyncio.sleep(4)
+    await asyncio.sleep(2)
     others[0].core.resume()
     dying.cancel()
     await going

@@ -36,12 +36,12 @@ class Kind:
 
 
 FIRST = [
-    Kind("adamw", make=adamw),
     Kind("powersgd", PowerSGD(averager_rank=2, min_compression_ratio=0.1, reuse_grad_buffers=True)),
-    Kind("poweref", PowerEF(averager_rank=2, min_compression_ratio=0.1)),
-    Kind("delayed averaging", Synchronous(timing=Timing.DELAYED_AVERAGING), offloaded=True),
+    Kind("delayed averaging", Synchronous(timing=Timing.DELAYED_AVERAGING), offloaded=True, make=adamw),
 ]
 OTHERS = [
+    Kind("adamw", make=adamw),
+    Kind("poweref", PowerEF(averager_rank=2, min_compression_ratio=0.1)),
     Kind("offloaded", offloaded=True, make=adamw),
     Kind("reused buffers", Synchronous(reuse_grad_buffers=True)),
     Kind("delayed step", Synchronous(timing=Timing.DELAYED_STEP), offloaded=True),

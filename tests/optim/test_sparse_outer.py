@@ -92,14 +92,14 @@ def test_the_anchors_of_a_swarm_are_those_of_one_process() -> None:
         async with Swarm() as swarm:
             common = {"seed": 1, "make": gentle, "mode": sparse_steps(), "dtype": torch.float32}
             peers = [await swarm.trainer(pace=pace, **common) for pace in (0.1, 0.17, 0.35)]
-            await together(*(peer.train(8) for peer in peers))
+            await together(*(peer.train(5) for peer in peers))
             plain, unlike = PlainSparseLoCo(1), 0
-            for epoch in range(8):
+            for epoch in range(5):
                 given = {peer: list(peer.used[epoch].split(INNER)) for peer in peers if epoch in peer.used}
                 unlike += len({len(batches) for batches in given.values()}) > 1
                 plain.round(given)
             moved = float((plain.anchor - make_model(1, torch.float32).detach()).abs().max())
-            assert unlike >= 3 and moved > 0.01
+            assert unlike >= 2 and moved > 0.01
             assert len(digests(peers)) == 1
             for peer in peers:
                 anchor = peer.core.replica.state.trained[0].detach()

@@ -18,7 +18,7 @@ TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 DELAYED = [Timing.DELAYED_STEP, Timing.DELAYED_AVERAGING]
 
 
-FIRST = [(adamw, (4, 6), Timing.DELAYED_STEP), (momentum, (2, 3, 6), Timing.DELAYED_AVERAGING)]
+FIRST = [(adamw, (4, 6), Timing.DELAYED_STEP), (momentum, (4, 6), Timing.DELAYED_AVERAGING)]
 EVERYTHING = itertools.product((momentum, adamw), ((5,), (4, 6), (2, 3, 6)), DELAYED)
 
 

@@ -35,8 +35,8 @@ def test_a_peer_that_dies_in_a_delayed_round_costs_the_others_no_samples(timing:
             trainers = [await swarm.delayed(timing, seed=1, batch_size=2) for _ in range(3)]
             survivors, victim = trainers[:2], trainers[2]
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(trainer.train(6)) for trainer in trainers]
-                await until(lambda: victim.epoch == 3 and bool(victim.core._ending))
+                tasks = [group.create_task(trainer.train(5)) for trainer in trainers]
+                await until(lambda: victim.epoch == 2 and bool(victim.core._ending))
                 await asyncio.sleep(0.1 * seed)
                 swarm.network.kill(victim.node.peer_id)
                 tasks[2].cancel()
@@ -76,13 +76,13 @@ def test_a_newcomer_downloads_while_ends_are_under_way(timing: Timing) -> None:
             first = [await swarm.delayed(timing, seed=1, batch_size=2, pace=0.5) for _ in range(2)]
 
             async def join_late() -> None:
-                await until(lambda: first[0].epoch == 4 and bool(first[0].core._ending))
+                await until(lambda: first[0].epoch == 2 and bool(first[0].core._ending))
                 late = await swarm.delayed(timing, seed=9, batch_size=2, pace=0.5)
                 await late.core.join()
                 assert torch.equal(late.weights, late.host_weights), "it begins with what it downloaded"
-                await late.train(8)
+                await late.train(6)
 
-            await together(join_late(), *(trainer.train(8) for trainer in first))
+            await together(join_late(), *(trainer.train(6) for trainer in first))
             await together(*(trainer.core.join() for trainer in swarm.trainers))
             assert len(digests(swarm.trainers)) == 1
             assert sum(event.own_samples > 0 for event in swarm.trainers[2].epochs) >= 3

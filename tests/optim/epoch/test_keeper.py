@@ -53,7 +53,7 @@ def test_peers_that_round_differently_see_no_state_averaging() -> None:
             trainers, watches = await watched(swarm, 3)
 
             async def train(trainer: Trainer, number: int) -> None:
-                for epoch in range(3, 8):
+                for epoch in range(3, 6):
                     await trainer.train(epoch)
                     corrupt(trainer, lambda weights: weights * (1 + 1e-6 * number))  # another processor's last bits
 
@@ -61,7 +61,7 @@ def test_peers_that_round_differently_see_no_state_averaging() -> None:
             assert len(digests(trainers)) == 3
             assert 0 < max(event.distance for watch in watches for event in watch.drifts) < 1e-3
             for watch in watches:
-                assert len(watch.drifts) == 5
+                assert len(watch.drifts) == 3
                 assert not watch.state_rounds
                 assert not watch.downloads
                 assert not any(event.strays or event.averages for event in watch.drifts)

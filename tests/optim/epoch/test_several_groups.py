@@ -50,7 +50,7 @@ def distance(trainer: Trainer) -> float:
     return (trainer.weights.detach() - 1).norm().item()
 
 
-@pytest.mark.parametrize("count", [7, *soak([6])])
+@pytest.mark.parametrize("count", [4, *soak([6, 7])])
 def test_groups_train_side_by_side_also_with_one_left_over(count: int) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
@@ -76,19 +76,19 @@ def test_groups_train_side_by_side_also_with_one_left_over(count: int) -> None:
 def test_while_all_fit_into_one_group_it_is_as_without_the_option(size: int | None) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
-            end = asyncio.get_running_loop().time() + 12
+            end = asyncio.get_running_loop().time() + 7
             first = await limited(swarm, size)
             rounds = record(first.node, RoundFinished)
 
             async def come_later() -> float:
-                await asyncio.sleep(4)
+                await asyncio.sleep(2)
                 return await timed(await limited(swarm, size), end)
 
             longest = await asyncio.gather(timed(first, end), come_later())
             assert max(longest) < 1.0
             assert all(event.purpose == "run_grads" for event in rounds)  # states need no averaging
             assert not any(trainer.core.replica.state.apart for trainer in swarm.trainers)
-            assert first.epoch >= 20, "as many as without it"
+            assert first.epoch >= 11, "as many as without it"
             last = 1 + max(trainer.epoch for trainer in swarm.trainers)  # one may have been about to step
             await together(*(trainer.train(last) for trainer in swarm.trainers))
             assert len(digests(swarm.trainers)) == 1
@@ -120,7 +120,7 @@ def test_three_peers_in_groups_of_two_do_not_stand_still() -> None:
 
 
 def test_more_peers_than_fit_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    calm = 6.0
+    calm = 3.0
     monkeypatch.setattr(CrowdedEpochRule, "options", CrowdOptions(calm=calm))
 
     async def main() -> None:

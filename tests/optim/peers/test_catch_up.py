@@ -35,8 +35,8 @@ def test_a_claim_that_nobody_stands_by_costs_a_settled_peer_seconds_not_the_run(
             liar.node.endpoint.withdraw(state_method("run"))
             loop = asyncio.get_running_loop()
             began = loop.time()
-            await honest.train(20)
-            assert loop.time() - began < 20 * 0.5 + 30
+            await honest.train(10)
+            assert loop.time() - began < 10 * 0.5 + 30
             [claim] = [warning for warning in warnings if "nobody gave out the state" in warning.text]
             assert "epoch 1000" in claim.text
 
@@ -64,7 +64,7 @@ def test_one_that_has_made_no_round_trains_no_second_run_while_the_state_comes_s
 
             exchange.download = slow
             warnings, epochs = record(late.node, Noticed), record(late.node, EpochAdvanced)
-            await together(first.train(14), second.train(14), late.train(14))
+            await together(first.train(11), second.train(11), late.train(11))
             assert loop.time() > slow_until
             assert epochs, "it trains"
             assert all(epoch.peers != 1 for epoch in epochs), "and nothing of its own"

@@ -17,7 +17,7 @@ from tests.optim.optim_swarm import Swarm, digests, together
 
 
 async def run_with(claim: str) -> float:
-    """Seconds for four epochs of two trainers beside a peer that reports a lineage far ahead. Asked for it, it
+    """Seconds for two epochs of two trainers beside a peer that reports a lineage far ahead. Asked for it, it
     `claim`s: nothing, with an answer that never comes or an error; less; the same; or more than there can be."""
     async with Swarm() as swarm:
         liar = await swarm.node()
@@ -37,8 +37,8 @@ async def run_with(claim: str) -> float:
         lie = {"epoch": far.epoch, "lineage": far.lineage.hex(), "addresses": list(liar.endpoint.addresses)}
         if claim != "no lie":
             await Board(liar, "run_peers", PeerReport, 3600.0).publish(core.report().model_copy(update=lie))
-        await together(*(trainer.train(6) for trainer in trainers))
-        assert len(digests(trainers)) == 1 and trainers[0].epoch == 6
+        await together(*(trainer.train(4) for trainer in trainers))
+        assert len(digests(trainers)) == 1 and trainers[0].epoch == 4
         return asyncio.get_running_loop().time() - began
 
 

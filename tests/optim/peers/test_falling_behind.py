@@ -32,7 +32,7 @@ class Arrivals:
         return max(event.epoch for event in [*self.downloads, *self.replays])
 
 
-@pytest.mark.parametrize(("seed", "epochs"), [(0, 5), *soak([(0, 50), (1, 50), (2, 50)])])
+@pytest.mark.parametrize(("seed", "epochs"), [(0, 4), *soak([(0, 50), (1, 50), (2, 50)])])
 def test_one_that_starts_many_epochs_late(seed: int, epochs: int) -> None:
     async def main() -> None:
         async with Swarm(seed=seed) as swarm, Work() as work:
@@ -121,16 +121,16 @@ def test_one_that_was_frozen_for_three_epochs(seed: int, stopped: bool) -> None:
     virtual_time.run(main(), seed=seed, timeout=500)
 
 
-@pytest.mark.parametrize("seed", [0, *soak([1, 2])])
-def test_two_halves_that_trained_apart(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "half"), [(0, 1), *soak([(0, 2), (1, 2), (2, 2)])])
+def test_two_halves_that_trained_apart(seed: int, half: int) -> None:
     async def main() -> None:
         async with Swarm(seed=seed) as swarm, Work() as work:
             oracle = Oracle(swarm)
-            trainers = await veterans(oracle, 4, pace=0.4)
+            trainers = await veterans(oracle, 2 * half, pace=0.4)
             ids = [trainer.node.peer_id for trainer in trainers]
             work.begin(*trainers)
             await until(lambda: trainers[0].epoch == 2)
-            swarm.network.partition([swarm.contact.peer_id, *ids[:2]], ids[2:])
+            swarm.network.partition([swarm.contact.peer_id, *ids[:half]], ids[half:])
             await until(lambda: min(trainer.epoch for trainer in trainers) >= 4)
             arrivals = [Arrivals(trainer) for trainer in trainers]
             swarm.network.heal()
@@ -142,12 +142,14 @@ def test_two_halves_that_trained_apart(seed: int) -> None:
             oracle.check(trainers)
             # The faster half may overtake the other one before they meet: which of them leads then is left open.
             downloads = [len(each.downloads) for each in arrivals]
-            assert downloads in ([0, 0, 1, 1], [1, 1, 0, 0]), "one half goes on as before, the other downloads, once"
+            assert sorted([downloads[:half], downloads[half:]]) == [[0] * half, [1] * half], (
+                "one half goes on as before, the other downloads, once"
+            )
 
     virtual_time.run(main(), seed=seed, timeout=500)
 
 
-@pytest.mark.parametrize(("seed", "count", "epochs"), [(0, 6, 2), *soak([(0, 10, 8), (1, 10, 8), (2, 10, 8)])])
+@pytest.mark.parametrize(("seed", "count", "epochs"), [(0, 4, 2), *soak([(0, 10, 8), (1, 10, 8), (2, 10, 8)])])
 def test_many_that_start_within_one_epoch_do_not_fork(seed: int, count: int, epochs: int) -> None:
     """The first epoch is shorter than a step of some: whoever comes too late for its round replays it."""
 

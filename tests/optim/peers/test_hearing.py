@@ -86,7 +86,7 @@ def test_two_that_cannot_dial_each_other_hear_of_each_other_by_a_third() -> None
             pair = [await swarm.trainer(seed=1, pace=1.0, client_mode=True) for _ in range(2)]
             async with training(*pair):
                 await asyncio.sleep(5)
-                assert all(age < 5 and answers for _, age, answers in await ages(*pair, 15))
+                assert all(age < 5 and answers for _, age, answers in await ages(*pair, 8))
                 await swarm.kill(pair[1])
                 after = await ages(*pair, 10)
                 assert not any(answers for moment, _, answers in after if moment > after[0][0] + 5)

@@ -102,7 +102,7 @@ def test_a_trainer_whose_address_changes_in_the_middle_takes_part_again() -> Non
                 moves.node.endpoint.announce(direct=transport.own_addresses())
                 epoch = moves.epoch
                 # One that moves in the middle of a round may be doubted by the others, and doubt them, for some groups.
-                await until(lambda: moves.epoch >= epoch + 8)
+                await until(lambda: moves.epoch >= epoch + 6)
                 assert len([each for each in moves.used if each >= epoch]) >= 3
             await together(*(trainer.train(max(t.epoch for t in swarm.trainers) + 2) for trainer in swarm.trainers))
             assert len(digests(swarm.trainers)) == 1
@@ -180,7 +180,7 @@ def test_two_homes_with_a_direct_connection_stay_one_run_when_the_only_public_pe
 
             async def home(number: int) -> Trainer:
                 router = swarm.network.router(f"5.{number}.0.1")
-                trainer = Trainer(await swarm.node(host="192.168.1.2", behind=router), seed=1, pace=2.0)
+                trainer = Trainer(await swarm.node(host="192.168.1.2", behind=router), seed=1, pace=4.0)
                 await swarm.start(trainer.core)
                 return trainer
 
@@ -197,7 +197,7 @@ def test_two_homes_with_a_direct_connection_stay_one_run_when_the_only_public_pe
                 epoch = max(first.epoch, second.epoch)
                 await asyncio.sleep(90)  # longer than reports and declarations live
                 if keeps_ports:
-                    assert min(first.epoch, second.epoch) > epoch + 8
+                    assert min(first.epoch, second.epoch) > epoch + 3
                 else:
                     assert max(first.epoch, second.epoch) <= epoch + 1, "they wait, and train no two models"
                     assert any("could not dial each other" in each.text for each in said)

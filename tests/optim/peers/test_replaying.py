@@ -149,13 +149,13 @@ def test_a_download_longer_than_several_epochs_ends_in_step_and_stalls_nobody(se
             for veteran in veterans:  # all together they would take four epochs for the download
                 swarm.network.set_bandwidth(veteran.node.peer_id, size / (4 * usual) / len(veterans))
             downloads, replays = record(newcomer.node, StateDownloaded), record(newcomer.node, RoundsReplayed)
-            await together(*(trainer.train(14) for trainer in [*veterans, newcomer]))
+            await together(*(trainer.train(11) for trainer in [*veterans, newcomer]))
             assert max(epoch.seconds for epoch in veterans[0].epochs[1:]) < 1.3 * usual
             (download,) = downloads
             assert sum(event.rounds for event in replays) >= 3
             # Four epochs of download and a little, since rounds use the links too; and two until it is in a group.
             assert download.seconds < 4.7 * usual
-            assert min(newcomer.used) <= download.epoch + 10 and max(newcomer.used) == 13, "it contributes"
+            assert min(newcomer.used) <= download.epoch + 10 and max(newcomer.used) == 10, "it contributes"
             assert len(digests([*veterans, newcomer])) == 1
             assert torch.equal(newcomer.core.replica.state.extra_tensors[0], extra[0])
 

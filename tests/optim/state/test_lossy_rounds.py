@@ -56,13 +56,13 @@ def test_small_updates_arrive(codec: CompressionBase, delay: bool) -> None:
             options = {"seed": 1, "make": plain, "compression": codec, "delay": delay, "batch_size": 8}
             peers = [await local_peer(swarm, **options) for _ in range(3)]
             rounds = record(peers[0].core.node, RoundFinished)
-            steps = await asyncio.gather(*(learn(peer, 6) for peer in peers))
+            steps = await asyncio.gather(*(learn(peer, 4) for peer in peers))
             for peer in peers:
                 await peer.core._keeper.averaging.apply(wait=True)
                 assert moved(peer, sum(steps) / len(steps)) == pytest.approx(1.0, abs=0.06)
             if not delay:
                 assert len(digests(peers)) == 1
-            assert sum(event.purpose == "run_state" and event.outcome == "committed" for event in rounds) == 6
+            assert sum(event.purpose == "run_state" and event.outcome == "committed" for event in rounds) == 4
 
     virtual_time.run(main(), timeout=300)
 
@@ -76,16 +76,16 @@ def test_newcomers_and_a_follower_end_with_the_same_bits() -> None:
             steps = [0, 0]
 
             async def train(number: int) -> None:
-                steps[number] = await learn(first[number], 7)
+                steps[number] = await learn(first[number], 5)
 
             async def follow() -> None:
-                while monitor.epoch < 7:
+                while monitor.epoch < 5:
                     await monitor.core.step(0)
 
             async def come_later() -> None:
-                await until(lambda: first[0].epoch == 2)
+                await until(lambda: first[0].epoch == 1)
                 newcomer = await local_peer(swarm, **options)
-                await learn(newcomer, 7)
+                await learn(newcomer, 5)
 
             await together(train(0), train(1), follow(), come_later())
             assert len(swarm.trainers) == 4
