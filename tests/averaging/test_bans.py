@@ -134,3 +134,17 @@ def test_a_ban_is_a_line_for_people() -> None:
     line = describe(PeerBanned("a" * 52, "it voted twice"))
     assert line is not None and line.level == "warning"
     assert line.text == "aaaaaaaaaa is banned from this run: it voted twice"
+
+
+@simulated
+async def test_who_was_cut_off_while_evidence_was_found_hears_of_it_with_the_next_connection() -> None:
+    async with Averagers(6) as swarm:
+        finder, other = await swarm.add(2)
+        finder.endpoint.disconnect(other.peer_id, "for a test")
+        while finder.endpoint.is_connected(other.peer_id):  # noqa: ASYNC110  # in virtual time
+            await asyncio.sleep(0.01)
+        liar = Identity.from_seed(b"someone")
+        assert finder.core.bans.add(evidence_against(liar))
+        await other.endpoint.connect(finder.endpoint.addresses[0], timeout=5)
+        await asyncio.sleep(1)
+        assert other.core.bans.is_banned(liar.peer_id)

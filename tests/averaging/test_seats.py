@@ -212,3 +212,9 @@ def test_a_limit_that_explains_how_slow_a_peer_was_is_forgotten_with_it() -> Non
     assert (named := rounds.named()) is not None and named.seconds == 0.0 and named.pace > 0
     rounds.round(0.1)
     assert rounds.named() is None
+
+
+def test_a_small_word_of_ones_own_gives_no_seat_either() -> None:
+    slow = Sighting(B, seconds=180.0, pace=64.0, counted=True)
+    boaster = Bid(seconds=0.001, witness=Witness(64, 0.02))
+    assert set(decide({A: saw(64, slow), B: boaster}, TARGET).unseated) == {B}

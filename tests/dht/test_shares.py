@@ -149,3 +149,9 @@ def test_the_relays_key_is_small_and_has_room_for_every_prefix() -> None:
     assert len(held(storage, RELAYS_KEY)) == limits.max_directory
     honest = owned(PEERS[0], key=RELAYS_KEY)
     assert storage.put(honest, 0.0, at("203.0.113.1", PEERS[0])) is StoreVerdict.STORED
+
+
+def test_one_prefix_has_an_eighth_of_the_places_for_relays() -> None:
+    storage = Storage(DHTLimits())
+    assert flood(storage, "198.51.100.1", 256, key=RELAYS_KEY) == 32
+    assert storage.put(owned(PEERS[0], key=RELAYS_KEY), 0.0, at("203.0.113.1", PEERS[0])) is StoreVerdict.STORED

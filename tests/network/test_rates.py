@@ -203,3 +203,19 @@ def test_behind_real_links_that_are_full_nobody_is_lost(mbit: int, megabytes: in
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert not found["lost"] and not found["failed"], found
+
+
+@simulated
+async def test_a_limit_that_changes_all_the_time_is_kept_all_the_same() -> None:
+    """What has passed ahead of the old rate is still owed at the new one."""
+    async with endpoints(MemoryNetwork(seed=4), 2) as (limited, other):
+        sink(other)
+
+        async def change() -> None:
+            while True:
+                for limit in (100 * KB, 101 * KB):
+                    limited.limit_rates(limit, None)
+                    await asyncio.sleep(0.02)
+
+        passed = await over(SECONDS, lambda: limited.passed().sent, pour(limited, other), change())
+        assert passed == pytest.approx(100 * KB, rel=0.1)

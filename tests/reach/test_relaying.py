@@ -205,3 +205,21 @@ async def test_a_circuit_does_not_lead_through_another_one() -> None:
         with pytest.raises((CallRefused, ConnectionLost)):
             async with a.endpoint.stream(second.peer_id, CONNECT, Connect(b.peer_id), timeout=5) as stream:
                 await stream.receive(CircuitData)
+
+
+@simulated
+async def test_one_network_has_only_its_share_of_the_circuits_whichever_end_it_is() -> None:
+    network = MemoryNetwork(seed=1)
+    homes = [network.router(host) for host in ("198.51.100.7", "198.51.100.99")]  # one /24
+    async with scene(network) as peers:
+        endpoint, _ = await peers.relay(budgets=RelayBudgets(circuits_per_network=1))
+        near, far = [await peers.client(5 + number, behind=home) for number, home in enumerate(homes)]
+        others = await many(peers, 3, first=7)
+        for client in (near, far, *others):
+            await client.reserve(endpoint)
+        held = await dial(others[0], near, endpoint)
+        for source, target in ((others[1], far), (far, others[1])):
+            with pytest.raises(NetworkError, match="no circuit is left"):
+                await dial(source, target, endpoint)
+        (await dial(others[1], others[2], endpoint)).abort("done")
+        held.abort("done")
