@@ -144,7 +144,7 @@ def test_peers_go_on_while_a_round_runs_and_each_sample_counts_once(seed: int) -
     async def main() -> None:
         async with Swarm(seed, latency=0.15) as swarm:  # a round takes longer than a batch
             peers = [await taught(swarm, pace=pace) for pace in (0.05, 0.08, 0.3)]
-            await together(*(peer.train(6) for peer in peers))
+            await together(*(peer.train(4) for peer in peers))
             await rests(peers)
             assert len(digests(peers)) == 1 and len({peer.core.position.lineage for peer in peers}) == 1
             for peer in peers:

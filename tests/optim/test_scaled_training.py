@@ -104,14 +104,13 @@ def test_training_with_scaled_losses_is_training_without_to_the_last_bit(make, r
                 ScaledTrainer(await swarm.node(), scale, reuse=reuse, make=make, batch_size=size)
                 for scale, size in zip(scales, (4, 3), strict=True)
             ]
-            await trained(swarm, *made, until=4)
-            expected = reference(0, swarm.batches(4), make=make)
+            await trained(swarm, *made, until=3)
+            expected = reference(0, swarm.batches(3), make=make)
             torch.testing.assert_close(made[0].weights.detach(), expected, rtol=1e-12, atol=1e-14)
             return digests(made)
 
     without = virtual_time.run(main((None, None)), seed=5)
     assert len(without) == 1
-    assert virtual_time.run(main((SCALE, SCALE)), seed=5) == without
     assert virtual_time.run(main((SCALE, 2.0**-3)), seed=5) == without, "each peer has a scale of its own"
 
 

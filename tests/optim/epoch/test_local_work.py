@@ -103,7 +103,7 @@ def test_training_goes_on_while_a_delayed_round_is_under_way() -> None:
     async def main() -> None:
         async with Swarm(latency=0.5) as swarm:
             peers = [await local_peer(swarm, seed=1, delay=True, batch_size=2, pace=0.25) for _ in range(2)]
-            await together(*(peer.train(4) for peer in peers))
+            await together(*(peer.train(3) for peer in peers))
             places = [index for index, entry in enumerate(peers[0].log) if isinstance(entry, Applied)]
             over = [index for index, entry in enumerate(peers[0].log) if hasattr(entry, "epoch")]
             assert all(applied - ended > 2 for applied, ended in zip(places, over, strict=False))

@@ -52,7 +52,7 @@ def honest() -> float:
     [
         pytest.param("error", 1, id="who serves no such call"),
         pytest.param("less", 1, id="who answers with less", marks=pytest.mark.soak),
-        pytest.param("too much", 1, id="who answers with what can be no position"),
+        pytest.param("too much", 1, id="who answers with what can be no position", marks=pytest.mark.soak),
         pytest.param("silence", 2 * 3, id="who is silent: one wait each"),
         pytest.param("the same", 2 * 10, id="who insists and has no state: ten seconds of knocking each"),
     ],

@@ -29,12 +29,12 @@ def test_one_of_three_is_killed_and_the_others_go_on(seed: int, victim: int) -> 
             async with asyncio.TaskGroup() as group:
                 doomed = group.create_task(dead.train(1000))
                 for trainer in survivors:
-                    group.create_task(trainer.train(8))
+                    group.create_task(trainer.train(6))
                 await asyncio.sleep(1.0 + 0.11 * seed)
                 swarm.network.kill(dead.node.peer_id)
                 doomed.cancel()
             assert in_one_lineage(survivors)
-            assert all(trainer.epoch == 8 for trainer in survivors)
+            assert all(trainer.epoch == 6 for trainer in survivors)
 
     virtual_time.run(main(), seed=seed, timeout=300)
 
