@@ -27,6 +27,7 @@ def accounted(trainer: DelayedTrainer) -> int:
     return sum(event.own_samples for event in trainer.epochs) + handed_in + trainer.core.work.samples
 
 
+@pytest.mark.soak  # test_mode_faults.py kills a leader in a delayed round and counts every sample
 @every_delay
 @pytest.mark.parametrize("seed", range(4))
 def test_a_peer_that_dies_in_a_delayed_round_costs_the_others_no_samples(timing: Timing, seed: int) -> None:

@@ -32,7 +32,7 @@ class Arrivals:
         return max(event.epoch for event in [*self.downloads, *self.replays])
 
 
-@pytest.mark.parametrize(("seed", "epochs"), [(0, 4), *soak([(0, 50), (1, 50), (2, 50)])])
+@pytest.mark.parametrize(("seed", "epochs"), soak([(0, 4), (0, 50), (1, 50), (2, 50)]))
 def test_one_that_starts_many_epochs_late(seed: int, epochs: int) -> None:
     async def main() -> None:
         async with Swarm(seed=seed) as swarm, Work() as work:

@@ -94,6 +94,7 @@ def test_rounds_that_a_peer_stepped_alone_are_replayed_too(rest: float) -> None:
     virtual_time.run(main(), timeout=300)
 
 
+@pytest.mark.soak  # as in test_pausing.py who was away
 def test_who_missed_more_downloads() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
