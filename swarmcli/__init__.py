@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from swarmcli.sharding import HierarchicalModelAverager, ZeroRedundancyOptimizer
 
 __version__ = "0.1.0"
+FEW_TURNS = "1000"  # that threads of GNU's OpenMP wait for each other before they sleep
 
 
 def _let_threads_sleep() -> None:
@@ -39,7 +40,7 @@ def _let_threads_sleep() -> None:
     benchmarks/NOTES.md has the figures.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+        os.environ.setdefault("GOMP_SPINCOUNT", FEW_TURNS)
         os.environ.setdefault("KMP_BLOCKTIME", "1")  # ms
 
 

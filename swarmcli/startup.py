@@ -3,6 +3,9 @@
 Nearly all that it imports stays for good. Python's search for cycles of objects that nobody holds, after every 700 new
 ones, took a fifth of the processor's time until a trainer's first gradient.
 
+Peers that `swarm` starts divide the cores (`peer/processors.py`), so that their teams of threads may wait for each
+other without giving cores away, as those of a user's own program may not (`swarmcli._let_threads_sleep`).
+
 The C library gives freed memory back to the system and asks for it again: for the activations of a small model 40,000
 pages a second, each of which the kernel fills with zeros, a tenth of a trainer's time.
 """
@@ -14,7 +17,10 @@ import gc
 import os
 import platform
 
+from swarmcli import FEW_TURNS
+
 USUAL = gc.get_threshold()
+MANY_TURNS = "30000"  # of GNU's OpenMP, some 0.4 ms: longer than a step computes between two operations of a team
 WHILE_IMPORTING = 100_000  # new objects between two searches: few megabytes, and a tenth of what a trainer imports
 KEPT_BYTES = 128 << 20  # that are free stay with the process
 HEAP_BYTES = 32 << 20  # up to so many are taken from what it has; the most that glibc allows, beyond it asks the system
@@ -24,6 +30,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 def begin() -> None:
     """From now on cycles are looked for seldom, and freed memory stays with this process."""
     gc.set_threshold(WHILE_IMPORTING)
+    if os.environ.get("GOMP_SPINCOUNT") == FEW_TURNS:  # no person has chosen another number
+        os.environ["GOMP_SPINCOUNT"] = MANY_TURNS
     _keep_freed_memory()
 
 

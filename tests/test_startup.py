@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from swarmcli import startup
+
 ALLOCATING = """
 import resource
 from swarmcli import startup
@@ -32,3 +34,13 @@ def test_freed_memory_is_used_again_unless_a_person_has_said_otherwise(
     command = [sys.executable, "-c", ALLOCATING]
     done = subprocess.run(command, env=environment | by_a_person, capture_output=True, text=True, check=True)
     assert (int(done.stdout) < 1000) == keeps, done.stdout
+
+
+@pytest.mark.parametrize(("by_a_person", "turns"), [({}, startup.MANY_TURNS), ({"GOMP_SPINCOUNT": "5"}, "5")])
+def test_teams_of_a_command_wait_longer_than_those_of_a_program_unless_a_person_has_said_otherwise(
+    by_a_person: dict[str, str], turns: str
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"} | by_a_person
+    code = "import os; from swarmcli import startup; startup.begin(); print(os.environ['GOMP_SPINCOUNT'])"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == turns

@@ -28,6 +28,7 @@ _DOUBLED = """
 EXISTS (SELECT 1 FROM oldest WHERE oldest.run_id = moments.run_id AND oldest.scale < moments.scale
     AND oldest.first <= moments.last)
 """
+CONVERT_FORMAT_6 = f"{_FINER} DELETE FROM moments WHERE {_DOUBLED}"
 READ_FORMAT_6 = f"CREATE TEMP VIEW moments AS {_FINER} SELECT * FROM main.moments AS moments WHERE NOT {_DOUBLED}"
 
 _ADD = """
@@ -65,11 +66,6 @@ def make(db: Database) -> None:
     key = {"run_id": str, "scale": int, "slot": int}
     sums = {"count": int, "alive": int, "trainers": int, "rate": float, "epoch": int, "loss": float, "losses": int}
     db.table("moments").create({**key, "first": float, "last": float, **sums}, pk=tuple(key), if_not_exists=True)
-
-
-def convert_format_6(db: Database) -> None:
-    db.execute(f"{_FINER} DELETE FROM moments WHERE {_DOUBLED}")
-    db.execute("DROP INDEX IF EXISTS moments_by_epoch")
 
 
 def add_moments(db: Database, run_id: str, observed: Sequence[RunObserved]) -> None:

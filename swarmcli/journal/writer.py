@@ -8,8 +8,8 @@ import logging
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -191,7 +191,8 @@ class Store:
         run = replace(self.run, last_seen=now)
         if outcome is not None:
             run = replace(run, finished=now, outcome=outcome)
-        with _alone(db):
+        db.execute("BEGIN IMMEDIATE")  # no other writer comes in between
+        with db.conn:
             run = _put_run(db, run)
             # Rows of one kind are added together: that is ten times as fast, and their order in each table stays.
             for kind, alike in groupby(sorted(batch, key=lambda record: type(record).__name__), key=type):
@@ -243,7 +244,8 @@ def open_for_writing(path: Path) -> Database:
         db = Database(connection, recursive_triggers=False, execute_plugins=False)  # a plugin is no part of a run
         if version == 0:
             db.executescript("PRAGMA auto_vacuum=INCREMENTAL; PRAGMA journal_mode=WAL")
-        with _alone(db):
+        db.execute("BEGIN IMMEDIATE")  # a process that is killed meanwhile, or an error, leaves the file as it was
+        with connection:
             if 0 < version < VERSION:
                 _convert(db, version)
             _lay_out(db)
@@ -251,19 +253,6 @@ def open_for_writing(path: Path) -> Database:
         db.execute(f"PRAGMA journal_size_limit={JOURNAL.wal_bytes}")
         on_error.pop_all()
     return db
-
-
-@contextmanager
-def _alone(db: Database) -> Iterator[None]:
-    """A transaction that keeps other writers out from its beginning: a process that is killed meanwhile, or an error,
-    leaves the file as it was."""
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        db.commit()
-    except BaseException:
-        db.rollback()
-        raise
 
 
 def _lay_out(db: Database) -> None:
@@ -283,7 +272,8 @@ def _convert(db: Database, version: int) -> None:
         db.execute(f"DROP TRIGGER {trigger.name}")
     computed = {}
     if version == 6:
-        moments.convert_format_6(db)
+        db.execute(moments.CONVERT_FORMAT_6)
+        db.execute("DROP INDEX IF EXISTS moments_by_epoch")
         computed = {("curve", "loss"): sums.LOSS_OF_FORMAT_6}
     names = ("totals", "curve", "failures", "moments")
     for name in names:

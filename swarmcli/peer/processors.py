@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from swarmcli.machine.registry import LocalPeer, LocalPeers, RegistryEntry
+from swarmcli.machine.sensors import OthersUse
 from swarmcli.optim.config import Role
 from swarmcli.recipe import Recipe
 from swarmcli.threads import count_threads_by
@@ -23,8 +24,9 @@ from swarmcli.threads import count_threads_by
 class ProcessorShare:
     """How many threads are this process's share, as long as other peers of this machine come and go.
 
-    All threads that torch would take are divided by the trainers; what is left over goes to the oldest of them. A
-    monitor, which computes now and then, takes as many as one trainer more would get.
+    All threads that torch would take, less one for each core that other programs keep busy, are divided by the
+    trainers; what is left over goes to the oldest of them. A monitor, which computes now and then, takes as many as one
+    trainer more would get.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class ProcessorShare:
         self._every = every
         self._looked = -math.inf
         self._most: int | None = None
+        self._others = OthersUse()
 
     def limit(self, threads: int | None) -> None:
         """From now on the peers of this machine take at most so many together; None: all there are. For any thread."""
@@ -57,13 +60,15 @@ class ProcessorShare:
     def _share(self) -> int:
         try:
             self.entry.renew()
-            trainers = [peer.pid for peer in self._peers.living() if peer.role == "trainer"]
+            living = self._peers.living()
         except OSError:
             return self._count
+        trainers = [peer.pid for peer in living if peer.role == "trainer"]
         me = self.entry.peer.pid
         others = [pid for pid in trainers if pid != me]
         place = trainers.index(me) if me in trainers else len(others)
-        divided = min(filter(None, (self._all if self._shared else None, self._most)))
+        busy = round((self._others.read([peer.pid for peer in living]) or 0.0) * (os.cpu_count() or 1))
+        divided = min(filter(None, (max(1, self._all - busy) if self._shared else None, self._most)))
         each, rest = divmod(divided, len(others) + 1)
         return min(self._all, max(1, each + (place < rest)))
 
