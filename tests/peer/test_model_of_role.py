@@ -42,6 +42,7 @@ print([name for name in ("transformers", "datasets", "fastapi") if name in sys.m
 """
 
 
+@pytest.mark.e2e
 def test_an_auxiliary_has_the_outline_of_the_model_and_does_not_import_what_builds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

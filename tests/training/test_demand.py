@@ -92,14 +92,14 @@ def test_in_groups_and_large_runs_nobody_passes_on_more_than_its_group_asks_for(
 
 
 CASES: list[tuple[Role, Going]] = [
-    ("trainer", Going(trainers=2, monitors=1, auxiliaries=1)),
     ("monitor", Going(trainers=2, auxiliaries=1)),
+    ("trainer", Going(trainers=2, monitors=1, auxiliaries=1)),
     ("trainer", Going(trainers=1, monitors=1)),
     ("auxiliary", Going(trainers=2, monitors=1)),
 ]
 
 
-@pytest.mark.parametrize(("role", "going"), [*CASES[:2], *soak(CASES[2:])])
+@pytest.mark.parametrize(("role", "going"), [CASES[0], *soak(CASES[1:])])
 def test_what_is_promised_for_an_hour_is_what_a_run_then_takes(
     role: Role, going: Going, monkeypatch: pytest.MonkeyPatch
 ) -> None:

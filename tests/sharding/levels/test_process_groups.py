@@ -75,6 +75,7 @@ def given(module: torch.nn.Module, groups: bool) -> Any:
     return torch.optim.SGD([{"params": module[0].parameters()}, {"params": module[1:].parameters()}]).param_groups
 
 
+@pytest.mark.filterwarnings("ignore:the level of period 4 never averages:UserWarning")  # of torch's neither
 @pytest.mark.parametrize(("size", "levels", "warmup"), HIERARCHIES)
 def test_equal_to_torch(size: int, levels: dict[int, int], warmup: int) -> None:
     taken = in_threads(size, beside_torch, list(levels.items()), warmup, size > 3, size > 3)
