@@ -1,14 +1,15 @@
 """Train one neural network together on computers that strangers lend.
 
 The public names are loaded when they are first used, so that the command line answers at once and importing the
-package takes neither network nor threads. Import it before torch: see `_let_threads_sleep`.
+package takes neither network nor threads. Import it before torch: see `startup.let_threads_sleep`.
 """
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from swarmcli.startup import let_threads_sleep
 
 if TYPE_CHECKING:
     from swarmcli.averaging import DecentralizedAverager
@@ -27,24 +28,8 @@ if TYPE_CHECKING:
     from swarmcli.sharding import HierarchicalModelAverager, ZeroRedundancyOptimizer
 
 __version__ = "0.1.0"
-FEW_TURNS = "1000"  # that threads of GNU's OpenMP wait for each other before they sleep
 
-
-def _let_threads_sleep() -> None:
-    """Threads of a team that wait for each other give their cores away soon. It takes effect where torch comes later.
-
-    At the end of every operation OpenMP's threads turn in circles for 4 ms (300,000 turns in GNU's library) or 200 ms
-    (LLVM's and Intel's) before they sleep, on cores that another peer, the loop's thread or other programs of the
-    volunteer want: on a busy machine a step took five times as long as with 1,000 turns, which are what GNU's library
-    takes by itself where it knows of more threads than cores; an epoch of two plain loops took 25 times as long.
-    benchmarks/NOTES.md has the figures.
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", FEW_TURNS)
-        os.environ.setdefault("KMP_BLOCKTIME", "1")  # ms
-
-
-_let_threads_sleep()
+let_threads_sleep()
 
 _HOMES = {
     "DHT": "swarmcli.dht",

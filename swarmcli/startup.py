@@ -4,7 +4,7 @@ Nearly all that it imports stays for good. Python's search for cycles of objects
 ones, took a fifth of the processor's time until a trainer's first gradient.
 
 Peers that `swarm` starts divide the cores (`peer/processors.py`), so that their teams of threads may wait for each
-other without giving cores away, as those of a user's own program may not (`swarmcli._let_threads_sleep`).
+other without giving cores away, as those of a user's own program may not.
 
 The C library gives freed memory back to the system and asks for it again: for the activations of a small model 40,000
 pages a second, each of which the kernel fills with zeros, a tenth of a trainer's time.
@@ -17,14 +17,28 @@ import gc
 import os
 import platform
 
-from swarmcli import FEW_TURNS
-
 USUAL = gc.get_threshold()
-MANY_TURNS = "30000"  # of GNU's OpenMP, some 0.4 ms: longer than a step computes between two operations of a team
+# For so many turns threads of GNU's OpenMP wait for each other before they sleep: in a user's own program, and …
+FEW_TURNS = "1000"
+MANY_TURNS = "30000"  # … in a peer, some 0.4 ms: longer than a step computes between two operations of a team
 WHILE_IMPORTING = 100_000  # new objects between two searches: few megabytes, and a tenth of what a trainer imports
 KEPT_BYTES = 128 << 20  # that are free stay with the process
 HEAP_BYTES = 32 << 20  # up to so many are taken from what it has; the most that glibc allows, beyond it asks the system
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
+
+
+def let_threads_sleep() -> None:
+    """Threads of a team that wait for each other give their cores away soon. It takes effect where torch comes later.
+
+    At the end of every operation OpenMP's threads turn in circles for 4 ms (300,000 turns in GNU's library) or 200 ms
+    (LLVM's and Intel's) before they sleep, on cores that another peer, the loop's thread or other programs of the
+    volunteer want: on a busy machine a step took five times as long as with 1,000 turns, which are what GNU's library
+    takes by itself where it knows of more threads than cores; an epoch of two plain loops took 25 times as long.
+    benchmarks/NOTES.md has the figures.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", FEW_TURNS)
+        os.environ.setdefault("KMP_BLOCKTIME", "1")  # ms
 
 
 def begin() -> None:
