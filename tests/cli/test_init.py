@@ -25,6 +25,7 @@ from swarmcli.training.memory import HOST, Room
 from swarmcli.training.tokenizer import ByteTokenizer
 from tests.cli.typed import typed
 from tests.hub_stand_in import Hub, hub
+from tests.suites import soak
 
 __all__ = ["hub"]
 
@@ -113,10 +114,10 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(make_data, "MOST", 80)
 
 
-OF_TASKS = [name for name in get_args(TaskTemplateName) if name != "lora"]
+OF_TASKS = [name for name in get_args(TaskTemplateName) if name not in ("lora", "image-classification")]
 
 
-@pytest.mark.parametrize("template", OF_TASKS)
+@pytest.mark.parametrize("template", [*OF_TASKS, *soak(["image-classification"])])
 def test_each_task_is_written_with_its_small_data_validated_and_trained_a_step(template: str, few_rows: None) -> None:
     said("run", "--template", template, "--invite")
     file, shipped = Path("run/recipe.yaml"), load_recipe(SHIPPED / f"{template}.yaml")
@@ -252,7 +253,7 @@ ROW: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("template", OF_TASKS)
+@pytest.mark.parametrize("template", [*OF_TASKS, "image-classification"])
 def test_data_of_ones_own_take_the_place_of_the_small_ones(template: str, here: Path) -> None:
     from PIL import Image
 
