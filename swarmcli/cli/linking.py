@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -15,11 +16,12 @@ import typer
 
 from swarmcli.cli.console import aloud, err, moment
 from swarmcli.cli.ending import ExitCode
-from swarmcli.errors import MembershipError, RecipeError
+from swarmcli.errors import AddressError, MembershipError, RecipeError
 from swarmcli.journal import megabytes
 from swarmcli.peer.linked import LinkedRun
 from swarmcli.peer.offering import fetch_recipe
 from swarmcli.recipe import (
+    Link,
     Recipe,
     differing_keys,
     digest_of,
@@ -62,7 +64,7 @@ def recipe_named(given: str, role: Role, settings: Sequence[str], *, yes: bool) 
     """
     if not is_link(given):
         return Named(Path(given), load_recipe(given, settings))
-    link = parse_link(given)
+    link = typed_link(given)
     run = LinkedRun(link)
     with ExitStack() as undo:
         undo.callback(run.forget)
@@ -84,6 +86,19 @@ def recipe_named(given: str, role: Role, settings: Sequence[str], *, yes: bool) 
     if link.ticket is not None:
         run.keep_invitation(link.ticket)
     return Named(run.recipe, recipe, link.addresses)
+
+
+def typed_link(given: str) -> Link:
+    """Reads a link from a command line. Raises AddressError also where a shell seems to have cut an older one at its
+    first `&`: what came before it is a whole link, of which the shell makes a background job."""
+    link = parse_link(given)
+    with suppress(OSError, AttributeError):  # no terminal; Windows, where nothing goes into the background like that
+        if "?" in given and "&" not in given and os.tcgetpgrp(0) != os.getpgrp():
+            raise AddressError(
+                "the shell has put this command into the background: it cuts a link at an &, unless the link stands in "
+                f'double quotes; if this one has none, write it as "{link}"'
+            )
+    return link
 
 
 _OF_ROLES = ("swarmcli.peer.lifetime", "swarmcli.cli.session")

@@ -15,10 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmcli.cli.console import err, out, plain_table, setup_logging
+from swarmcli.cli.linking import typed_link
 from swarmcli.cli.peers import Host, NoPortMapping, Peers, Port, Verbose
 from swarmcli.journal import printable
 from swarmcli.peer.linked import visitor_of
-from swarmcli.recipe import Link, Recipe, is_link, load_recipe, parse_link
+from swarmcli.recipe import Link, Recipe, is_link, load_recipe
 from swarmcli.run.asking import Visitor
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def netcheck(
     """
     setup_logging(verbose)
 
-    read = None if run is None else parse_link(run) if is_link(run) else load_recipe(Path(run))
+    read = None if run is None else typed_link(run) if is_link(run) else load_recipe(Path(run))
     options = options_of(read, peer)
     if run is not None and not options["initial_peers"]:
         err.print(f"{run} names no first contact, so no peer is asked; name one with --peer", soft_wrap=True)

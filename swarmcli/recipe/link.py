@@ -1,8 +1,10 @@
 """The link by which a stranger joins a run:
 
-    swarm://<peer id>@host:port[,host:port…]/<run id>?fingerprint=<32 characters>[&peer=<peer id>@host:port…][&invite=…]
+    swarm://<peer id>@host:port[,host:port…]/<run id>/fingerprint=<32 characters>[/peer=<peer id>@host:port…][/invite=…]
 
-It names one to four peers of the run, where each can be dialed (IPv6 in brackets), and what their recipe must hash to.
+It names one to four peers of the run, where each can be dialed, and what their recipe must hash to. No character of it
+means anything to bash, zsh, fish or cmd, so it needs no quotes there: IPv6 stands without brackets, and what is behind
+the last colon is the port. Older links have `?` and `&` in place of the later slashes, and brackets around IPv6.
 A link is text that somebody was sent: it is bounded and read strictly, and believing it means no more than dialing
 these peers. A link with an invitation names one peer: the host, which alone may bind the invitation to a newcomer.
 Parameters that this version does not know are refused: they may say what joining needs, and the run's refusal later
@@ -14,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl
 
 from swarmcli.errors import AddressError
 from swarmcli.network.addresses import Scope, format_address, parse_address, scope_of
@@ -28,7 +30,7 @@ FINGERPRINT = "fingerprint"
 PEER = "peer"
 INVITE = "invite"
 
-_EXPECTED = "expected swarm://<peer id>@host:port/<run id>?fingerprint=…"
+_EXPECTED = "expected swarm://<peer id>@host:port/<run id>/fingerprint=…"
 _DIGEST = re.compile(rf"[a-z2-7]{{{DIGEST_LENGTH}}}")
 
 
@@ -77,15 +79,16 @@ class Link:
 
     def __str__(self) -> str:
         """The text that `parse_link` reads."""
-        named = [f"{peer.text}@{','.join(places)}" for peer, places in ((self.peer_id, self.places), *self.others)]
-        parameters = [(FINGERPRINT, self.fingerprint), *((PEER, each) for each in named[1:])]
+        peers = ((self.peer_id, self.places), *self.others)
+        named, *others = (re.sub(r"[][]", "", f"{peer.text}@{','.join(places)}") for peer, places in peers)
+        parameters = [(FINGERPRINT, self.fingerprint), *([(PEER, ",".join(others))] if others else [])]
         if self.ticket is not None:
             parameters.append((INVITE, self.ticket.encode()))
-        return f"{SCHEME}{named[0]}/{self.run_id}?{urlencode(parameters, safe='@:,[]')}"
+        return "/".join((SCHEME + named, self.run_id, *map("=".join, parameters)))
 
 
 def command_of(link: Link) -> str:
-    """A stranger types this command. In double quotes, which every shell knows: a link holds a question mark."""
+    """A stranger types this command. In double quotes for PowerShell alone, which would split it at a comma."""
     return f'swarm join "{link}"'
 
 
@@ -149,11 +152,11 @@ def parse_link(text: str) -> Link:
     if not at:
         raise AddressError(f"the link names no peer before an @; {_EXPECTED}")
     places, slash, rest = rest.partition("/")
-    run_id, _, query = rest.partition("?")
+    run_id, *parameters = re.split(r"[?&/]", rest)
     if not slash or not RUN_ID.fullmatch(run_id):
         raise AddressError(f"the link names no run behind its addresses: {_shown(run_id)}; {_EXPECTED}")
     peer_id = PeerID.parse(peer_text)
-    fingerprint, ticket, named = _parameters(query)
+    fingerprint, ticket, named = _parameters("&".join(parameters))
     others = tuple(map(_other, named))
     if len({peer_id, *(peer for peer, _ in others)}) <= len(others):
         raise AddressError("the link names a peer twice; copy the link again, or ask for another one")
@@ -162,11 +165,11 @@ def parse_link(text: str) -> Link:
 
 def _bare(text: str) -> str:
     """Without what mail, chats and shells that know no single quotes leave around a link."""
-    return text.strip().strip("'\"<>`").strip()
+    return text.strip().strip("'\"<>`“”„‘’").strip()
 
 
 def _places(text: str) -> tuple[str, ...]:
-    found = tuple(dict.fromkeys(text.split(",")))
+    found = tuple(dict.fromkeys(re.sub(r"^([^][]*:[^][]*):", r"[\1]:", place) for place in text.split(",")))
     if len(found) > BOUNDS.places:
         raise AddressError(f"a link has at most {BOUNDS.places} addresses, this one has {len(found)}")
     for place in found:
@@ -201,7 +204,7 @@ def _parameters(query: str) -> tuple[str, Ticket | None, list[str]]:
     invites = {value for name, value in parameters if name == INVITE}
     if len(invites) > 1:
         raise AddressError("a link carries one invitation; copy the link again")
-    peers = [value for name, value in parameters if name == PEER]
+    peers = [peer for name, value in parameters if name == PEER for peer in re.split(r",(?=[^,]*@)", value)]
     if len(peers) >= BOUNDS.peers:
         raise AddressError(f"a link names at most {BOUNDS.peers} peers, this one {len(peers) + 1}")
     if peers and invites:

@@ -1,4 +1,4 @@
-"""The ticket that a link carries for a closed run (`&invite=…`), and that a peer keeps until it is a member.
+"""The ticket that a link carries for a closed run (`/invite=…`), and that a peer keeps until it is a member.
 
 A ticket for the bearer holds a private key: any holder can take up the invitation. It is shown nowhere but in the
 link itself.

@@ -67,10 +67,10 @@ def test_help_names_every_verb_and_loads_none_of_them() -> None:
 
 def test_mistyped_words_links_of_a_run_and_what_its_owner_does_need_no_torch(tmp_path: Path) -> None:
     """Loading it takes seconds."""
-    (tmp_path / "link").write_text(f"swarm://{Identity.from_seed(1).peer_id.text}@[::1]:1/a?fingerprint={'a' * 32}\n")
+    (tmp_path / "link").write_text(f"swarm://{Identity.from_seed(1).peer_id.text}@[::1]:1/a/fingerprint={'a' * 32}\n")
     recipe = str(tmp_path / "lab.yaml")
     CliRunner().invoke(command.app, ["init", "--invite", recipe], catch_exceptions=False)
-    link = f"swarm://{Identity.from_seed(1).peer_id.text}@[::1]:1/lab?fingerprint={digest_of(load_recipe(recipe))}"
+    link = f"swarm://{Identity.from_seed(1).peer_id.text}@[::1]:1/lab/fingerprint={digest_of(load_recipe(recipe))}"
     asks = [["join", "--help"], ["log", str(tmp_path)], ["validate", "--quick", recipe]]
     mistakes = [["join", "swarm://x"], ["join", "gone.yaml"], ["link", str(tmp_path)]]
     owners = [["invite", recipe, "--link", link], ["revoke", recipe, "Ada"], ["members", recipe]]

@@ -98,7 +98,7 @@ def test_an_owner_invites_two_refuses_a_third_and_revokes_one_while_the_run_goes
     }
     wait(lambda: 3 in ada.rounds("ada") and 3 in joe.rounds("joe"), "a round of all three")
 
-    for link, words in ((links[0].partition("&")[0], "this run is closed"), (links[0], "bound to another peer")):
+    for link, words in ((links[0].partition("/invite=")[0], "this run is closed"), (links[0], "bound to another peer")):
         refusal = eve.run("join", link, "--yes", code=4)
         assert words in refusal.stderr and "n_layer" not in refusal.stdout + refusal.stderr
     assert not (eve.here / "data").exists()
@@ -119,6 +119,6 @@ def test_an_owner_invites_two_refuses_a_third_and_revokes_one_while_the_run_goes
     again = joe.run("join", links[1], "--yes", "--home", str(joe.here / "joe"), code=4)
     assert "revoked" in again.stderr
     assert monitor.returncode is None and peers["ada"].returncode is None
-    secret = links[0].partition("&invite=")[2]
+    secret = links[0].partition("/invite=")[2]
     files = [file for file in ada.here.rglob("*") if file.is_file() and secret in file.read_text(errors="replace")]
     assert [file.name for file in files] == ["invitation"] and files[0].stat().st_mode & 0o777 == 0o600

@@ -233,7 +233,7 @@ def test_the_link_is_left_in_the_home_and_told_anew_when_it_changes_and_who_has_
         owner.recipe = small("seed=4", "run_id=another")
         assert owner.has_another_link()
         owner.tell()
-        assert "/another?" in (owner.home.path / LINK).read_text()
+        assert "/another/" in (owner.home.path / LINK).read_text()
     assert not (owner.home.path / "peer.json").exists() and (owner.home.path / LINK).exists()
     with peer(tmp_path / "a", "monitor", "datasets=[{source: files, path: /srv/texts}]") as owner:
         assert owner.link() is None and "datasets.0.path leads out" in owner.no_link

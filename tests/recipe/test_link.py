@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from swarmcli.errors import AddressError
@@ -12,7 +14,7 @@ from swarmcli.recipe.ticket import Ticket
 
 PEER = Identity.from_seed(1).peer_id
 DIGEST = "abcdefghijklmnopqrstuvwxyz234567"
-TEXT = f"swarm://{PEER.text}@203.0.113.7:31330,[2001:db8::7]:31330,example.org:4/my-run.2?fingerprint={DIGEST}"
+TEXT = f"swarm://{PEER.text}@203.0.113.7:31330,2001:db8::7:31330,example.org:4/my-run.2/fingerprint={DIGEST}"
 KEY = RunKey(Identity.from_seed(2).private_key)
 TICKET = Ticket.for_bearer(KEY.public, *KEY.invite_bearer(DIGEST, PEER, 2_000_000_000))
 FOR_ONE = Ticket(KEY.public, KEY.invite(DIGEST, PEER, 2_000_000_000).invitation)
@@ -27,13 +29,15 @@ def test_a_link_is_read_and_written_as_it_was() -> None:
 
 
 OTHERS = [Identity.from_seed(seed).peer_id for seed in (3, 4, 5)]
-SEVERAL = TEXT + "".join(f"&peer={peer.text}@[2001:db8::{n}]:7,h{n}:8" for n, peer in enumerate(OTHERS))
+SEVERAL = f"{TEXT}/peer=" + ",".join(f"{peer.text}@2001:db8::{n}:7,h{n}:8" for n, peer in enumerate(OTHERS))
+OLD = TEXT.replace("2001:db8::7", "[2001:db8::7]").replace("/finger", "?finger")
 
 
 def test_a_link_names_up_to_four_peers_of_the_run() -> None:
     link = parse_link(SEVERAL)
     assert link.others[1] == (OTHERS[1], ("[2001:db8::1]:7", "h1:8"))
     assert str(link) == SEVERAL and parse_link(SEVERAL.replace("@", "%40").replace("%40", "@", 1)) == link
+    assert parse_link(OLD + "".join(f"&peer={p.text}@[2001:db8::{n}]:7,h{n}:8" for n, p in enumerate(OTHERS))) == link
     assert [each.peer_id for each in link.each] == [PEER, *OTHERS] and not any(each.others for each in link.each)
     assert link.addresses[-1] == f"tcp://h2:8/{OTHERS[2].text}" and len(link.addresses) == 9
     assert link.each[0] == parse_link(TEXT) and parse_link(TEXT).each == (parse_link(TEXT),)
@@ -49,8 +53,13 @@ def test_a_link_carries_an_invitation_and_shows_no_secret_by_accident(kind: str)
     assert card.invitation.is_genuine(ticket.run(DIGEST)) and bool(card.claim) == (kind == "bearer")
 
 
+def test_a_link_holds_no_character_that_means_anything_to_a_shell() -> None:
+    for link in (parse_link(SEVERAL), Link(PEER, PLACES, "my-run.2", DIGEST, TICKET)):
+        assert set(re.sub(r"\w", "", str(link), flags=re.ASCII)) <= set(":/@.,=-")
+
+
 def test_what_mail_and_shells_leave_around_a_link_does_no_harm_and_a_recipe_is_no_link() -> None:
-    for around in ("{} \n", "'{}'", '"{}"', "<{}>", "`{}`"):
+    for around in ("{} \n", "'{}'", '"{}"', "<{}>", "`{}`", "\u201c{}\u201d"):
         text = around.format(TEXT)
         assert is_link(text) and parse_link(text) == parse_link(TEXT)
     assert not is_link("recipes/swarm.yaml") and not is_link("swarm:/x") and is_link("SWARM://x")
@@ -69,19 +78,19 @@ def test_what_mail_and_shells_leave_around_a_link_does_no_harm_and_a_recipe_is_n
         (TEXT.replace("@203", "@" + ",".join(f"h:{n}" for n in range(1, 7)) + ",203"), "at most 8 addresses"),
         (TEXT.replace("my-run.2", "../../x"), "names no run"),
         (TEXT.replace("my-run.2", ""), "names no run"),
-        (TEXT.partition("?")[0], "lacks its fingerprint"),
+        (TEXT.partition("/finger")[0], "lacks its fingerprint"),
         (TEXT[:-1], "has 32 characters"),
-        (TEXT + "&fingerprint=" + DIGEST[::-1], "comes once"),
-        (TEXT + "&invitation=abc", "parameter 'invitation' that this version"),
-        (TEXT + "&invite=abc", "invitation of the link cannot be read"),
-        (TEXT + f"&invite={TICKET.encode()}&invite={FOR_ONE.encode()}", "carries one invitation"),
-        (SEVERAL + f"&peer={Identity.from_seed(6).peer_id.text}@h:1", "at most 4 peers"),
-        (TEXT + f"&peer={PEER.text}@h:1", "names a peer twice"),
-        (TEXT + f"&peer={OTHERS[0].text}@%1b[31m:1", "characters that no link has"),
-        (TEXT + f"&peer={OTHERS[0].text}@" + ",".join(f"h:{n}" for n in range(1, 10)), "at most 8 addresses"),
-        (TEXT + f"&peer={OTHERS[0].text}@h:1&invite={TICKET.encode()}", "with an invitation names one peer"),
-        (TEXT + "&\x1b[31m", "characters that no link has"),
-        (TEXT + "&=" + "x" * 3000, "at most 2048 characters"),
+        (TEXT + "/fingerprint=" + DIGEST[::-1], "comes once"),
+        (TEXT + "/invitation=abc", "parameter 'invitation' that this version"),
+        (TEXT + "/invite=abc", "invitation of the link cannot be read"),
+        (TEXT + f"/invite={TICKET.encode()}/invite={FOR_ONE.encode()}", "carries one invitation"),
+        (SEVERAL + f"/peer={Identity.from_seed(6).peer_id.text}@h:1", "at most 4 peers"),
+        (TEXT + f"/peer={PEER.text}@h:1", "names a peer twice"),
+        (TEXT + f"/peer={OTHERS[0].text}@%1b[31m:1", "characters that no link has"),
+        (TEXT + f"/peer={OTHERS[0].text}@" + ",".join(f"h:{n}" for n in range(1, 10)), "at most 8 addresses"),
+        (TEXT + f"/peer={OTHERS[0].text}@h:1/invite={TICKET.encode()}", "with an invitation names one peer"),
+        (TEXT + "/\x1b[31m", "characters that no link has"),
+        (TEXT + "/=" + "x" * 3000, "at most 2048 characters"),
         ("swarm://" + "é", "characters that no link has"),
     ],
     # By what is said: invitations are drawn anew by each worker of pytest, and all have to collect the same names.

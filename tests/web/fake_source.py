@@ -37,7 +37,7 @@ from swarmcli.run.values import (
 
 START = 1_790_000_000.0
 TARGET = 4096
-LINK = f"swarm://{'k7q2m4xw5z' * 5}ab@203.0.113.7:31330/stdlib-lm?fingerprint=ntktqvpwzxduohvk3q7mjeneuz3nhh55"
+LINK = f"swarm://{'k7q2m4xw5z' * 5}ab@203.0.113.7:31330/stdlib-lm/fingerprint=ntktqvpwzxduohvk3q7mjeneuz3nhh55"
 JOIN_LINE = f'swarm join "{LINK}"'
 REACH = "others can dial this peer at tcp://203.0.113.7:31330, by a port that its router has opened for it"
 REASONS = ("no part arrived for 4.0 s", "the connection was lost", "a part with NaN came from it")
