@@ -15,7 +15,15 @@ import torch
 from swarmcli.averaging import AveragerCore, RoundRequest, RoundResult, StepControl
 from swarmcli.averaging.shell import CoreRunner
 from swarmcli.compression.base import all_finite
-from swarmcli.errors import AveragingError, DHTError, MatchmakingError, NetworkError, RoundFailed, StateDownloadError
+from swarmcli.errors import (
+    AveragingError,
+    CallRefused,
+    DHTError,
+    MatchmakingError,
+    NetworkError,
+    RoundFailed,
+    StateDownloadError,
+)
 from swarmcli.network.loop_thread import offload
 from swarmcli.sharding.levels.plan import NOTHING, LevelAverage, LevelPlan, Places, outline
 from swarmcli.sharding.levels.swarm_groups import EVERYONE, SwarmGroups
@@ -153,7 +161,7 @@ class SwarmLevels:
 
     async def shutdown(self) -> None:
         """Leaves every group. Idempotent."""
-        averagers, self._averagers, self._copies = self._averagers, [], []
+        averagers, self._averagers, self._copies, self._state_step = self._averagers, [], [], -1
         for averager in averagers:
             await averager.shutdown()
 
@@ -219,6 +227,8 @@ class SwarmLevels:
 
     async def _state(self) -> tuple[Any, Sequence[torch.Tensor]]:
         async with self._at_rest():
+            if self._state_step < 0:  # the copies may never have been filled: they would show this process's memory
+                raise CallRefused("version", "this peer has averaged no parameters of these yet")
             return {"step": self._state_step, "which": self._which}, [copy.clone() for copy in self._copies]
 
     @asynccontextmanager

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from swarmcli.averaging import AveragerCore, RoundRequest
-from swarmcli.errors import FingerprintError
+from swarmcli.errors import FingerprintError, StateDownloadError
 from swarmcli.sharding.levels.plan import LevelAverage
 from tests.sharding.levels.swarm import Peer, Swarm, in_swarm
 from tests.suites import soak
@@ -254,6 +254,25 @@ async def test_a_newcomer_that_has_nothing_of_the_others_gives_nothing(swarm: Sw
     assert groups_of(await swarm.average(*veterans, fresh)) == [("everyone", 3)] * 3
     await asyncio.sleep(10.0)  # donors keep for a while what they have copied
     assert await fresh.levels.download(fresh.tensors, 30.0) == 3
+
+
+@in_swarm(15)
+async def test_copies_that_were_never_filled_are_given_to_nobody(swarm: Swarm) -> None:
+    """They would show what else was in the memory of the process."""
+    donor, stranger = await swarm.add({1: 4}), await swarm.add({1: 4})
+    asking = AveragerCore(stranger.tensors, stranger.node, stranger.groups.configs(stranger.plan)[-1])
+    await asking.start()
+    others = [torch.ones(3, 3), torch.ones(3)]
+    for tensors in (donor.tensors, others):
+        assert await donor.levels.download(tensors, 5.0) is None  # the copies are made, and there is nothing for them
+        await asyncio.sleep(1.0)
+        with pytest.raises(StateDownloadError, match="averaged no parameters"):
+            await asking.sharing.download(5.0)
+        await donor.levels.take_step(tensors, 7)
+        state = await asking.sharing.download(5.0)
+        assert state is not None and state.metadata["step"] == 7
+        assert all(map(torch.equal, state.tensors.values(), tensors))
+    await asking.shutdown()
 
 
 @in_swarm(14)
