@@ -151,7 +151,7 @@ class _Donors:
     told: bool = False
 
     def look(self, status: RunStatus, seconds: float) -> str:
-        me_without = status.state in ("synchronizing", "waiting")
+        me_without = status.state == "synchronizing"
         there = any(_holds_state(peer) and not (peer.me and me_without) for peer in status.peers)
         there = there and status.state != "stranded"
         self.had = self.had or there

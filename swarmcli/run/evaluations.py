@@ -121,7 +121,7 @@ class RunEvaluations:
         order = self._order(lineage)
         heard = [told[peer] for peer in order if peer in told and told[peer].lineage == lineage]
         waits = any(peer not in told for peer in self._appointed(order)) and max(self._told) == epoch
-        if not named and (waits or len(heard) < min(2, len(order))):
+        if not named and (waits or len(heard) < max(1, min(2, len(order)))):
             return None
         heard = named or heard[: self.VOLUNTEERS]
         names = {name for voice in heard for name in voice.metrics}

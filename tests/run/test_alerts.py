@@ -176,6 +176,17 @@ def test_the_last_donor_that_is_lost_is_told_and_flicker_is_not() -> None:
     assert run.told == ["+no donor", "-no donor"]
 
 
+def test_a_monitor_whose_trainers_have_left_holds_the_state_itself() -> None:
+    run = Run()
+    run.play(100.0)
+    run.change(state="waiting", peers=(MONITOR, replace(TRAINER, health="left")), samples_per_second=0.0)
+    run.play(USUAL.deserted + 2 * STEP)
+    assert run.told == ["+stalled"] and "no trainer" in run.begun[0].text
+    run.change(state="synchronizing")  # until it is back in step, nobody does
+    run.play(USUAL.donorless)
+    assert run.told[-1] == "+no donor"
+
+
 def test_a_loss_that_rises_and_stays_is_told_and_one_that_comes_back_ends_it() -> None:
     draw, run = random.Random(1), Run()
     run.epochs(*healthy(draw, 100))

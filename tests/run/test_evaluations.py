@@ -146,6 +146,16 @@ def test_nobody_waits_for_one_that_cannot_measure(gone: str) -> None:
     assert swarm.counted(PEERS[0]) == [(5, 0.5, 2)]
 
 
+def test_what_the_last_evaluator_told_before_it_left_counts_nothing_for_a_peer_that_cannot_measure() -> None:
+    swarm = Swarm(PEERS[:2])
+    swarm.reports[PEERS[0]].phase = "assisting"
+    swarm.come_to(5)
+    swarm.tell(PEERS[1], 5, 0.5)
+    swarm.silent.add(PEERS[1])
+    swarm.views[PEERS[0]].look()
+    assert swarm.counted(PEERS[0]) == []
+
+
 def test_strangers_have_no_say_and_are_not_asked() -> None:
     swarm = Swarm(PEERS, strangers=set(PEERS[3:]))
     swarm.come_to(5)
