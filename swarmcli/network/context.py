@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -78,6 +79,7 @@ class EndpointContext:
         if not connection.relayed:
             self.ended_traffic += Traffic(connection.bytes_sent, connection.bytes_received)
         if isinstance(error, ProtocolViolation):
-            self.violations[error.reason.partition(":")[0]] += 1  # a rule's name stands before the first colon
+            # A rule's name stands before the first colon; numbers in it are the other end's, who has no end of them.
+            self.violations[re.sub(r"\d+", "…", error.reason.partition(":")[0])] += 1
             self.events.emit(PeerRefused(connection.peer_id.text, error.reason))
             logger.warning("closed the connection to %s: %s", connection.peer_id.short, error.reason)

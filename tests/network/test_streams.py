@@ -348,3 +348,21 @@ async def test_a_message_of_another_type_resets_the_stream_only() -> None:
         await asyncio.sleep(1)
         assert a.statistics().violations == {"unreadable message": 2}
         assert await reaches(a, b)
+
+
+@simulated
+async def test_a_broken_rule_is_counted_under_one_name_whatever_numbers_the_other_end_sends() -> None:
+    async def give(peer: PeerID, request: Number, stream: Stream) -> None:
+        await stream.send(request, b"x")
+
+    def refuse(header: Number, size: int) -> memoryview:
+        raise ProtocolViolation(f"chunk {header.n} has {size} bytes: none was asked for")
+
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
+        b.serve_stream("give", Number, give)
+        for number in (7, 1 << 40):
+            with pytest.raises(ProtocolViolation, match=f"chunk {number}"):
+                async with a.stream(b.peer_id, "give", Number(number), timeout=5) as stream:
+                    await stream.receive(Number, refuse)
+        await asyncio.sleep(1)
+        assert a.statistics().violations == {"chunk … has … bytes": 2}
