@@ -7,7 +7,9 @@ so that "what changed since number n" costs no more than what did change.
 
 from __future__ import annotations
 
+import hashlib
 import heapq
+import struct
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -85,7 +87,7 @@ class KeyEntry:
     shares: Shares = field(default_factory=dict)
     identities: Counter[PeerID | None] = field(default_factory=Counter)  # records charged to each
     foreign: Counter[PeerID | None] = field(default_factory=Counter)  # of these, those that it may not republish
-    fingerprints: int = 0
+    known_digest: int | None = None  # of the records as they are; None: not computed since they changed
 
     def since(self, version: int) -> list[Stored]:
         """The records that were stored after `version`, oldest first."""
@@ -98,8 +100,15 @@ class KeyEntry:
         return newer
 
     def digest(self) -> int:
-        """Equal for two replicas exactly when they hold the same records (up to a 64-bit collision)."""
-        return self.fingerprints
+        """Equal for two replicas exactly when they hold the same records (up to a 64-bit collision).
+
+        A hash of all fingerprints: strangers, who may add records, could cancel those of others in a sum.
+        """
+        if self.known_digest is None:
+            fingerprints = sorted(stored.fingerprint for stored in self.records.values())
+            digest = hashlib.blake2b(struct.pack(f">{len(fingerprints)}Q", *fingerprints), digest_size=8)
+            self.known_digest = int.from_bytes(digest.digest(), "big")
+        return self.known_digest
 
 
 class Storage:
@@ -273,7 +282,6 @@ class Storage:
         growth = record.size
         if known is not None:
             growth -= known.record.size
-            entry.fingerprints ^= known.fingerprint
             del entry.records[record.subkey]  # first, so that the dictionary's order stays the order of versions
             self._count -= 1
             if known.writer == payer:
@@ -285,7 +293,7 @@ class Storage:
         self._count += 1
         self.size += growth
         entry.size += growth
-        entry.fingerprints ^= stored.fingerprint
+        entry.known_digest = None
         entry.records[record.subkey] = stored
         self._entries[number] = entry
         heapq.heappush(self._expirations, (record.expiration, number, record.subkey))
@@ -296,7 +304,7 @@ class Storage:
         stored = entry.records.pop(subkey)
         self.size -= stored.record.size
         entry.size -= stored.record.size
-        entry.fingerprints ^= stored.fingerprint
+        entry.known_digest = None
         self._count -= 1
         self._discharge(number, entry, stored)
         if not entry.records:

@@ -101,3 +101,24 @@ def test_bytes_are_bounded(bound: str) -> None:
     assert storage.put(record(subkey=4, value="x" * 500), now=0.0) is StoreVerdict.STORED
     other = storage.put(record(key="other", value="x" * 500), now=0.0)
     assert other is (StoreVerdict.FULL if bound == "max_storage" else StoreVerdict.STORED)
+
+
+def test_records_that_a_stranger_makes_up_do_not_hide_an_honest_one() -> None:
+    """Of 65 hashes of 64 bits some make up a given number, bit by bit without carry."""
+    storage, honest = Storage(DHTLimits()), owned(1)
+    storage.put(record(), now=0.0)
+    before = storage.entry(key_id("key"), 0.0)
+    assert before is not None
+    digest, missing, chosen = before.digest(), honest.fingerprint(), 0
+    made_up = [record(subkey=str(number)) for number in range(100)]
+    rows: list[tuple[int, int]] = []  # a sum of fingerprints, and of which: one for each highest bit
+    for total, which in [*((each.fingerprint(), 1 << number) for number, each in enumerate(made_up)), (missing, 0)]:
+        for row, of in sorted(rows, reverse=True):
+            total, which = min((total, which), (total ^ row, which ^ of))
+        rows.append((total, which))
+        chosen = which
+    assert rows[-1][0] == 0
+    for each in [honest, *(each for number, each in enumerate(made_up) if chosen >> number & 1)]:
+        assert storage.put(each, now=0.0) is StoreVerdict.STORED
+    after = storage.entry(key_id("key"), 0.0)
+    assert after is not None and after.digest() != digest
