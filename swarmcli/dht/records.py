@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import hashlib
 import math
 import struct
@@ -194,17 +193,10 @@ LARGE_VALUE = 4096  # bytes; what is larger may cost the processor much more tha
 
 def decode_value(data: bytes) -> Any:
     """Raises ValidationError for bytes that are no msgpack value."""
-    # For each few hundred of the 131,000 lists that a value may hold the collector would look at them all once more.
-    paused = len(data) > LARGE_VALUE and gc.isenabled()
-    if paused:
-        gc.disable()
     try:
         return wire.decode(Any, data)
     except msgspec.DecodeError as error:
         raise ValidationError(f"the value is not readable msgpack: {error}") from error
-    finally:
-        if paused:
-            gc.enable()
 
 
 def is_bytes(data: bytes) -> bool:

@@ -12,6 +12,7 @@ import pytest
 from swarmcli.dht import DHTLimits, DHTNode, messages
 from swarmcli.dht.messages import FindAnswer, FindReply, FindRequest, Outcome, StoreReply
 from swarmcli.dht.records import (
+    NO_SUBKEY,
     OwnedSubkey,
     Record,
     encode_subkey,
@@ -166,6 +167,17 @@ async def store(stranger: Endpoint, node: DHTNode, record: Record) -> Outcome:
     request = messages.StoreRequest(False, (record,))
     reply = await stranger.call(node.peer_id, messages.STORE, request, StoreReply, timeout=5.0)
     return reply.outcomes[0]
+
+
+@simulated
+async def test_large_values_are_charged_by_the_work_of_reading_them() -> None:
+    async with Swarm() as swarm:
+        node = await swarm.node("node", limits=DHTLimits(work_burst=1000.0))
+        stranger = await swarm.stranger(node)
+        for value, allowed in (([[]] * 125_000, 2), (b"x" * 125_000, 4), (1, 4)):
+            records = [Record(f"{allowed} {n}", NO_SUBKEY, encode_value(value), soon(node)) for n in range(4)]
+            verdicts = [(await store(stranger, node, record)).verdict for record in records]
+            assert verdicts == [StoreVerdict.STORED] * allowed + [StoreVerdict.BUSY] * (4 - allowed)
 
 
 @simulated

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Iterable
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -90,3 +92,11 @@ def test_of_a_plain_value_and_a_dictionary_the_longer_lived_is_seen(plain_expira
 def test_garbage_values_have_a_named_error(data: bytes) -> None:
     with pytest.raises(ValidationError, match="readable msgpack"):
         decode_value(data)
+
+
+def test_reading_a_large_value_leaves_the_collector_to_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    switched: list[str] = []
+    for name in ("disable", "enable"):
+        monkeypatch.setattr(gc, name, partial(switched.append, name))
+    assert len(decode_value(encode_value([[]] * 5000))) == 5000
+    assert switched == []
