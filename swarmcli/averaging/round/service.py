@@ -165,7 +165,7 @@ class AllreduceService:
             yield
         finally:
             for group in groups:
-                del self._expected[group.group_id]
+                self._expected.pop(group.group_id, None)  # a leader may have sent the group of another search again
 
     @contextmanager
     def hosting(self, round_: Round) -> Iterator[RoundVotes]:

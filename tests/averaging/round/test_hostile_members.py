@@ -412,3 +412,11 @@ async def test_a_reducer_with_two_faces_is_banned_and_the_round_repeated_without
         assert all(2 not in {average.part.reducer for average in result.parts} for result in holders)
         banned = [event.peer for event in swarm.events if isinstance(event, PeerBanned)]
         assert set(banned) == {swarm.peers[2].peer_id.text}
+
+
+@simulated
+async def test_a_group_that_its_leader_sends_to_two_searches_of_one_member_harms_neither() -> None:
+    async with Swarm([Kind(), Kind()]) as swarm:
+        group, service = swarm.group(), swarm.peers[1].service
+        with service.expecting(group), service.expecting(group):
+            pass
