@@ -67,7 +67,7 @@ class Pins:
 
         Raises CallRefused if there is none.
         """
-        if (coming := self._coming.get(version)) is not None:
+        while (coming := self._coming.get(version)) is not None and self._find(version) is None:
             await coming.wait()
         async with self._pinning:  # newcomers come together: the first one's copy is for all of them
             pin = self._find(version)
@@ -100,7 +100,8 @@ class Pins:
         try:
             yield lend
         finally:
-            del self._coming[version]
+            if self._coming.get(version) is coming:  # not of another download of the same state, which began later
+                del self._coming[version]
             coming.set()
 
     def _find(self, version: bytes) -> Pin | None:

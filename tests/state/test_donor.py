@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 
 import pytest
 
@@ -242,3 +242,22 @@ async def test_what_a_newcomer_expects_is_waited_for_and_refused_if_it_does_not_
             assert not asking.done()
         with pytest.raises(StateDownloadError, match="does not have that state"):
             await asking
+
+
+@simulated
+async def test_two_downloads_of_one_state_may_overlap() -> None:
+    async with Newcomers(1, 2, 100_000) as swarm:
+        lender, second = swarm.lenders[0], ExitStack()
+        lender.start()
+        asking = asyncio.create_task(
+            download_state(swarm.endpoints[2], "test", [swarm.endpoints[1].peer_id], version=b"v1", timeout=30)
+        )
+        with second:
+            with lender.expecting(b"v1"):
+                await asyncio.sleep(1)
+                lend = second.enter_context(lender.expecting(b"v1"))
+            await asyncio.sleep(5)
+            assert not asking.done()
+            state = await download_state(swarm.endpoints[1], "test", swarm.ids, version=b"v1", timeout=30)
+            lend(Snapshot(state.version, state.metadata, state.tensors), state.manifest, state.digests)
+        check(await asking, swarm.states[0])
