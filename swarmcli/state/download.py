@@ -81,11 +81,12 @@ async def download_state(
     """Downloads the state `version` (b"": the one that the first donor to answer has), from several at a time.
 
     `donors` come best first; those that are `relayed` are asked when no other one is left, since their bytes use the
-    links of others. `check` raises ValueError for an outline that does not fit here, before memory is allocated for it;
-    where the hashes of all chunks are known before, it returns them, and no donor's word counts. With `spool`, a
-    directory, the state is put together in a file there, which has no name and is gone with the last tensor: only the
-    chunks on their way are in memory. Donors may let this peer wait in line. After `timeout` seconds without a chunk
-    that counts it gives up: how long the whole takes depends on the links. `progress` is kept up to date meanwhile.
+    links of others. `check` raises ValueError for an outline that does not fit here, before memory is allocated for it,
+    in a thread beside the loop; where the hashes of all chunks are known before, it returns them, and no donor's word
+    counts. With `spool`, a directory, the state is put together in a file there, which has no name and is gone with the
+    last tensor: only the chunks on their way are in memory. Donors may let this peer wait in line. After `timeout`
+    seconds without a chunk that counts it gives up: how long the whole takes depends on the links. `progress` is kept
+    up to date meanwhile.
     Raises StateDownloadError, whose `attempts` say what happened with each donor.
     """
 
@@ -125,8 +126,8 @@ class _Download:
         came: Callable[[], None],
         options: DownloadOptions,
     ) -> None:
-        """`make_room` raises ValueError for a manifest of a state that is not wanted, or has no room. `came` is called
-        for each chunk that counts."""
+        """`make_room`, which runs beside the loop, raises ValueError for a manifest of a state that is not wanted, or
+        has no room. `came` is called for each chunk that counts."""
         self.endpoint, self.prefix, self.version, self.came = endpoint, prefix, version, came
         self.progress, self.options = progress, options
         self._patience = options.stalled
@@ -144,6 +145,7 @@ class _Download:
         self._second_chance: set[PeerID] = set()  # lost after they gave something: they are asked once more
         self._assembly: Assembly | None = None
         self._settled = False  # on the assembly: donors of other states are put aside
+        self._joining = asyncio.Lock()
 
     def failure(self, message: str) -> StateDownloadError:
         words = "; ".join(f"{peer[:10]}: {reason}" for peer, reason in self._attempts.items())
@@ -256,15 +258,16 @@ class _Download:
                 queue = self._waiting if any(map(is_direct, other.addresses)) else self._relayed
                 queue.insert(self.endpoint.random.randrange(len(queue) + 1), other.peer_id)
 
-    def join(self, manifest: bytes) -> Assembly:
+    async def join(self, manifest: bytes) -> Assembly:
         """The assembly that this manifest belongs to. Raises ValueError, or Unequal if it is of another state."""
-        if self._assembly is None or self._assembly.manifest != manifest:
-            if self._settled:
-                raise Unequal
-            self._assembly = self._make_room(manifest)
-            self.progress.total, self.progress.received = self._assembly.layout.nbytes, 0
-        self._settled = True
-        return self._assembly
+        async with self._joining:  # or each of several donors of one state would have room made for it
+            if self._assembly is None or self._assembly.manifest != manifest:
+                if self._settled:
+                    raise Unequal
+                self._assembly = await offload(self._make_room, manifest)  # of 262,144 tensors it takes a second
+                self.progress.total, self.progress.received = self._assembly.layout.nbytes, 0
+            self._settled = True
+            return self._assembly
 
 
 class _Visit:
@@ -296,7 +299,7 @@ class _Visit:
             async with download.endpoint.stream(self.peer, method, request, timeout=opening) as stream:
                 header, manifest = await self._wait_in_line(stream)
                 try:
-                    assembly = download.join(bytes(manifest))
+                    assembly = await download.join(bytes(manifest))
                 except ValueError as error:
                     if header.library == LIBRARY:
                         raise

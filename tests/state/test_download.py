@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from swarmcli.state.assembly import DownloadedState
 from swarmcli.state.download import DownloadProgress
 from swarmcli.state.snapshot import PinnedState, Snapshot, StateOutline, digest_of_chunk
 from tests.averaging.states import CHUNK, Swarm, check, drip, make_state, size_of
-from tests.simulation import simulated
+from tests.simulation import in_real_time, simulated
 from tests.suites import soak
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
@@ -33,6 +34,15 @@ async def test_a_whole_state_arrives(donors: int) -> None:
         check(got, swarm.states[0])
         assert len(got.donors) == min(donors, 4)
         assert got.received == size_of(swarm.states[0])
+
+
+@in_real_time
+async def test_an_outline_is_read_and_checked_once_and_beside_the_loop() -> None:
+    """A stranger's may name 262,144 tensors, which takes a second."""
+    threads: list[int] = []
+    async with Swarm(4) as swarm:
+        check(await swarm.download(check=lambda outline: threads.append(threading.get_ident())), swarm.states[0])
+    assert len(threads) == 1 and threads[0] != threading.get_ident()
 
 
 @pytest.mark.parametrize("direct", [0, 1, 2])
