@@ -44,7 +44,7 @@ def kept(losses: Mapping[int, float | None], rules: Keep, latest: int | None = N
     lasting = sorted((epoch for epoch in losses if rules.every and epoch >= rules.every), reverse=True)
     firsts = {epoch // rules.every: epoch for epoch in lasting}
     stays: Sequence[tuple[str, Iterable[int]]] = (
-        ("newest", _newest(losses, rules.newest, latest)),
+        (f"of the newest {rules.newest}" if rules.newest > 1 else "newest", _newest(losses, rules.newest, latest)),
         (f"every {rules.every}th", firsts.values()),
         ("best", best_epochs(losses, rules.best)),
     )

@@ -32,6 +32,7 @@ from swarmcli.owner.visit import InvitationLedger, RunMember, Visit, describe_su
 from swarmcli.peer.home import addresses_in, remembered
 from swarmcli.peer.linked import visitor_of
 from swarmcli.recipe import Link, Recipe, digest_of, is_link, load_recipe, parse_link
+from swarmcli.recipe.offered import data_in_words
 from swarmcli.recipe.run_key import RunKey, is_owners_position
 from swarmcli.recipe.ticket import Ticket
 from swarmcli.run.asking import Given, ask_for_books, visit
@@ -86,6 +87,8 @@ def invite(
         else f"for whoever takes it up first, so give it to one person, in private; {host.peer_id.short}… must run then"
     )
     err.print(f"invitation {ticket.invitation.id.hex()}, until {moment(until)}, {terms}", soft_wrap=True)
+    if needed := data_in_words(loaded):
+        err.print(needed, soft_wrap=True)
 
 
 def revoke(

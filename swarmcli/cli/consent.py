@@ -6,8 +6,6 @@ the recipe come from a stranger and are shown as `printable` leaves them.
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,15 +17,16 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmcli.cli.console import err, format_time, moment, plural
-from swarmcli.errors import UsageError
+from swarmcli.errors import RecipeError
 from swarmcli.journal import megabytes, printable
+from swarmcli.machine.places import VARIABLE
 from swarmcli.optim.config import Role
 from swarmcli.optim.epoch.seat import before_joining
 from swarmcli.reach.relaying import RelayBudgets
 from swarmcli.recipe import AnyDataset, FilesDataset, HuggingFaceDataset, Limits, Recipe
 from swarmcli.recipe.dataset import LOCAL_BUILDERS
 from swarmcli.recipe.limits import in_words
-from swarmcli.recipe.offered import web_host
+from swarmcli.recipe.offered import lacking, of_this_computer, web_host
 from swarmcli.recipe.pretrained import saved_tokenizer
 from swarmcli.recipe.task_names import task_in_words
 from swarmcli.recipe.ticket import Ticket
@@ -35,6 +34,7 @@ from swarmcli.training.demand import Demand
 from swarmcli.training.memory import format_bytes
 
 QUESTIONS = {"trainer": "Train along?", "auxiliary": "Help this run?", "monitor": "Follow this run?"}
+JOURNAL_BYTES = 8 << 20  # "some megabytes": a peer's journal, logs and small files of its first days
 NO_LIMITS = "none; `swarm limits set upload=2MB/s hours=22-8` sets some"
 WHAT = {
     "trainer": "a trainer: computes what the model learns, averages with others",
@@ -99,27 +99,6 @@ def _data(recipe: Recipe, role: Role) -> str:
     return f"{said}; nothing is at {gone}" if gone else said
 
 
-def lacking(recipe: Recipe, datasets: Iterable[AnyDataset]) -> list[Path]:
-    """The places of this computer that datasets name and where nothing is; of a pattern its fixed beginning counts. It
-    looks whether something is there, opens nothing, and tells nobody but who asked."""
-    named = [file for dataset in datasets for file in _of_this_computer(dataset)]
-    places = [(recipe.locate(file, data=True), re.sub(r"[^/]*[*?[].*", "", file) or ".") for file in named]
-    return [
-        place
-        for place, fixed in places
-        if not os.path.exists(recipe.locate(fixed, data=True))  # noqa: PTH110  # no error for names that are too long
-    ]
-
-
-def _of_this_computer(dataset: AnyDataset) -> list[str]:
-    """The files, directories and patterns that a dataset names here, as the recipe writes them."""
-    if isinstance(dataset, FilesDataset):
-        return [dataset.path]
-    if isinstance(dataset, HuggingFaceDataset) and dataset.path in LOCAL_BUILDERS:  # else they are the Hub's
-        return [file for file in dataset.data_files if not web_host(file)]
-    return []
-
-
 def _datasets(recipe: Recipe, datasets: Iterable[AnyDataset]) -> Iterator[str]:
     for dataset in datasets:
         if isinstance(dataset, FilesDataset):
@@ -146,7 +125,7 @@ def _download(recipe: Recipe, role: Role, demand: Demand) -> str:
     hub = [
         dataset
         for dataset in recipe.datasets
-        if isinstance(dataset, HuggingFaceDataset) and len(_of_this_computer(dataset)) < max(1, len(dataset.data_files))
+        if isinstance(dataset, HuggingFaceDataset) and len(of_this_computer(dataset)) < max(1, len(dataset.data_files))
     ]
     if role == "trainer" and hub:
         whole = sorted({dataset.path for dataset in hub if not dataset.streaming})
@@ -159,14 +138,29 @@ def _download(recipe: Recipe, role: Role, demand: Demand) -> str:
     return "; ".join(said) or "nothing"
 
 
-def _disk(recipe: Recipe, role: Role, demand: Demand, files: Path) -> str:
+def check_room(recipe: Recipe, role: Role, demand: Demand, files: Path) -> None:
+    """Raises RecipeError where the peer's own files have no room; what it downloads may be on this computer already."""
+    _, least, free = _room(recipe, role, demand, files)
+    if free < least:
+        raise RecipeError(
+            f"{files} has {format_bytes(free)} free, and what this peer keeps there takes {format_bytes(least)}; make "
+            f"room, or set {VARIABLE} to a directory that has it"
+        )
+
+
+def _room(recipe: Recipe, role: Role, demand: Demand, files: Path) -> tuple[int, int, int]:
+    """Bytes: of a checkpoint, of all that a peer keeps, and how many are free."""
     place = next(each for each in (files, *files.absolute().parents) if each.exists())
-    free = shutil.disk_usage(place).free
+    checkpoint = 0 if role == "auxiliary" else demand.state + (0 if recipe.adapter else demand.frozen)
+    # One more than are kept: the oldest goes when the newest has been verified.
+    return checkpoint, JOURNAL_BYTES + (recipe.checkpoint.keep + 1) * checkpoint, shutil.disk_usage(place).free
+
+
+def _disk(recipe: Recipe, role: Role, demand: Demand, files: Path) -> str:
+    checkpoint, least, free = _room(recipe, role, demand, files)
     if role == "auxiliary":
         return f"a journal of some megabytes; {format_bytes(free)} are free"
-    # One more than are kept: the oldest goes when the newest has been verified.
-    checkpoint = demand.state + (0 if recipe.adapter else demand.frozen)
-    enough = free > (recipe.checkpoint.keep + 1) * checkpoint + demand.frozen
+    enough = free > least + demand.frozen
     return (
         f"{plural(recipe.checkpoint.keep, 'checkpoint')} of {format_bytes(checkpoint)}, a journal of some MB; "
         f"{'' if enough else 'only '}{format_bytes(free)} are free{'' if enough else ', which is too little'}"
@@ -213,9 +207,7 @@ def show(recipe: Recipe, contact: str, lines: Sequence[tuple[str, str]], console
 
 
 def ask(role: Role) -> bool:
-    """One question on the terminal. Raises UsageError where there is nobody to ask."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError("joining by a link asks before it begins, and there is no terminal to ask on; add --yes")
+    """One question on the terminal."""
     forget_what_was_typed()
     err.print(f"{QUESTIONS[role]} [y/N] ", end="")
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ import typer
 
 from swarmcli.cli.console import aloud, err, moment
 from swarmcli.cli.ending import ExitCode
-from swarmcli.errors import AddressError, MembershipError, RecipeError
+from swarmcli.errors import AddressError, MembershipError, RecipeError, UsageError
 from swarmcli.journal import megabytes
 from swarmcli.peer.linked import LinkedRun
 from swarmcli.peer.offering import fetch_recipe
@@ -32,9 +33,8 @@ from swarmcli.recipe import (
     parse_recipe,
 )
 from swarmcli.recipe.limit_store import LimitStore
-from swarmcli.recipe.offered import UNKNOWN, Going
+from swarmcli.recipe.offered import UNKNOWN, Going, check_data_here
 from swarmcli.recipe.ticket import Ticket
-from swarmcli.words import printable, some
 
 if TYPE_CHECKING:
     from torch import nn
@@ -70,6 +70,7 @@ def recipe_named(given: str, role: Role, settings: Sequence[str], *, yes: bool) 
         undo.callback(run.forget)
         text, recipe, going = recipe_of(run, settings)
         if not run.has_agreed(role, text):
+            check_at_once(role, recipe, yes=yes)  # the sheet takes a while
             with nullcontext() if yes else aloud():
                 outline = show_sheet(run, role, recipe, going)
                 from swarmcli.cli.consent import ask  # it stands on torch: `show_sheet` says that it takes a while
@@ -99,6 +100,14 @@ def typed_link(given: str) -> Link:
                 f'double quotes; if this one has none, write it as "{link}"'
             )
     return link
+
+
+def check_at_once(role: Role, recipe: Recipe, *, yes: bool) -> None:
+    """Raises UsageError where nobody could answer, and RecipeError for data that are not here."""
+    if not yes and not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError("joining by a link asks before it begins, and there is no terminal to ask on; add --yes")
+    if role == "trainer":
+        check_data_here(recipe)
 
 
 _OF_ROLES = ("swarmcli.peer.lifetime", "swarmcli.cli.session")
@@ -178,7 +187,7 @@ def check_not_ended(ticket: Ticket) -> None:
 def show_sheet(run: LinkedRun, role: Role, recipe: Recipe, going: Going) -> nn.Module:
     """Tells what joining will do, and writes nothing. Returns the outline of the model. Raises RecipeError for what
     could not be joined."""
-    err.print("looking at what that takes on this computer: some seconds")  # those of the imports count too
+    err.print("looking at what that takes on this computer: up to a minute")  # of imports, mostly
     from swarmcli.cli import consent
     from swarmcli.peer.collaboration import compute_of
     from swarmcli.training.demand import demand_of
@@ -198,12 +207,7 @@ def show_sheet(run: LinkedRun, role: Role, recipe: Recipe, going: Going) -> nn.M
         came = megabytes(sum(run.brought.values()))
         lines.append(("came already", f"{came} of config and tokenizer, from that peer, checked by the link"))
     consent.show(recipe, run.link.peer_id.short, lines)
-    if role == "trainer" and (gone := consent.lacking(recipe, recipe.datasets)):
-        raise RecipeError(
-            f"no data come by a link, and this run's are not on this computer: nothing is at "
-            f"{printable(some(list(map(str, gone))), 1000)}; put them there, or name the directory in which they begin "
-            "by --set local.data_dir=DIRECTORY, or help without data by `swarm aux`"
-        )
+    consent.check_room(recipe, role, demand, run.path)
     return outline
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,11 +24,21 @@ if TYPE_CHECKING:
     from swarmcli.recipe import Recipe
     from swarmcli.training.resumed import Resume
 
+_OWN_PATH = re.compile(r"\s*(output_dir|local\.data_dir|local\.identity_path)\s*=\s*(?!~|null$|$|[\"'{[])(.+)")
+
+
+def typed_here(settings: Sequence[str] | None) -> list[str]:
+    """This computer's own paths begin where they were typed; those of the recipe begin beside it."""
+    typed = ((word, _OWN_PATH.fullmatch(word)) for word in settings or ())
+    return [f"{own[1]}={Path(own[2].strip()).absolute()}" if own else word for word, own in typed]
+
+
 Overrides = Annotated[
     list[str],
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
+        callback=typed_here,
         help="Override a key of the recipe, for example --set local.threads=2.",
         default_factory=list,
         show_default=False,

@@ -22,6 +22,7 @@ from xml.etree import ElementTree
 import typer
 
 from swarmcli.cli.console import err, out
+from swarmcli.cli.peers import typed_here
 from swarmcli.errors import SwarmError, UsageError
 
 STOP_SECONDS = 180  # until a manager kills what it stops: a minute at most to hand in, and then perhaps a checkpoint
@@ -312,7 +313,7 @@ def install(
     """
     from swarmcli.cli.linking import recipe_named
 
-    system, given = manager(), list(options or ())
+    system, given = manager(), typed_here(options)
     named = recipe_named(recipe, role, [], yes=yes)
     path = named.path.absolute()
     name = named.recipe.run_id + ("" if role == "trainer" else f"-{role}")

@@ -13,13 +13,14 @@ from rich.text import Text
 
 from swarmcli.cli.console import out
 from swarmcli.cli.linking import recipe_of, show_sheet, typed_link
+from swarmcli.cli.peers import typed_here
 from swarmcli.errors import DataError, RecipeError
 from swarmcli.journal import printable
 from swarmcli.peer.linked import LinkedRun
 from swarmcli.recipe import Recipe, SiteSettings, fingerprint_of, is_link, load_recipe
 from swarmcli.recipe.advice import on_lines_of_homes
 from swarmcli.recipe.limit_store import LimitStore
-from swarmcli.recipe.offered import UNKNOWN, Going, offered
+from swarmcli.recipe.offered import UNKNOWN, Going, check_data_here, offered
 from swarmcli.recipe.task_names import task_in_words
 from swarmcli.words import amount, harmless
 
@@ -31,7 +32,12 @@ def validate(
     recipe: Annotated[str, typer.Argument(metavar="LINK|RECIPE", help="A recipe file, or a link to a run.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a key, for example --set seed=7. May be repeated."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            callback=typed_here,
+            help="Change a key, for example --set seed=7. May be repeated.",
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Check the file only: build no model, read no data.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print values and fingerprint as JSON.")] = False,
@@ -90,6 +96,7 @@ def _of_link(text: str, overrides: Sequence[str], undo: ExitStack, *, told: bool
     _, recipe, going = recipe_of(run, overrides)
     if told:
         show_sheet(run, "trainer", recipe, going)
+        check_data_here(recipe)
     return recipe
 
 

@@ -51,8 +51,8 @@ from swarmcli.peer.processors import sharing_processors
 from swarmcli.recipe import Link, Recipe, digest_of, fingerprint_of, offered
 from swarmcli.recipe.fingerprint import agreed_leaves
 from swarmcli.recipe.limit_store import LimitStore
-from swarmcli.recipe.link import BOUNDS, access_in_words, places_of, scope_of_places
-from swarmcli.recipe.offered import offered_contents, offered_files
+from swarmcli.recipe.link import BOUNDS, places_of, scope_of_places
+from swarmcli.recipe.offered import needs_in_words, offered_contents, offered_files
 from swarmcli.run.bookkeeping import Attested, BookReader
 from swarmcli.run.certificate import FILE, ContributionCertificate
 from swarmcli.run.values import Basis
@@ -454,7 +454,7 @@ class RunPeer:
         write_whole(self.home.path / "peer.json", json.dumps(told))
         self._told = link
         if link:
-            write_whole(self.home.path / LINK, f"{link}\n{access_in_words(self.recipe)}\n")
+            write_whole(self.home.path / LINK, f"{link}\n{needs_in_words(self.recipe)}\n")
         else:
             (self.home.path / LINK).unlink(missing_ok=True)
         if link is None or before is None:

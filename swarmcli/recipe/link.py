@@ -22,7 +22,7 @@ from swarmcli.errors import AddressError
 from swarmcli.network.addresses import Scope, format_address, parse_address, scope_of
 from swarmcli.network.identity import PeerID
 from swarmcli.recipe.fingerprint import DIGEST_LENGTH
-from swarmcli.recipe.schema import RUN_ID, Recipe
+from swarmcli.recipe.schema import RUN_ID
 from swarmcli.recipe.ticket import Ticket
 
 SCHEME = "swarm://"
@@ -101,15 +101,6 @@ def reach_in_words(link: Link) -> str:
             return "This link works within this network only."
         case _:
             return ""
-
-
-def access_in_words(recipe: Recipe) -> str:
-    """Says what joining takes beside the link; "" if nothing."""
-    if recipe.access == "open":
-        return ""
-    return (
-        "This run is closed: whoever joins needs an invitation, which its owner puts into a link with `swarm invite`."
-    )
 
 
 def scope_of_places(places: Iterable[str]) -> Scope:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,7 +28,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from swarmcli.errors import RecipeError
-from swarmcli.recipe.dataset import CHATML, FORMATS, AnyDataset, FilesDataset, HuggingFaceDataset
+from swarmcli.recipe.dataset import CHATML, FORMATS, LOCAL_BUILDERS, AnyDataset, FilesDataset, HuggingFaceDataset
 from swarmcli.recipe.document import MAX_DEPTH, is_section
 from swarmcli.recipe.fingerprint import agreed_values, contents_of, digest_of, preprocessing_of, values_of
 from swarmcli.recipe.link import Link
@@ -43,7 +44,7 @@ from swarmcli.recipe.pretrained import (
 )
 from swarmcli.recipe.schema import Recipe
 from swarmcli.recipe.section import is_advised, is_shared
-from swarmcli.words import harmless
+from swarmcli.words import harmless, listed, printable, some
 
 MAX_OFFERED = 1 << 18  # bytes of a recipe; of the config and hashes beside it likewise
 DATA = "data"  # where datasets of files begin there: beside the peers' own files, which are not to be learned from
@@ -203,6 +204,59 @@ def web_host(file: str) -> str:
     """The host that an item of `data_files` is downloaded from; "" for a file of this computer."""
     scheme, separator, rest = file.partition("://")
     return "" if not separator else "huggingface.co" if scheme == "hf" else rest.partition("/")[0]
+
+
+# What no link brings
+
+
+def needs_in_words(recipe: Recipe) -> str:
+    """Says what joining takes beside the link; "" if nothing."""
+    closed = (
+        "This run is closed: whoever joins needs an invitation, which its owner puts into a link with `swarm invite`."
+    )
+    return " ".join(filter(None, [closed if recipe.access != "open" else "", data_in_words(recipe)]))
+
+
+def data_in_words(recipe: Recipe) -> str:
+    """Says which data a trainer needs beside a link; "" if none."""
+    files = [printable(file, 80) for dataset in recipe.datasets for file in of_this_computer(dataset)]
+    if not files:
+        return ""
+    return (
+        f"A link brings no data: whoever trains needs a copy of {listed(files)}, in a directory that "
+        "--set local.data_dir=DIRECTORY names."
+    )
+
+
+def check_data_here(recipe: Recipe) -> None:
+    """Raises RecipeError where nothing is in a place whose data a trainer reads."""
+    if gone := lacking(recipe, recipe.datasets):
+        raise RecipeError(
+            f"no data come by a link, and this run's are not on this computer: nothing is at "
+            f"{printable(some(list(map(str, gone))), 1000)}; put them there, or name the directory in which they begin "
+            "by --set local.data_dir=DIRECTORY, or help without data by `swarm aux`"
+        )
+
+
+def lacking(recipe: Recipe, datasets: Iterable[AnyDataset]) -> list[Path]:
+    """The places of this computer that datasets name and where nothing is; of a pattern its fixed beginning counts. It
+    looks whether something is there, opens nothing, and tells nobody but who asked."""
+    named = [file for dataset in datasets for file in of_this_computer(dataset)]
+    places = [(recipe.locate(file, data=True), re.sub(r"[^/]*[*?[].*", "", file) or ".") for file in named]
+    return [
+        place
+        for place, fixed in places
+        if not os.path.exists(recipe.locate(fixed, data=True))  # noqa: PTH110  # no error for names that are too long
+    ]
+
+
+def of_this_computer(dataset: AnyDataset) -> list[str]:
+    """The files, directories and patterns that a dataset names here, as the recipe writes them."""
+    if isinstance(dataset, FilesDataset):
+        return [dataset.path]
+    if isinstance(dataset, HuggingFaceDataset) and dataset.path in LOCAL_BUILDERS:  # else they are the Hub's
+        return [file for file in dataset.data_files if not web_host(file)]
+    return []
 
 
 # Reading

@@ -14,7 +14,8 @@ from swarmcli.network.identity import PeerID
 from swarmcli.optim.peers.progress import seconds_until
 from swarmcli.optim.peers.report import is_settled
 from swarmcli.recipe import HuggingFaceDataset
-from swarmcli.recipe.link import access_in_words, command_of, reach_in_words
+from swarmcli.recipe.link import command_of, reach_in_words
+from swarmcli.recipe.offered import needs_in_words
 from swarmcli.run.history import EpochHistory
 from swarmcli.run.source import Health, PeerStatus, RunStatus, State
 from swarmcli.run.standstill import Standstill, computes, deserted, stands
@@ -134,7 +135,7 @@ class RunWatch:
     def _look_alone(self) -> RunStatus:
         """As far as this peer knows the run without an optimizer."""
         peer, recipe, link = self._peer, self._peer.recipe, self._peer.link()
-        reach = reach_in_words(link) if link else peer.no_link
+        reach = " ".join(filter(None, [reach_in_words(link), needs_in_words(recipe)])) if link else peer.no_link
         return RunStatus(
             run_id=recipe.run_id,
             state=self.state or "synchronizing",
@@ -156,7 +157,7 @@ class RunWatch:
             join_line=command_of(link) if link else self._join_line,
             link=str(link or ""),
             install=package_of(recipe),
-            link_reach=" ".join(filter(None, [reach, access_in_words(recipe)])),
+            link_reach=reach,
             reach=self._reach,
             result=peer.saved,
             alarm=clock_alarm(peer.dht.clock.uncorrected),

@@ -103,9 +103,14 @@ def epochs(*numbers: int) -> dict[int, float | None]:
 @pytest.mark.parametrize(
     ("found", "rules", "latest", "expected"),
     [
-        (epochs(1, 2, 9, 10), Keep(2), None, {9: ("newest",), 10: ("newest",)}),
-        (epochs(8, 9, 3), Keep(2), 3, {3: ("newest",), 9: ("newest",)}),  # the run was set back
-        (epochs(8, 9), Keep(2), 5, {8: ("newest",), 9: ("newest",)}),  # it names one that is not there
+        (epochs(1, 2, 9, 10), Keep(2), None, {9: ("of the newest 2",), 10: ("of the newest 2",)}),
+        (epochs(8, 9, 3), Keep(2), 3, {3: ("of the newest 2",), 9: ("of the newest 2",)}),  # the run was set back
+        (
+            epochs(8, 9),
+            Keep(2),
+            5,
+            {8: ("of the newest 2",), 9: ("of the newest 2",)},
+        ),  # it names one that is not there
         (epochs(10, 100, 110, 205, 210, 300), Keep(1, 100), None, {100: 1, 205: 1, 300: 2}),
         ({1: 3.0, 2: 1.0, 3: 2.0, 4: None}, Keep(1, 0, 2), None, {2: ("best",), 3: ("best",), 4: ("newest",)}),
         ({1: 3.0, 2: 1.0}, Keep(1, 0, 0), None, {2: ("newest",)}),

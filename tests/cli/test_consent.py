@@ -36,6 +36,7 @@ from tests.cli.typed import typed
 from tests.recipe.recipes import SMALL, small
 
 RECIPES = Path(__file__).parents[2] / "recipes"
+ROLES: tuple[Role, ...] = ("trainer", "auxiliary", "monitor")
 OUTLINE = nn.Linear(100, 200, device="meta")
 LINK = Link(Identity.from_seed(1).peer_id, ("203.0.113.7:31330",), "small", digest_of(small()))
 
@@ -148,19 +149,34 @@ def test_data_that_are_not_here_are_told(tmp_path: Path) -> None:
     assert "a/b (train, of-the-hub.jsonl) from huggingface.co" in lines
 
 
-def test_a_trainer_without_the_data_is_not_asked(contact: SimpleNamespace, tmp_path: Path) -> None:
-    recipe = of_files(tmp_path)
-    run = LinkedRun(replace(LINK, fingerprint=digest_of(recipe)))
+def test_a_trainer_without_the_data_is_refused_before_it_waits_for_the_page(
+    contact: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    contact.recipe = of_files(tmp_path)
+    link, set_here = str(replace(LINK, fingerprint=digest_of(contact.recipe))), [f"local.data_dir={tmp_path}"]
     with pytest.raises(RecipeError, match=f"nothing is at {tmp_path}/texts, {tmp_path}/rows/.*local.data_dir=DIR"):
-        linking.show_sheet(run, "trainer", recipe, UNKNOWN)
-    assert contact.shown == 1
-    linking.show_sheet(run, "auxiliary", recipe, UNKNOWN)
+        recipe_named(link, "trainer", set_here, yes=True)
+    assert contact.shown == 0 and not LinkedRun(replace(LINK)).path.exists()
+    with pytest.raises(RecipeError, match="no data come by a link"):
+        typed(validate)(link, "--set", *set_here)
+    recipe_named(link, "auxiliary", set_here, yes=True)
     for name in ("texts", "rows"):
         (tmp_path / name).mkdir()
-    linking.show_sheet(run, "trainer", recipe, UNKNOWN)
+    recipe_named(link, "trainer", set_here, yes=True)
+    assert contact.shown == 3
 
 
-@pytest.mark.parametrize("role", ["trainer", "auxiliary", "monitor"])
+def test_a_disk_without_room_is_refused_also_by_who_agrees_to_all(
+    contact: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=300_000))
+    for role in ROLES:
+        with pytest.raises(RecipeError, match=r"293 KiB free, and what this peer keeps there takes .*SWARM_DATA_DIR"):
+            recipe_named(str(LINK), role, [], yes=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("role", ROLES)
 def test_the_page_and_its_question_fit_a_terminal_of_24_lines_with_what_matters_first(role: Role) -> None:
     """A volunteer's usual paths and an invitation to a closed run included."""
     recipe = parse_recipe((RECIPES / "stdlib-lm.yaml").read_text(), directory=Path("/data"))
@@ -190,11 +206,11 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def contact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A contact that counts how often it is asked, and no model that has to be built."""
-    asked = SimpleNamespace(times=0, shown=0)
+    asked = SimpleNamespace(times=0, shown=0, recipe=small())
 
     def fetch(link: Link, directory: Path, bring: object) -> tuple[Recipe, RecipeOffered]:
         asked.times += 1
-        text = offered(small())
+        text = offered(asked.recipe)
         return read_offered(text.encode(), link, directory), RecipeOffered(text, 3, 9.0)
 
     def show(*arguments: object) -> None:
@@ -269,7 +285,7 @@ def test_without_a_terminal_the_missing_word_is_named_and_what_must_agree_cannot
 ) -> None:
     with pytest.raises(UsageError, match="add --yes"):
         recipe_named(str(LINK), "trainer", [], yes=False)
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [] and contact.shown == 0, "nobody waits for a page that none can answer"
     with pytest.raises(RecipeError, match=r"--set changes optimizer\.learning_rate"):
         recipe_named(str(LINK), "trainer", ["optimizer.learning_rate=1"], yes=True)
     recipe_named(str(LINK), "trainer", ["local.threads=1"], yes=True)
@@ -282,6 +298,16 @@ def test_validate_shows_the_same_and_asks_and_writes_nothing(contact: SimpleName
     told = typed(validate)(LINK, "--json")
     assert json.loads(told.stdout)["values"]["run_id"] == "small"
     assert (contact.shown, contact.times) == (1, 2) and list(tmp_path.iterdir()) == []
+
+
+def test_a_path_of_this_computer_begins_where_it_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "recipe.yaml").write_text(SMALL)
+    monkeypatch.chdir(tmp_path)
+    words = [f"--set={each}" for each in ("output_dir=out", "local.data_dir=.", "local.identity_path=~/key", "seed=7")]
+    values = json.loads(typed(validate)("far/recipe.yaml", "--quick", "--json", *words).stdout)["values"]
+    assert (values["output_dir"], values["local"]["data_dir"]) == (str(tmp_path / "out"), str(tmp_path))
+    assert values["local"]["identity_path"] == str(Path("~/key").expanduser()) and values["seed"] == 7
 
 
 def test_a_path_is_taken_as_it_is_and_processes_of_a_site_do_not_ask_again(tmp_path: Path) -> None:

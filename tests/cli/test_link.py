@@ -23,7 +23,7 @@ from swarmcli.network.identity import Identity
 from swarmcli.network.membership import InvitationKind
 from swarmcli.peer.linked import LinkedRun
 from swarmcli.recipe import Link, digest_of, load_recipe, parse_link, parse_recipe
-from swarmcli.recipe.link import access_in_words
+from swarmcli.recipe.offered import needs_in_words
 from tests.cli.typed import typed
 from tests.recipe.recipes import SMALL
 
@@ -55,7 +55,7 @@ def test_the_command_is_printed_again_for_a_directory_a_recipe_and_a_link(tmp_pa
         assert said(what)[0] == f'swarm join "{own}"'
     assert "not running now" in said(tmp_path)[1]
     closed = home(tmp_path / "closed", "203.0.113.7:1")
-    (tmp_path / "closed" / "link").write_text(f"{closed}\n{access_in_words(CLOSED)}\n")
+    (tmp_path / "closed" / "link").write_text(f"{closed}\n{needs_in_words(CLOSED)}\n")
     command, beside = said(tmp_path / "closed")
     assert command == f'swarm join "{closed}"' and "swarm invite" in beside, "the link is not enough"
     assert "within this network" not in beside

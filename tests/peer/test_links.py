@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import re
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -230,10 +231,10 @@ def test_the_link_is_left_in_the_home_and_told_anew_when_it_changes_and_who_has_
         assert not owner.has_another_link()
         told = json.loads((owner.home.path / "peer.json").read_text())
         assert told["link"] == str(owner.link()) and told["dashboard"] == "http://127.0.0.1:1/"
-        owner.recipe = small("seed=4", "run_id=another")
+        owner.recipe = small("seed=4", "run_id=another", "datasets=[{source: files, path: texts}]")
         assert owner.has_another_link()
         owner.tell()
-        assert "/another/" in (owner.home.path / LINK).read_text()
+        assert re.search("/another/.*\nA link brings no data: .* copy of texts", (owner.home.path / LINK).read_text())
     assert not (owner.home.path / "peer.json").exists() and (owner.home.path / LINK).exists()
     with peer(tmp_path / "a", "monitor", "datasets=[{source: files, path: /srv/texts}]") as owner:
         assert owner.link() is None and "datasets.0.path leads out" in owner.no_link

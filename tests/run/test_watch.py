@@ -91,6 +91,9 @@ def told(
     return SimpleNamespace(**usual | more)
 
 
+FAR = SimpleNamespace(places=("203.0.113.7:1",))
+
+
 def watching(optimizer: FakeOptimizer, *epochs: float, max_epochs: int | None = 20) -> RunWatch:
     """Of a run whose epochs took so many seconds so far."""
     recipe = small(f"max_epochs={'null' if max_epochs is None else max_epochs}", "lr_scheduler.name=constant")
@@ -124,7 +127,10 @@ def ended(number: int, loss: float | None = None) -> EpochAdvanced:
 def test_it_tells_the_last_evaluation_of_this_peer_and_who_can_dial_it() -> None:
     watch = watching(FakeOptimizer(0, epoch=20))
     status = watch.look()
-    assert status.evaluation is None and status.reach == "finding out"
+    assert status.evaluation is None and status.reach == "finding out" and status.link_reach == ""
+    more = {"link": lambda: FAR, "recipe": small("datasets=[{source: files, path: texts}]")}
+    watch._peer = cast(Any, SimpleNamespace(**vars(watch._peer) | more))
+    assert "A link brings no data: whoever trains needs a copy of texts, in" in watch.look().link_reach
     hear(watch, Evaluated(10, 2.5, 256), Evaluated(20, 2.5, 256))
     hear(watch, ReachabilityChanged(True, "internet", (), "others can dial this peer"))
     status = watch.look()

@@ -248,10 +248,13 @@ def check_memory(context: Context) -> Iterator[Finding]:
 
 
 def check_data(context: Context) -> Iterator[Finding]:
-    """Draws the first batch."""
+    """Draws the first batch; before joining by a link, looks whether there is anything where its data belong."""
     if context.recipe is None:
         return
     if not context.downloaded:
+        from swarmcli.recipe.offered import check_data_here
+
+        check_data_here(context.recipe)
         yield Finding("data", "SKIP", "nothing is downloaded before you join")
         return
     from swarmcli.training import build_task

@@ -255,6 +255,11 @@ def a_port_that_is_filtered(world: World) -> None:
     contact(world, f"tcp://127.0.0.1:{server.getsockname()[1]}")
 
 
+def data_that_no_link_brings(world: World) -> None:
+    world.recipe("datasets=[{source: files, path: nowhere}]")
+    world.context.downloaded = False
+
+
 class Fault(NamedTuple):
     name: str
     break_it: Callable[[World], object]
@@ -310,6 +315,8 @@ FAULTS = [
     Fault("no invitation", lambda world: world.recipe(*CLOSED), run.check_contacts, "is closed", "`swarm invite`"),
     Fault("missing data", lambda world: world.recipe("datasets=[{source: files, path: nowhere}]"),
           run.check_data, "nowhere does not exist", "put the text files there"),
+    Fault("missing data of a link", data_that_no_link_brings,
+          run.check_data, "no data come by a link", "put them there"),
     Fault("too little memory", too_little_memory, run.check_memory, "it needs about", "take a smaller model"),
     Fault("a slow line", a_line_that_is_too_slow, SENDING, TOO_SLOW, FASTER, "WARN"),
     Fault("a slow line for sparse gradients", a_line_that_is_too_slow_for_sparse_gradients,
