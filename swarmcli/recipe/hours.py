@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
+from functools import lru_cache
 
 DAY = 24 * 60  # minutes
 WEEK = 7 * DAY
@@ -33,9 +34,13 @@ class Hours:
 
     def next_change(self, moment: float, zone: tzinfo | None = None) -> float | None:
         """When they begin or end next; None: they never do."""
+        return self._next_change(int(moment // 60), zone)  # a peer asks each second
+
+    @lru_cache(maxsize=8)  # noqa: B019  # as few hours are kept
+    def _next_change(self, last: int, zone: tzinfo | None) -> float | None:
         if len(set(self.week)) == 1:
             return None
-        now, minute = self.hold(moment, zone), int(moment // 60 + 1) * 60
+        now, minute = self.hold(last * 60, zone), (last + 1) * 60
         # A look at each minute needs no thought about nights in which clocks are turned: those too begin at a minute.
         # A day more than a week, since such a night may swallow the hour that is looked for.
         return next(

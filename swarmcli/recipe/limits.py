@@ -191,11 +191,12 @@ class Limits(Section):
     @classmethod
     def _none_in_words(cls, value: Any, info: Any) -> Any:
         word = value.strip().lower() if isinstance(value, str) else "none" if value is None else value
-        if info.field_name == "busy_above":
-            return 0.25 if value is None else value
         if info.field_name in ("on_battery", "on_metered"):
             return None if word in ("none", "null", "") else value
-        return None if value is False or (isinstance(word, str) and word in NO_LIMIT) else value
+        lifted = value is False or (isinstance(word, str) and word in NO_LIMIT)
+        if info.field_name == "busy_above":
+            return 1.0 if lifted else value
+        return None if lifted else value
 
     @property
     def zone(self) -> tzinfo | None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -17,6 +17,7 @@ from swarmcli.peer.controls import OF_CARD, PeerControls
 from swarmcli.peer.governor import MARGINS, SETTLE, Governor, GovernorThread, PeerShare, share_of
 from swarmcli.peer.lending import files_of, room_for
 from swarmcli.recipe import Limits
+from swarmcli.recipe.hours import WEEK, parse_hours
 from swarmcli.recipe.limit_store import LimitStore
 from tests.training.small_tasks import small
 
@@ -100,6 +101,22 @@ def test_outside_of_the_hours_it_says_when_it_goes_on() -> None:
     assert Governor().decide(given, Readings(noon.replace(hour=23).timestamp())) == {}
     only = limits(hours="sat 10-12", time_zone="Europe/Berlin")
     assert "on again on Saturday at 10:00" in Governor().decide(only, Readings(noon.timestamp()))["hours"].text
+
+
+def test_hours_that_are_asked_for_again_and_again_are_not_looked_through_each_time() -> None:
+    class Greenwich(tzinfo):
+        looks = 0
+
+        def utcoffset(self, moment: datetime | None) -> timedelta:
+            self.looks += 1
+            return timedelta(0)
+
+        dst = utcoffset
+
+    zone, monday = Greenwich(), datetime(2026, 11, 23, tzinfo=UTC)
+    when = {parse_hours("sun 23:59-24:00").next_change(monday.timestamp() + second, zone) for second in range(60)}
+    assert when == {(monday + timedelta(days=7, minutes=-1)).timestamp()}
+    assert zone.looks < 4 * WEEK, "one look at each minute until then"
 
 
 def test_the_peers_of_a_computer_share_its_link_and_its_card() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from swarmcli.errors import RecipeError
-from swarmcli.recipe.limit_store import COMMANDED, RUNNING, LimitStore
+from swarmcli.recipe.limit_store import COMMANDED, KEYS, RUNNING, LimitStore
 
 from .recipes import small
 
@@ -45,6 +45,13 @@ target_batch_size: 32
 local:
   limits: {upload: 1 MB/s, download: 7 MB/s}
 """
+
+
+@pytest.mark.parametrize("word", ["none", None])
+def test_every_limit_can_be_lifted_by_a_word(file: Path, word: str | None) -> None:
+    store = LimitStore(file=file)
+    lifted = store.change(dict.fromkeys(KEYS, word)).model_dump()
+    assert lifted.pop("busy_above") == 1.0 and set(lifted.values()) == {None}
 
 
 def test_what_is_kept_follows_the_file_but_where_the_command_line_says_something_else(file: Path) -> None:
