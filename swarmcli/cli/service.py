@@ -15,9 +15,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain, count
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 from xml.etree import ElementTree
+from xml.sax.saxutils import escape
 
 import typer
 
@@ -25,10 +27,15 @@ from swarmcli.cli.console import err, out
 from swarmcli.cli.peers import typed_here
 from swarmcli.errors import SwarmError, UsageError
 
+if TYPE_CHECKING:
+    from swarmcli.cli.linking import Named
+    from swarmcli.optim.config import Role
+
 STOP_SECONDS = 180  # until a manager kills what it stops: a minute at most to hand in, and then perhaps a checkpoint
 COMMAND_SECONDS = STOP_SECONDS + 30.0  # in which a manager has to answer; it waits for what it stops
 RETRY_SECONDS = 60  # between two starts of a peer that failed: its contacts may be away for a while
 FINAL_CODES = (2, 4)  # exit codes that would only come again: a recipe that cannot be used, a run that refuses
+ENCODING = "utf-16" if sys.platform == "win32" else "utf-8"  # of what managers read
 VERBS = {"trainer": "join", "auxiliary": "aux", "monitor": "monitor"}
 PASSED_ON = ("SWARM_", "HF_", "XDG_", "OMP_", "CUDA_VISIBLE")  # variables of today's shell that the peer needs as well
 
@@ -65,6 +72,9 @@ class Manager(Protocol):
     def text(self, service: Service) -> str: ...
     def start(self, name: str) -> None: ...
     def stop(self, name: str) -> None: ...
+    def word(self, word: str) -> str:
+        """How `text` writes a word of a command, with what stands around it."""
+
     def look(self, name: str) -> tuple[bool, str]:
         """Whether it runs, and how the manager says it."""
 
@@ -87,18 +97,22 @@ class Systemd(Manager):
         return base / "systemd" / "user" / f"swarm-{name}.service"
 
     def text(self, service: Service) -> str:
-        """A unit. In quotes a percent sign and a dollar mean something to systemd (systemd.unit(5)), so both double."""
         environment = "".join(
-            f"Environment={_unit_word(f'{key}={value}')}\n" for key, value in service.environment.items()
+            f"Environment={self.word(f'{key}={value}')}\n" for key, value in service.environment.items()
         )
         return (
             f"[Unit]\nDescription={service.description}\nStartLimitIntervalSec=0\n\n"
-            f"[Service]\nExecStart={' '.join(map(_unit_word, service.command))}\n{environment}"
+            f"[Service]\nExecStart={' '.join(map(self.word, service.command))}\n{environment}"
             f"Restart=on-failure\nRestartSec={RETRY_SECONDS}\n"
             f"RestartPreventExitStatus={' '.join(map(str, FINAL_CODES))}\n"
             f"TimeoutStopSec={STOP_SECONDS}\nNice=10\n\n"
             "[Install]\nWantedBy=default.target\n"
         )
+
+    def word(self, word: str) -> str:
+        """In quotes a percent sign and a dollar mean something to systemd (systemd.unit(5)), so both double."""
+        escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+        return f'"{escaped}"'
 
     def start(self, name: str) -> None:
         _ask("systemctl", "--user", "daemon-reload")
@@ -148,6 +162,9 @@ class Launchd(Manager):
             }
         ).decode()
 
+    def word(self, word: str) -> str:
+        return f"<string>{escape(word)}</string>"
+
     def start(self, name: str) -> None:
         self.stop(name)
         _ask("launchctl", "bootstrap", self._domain(), str(self.file(name)))
@@ -196,6 +213,9 @@ class TaskScheduler(Manager):
         _element(_element(task, "Actions"), "Exec", Command="cmd.exe", Arguments=f'/d /c "{line}"')
         return ElementTree.tostring(task, encoding="unicode")
 
+    def word(self, word: str) -> str:
+        return f" {escape(subprocess.list2cmdline([word]))} "
+
     def start(self, name: str) -> None:
         _ask("schtasks", "/Create", "/F", "/TN", self._task(name), "/XML", str(self.file(name)))
         _ask("schtasks", "/Run", "/TN", self._task(name))
@@ -243,11 +263,6 @@ def log_file(name: str) -> Path:
     from swarmcli.machine.places import data_directory
 
     return data_directory() / f"service-{name}.log"
-
-
-def _unit_word(word: str) -> str:
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
-    return f'"{escaped}"'
 
 
 def _element(parent: ElementTree.Element, tag: str, **children: str) -> ElementTree.Element:
@@ -311,12 +326,10 @@ def install(
 
     swarm service install my-run.yaml --role monitor -- --web 8080
     """
-    from swarmcli.cli.linking import recipe_named
-
     system, given = manager(), typed_here(options)
-    named = recipe_named(recipe, role, [], yes=yes)
+    named = _agreed(role, [recipe, *given, *(["--yes"] if yes else [])])
     path = named.path.absolute()
-    name = named.recipe.run_id + ("" if role == "trainer" else f"-{role}")
+    name = _name(system, named.recipe.run_id + ("" if role == "trainer" else f"-{role}"), path)
     contacts = [part for address in named.contacts for part in ("--peer", address)]
     command = [sys.executable, "-m", "swarmcli", VERBS[role], str(path), "--quiet", *contacts, *given]
     file = system.file(name)
@@ -331,6 +344,24 @@ def install(
     if hint := system.hint():
         err.print(hint, soft_wrap=True)
     err.print("`swarm status` shows it, `swarm service remove` ends it for good", soft_wrap=True)
+
+
+def _agreed(role: Role, words: Sequence[str]) -> Named:
+    """As the role's own verb reads these words, and asks: what it would refuse is refused before it is a service."""
+    from swarmcli.cli import main, peers
+
+    kinds = {"trainer": peers.JoinOptions, "auxiliary": peers.PeerOptions, "monitor": peers.MonitorOptions}
+    typed = main.VERBS[VERBS[role]].load().make_context(f"swarm {VERBS[role]}", list(words)).params
+    return kinds[role](**typed).agreed(role, typed.get("nproc"))
+
+
+def _name(system: Manager, usual: str, recipe: Path) -> str:
+    """The usual one, or with a number where services of that name start other runs."""
+    for name in chain([usual], (f"{usual}-{number}" for number in count(2))):
+        file = system.file(name)
+        if not file.exists() or system.word(str(recipe)) in file.read_text(encoding=ENCODING, errors="replace"):
+            return name
+    raise AssertionError("names do not end")
 
 
 @app.command()
@@ -413,12 +444,11 @@ def _environment() -> dict[str, str]:
 
 def _write(file: Path, text: str) -> None:
     """For its user alone: a link in it may hold an invitation."""
-    encoding = "utf-16" if sys.platform == "win32" else "utf-8"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.unlink(missing_ok=True)
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding=encoding) as stream:
+        with os.fdopen(descriptor, "w", encoding=ENCODING) as stream:
             stream.write(text)
     except OSError as error:
         raise SwarmError(f"{file} cannot be written: {error.strerror}") from error

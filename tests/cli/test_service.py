@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import plistlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from swarmcli.cli import service
-from swarmcli.cli.service import Launchd, Service, Systemd, TaskScheduler
-from swarmcli.errors import SwarmError, UsageError
+from swarmcli.cli.service import Launchd, Manager, Service, Systemd, TaskScheduler
+from swarmcli.errors import RecipeError, SwarmError, UsageError
 from swarmcli.recipe.templates import compose
 from tests.cli.typed import typed
 
@@ -93,3 +94,32 @@ def test_without_a_manager_the_command_to_start_otherwise_is_named(here: Path) -
     stand_in(here, "echo Failed to connect to bus >&2; exit 1")
     with pytest.raises(SwarmError, match=r"daemon-reload` failed: Failed to connect to bus\nwithout it"):
         said("install", "my.yaml")
+
+
+def test_what_stands_behind_the_dashes_is_checked_as_the_verb_would(here: Path) -> None:
+    stand_in(here, "")
+    with pytest.raises(RecipeError, match=r"no_such_key"):
+        said("install", "my.yaml", "--", "--set", "no_such_key=1")
+    with pytest.raises(RecipeError, match=r"upload"):
+        said("install", "my.yaml", "--role", "auxiliary", "--", "--limit", "upload=3 apples")
+    assert "No such option: --wbe" in typed(service.app)("install", "my.yaml", "--", "--wbe", "0", code=2).output
+    assert not list(here.rglob("*.service"))
+    said("install", "my.yaml", "--", "--set", "run_id=other", "-q", "--nproc", "2", "--announce", "tcp://h:1")
+    assert [file.name for file in here.rglob("*.service")] == ["swarm-other.service"]
+
+
+def test_two_runs_of_one_id_have_a_service_each(here: Path) -> None:
+    stand_in(here, "")
+    (here / "an&other.yaml").write_text(compose("my.yaml", "my-run"))
+    for recipe in ("my.yaml", "an&other.yaml", "my.yaml", "an&other.yaml"):
+        said("install", recipe)
+    files = {file.name: file.read_text() for file in here.rglob("*.service")}
+    assert files.keys() == {"swarm-my-run.service", "swarm-my-run-2.service"}
+    assert "/my.yaml" in files["swarm-my-run.service"] and "an&other" in files["swarm-my-run-2.service"]
+
+
+@pytest.mark.parametrize("system", [Systemd(), Launchd(), TaskScheduler()])
+def test_a_recipe_is_found_again_in_what_starts_it(system: Manager) -> None:
+    text = system.text(replace(SERVICE, command=["swarm", "join", "/r & s/100%/$HOME <1>.yaml", "--quiet"]))
+    assert system.word("/r & s/100%/$HOME <1>.yaml") in text
+    assert system.word("/r & s/100%/$HOME <1>") not in text and system.word("& s/100%/$HOME <1>.yaml") not in text
