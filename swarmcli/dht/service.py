@@ -17,8 +17,8 @@ from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.prefix import Prefix
 from swarmcli.network.token_bucket import Meter
 
-# Of a question's, for each byte of a large value: 100 KiB of lists take 25 ms, most of it in the collector, which
-# looks at what a peer made since it began (at all of a process without `startup.over`: some 150 ms).
+# Each byte of a large value counts as so much of a question: 100 KiB of lists take 25 ms, mostly of the collector,
+# which looks at what a peer made since it began (at all of a process without `startup.over`: some 150 ms).
 _VALUE_WORK = 1 / 256
 _RECORD_WORK = 0.1  # of a question's, for one record in an answer and for one key that is compared
 
