@@ -19,6 +19,8 @@ from swarmcli.run.source import DashboardSource, RunStatus
 from swarmcli.words import amount, roughly
 
 WHEEL = f"wheel/{NAME}"
+CODE = "/join.svg"
+PICTURE = f'<img class="qr" src="{CODE}" alt="QR code of this page&#x27;s address" width="180" height="180">'
 STATIC = Path(__file__).parent / "static"
 SCRIPTS = (
     "api",
@@ -79,15 +81,18 @@ def pages(
         base = _asked_for(request) or next(iter(addresses), "")
         return f"{base}/{path}" + (f"?token={token}" if token else "") if base else ""
 
+    def shown(page: Page, status: RunStatus, request: Request) -> Response:
+        return _html(framed(page, status, CODE if elsewhere(request, "join") else ""))
+
     @page.get("/")
-    def index() -> Response:
+    def index(request: Request) -> Response:
         """A volunteer begins with what the own computer does; somebody who watches a run begins with the run."""
         status = source.look()
-        return _html(framed(RUN if status.role == "monitor" else YOU, status))
+        return shown(RUN if status.role == "monitor" else YOU, status, request)
 
     @page.get("/peers/{peer_id}")
-    def peer(peer_id: str) -> Response:
-        return _html(framed(PEER, source.look()))  # the script asks for the peer that the address names
+    def peer(peer_id: str, request: Request) -> Response:
+        return shown(PEER, source.look(), request)  # the script asks for the peer that the address names
 
     @page.get("/join")
     def join(request: Request) -> Response:
@@ -100,7 +105,7 @@ def pages(
         def installed() -> Response:
             return Response(wheel.data, media_type="application/octet-stream")
 
-    @page.get("/join.svg")
+    @page.get(CODE)
     def code(request: Request) -> Response:
         """The address of the page /join, which a phone can open; the link in it only `swarm` can."""
         address = elsewhere(request, "join")
@@ -115,11 +120,11 @@ def pages(
         return FileResponse(STATIC / name, media_type=ASSETS[name])
 
     @page.get("/{path}")
-    def linked(path: str) -> Response:
-        shown = next((each for each in LINKED if each.path == f"/{path}"), None)
-        if shown is None:
+    def linked(path: str, request: Request) -> Response:
+        named = next((each for each in LINKED if each.path == f"/{path}"), None)
+        if named is None:
             raise HTTPException(404, "no such page")
-        return _html(framed(shown, source.look()))
+        return shown(named, source.look(), request)
 
     return page
 
@@ -128,8 +133,9 @@ def _html(text: str) -> Response:
     return Response(text, media_type="text/html")
 
 
-def framed(page: Page, status: RunStatus) -> str:
-    """The page within the frame that all share. It is whole without the run's numbers, so it is there at once."""
+def framed(page: Page, status: RunStatus, code: str = "") -> str:
+    """The page within the frame that all share. It is whole without the run's numbers, so it is there at once. `code`:
+    where a picture of the address of /join is, if other computers can open that."""
     current = ' aria-current="page"'
     links = [
         f'        <li><a href="{each.path}"{current if each is page else ""}>{each.title}</a></li>'
@@ -140,6 +146,7 @@ def framed(page: Page, status: RunStatus) -> str:
         "name": page.name,
         "title": page.title,
         "run_id": html.escape(status.run_id),
+        "code": code,
         "links": "\n".join(links),
         "content": _text(f"{page.name}.html").rstrip("\n"),
     }
@@ -187,7 +194,7 @@ def join_page(status: RunStatus, wheel: Wheel | None = None, file: str = "", *, 
         "finished": "" if status.state == "finished" else "hidden",
     }
     escaped = {name: html.escape(value) for name, value in values.items()}
-    return Template(_text("join.html")).substitute(escaped)
+    return Template(_text("join.html")).substitute(escaped, picture=PICTURE if with_code else "")
 
 
 def _round_in_words(status: RunStatus) -> str:

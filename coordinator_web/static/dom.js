@@ -46,6 +46,27 @@ export function reconcile(parent, items, keyOf, create, update) {
   for (const node of old.values()) node.remove();
 }
 
+const FEW = 10; // on a phone; elsewhere a list has a box of its own
+const phone = matchMedia("(max-width: 40rem)");
+
+// The first items of a long list, and all of them once somebody asks for that by the button below the list. `draw`: does
+// all of this again.
+export function few(list, items, draw) {
+  const box = list.closest(".rows");
+  const button = box.nextElementSibling?.matches(".more") ? box.nextElementSibling : element("button", "more");
+  if (!button.isConnected) box.after(button);
+  const all = button.getAttribute("aria-expanded") === "true";
+  button.type = "button";
+  button.hidden = items.length <= FEW || !phone.matches;
+  button.onclick = () => {
+    button.setAttribute("aria-expanded", String(!all));
+    draw();
+  };
+  button.setAttribute("aria-expanded", String(all));
+  write(button, all ? `Show the first ${FEW}` : `Show all ${items.length}`);
+  return all || !phone.matches ? items : items.slice(0, FEW);
+}
+
 // Tables name their roles, since those that become cards on a phone would lose them.
 export function cell(label, className = "", text = "") {
   const node = element("td", className, ...(text ? [text] : []));

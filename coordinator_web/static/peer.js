@@ -2,7 +2,7 @@
 
 import { again, get } from "/static/api.js";
 import { Chart } from "/static/chart.js";
-import { $, element, reconcile, say, write } from "/static/dom.js";
+import { $, element, few, reconcile, say, write } from "/static/dom.js";
 import { ago, bytes, clock, count, day, decimal, doing, hours, percent, rate, reached, tiny } from "/static/format.js";
 import { follow, here } from "/static/live.js";
 
@@ -46,8 +46,12 @@ function draw({ peer, first_seen: first, history, rounds, contribution }) {
   charts[0].show(history.map((each) => ({ x: each.epoch, value: each.samples_per_second })));
   charts[1].show(history.filter((each) => each.loss !== null).map((each) => ({ x: each.epoch, value: each.loss })));
   drawGiven(contribution);
+  drawRounds(rounds);
+}
+
+function drawRounds(rounds) {
   $("own-rounds-empty").hidden = rounds.length > 0;
-  reconcile($("own-rounds"), rounds, (each) => each.id, createRound, () => {});
+  reconcile($("own-rounds"), few($("own-rounds"), rounds, () => drawRounds(rounds)), (each) => each.id, createRound, () => {});
 }
 
 function drawGiven(given) {

@@ -93,7 +93,7 @@ function createRound(round) {
     outcome,
     cell("Epoch", "number", round.epoch >= 0 ? count(round.epoch) : "–"),
     spent,
-    cell("Peers", "number", all ? count(round.members_total) : `${count(round.contributors_total)} contributed, ${plural(round.members_total, "member")}`),
+    cell("Peers", "number", all ? plural(round.members_total, "member") : `${count(round.contributors_total)} contributed, ${plural(round.members_total, "member")}`),
     cell("Sent, received", "number", `${bytes(round.bytes_sent)}, ${bytes(round.bytes_received)}`),
   );
   node.title = `${round.purpose}, led by ${round.leader ? called(round.leader) : "nobody"}`;

@@ -3,7 +3,7 @@
 import { again, get } from "/static/api.js";
 import { copyButtons } from "/static/copy.js";
 import { Curves } from "/static/curves.js";
-import { $, element, link, reconcile, say, write } from "/static/dom.js";
+import { $, element, few, link, reconcile, say, write } from "/static/dom.js";
 import { bytes, clock, count, day, decimal, duration, percent, plural, rate, roughly } from "/static/format.js";
 import { follow, here } from "/static/live.js";
 import { listPeers } from "/static/peers.js";
@@ -27,8 +27,8 @@ const STATES = {
 
 const RESTING = ["waiting", "synchronizing", "stranded", "standing", "finished"]; // no rate is told
 
-const CODE = "/join.svg"; // the address of the page /join; there is none where only this computer can open it
-const view = { rounds: [], events: [], epoch: null, evaluated: null, code: false };
+const CODE = document.body.dataset.code; // a picture of the address of /join; none where only this computer can open it
+const view = { rounds: [], events: [], epoch: null, evaluated: null };
 
 function merge(old, fresh, most) {
   const known = new Map(old.map((item) => [item.id, item]));
@@ -112,9 +112,9 @@ function drawInvite(run) {
   $("invite").classList.toggle("prominent", first);
   say($("link-reach"), run.link_reach);
   write($("invite-hint"), run.link !== "" ? "Run this on any computer that has swarm installed." : "Run this on a computer that has swarm and the recipe file.");
-  $("qr-toggle").hidden = !view.code;
+  $("qr-toggle").hidden = !CODE;
   const picture = $("qr");
-  picture.hidden = !view.code || !(first || $("qr-toggle").getAttribute("aria-expanded") === "true");
+  picture.hidden = !CODE || !(first || $("qr-toggle").getAttribute("aria-expanded") === "true");
   $("invite").classList.toggle("with-code", !picture.hidden);
   if (!picture.hidden && !picture.src) picture.src = CODE;
 }
@@ -145,12 +145,12 @@ const curves = new Curves({
 function drawRounds() {
   write($("rounds-note"), roundsNote(view.rounds) || "\u00a0");
   $("rounds-empty").hidden = view.rounds.length > 0;
-  showRounds($("rounds"), view.rounds.toReversed());
+  showRounds($("rounds"), few($("rounds"), view.rounds.toReversed(), drawRounds));
 }
 
 function drawEvents() {
   $("events-empty").hidden = view.events.length > 0;
-  reconcile($("events"), view.events.toReversed(), (event) => event.id, createEvent, () => {});
+  reconcile($("events"), few($("events"), view.events.toReversed(), drawEvents), (event) => event.id, createEvent, () => {});
 }
 
 function createEvent(event) {
@@ -175,7 +175,7 @@ function drawCheckpoints(checkpoints) {
   say($("checkpoints-empty"), checkpoints.length ? "" : "None at this peer. Where the recipe asks for them, a monitor writes them, or a trainer where there is none.");
   const best = checkpoints.find((each) => each.best);
   const open = best && checkpoints.some((each) => each.loss === null && each.epoch > best.epoch); // it may be better
-  reconcile($("checkpoints"), checkpoints, (each) => each.name, createCheckpoint, (node, each) => {
+  reconcile($("checkpoints"), few($("checkpoints"), checkpoints, () => drawCheckpoints(checkpoints)), (each) => each.name, createCheckpoint, (node, each) => {
     const marks = [each.latest ? "newest" : "", each.best ? (open ? "best of those evaluated" : "best") : ""].filter(Boolean).join(", ");
     const loss = each.loss !== null ? `loss ${decimal(each.loss)} on data kept aside` : best ? "not evaluated yet" : "";
     write(node.querySelector(".sub"), [marks, bytes(each.bytes), day(each.time), loss].filter(Boolean).join(" · "));
@@ -225,10 +225,5 @@ $("qr-toggle").addEventListener("click", () => {
   $("qr-toggle").setAttribute("aria-expanded", String(shown));
   drawInvite(here.state.run);
 });
-
-fetch(CODE).then((answer) => {
-  view.code = answer.ok;
-  if (here.state) drawInvite(here.state.run);
-}).catch(() => {}); // the connection that is lost is told already
 
 copyButtons();

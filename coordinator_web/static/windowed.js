@@ -4,6 +4,8 @@ import { element, reconcile } from "/static/dom.js";
 
 const AROUND = 12; // rows above and below those in sight, so that scrolling and the tab key find them there
 const LEAST_HEIGHT = 24;
+const WHOLE = 12; // a list of so many is shown whole; a longer one in a box, which ends below a whole row and is …
+const MOST_HEIGHT = 608; // … so many pixels high
 
 export class WindowedRows {
   // `scroller`: what scrolls; `body`: the tbody of the rows. `load(offset, limit)` gives {total, rows}.
@@ -69,6 +71,13 @@ export class WindowedRows {
     return this.refresh();
   }
 
+  fit() {
+    const long = this.total > WHOLE;
+    const head = this.body.closest("table").tHead.offsetHeight;
+    this.scroller.classList.toggle("long", long);
+    this.scroller.style.maxHeight = long ? `${head + Math.max(1, Math.floor((MOST_HEIGHT - head) / this.height)) * this.height}px` : "";
+  }
+
   draw() {
     const held = this.body.contains(document.activeElement) ? document.activeElement.closest("tr").dataset.key : null;
     reconcile(this.body, this.rows, this.keyOf, this.create, (node, item) => {
@@ -77,6 +86,7 @@ export class WindowedRows {
     });
     const first = this.body.firstElementChild;
     if (first) this.height = Math.max(LEAST_HEIGHT, this.body.getBoundingClientRect().height / this.rows.length || this.height);
+    this.fit();
     stretch(this.above, this.offset * this.height);
     stretch(this.below, Math.max(0, this.total - this.offset - this.rows.length) * this.height);
     this.body.closest("table").setAttribute("aria-rowcount", String(this.total + 1));

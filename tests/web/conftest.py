@@ -36,8 +36,8 @@ def serve() -> Iterator[Serve]:
 
 @pytest.fixture
 def open_page(chromium: Browser) -> Iterator[Open]:
-    """Opens a page of a dashboard in a browser window of its own; fails if the page reports an error, or its policy
-    forbids it something."""
+    """Opens a page of a dashboard in a browser window of its own; fails if the page reports an error, if its policy
+    forbids it something, or if it asks for what is not there."""
     contexts = []
     errors: list[str] = []
 
@@ -48,6 +48,7 @@ def open_page(chromium: Browser) -> Iterator[Open]:
         page = context.new_page()
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda told: errors.append(told.text) if "Content Security Policy" in told.text else None)
+        page.on("response", lambda came: errors.append(f"404: {came.url}") if came.status == 404 else None)
         page.goto(url + path)
         page.wait_for_selector('body[data-connection="live"]')
         return page

@@ -273,6 +273,47 @@ def test_a_trainer_sees_what_it_contributes_and_its_curve_can_be_read_with_the_k
     assert other.get_by_role("heading", name="My contribution").count() == 0
 
 
+OVERLAPS = """() => {
+    const found = [], lines = [], cut = [];
+    const walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) {
+        const text = walker.currentNode, range = document.createRange();
+        if (!text.textContent.trim() || text.parentElement.closest("svg, select, thead, .visually-hidden")) continue;
+        range.selectNodeContents(text);
+        const scrolled = text.parentElement.closest(".scroll");
+        for (const box of range.getClientRects()) lines.push({ box, scrolled, words: text.textContent.trim() });
+        const side = scrolled?.getBoundingClientRect();
+        if (scrolled && range.getBoundingClientRect().right > side.right + 1) cut.push(scrolled);
+        for (let node = text.parentElement; node.tagName !== "MAIN"; node = node.parentElement)
+            if (node.scrollHeight > node.clientHeight + 2 && getComputedStyle(node).overflow !== "visible" &&
+                getComputedStyle(node).maskImage === "none") cut.push(node);
+    }
+    lines.forEach((a, i) => lines.slice(i + 1).forEach((b) => {
+        const wide = Math.min(a.box.right, b.box.right) - Math.max(a.box.left, b.box.left);
+        const high = Math.min(a.box.bottom, b.box.bottom) - Math.max(a.box.top, b.box.top);
+        if (a.scrolled === b.scrolled && wide > 2 && high > 4) found.push([a.words, b.words]);
+    }));
+    return found.concat(cut.map((node) => ["cut", node.className]));
+}"""
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_no_words_lie_over_others_and_no_row_is_cut(serve: Serve, open_page: Open, width: int) -> None:
+    run = FakeRun(finished_epochs=147, max_epochs=12_400, mode="delayed averaging, blockwise 8bit on the wire")
+    page = open_page(serve(run).url, viewport={"width": width, "height": 900})
+    page.locator(".rounds .opener").nth(2).click()
+    page.locator("#checkpoints li").first.wait_for()
+    assert page.evaluate(OVERLAPS) == []
+    if width == 360:
+        assert page.locator("#rounds .opener").count() == 10
+        page.get_by_role("button", name="Show all 60").click()
+        assert page.evaluate(OVERLAPS) == []
+    assert page.locator("#rounds .opener").count() == 60
+    page.goto(page.url.replace("run", f"peers/{TRAINERS[0].peer_id}"))
+    page.locator("#own-rounds .failed").first.wait_for()
+    assert page.evaluate(OVERLAPS) == []
+
+
 def test_nothing_is_wider_than_the_window(serve: Serve, open_page: Open) -> None:
     width = 360
     run = FakeRun(finished_epochs=24, with_own=True, run_id="r" * 90)
