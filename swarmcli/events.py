@@ -98,7 +98,8 @@ class PeerBanned(Event):
 
 @dataclass(frozen=True, slots=True)
 class MembershipEnded(Event):
-    """This peer is no member of its closed run any more: the others have ended their connections with it."""
+    """The others do not take this peer any more, and have ended their connections with it: it is no member of its
+    closed run, or another process has its key and was there first."""
 
     reason: str
 

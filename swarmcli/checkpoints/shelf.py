@@ -17,7 +17,8 @@ from pathlib import Path
 
 import psutil
 
-from swarmcli.checkpoints.layout import BEST, EVALUATION, LATEST, MANIFEST, NAME, REPLACED, epoch_of
+from swarmcli.checkpoints.layout import BEST, EVALUATION, LATEST, MANIFEST, NAME, REPLACED, epoch_of, read_manifest
+from swarmcli.errors import CheckpointError
 from swarmcli.files.durable import discard, flush, write_file
 
 RULES = "keep.json"
@@ -132,6 +133,9 @@ class Shelf:
                     self._point(LATEST, None)
                 with suppress(OSError):
                     aside.rename(place)
+        for link in (self.directory / LATEST, self.directory / BEST):
+            if link.is_dir() and not link.is_symlink():
+                self._undo_copy(link)
         self._point(LATEST, self._newest())
         self._point(BEST, self._best())
         for left in self.directory.glob(".*-*"):
@@ -139,6 +143,13 @@ class Shelf:
         if rules_of(self.directory) != self.keep:
             with suppress(OSError):  # a full disk costs no more than the words of a list
                 write_file(self.directory / RULES, f"{json.dumps(asdict(self.keep))}\n".encode())
+
+    def _undo_copy(self, link: Path) -> None:
+        """`scp -r` makes a directory of a link, a checkpoint that would stay old under this name. Where only that was
+        copied it gets its own name."""
+        with suppress(CheckpointError, OSError):
+            link.rename(self.directory / f"epoch-{read_manifest(link)['epoch']:06d}")  # fails where that is there
+        discard(link)
 
     def _clear(self, left: Path) -> None:
         """Nobody but this process writes here, and it writes one at a time: its own number was another process's, as

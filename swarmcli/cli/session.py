@@ -129,7 +129,7 @@ class Session:
         self._local: socket.socket | None = None  # where this user's other processes ask; perhaps the same
         self._process = process
         self._interrupted = False
-        self._expelled = ""  # why this peer is no member of its closed run any more
+        self._expelled = ""  # why the others do not take this peer any more
         self._watch: RunWatch | None = None
         self._view: LiveView | None = None
         self._exit = ExitStack()
@@ -213,8 +213,8 @@ class Session:
 
     def _heard(self, event: Event) -> None:
         """Prints what the view does not show yet, and hears what ends this peer's part."""
-        if isinstance(event, Noticed) and self._watch is None:
-            err.print(printable(event.text), soft_wrap=True)
+        if isinstance(event, Noticed | MembershipEnded) and self._watch is None:
+            err.print(printable(event.text if isinstance(event, Noticed) else event.reason, 600), soft_wrap=True)
         if isinstance(event, MembershipEnded):  # the others have hung up: what it computes is nobody's any more
             self._expelled = event.reason
             self.stop.set()
@@ -385,7 +385,7 @@ class Session:
     ) -> None:
         finished = self._watch is not None and self._watch.state == "finished"
         self._exit.__exit__(kind, error, trace)
-        if kind is None or (self._interrupted and kind is NoDonorReachable):
+        if kind is None or ((self._interrupted or self._expelled) and kind is NoDonorReachable):
             err.print(self._farewell(), soft_wrap=True)
             if said := thanks(self.peer.summary, self.peer.standing):
                 err.print(said, soft_wrap=True)

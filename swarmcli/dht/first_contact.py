@@ -112,7 +112,8 @@ class FirstContacts:
                 self._failures[address] = error
                 return False
             except SwarmError as error:
-                if isinstance(error, WrongPeerError) and not self._patient:  # who waits on may see its peer come back
+                # Who waits on may see its peer come back.
+                if core.endpoint.gave_way or (isinstance(error, WrongPeerError) and not self._patient):
                     self._failures[address] = error
                     return False
                 self._note(address, error)

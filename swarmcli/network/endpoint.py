@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from swarmcli.clock import Clock
 from swarmcli.errors import CallTimeout, ConnectError, ConnectionLost, ProtocolViolation
-from swarmcli.events import GOODBYE, Events, OwnAddressesChanged, WokeUp
+from swarmcli.events import GOODBYE, Events, MembershipEnded, Noticed, OwnAddressesChanged, WokeUp
 from swarmcli.network.addresses import Scheme, Scope, is_direct, parse_address, scope_of
 from swarmcli.network.context import EndpointContext, Handler, PunchBulk, Traffic
 from swarmcli.network.control.pool import ControlPool
@@ -35,7 +35,9 @@ from swarmcli.network.streams.pool import StreamPool
 from swarmcli.network.streams.stream import Stream
 from swarmcli.network.task_owner import keep
 from swarmcli.network.transports.base import Connection, DirectTransport, Family, LocalPort, Purpose, Transport
+from swarmcli.network.twins import METHOD, Presence, TwinSeen, was_first
 from swarmcli.network.wire.messages import MAX_METHOD, AddressesChanged
+from swarmcli.words import printable
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +122,10 @@ class Endpoint:
         # Told of each message that came on a probe at the listener: who sent it, from where, and what it says.
         self.on_probe: Callable[[PeerID, str, bytes], None] | None = None
         self._closed = False
+        self._since = self._looked = self.clock.raw()  # when it began, or woke up last; when it looked whether it slept
+        self._met = b""  # the boot id of the last process with this one's key
+        self.gave_way = ""  # to another process with this one's key: why this one is cut off from everybody
+        self.serve(METHOD, TwinSeen, self._show_presence)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -545,11 +551,36 @@ class Endpoint:
         except ConnectionLost as error:
             logger.debug("%s was gone before it was greeted: %s", connection.peer_id.short, error)
 
+    async def _show_presence(self, peer: PeerID, seen: TwinSeen) -> Presence:
+        """`peer` has met another process with this one's key, see `twins`."""
+        self._look_whether_it_slept()
+        context, age, word = self._context, self.clock.raw() - self._since, seen.presence
+        if word is not None and seen.boot_id != self._met and word.is_of(self.peer_id, seen.boot_id, context.boot_id):
+            self._met, where = seen.boot_id, printable(f"({peer.short} sees it at {seen.address})", 200)
+            if was_first(word.age, seen.boot_id, age, context.boot_id):
+                self.gave_way = (
+                    f"another process {where} has this peer's key, and was there first: stop that one, or start this "
+                    "one again without its identity file (identity.key in its home), and it gets a key of its own"
+                )
+                self.events.emit(MembershipEnded(self.gave_way))
+                context.tasks.spawn(self._control.farewell(self.gave_way))  # it would go on in the other one's name
+            else:
+                told = f"another process {where} has a copy of this peer's key; it began later, and has to leave"
+                self.events.emit(Noticed("warning", told))
+        return Presence.sign(self.identity, context.boot_id, seen.boot_id, age)
+
+    def _look_whether_it_slept(self) -> None:
+        looked, before = self.clock.raw(), self._looked
+        self._looked = looked
+        if looked - before >= self.limits.asleep_after:
+            self._wake_up(looked - before)
+
     def _wake_up(self, seconds: float) -> None:
         """Others have given up the connections from before, and routers have forgotten them: nothing would come, and
         the keepalive, which counts only the seconds in which this machine was awake, would take as long as ever to
         notice. The loop's clock may have stood still, so the swarm's raw clock has to tell."""
         reason = f"this machine slept for {seconds:.0f} s"
+        self._since = self.clock.raw()
         self.events.emit(WokeUp(seconds))
         for bulk in self._streams.channels():
             bulk.reset(reason)
@@ -577,12 +608,10 @@ class Endpoint:
         """Ticks at random phases, so that a thousand endpoints do not ping at the same moment."""
         interval = self.limits.keepalive_interval
         await asyncio.sleep(interval * self.random.random())
-        looked = self.clock.raw()
+        self._looked = self.clock.raw()
         while True:
             await asyncio.sleep(interval)
-            looked, before = self.clock.raw(), looked
-            if looked - before >= self.limits.asleep_after:
-                self._wake_up(looked - before)
+            self._look_whether_it_slept()
             for channel in self._control.channels():
                 peer = channel.peer_id
                 watched = self._control.watched(peer) or self._streams.in_use(peer)

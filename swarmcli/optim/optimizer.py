@@ -15,7 +15,7 @@ import torch
 
 from swarmcli.averaging.checks import as_count, check_flags
 from swarmcli.compression import CompressionBase, NoCompression
-from swarmcli.errors import OptimizerError
+from swarmcli.errors import IdentityError, OptimizerError
 from swarmcli.hivemind_names import names_new_words
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import LoopThread
@@ -225,11 +225,14 @@ class Optimizer(torch.optim.Optimizer):
 
         `grad_scaler`: the gradients are of losses that it scaled (`grad_scaler.step(optimizer)` calls this). One that
         is not finite resets what this peer has accumulated; the others go on. Once there was a scaler, no batch may
-        come without (GradScalerError); torch's plain one is refused.
+        come without (GradScalerError); torch's plain one is refused. IdentityError: another process has this peer's
+        key, and was there first.
         """
         if not self._stepping.acquire(blocking=False):
             raise OptimizerError("another thread is in step(): one at a time")
         try:
+            if self.dht.is_alive() and (why := self.dht.node.endpoint.gave_way):
+                raise IdentityError(why)
             return self._step(closure, batch_size, grad_scaler)
         finally:
             self._stepping.release()

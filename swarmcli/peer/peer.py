@@ -290,6 +290,8 @@ class RunPeer:
                 files=self._files,
             )
             self.events.subscribe(service.note)
+        if not self.contacts:  # it has moved, perhaps: others would dial it where it was
+            await asyncio.gather(*(self._meet(each, timeout=3.0) for each in self._known_here()))
         met: dict[PeerID, list[str]] = {}
         for address, peer in zip(self.contacts, await asyncio.gather(*map(self._meet, self.contacts)), strict=True):
             if peer is not None:
@@ -300,14 +302,16 @@ class RunPeer:
         others = self.others_of_run()
         return [self.role, *(report.role for peer, report in others.items() if peer != self.peer_id)]
 
-    async def _meet(self, address: str) -> PeerID | None:
+    async def _meet(self, address: str, timeout: float = 10.0) -> PeerID | None:
         """The peer that answers at a contact's address; None: nobody now. The DHT met at least one of them, and keeps
         probing the others."""
         named = parse_address(address).peer_id
         if named is not None and self.dht.endpoint.is_connected(named):  # another of its addresses leads there
             return named
         try:
-            return await self.dht.endpoint.connect(address, timeout=10.0)
+            peer = await self.dht.endpoint.connect(address, timeout=timeout)
+            await self.dht.node.core.ping(peer)
+            return peer
         except NetworkError:
             return None
 

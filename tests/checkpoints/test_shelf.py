@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,19 @@ def test_a_link_that_was_not_moved_in_time_is_moved(shelf: Shelf) -> None:
     os.utime(put(shelf, 1) / "checkpoint.json", (1_790_000_009, 1_790_000_009))
     shelf.mend()
     assert shelf.linked("latest") == "epoch-000001"
+
+
+def test_a_link_that_a_copying_program_made_a_directory_of_is_a_link_again(shelf: Shelf) -> None:
+    place = put(shelf, 1)
+    (shelf.directory / "latest").unlink()
+    shutil.copytree(place, shelf.directory / "latest")
+    put(shelf, 2)
+    shelf.mend()
+    assert names(shelf) == ["1", "2"] and read_manifest(shelf.directory / "latest")["epoch"] == 2
+    shelf.remove(shelf.all())
+    fill(shelf.directory / "latest", 3)
+    shelf.mend()
+    assert names(shelf) == ["3"] and shelf.linked("latest") == "epoch-000003", "nothing else was copied"
 
 
 def test_what_its_own_number_left_in_another_life_goes(shelf: Shelf) -> None:

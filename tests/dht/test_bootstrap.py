@@ -63,6 +63,16 @@ async def test_an_address_with_another_peer_s_key_ends_the_search_at_once() -> N
 
 
 @simulated
+async def test_a_node_whose_key_another_process_uses_searches_no_longer() -> None:
+    async with Swarm() as swarm:
+        contact, first = await swarm.endpoint("no node"), await swarm.endpoint("twin")
+        await first.connect(contact.addresses[0], timeout=5.0)
+        await asyncio.sleep(60.0)
+        with pytest.raises(BootstrapError, match="was there first"):
+            await swarm.node("twin", list(contact.addresses), startup_timeout=math.inf)
+
+
+@simulated
 async def test_a_node_that_is_its_own_first_contact_is_alone() -> None:
     """All peers of a run may be given the same list."""
 

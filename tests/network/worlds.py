@@ -189,10 +189,10 @@ class Town:
         self.network = MemoryNetwork()
         self._ends: list[Any] = []
 
-    async def peer(self, seed: int, host: str, *, limits: NetworkLimits | None = None, **options: Any) -> Endpoint:
+    async def peer(self, key: int, host: str, *, limits: NetworkLimits | None = None, **options: Any) -> Endpoint:
         behind = options.pop("behind", None)
-        transport = self._transport(seed, host, 1000, behind=behind, limits=limits)
-        endpoint = Endpoint(transport, seed=seed, **options)
+        transport = self._transport(key, host, 1000, behind=behind, limits=limits)
+        endpoint = Endpoint(transport, **{"seed": key, **options})
         endpoint.serve("double", Number, double)
         endpoint.serve("wait", bytes, slow(100))  # type: ignore[arg-type]
         endpoint.serve_stream("hold", Number, hold)

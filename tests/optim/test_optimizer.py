@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from swarmcli.dht import DHT
-from swarmcli.errors import OptimizerError
+from swarmcli.errors import IdentityError, OptimizerError
 from swarmcli.network.loop_thread import LoopThread
 from swarmcli.optim import Optimizer, PeerDescription
 from swarmcli.optim.arguments import make_optimizer, make_scheduler
@@ -307,6 +307,9 @@ def test_it_is_neither_copied_nor_stepped_by_two_threads() -> None:
             opt.register_step_pre_hook(lambda *_: seen.append(1))
             opt.step(batch_size=TARGET)
             assert seen == [1]
+            dht.endpoint.gave_way = "another process has this peer's key"
+            with pytest.raises(IdentityError, match="another process"):
+                opt.step(batch_size=4)
             dht.shutdown()
             with pytest.raises(OptimizerError, match="the DHT under it has been shut down"):
                 opt.step(batch_size=4)

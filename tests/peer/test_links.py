@@ -63,6 +63,15 @@ def test_a_stranger_gets_the_recipe_from_any_peer_and_a_client_points_to_its_con
             assert client.link() == link
 
 
+def test_a_peer_that_begins_without_a_contact_reaches_those_that_it_knew_last(tmp_path: Path) -> None:
+    """It has moved to another computer: they would dial it where it was."""
+    with peer(tmp_path / "there", "trainer") as known:
+        moved = peer(tmp_path / "here", "monitor")
+        (moved.home.path / CONTACTS).write_text(json.dumps(known.dht.get_visible_addresses()))
+        with moved:
+            assert f"/{known.peer_id}" in moved.acquaintances()[0]
+
+
 def test_a_peer_listens_where_it_did_in_its_last_life_unless_that_port_is_taken(tmp_path: Path) -> None:
     def life(*overrides: str) -> int:
         living = peer(tmp_path, "auxiliary", *overrides)

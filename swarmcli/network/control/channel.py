@@ -140,6 +140,7 @@ class ControlChannel:
         self.prefix = prefix
         self.ending = False  # it has been given up, and may still be there for a moment
         self.boot_id: bytes | None = None  # of the other end, once it has greeted
+        self.addresses: tuple[str, ...] = ()  # where the other end says that it can be dialed
         self.error: ConnectionLost | None = None
         self.round_trip: float | None = None  # smoothed, in seconds, less what the other end says that it took
         self.ping_time: float | None = None  # smoothed, in seconds, with whatever the other end took

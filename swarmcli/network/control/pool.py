@@ -4,6 +4,9 @@ when it is needed after it has ended.
 When two peers dial each other at once, both connections come about. Both ends prefer the one that the peer with the
 smaller id dialed (of two by the same dialer: the newer), and begin nothing more on the other. It is closed when it has
 not been used for a while, so no call fails for it. A direct connection comes before any that a third peer relays.
+
+All connections of a pair that are used belong to one process of the peer: another one that greets with its key waits
+until the first turns out to be dead, or goes (`twins.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from swarmcli.errors import AddressError, ConnectError, ConnectionLost, OwnAddressError, PeerUnreachable
+from swarmcli.errors import AddressError, CallError, ConnectError, ConnectionLost, OwnAddressError, PeerUnreachable
 from swarmcli.events import PeerConnected, PeerDisconnected, WayChanged
 from swarmcli.network.addresses import Scope, parse_address, scope_of
 from swarmcli.network.context import EndpointContext
@@ -21,6 +24,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.transports.base import Connection, Purpose
+from swarmcli.network.twins import METHOD, PATIENCE, Presence, TwinSeen, was_first
 from swarmcli.network.wire.codec import encode
 from swarmcli.network.wire.messages import AddressesChanged, ControlHello, Goodbye
 from swarmcli.recent import Recent
@@ -35,12 +39,14 @@ class _Pair:
         self.peer = peer
         self.channels: list[ControlChannel] = []
         self.current: ControlChannel | None = None
+        self.boot_id: bytes | None = None  # of the process that is this peer, once it has greeted
         self.opening: asyncio.Future[ControlChannel] | None = None
         self.watchers: list[asyncio.Future[str]] = []
 
     def prefer(self, own_id: PeerID) -> None:
         """Chooses the current channel by the rule that both ends share."""
-        direct = [c for c in self.channels if not c.connection.relayed] or self.channels
+        same = [c for c in self.channels if c.boot_id == self.boot_id] or self.channels
+        direct = [c for c in same if not c.connection.relayed] or same
         smaller_dialed = [c for c in direct if c.connection.dialed == (own_id < self.peer)]
         candidates = smaller_dialed or direct
         self.current = candidates[-1] if candidates else None
@@ -61,7 +67,7 @@ class ControlPool:
         self._pairs: dict[PeerID, _Pair] = {}
         self._near: Recent[PeerID, bool] = Recent(context.limits.max_known_peers)  # see `is_on_this_computer`
         self._farthest = Scope.HOST  # the widest scope in which a connected peer was ever seen
-        self._closed = False
+        self._closed = ""  # why this endpoint takes up no connections any more
 
     def current(self, peer: PeerID) -> ControlChannel | None:
         pair = self._pairs.get(peer)
@@ -106,7 +112,7 @@ class ControlPool:
         if pair is not None and pair.current is not None:
             return pair.current
         if self._closed:
-            raise ConnectionLost("this endpoint is closed")
+            raise ConnectionLost(f"this endpoint is closed: {self._closed}")
         if peer == self._context.peer_id:
             raise ValueError("a peer cannot call itself over the network")
         if pair is None:
@@ -143,7 +149,7 @@ class ControlPool:
             raise
         if self._closed:
             connection.abort("this endpoint is closed")
-            raise ConnectionLost("this endpoint is closed")
+            raise ConnectionLost(f"this endpoint is closed: {self._closed}")
         self._take_up(channel)
         connection.start(channel)
 
@@ -185,7 +191,7 @@ class ControlPool:
 
     async def farewell(self, reason: str) -> None:
         """Tells all peers, and closes. Takes at most the time that the limits allow."""
-        self._closed = True
+        self._closed = self._closed or reason
         channels, timeout = self.channels(), self._context.limits.goodbye_timeout
         # First over the relays: the connections to these would take along what they carry, before it has arrived.
         relayed = [channel for channel in channels if channel.connection.relayed]
@@ -217,22 +223,47 @@ class ControlPool:
                 opening.set_result(pair.current or channel)
 
     def _greeted(self, channel: ControlChannel, hello: ControlHello) -> None:
-        """A peer that started anew has forgotten its older connections: they are dead, and listeners hear of the loss,
-        because the peer has also forgotten everything that it was told on them."""
         pair = self._pairs[channel.peer_id]
+        pair.boot_id = pair.boot_id or hello.boot_id
         self._moved(channel, hello)
-        outdated = [other for other in pair.channels if other.boot_id not in (None, hello.boot_id)]
-        if outdated:
-            self._emit_lost(pair, "the peer started anew")
-            self._emit_connected(channel)
-        for other in outdated:
-            other.connection.abort("the peer started anew")
+        self._prefer(pair)
+        if pair.current is not None and pair.boot_id != hello.boot_id:
+            self._context.tasks.spawn(self._settle(pair, pair.current, channel))
 
     def _moved(self, channel: ControlChannel, message: ControlHello | AddressesChanged) -> None:
         """The peer says where it can be dialed. What it says below the horizon that it shares with us is left out."""
-        # Not that of this very connection: what a peer says over a relay, too, is worth what its direct one shows.
-        channels = self._pairs[channel.peer_id].channels
-        self._context.book.told(channel.peer_id, message.addresses, min(_horizon(each.connection) for each in channels))
+        channel.addresses = message.addresses
+        pair = self._pairs[channel.peer_id]
+        if channel.boot_id == pair.boot_id:
+            # Not that of this very connection: what a peer says over a relay, too, is worth what its direct one shows.
+            horizon = min(_horizon(each.connection) for each in pair.channels)
+            self._context.book.told(channel.peer_id, message.addresses, horizon)
+
+    async def _settle(self, pair: _Pair, first: ControlChannel, second: ControlChannel) -> None:
+        """Finds out which of two processes with one key is this peer from now on, and lets both know."""
+        first_id, second_id = first.boot_id or b"", second.boot_id or b""
+        stays = await _tell(first, TwinSeen(second_id, second.connection.remote_address))
+        comes = stays and await _tell(second, TwinSeen(first_id, first.connection.remote_address, stays))
+        if comes:
+            await _tell(first, TwinSeen(second_id, second.connection.remote_address, comes))
+        if second.error is not None or second_id == pair.boot_id:
+            return  # it is gone, or another connection of it was quicker
+        if stays is None or (comes and was_first(comes.age, second_id, stays.age, first_id)):
+            self._replace(pair, second)
+        else:
+            await second.connection.close("another process with this peer's key is here")
+
+    def _replace(self, pair: _Pair, channel: ControlChannel) -> None:
+        """A peer that started anew has forgotten its older connections: they are dead, and listeners hear of the loss,
+        because the peer has also forgotten everything that it was told on them."""
+        outdated = [other for other in pair.channels if other.boot_id not in (None, channel.boot_id)]
+        pair.boot_id = channel.boot_id
+        self._moved(channel, AddressesChanged(channel.addresses))
+        self._prefer(pair)
+        self._emit_lost(pair, "the peer started anew")
+        self._emit_connected(channel)
+        for other in outdated:
+            other.connection.abort("the peer started anew")
 
     def _channel_lost(self, channel: ControlChannel, error: ConnectionLost) -> None:
         pair = self._pairs[channel.peer_id]
@@ -340,6 +371,15 @@ def _end_one(pair: _Pair) -> None:
         oldest = min(others, key=lambda channel: channel.unfinished)
         oldest.ending = True
         oldest.connection.abort("too many connections to one peer")
+
+
+async def _tell(channel: ControlChannel, seen: TwinSeen) -> Presence | None:
+    """The word of the process at the other end; None: it does not answer, or is of a version that gives none."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            return await channel.call(METHOD, seen, Presence)
+    except (TimeoutError, ConnectionLost, CallError):
+        return None
 
 
 async def _say_goodbye_to_all(channels: list[ControlChannel], reason: str, timeout: float) -> None:

@@ -28,6 +28,7 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
 Moment = Annotated[float, msgspec.Meta(ge=-MOST, le=MOST)]  # of swarm time
 Method = Annotated[str, msgspec.Meta(max_length=MAX_METHOD)]
 Words = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+BootID = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 # `addresses.readable` reads what a peer writes here, and leaves out what is no address, or one too many: a
 # sloppy peer loses these, and not its connections. The bounds are of what is taken in at all.
 Addresses = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=4096)], ...], msgspec.Meta(max_length=64)]
@@ -37,7 +38,7 @@ FailureKind = Literal["unknown method", "refused", "error", "cancelled"]
 class ControlHello(msgspec.Struct, frozen=True, tag="hello"):
     """The first message of either end. `boot_id` is drawn anew when an endpoint starts."""
 
-    boot_id: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    boot_id: BootID
     addresses: Addresses = ()
 
 
