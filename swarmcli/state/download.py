@@ -35,6 +35,9 @@ from swarmcli.state.snapshot import MAX_MANIFEST, StateOutline, digest_of_chunk,
 from swarmcli.tasks import Bell, beside, unless_silent
 from swarmcli.words import amount, printable, roughly
 
+SPEED_SECONDS = 10.0  # the last ones tell the speed of a download: lines change …
+SPEED_CHUNKS = 4  # … but no fewer chunks, of which a slow line takes longer for one
+
 Check = Callable[[StateOutline], Sequence[bytes] | None]
 
 
@@ -48,17 +51,31 @@ class DownloadProgress:
     what: str = "the state"
     began: float = field(init=False)
     moved: float = field(init=False)  # when the last chunk that counts came; before the first: when it began
+    _recent: deque[tuple[float, int]] = field(init=False, default_factory=deque)  # when so many bytes had arrived
 
     def __post_init__(self) -> None:
         self.began = self.moved = self.clock()
 
+    def begin(self, total: int) -> None:
+        """A donor has answered: the state has so many bytes."""
+        self._recent = deque([(self.clock(), 0)])
+        self.total, self.received = total, 0
+
+    def note(self, received: int) -> None:
+        """So many bytes have arrived by now."""
+        self.received, now = received, self.clock()
+        self._recent.append((now, received))
+        while len(self._recent) > SPEED_CHUNKS and self._recent[1][0] <= now - SPEED_SECONDS:
+            self._recent.popleft()
+
     def sentence(self, limit: float | None) -> str:
         """For people: how many bytes are missing, and how long they take, where that is known. `limit`: bytes per
         second that this peer's user allows it to receive."""
-        total, received, seconds = self.total, min(self.received, self.total), self.clock() - self.began
+        total, received, now = self.total, min(self.received, self.total), self.clock()
         if not total:
-            return f"downloading {self.what}: no donor has answered for {roughly(seconds)}"
-        speed = received / seconds if received and seconds > 0 else limit or 0.0
+            return f"downloading {self.what}: no donor has answered for {roughly(now - self.began)}"
+        since, before = self._recent[0]
+        speed = (self.received - before) / (now - since) if received and now > since else limit or 0.0
         done = f"{amount(received, 2)} of " if received else ""
         left = f" at {amount(speed, 2)}/s, about {roughly((total - received) / speed)}" if speed else ""
         return f"downloading {self.what}: {done}{amount(total, 2)}{left}" + (" left" if done else "")
@@ -265,7 +282,7 @@ class _Download:
                 if self._settled:
                     raise Unequal
                 self._assembly = await offload(self._make_room, manifest)  # of 262,144 tensors it takes a second
-                self.progress.total, self.progress.received = self._assembly.layout.nbytes, 0
+                self.progress.begin(self._assembly.layout.nbytes)
             self._settled = True
             return self._assembly
 
@@ -373,7 +390,7 @@ class _Visit:
         while True:
             chunk, named, content = await arrived.get()
             assembly.received += len(content)
-            self._download.progress.received = assembly.received
+            self._download.progress.note(assembly.received)
             if assembly.taken.get(chunk) is not self.task:
                 await assembly.check(digests, chunk, await offload(digest_of_chunk, content))
                 await assembly.take_over(chunk, self.task, content)

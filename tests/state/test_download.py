@@ -45,6 +45,21 @@ async def test_an_outline_is_read_and_checked_once_and_beside_the_loop() -> None
     assert len(threads) == 1 and threads[0] != threading.get_ident()
 
 
+def test_the_time_left_is_told_by_the_last_seconds_not_by_the_mean_since_the_start() -> None:
+    seconds = 0.0
+    progress = DownloadProgress(lambda: seconds)
+    seconds = 40.0
+    assert progress.sentence(None) == "downloading the state: no donor has answered for 40 s"
+    progress.begin(3_000_000)
+    assert progress.sentence(50_000.0) == "downloading the state: 3 MB at 50 kB/s, about 60 s"
+    for speed in (100_000, 20_000):
+        for _ in range(15):
+            seconds += 1.0
+            progress.note(progress.received + speed)
+        left = (3_000_000 - progress.received) / speed
+        assert progress.sentence(None).endswith(f" at {speed // 1000} kB/s, about {left:.0f} s left")
+
+
 @pytest.mark.parametrize("direct", [0, 1, 2])
 @simulated
 async def test_donors_at_relays_are_asked_when_no_other_is_left(direct: int) -> None:
