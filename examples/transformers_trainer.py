@@ -29,7 +29,7 @@ LENGTH, WORDS = 16, 32
 class SwarmSchedule:
     """Stands where Trainer expects its scheduler. The rate is the swarm's: it moves once per epoch of all peers.
 
-    A scheduler of Trainer's own would move it at every batch of this peer, and peers with unlike rates drift apart.
+    A scheduler of Trainer's own would move it at every batch of this peer, which the Optimizer refuses.
     """
 
     def __init__(self, optimizer: swarmcli.Optimizer) -> None:
@@ -57,6 +57,10 @@ class SwarmCallback(TrainerCallback):
         self.last_epoch = last_epoch
         self.batches = 0
 
+    def on_init_end(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
+        # What Trainer (or trl, by `peft_config`) did to the model is told now, and not at the first step.
+        self.optimizer.core.replica.placement.check_trained()
+
     def on_step_begin(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
         self.batches = 1
 
@@ -76,18 +80,12 @@ class SwarmCallback(TrainerCallback):
             control.should_training_stop = True
 
 
-def clip(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Before each step of the swarm: the average of all peers, as one process with the whole batch would."""
-    torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 1.0)
-
-
 def make_optimizer(dht: swarmcli.DHT, model: torch.nn.Module, decay: int = 100) -> swarmcli.Optimizer:
     """The model has to be on its device already, and the optimizer has to be made before Trainer sees it.
 
     `decay`: epochs in which the learning rate falls to a tenth, as many for all peers.
     """
     inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    inner.register_step_pre_hook(clip)
     return swarmcli.Optimizer(
         dht=dht,
         run_id="trainer",
@@ -95,6 +93,7 @@ def make_optimizer(dht: swarmcli.DHT, model: torch.nn.Module, decay: int = 100) 
         batch_size_per_step=BATCH * ACCUMULATE,
         optimizer=inner,
         scheduler=torch.optim.lr_scheduler.LinearLR(inner, 1.0, 0.1, total_iters=decay),
+        max_grad_norm=1.0,  # of the average of all peers, as one process with the whole batch would clip
     )
 
 
@@ -107,7 +106,7 @@ def make_trainer(
         gradient_accumulation_steps=ACCUMULATE,
         dataloader_drop_last=True,  # so that every batch has the size that SwarmCallback counts
         data_seed=seed,  # every peer shuffles in its own way
-        max_grad_norm=0.0,  # off: it would clip each small batch by itself, which changes the average
+        max_grad_norm=0.0,  # off: the Optimizer clips the average, and refuses a Trainer that clips each small batch
         max_steps=1_000_000_000,  # Ctrl-C or SwarmCallback end the training
         logging_steps=500,
         save_strategy="no",

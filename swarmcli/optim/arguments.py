@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from typing import Any, cast
 
 import torch
 
 from swarmcli.averaging import AllreduceOptions, AveragerConfig, MatchmakingOptions
-from swarmcli.averaging.checks import check_flags
+from swarmcli.averaging.checks import check_flags, check_numbers
 from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.modes.base import Timing
@@ -111,6 +112,23 @@ def check_step(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         name = type(optimizer).__name__
         raise ValueError(f"optimizer: {name} wants a closure at every step, a swarm steps with one average gradient")
     return optimizer
+
+
+def clipping(max_grad_norm: float, *, averages: bool) -> Callable[..., None]:
+    """A hook before each step of an optimizer that scales its gradients, the average of all peers, down to this norm.
+
+    Raises ValueError or TypeError for what is no norm, and where (`averages`) a peer steps with gradients of its own.
+    """
+    check_numbers(max_grad_norm=max_grad_norm)
+    if not (math.isfinite(max_grad_norm) and max_grad_norm > 0):
+        raise ValueError(f"max_grad_norm={max_grad_norm!r}: expected None or a positive number")
+    if not averages:
+        raise ValueError("max_grad_norm: it clips the average gradient, and with local or outer steps there is none")
+
+    def clip(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], max_grad_norm)
+
+    return clip
 
 
 def make_scheduler(

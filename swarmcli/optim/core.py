@@ -141,6 +141,8 @@ class OptimizerCore:
         the next one. Cancelling the call leaves the end of an epoch under way running. While this peer pauses, see
         `pause`.
         """
+        if not self._ending:  # otherwise the scheduler may be at work, and the step under way looks itself
+            self.replica.state.check_rates()
         try:
             if self._has_no_seat() and (batch_size or self.work.samples):
                 await self.work.drop()  # no round takes it, and it would be minutes old

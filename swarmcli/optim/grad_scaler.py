@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from swarmcli.optim.core import OptimizerCore
 
 
+PLAIN_SCALER = (
+    "grad_scaler: torch's own takes every local step for a global one; use swarmcli.GradScaler in its place, or "
+    "bfloat16 where a framework (fp16=True, mixed_precision='fp16', precision='16-mixed') makes the scaler itself"
+)
+
+
 class ScaledSteps:
     """The steps of one core whose gradients may be of scaled losses, for its Optimizer and a GradScaler."""
 
@@ -272,7 +278,5 @@ def check_grad_scaler(grad_scaler: object) -> None:
     if grad_scaler is None or isinstance(grad_scaler, GradScaler):
         return
     if isinstance(grad_scaler, torch.amp.GradScaler):
-        raise OptimizerError(
-            "grad_scaler: torch's own takes every local step for a global one; use swarmcli.GradScaler in its place"
-        )
+        raise OptimizerError(PLAIN_SCALER)
     raise TypeError(f"grad_scaler: expected a swarmcli.GradScaler, got {type(grad_scaler).__name__}")

@@ -19,12 +19,13 @@ from swarmcli.errors import IdentityError, OptimizerError
 from swarmcli.hivemind_names import names_new_words
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import LoopThread
-from swarmcli.optim.arguments import averager_config, choose_timing, make_scheduler, place_optimizer
+from swarmcli.optim.arguments import averager_config, choose_timing, clipping, make_scheduler, place_optimizer
 from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription, RefreshOptions
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.epoch.seat import SeatLost
-from swarmcli.optim.grad_scaler import GradScaler, ScaledSteps, check_grad_scaler
+from swarmcli.optim.frameworks import refuse_local_clipping, refuse_partial_sums
+from swarmcli.optim.grad_scaler import PLAIN_SCALER, GradScaler, ScaledSteps, check_grad_scaler
 from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.modes import Outer, choose_mode
 from swarmcli.optim.modes.base import SiteHooks, StateOptions, Trained
@@ -50,8 +51,12 @@ class Optimizer(torch.optim.Optimizer):
 
     `optimizer` is a torch optimizer, or a factory that makes one of `params`; `scheduler` likewise an object, or a
     factory that takes the optimizer. Waiting in any method may be interrupted (KeyboardInterrupt); the end of an
-    epoch that is under way then comes to its end by itself.
+    epoch that is under way then comes to its end by itself. As a context manager it leaves the run at the block's end.
     """
+
+    # Torch's plain GradScaler hands itself to such an optimizer's step, or sets `grad_scale`, and leaves the gradients
+    # as they are. Of all others it unscales the gradients at each batch: with reused buffers the same ones repeatedly.
+    _step_supports_amp_scaling = True
 
     @names_new_words("Optimizer")
     def __init__(
@@ -85,6 +90,7 @@ class Optimizer(torch.optim.Optimizer):
         load_state_compression: CompressionBase = NoCompression(),  # noqa: B008
         average_opt_statistics: Sequence[str] = (),
         extra_tensors: Sequence[torch.Tensor] = (),
+        max_grad_norm: float | None = None,
         frozen_parameters: FrozenParameters | FrozenWeights = (),
         frozen_digest: str = "",
         frozen_directory: Path | None = None,
@@ -165,6 +171,9 @@ class Optimizer(torch.optim.Optimizer):
         # An auxiliary's parameters count by their shapes alone.
         self.opt, placement = place_optimizer(optimizer, params, offload=offload and not auxiliary)
         self.scheduler = make_scheduler(scheduler, self.opt, optimizer)
+        if max_grad_norm is not None:
+            averages = self.mode.averages_gradients and outer is None
+            self.opt.register_step_pre_hook(clipping(max_grad_norm, averages=averages))
         self._parameters = placement.model_parameters
         self._devices = {tensor.device for tensor in [*self._parameters, *extra_tensors] if tensor.is_cuda}
         frozen = self._frozen(frozen_parameters, frozen_digest, frozen_directory, extra_tensors)
@@ -183,7 +192,7 @@ class Optimizer(torch.optim.Optimizer):
         # Reports of the others, whose claims count, and how far the epoch is: for looking, from any thread.
         self.directory, self.claims, self.tracker = self._core.directory, self._core.claims, self._core.tracker
         self._shutdown_timeout, self._closed = shutdown_timeout, False
-        self._stepping = threading.Lock()
+        self._stepping, self._stepped = threading.Lock(), False
         self._thread = LoopThread.acquire()
         try:
             self._run(self._core.start())
@@ -245,6 +254,9 @@ class Optimizer(torch.optim.Optimizer):
                 raise OptimizerError("an auxiliary only assists: its step takes no closure, batch size or scaler")
             self._run(self._core.step())
             return None
+        refuse_partial_sums()
+        if not self._stepped:
+            refuse_local_clipping()
         samples = self.batch_size_per_step if batch_size is None else batch_size
         if samples is None:
             raise ValueError("batch_size: give the number of samples here, or batch_size_per_step at creation")
@@ -260,11 +272,20 @@ class Optimizer(torch.optim.Optimizer):
             self._run(self._core.step(samples))
         else:
             self.scaled_steps.step(samples, grad_scaler)
+        self._stepped = True
         return loss
 
     def note_loss(self, loss: float, samples: int) -> None:
         """For loops without a closure: the mean loss over so many samples, for the others to see. Not averaged."""
         self.core.metrics.note_loss(loss, samples)
+
+    @property
+    def grad_scale(self) -> None:
+        raise AttributeError("grad_scale")
+
+    @grad_scale.setter
+    def grad_scale(self, scale: object) -> NoReturn:
+        raise OptimizerError(PLAIN_SCALER)
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Zeroes the gradients of the model's parameters. Not with reuse_grad_buffers: there the gradients are what is
@@ -477,6 +498,12 @@ class Optimizer(torch.optim.Optimizer):
             logger.warning("the optimizer did not come to its end within %g s", self._shutdown_timeout)
         finally:
             self._thread.release()
+
+    def __enter__(self) -> Optimizer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
 
     def __repr__(self) -> str:
         return f"<swarm Optimizer of {self.run_id!r} at epoch {self.local_epoch} around {type(self.opt).__name__}>"

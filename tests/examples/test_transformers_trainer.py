@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from swarmcli.dht import DHT
+from swarmcli.errors import OptimizerError
 from swarmcli.events import EpochAdvanced
 from tests.optim.shells import at_once, dhts
 
@@ -104,6 +105,20 @@ def test_it_goes_on_from_a_checkpoint_of_trainers(tmp_path: Path) -> None:
         assert (optimizer.local_epoch, optimizer.state_digest()) == (epoch, digest)
         assert optimizer.param_groups[0]["lr"] == rate
         assert epoch == 2
+        optimizer.shutdown()
+
+
+def test_what_trainer_would_make_wrong_in_silence_is_refused(tmp_path: Path) -> None:
+    with dhts(1) as (dht,):
+        trainer, optimizer = swarm_trainer(dht, tmp_path, max_grad_norm=1.0)
+        with pytest.raises(OptimizerError, match="max_grad_norm=0"):
+            trainer.train()
+        trainer.args.max_grad_norm, trainer.lr_scheduler = 0.0, None  # so it makes a scheduler of its own
+        with pytest.raises(OptimizerError, match="learning rate was changed"):
+            trainer.train()
+        model = trainer.model.requires_grad_(False)  # as trl does for `peft_config`, before it calls Trainer
+        with pytest.raises(OptimizerError, match="peft_config"):
+            example.make_trainer(model, trainer.train_dataset, optimizer, 1, str(tmp_path))
         optimizer.shutdown()
 
 

@@ -315,6 +315,25 @@ def test_it_is_neither_copied_nor_stepped_by_two_threads() -> None:
                 opt.step(batch_size=4)
 
 
+@pytest.mark.parametrize("options", [{}, {"grad_averager": None}, {"delay_grad_averaging": True}])
+def test_a_rate_that_somebody_else_moves_is_refused(options: dict[str, Any]) -> None:
+    with dhts(1) as (dht,):
+        net = model()
+        with closing_optimizer(dht, net, scheduler=None, **options) as opt:
+            # As Trainer, accelerate and Lightning step one: with this peer's batches.
+            theirs = torch.optim.lr_scheduler.LambdaLR(opt, lambda batch: 1 / (1 + batch))
+
+            def train_on(epochs: int) -> None:
+                while opt.local_epoch < epochs:
+                    net(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+                    opt.step(batch_size=TARGET // 2)
+
+            train_on(2)
+            theirs.step()
+            with pytest.raises(OptimizerError, match=r"0.01\] to \[0.005\].*scheduler=…"):
+                train_on(4)
+
+
 def test_a_schedule_that_ends_leaves_the_rate_as_it_is() -> None:
     with dhts(1) as (dht,):
         net = model()

@@ -303,6 +303,24 @@ def test_what_an_optimizer_refuses_of_scalers() -> None:
             helper.step(grad_scaler=scaler)
 
 
+@pytest.mark.filterwarnings("ignore:GradScaler is going to stop:FutureWarning")  # torch says so before it asks us
+@pytest.mark.parametrize("options", [{}, {"reuse_grad_buffers": True}, {"offload_optimizer": True}])
+@pytest.mark.parametrize("patched", [False, True])  # as accelerate does it
+def test_the_plain_scaler_of_torch_is_refused(options: dict[str, Any], patched: bool) -> None:
+    with dhts(1) as (dht,):
+        net, scaler = model(), torch.amp.GradScaler("cpu")
+        given = {"optimizer": partial(torch.optim.SGD, lr=0.1), "params": net.parameters(), "batch_size_per_step": 4}
+        with Optimizer(dht=dht, run_id="plain", target_batch_size=TARGET, **given, **options) as opt:
+            if patched:
+                opt.step = partial(lambda step, *args, **kwargs: step(*args, **kwargs), opt.step)  # type: ignore[method-assign]
+            scaler.scale(net(torch.ones(4, 4, dtype=torch.float64)).sum()).backward()
+            before = [parameter.grad.clone() for parameter in net.parameters()]
+            with pytest.raises(OptimizerError, match=r"swarmcli\.GradScaler"):
+                scaler.step(opt)
+            assert all(torch.equal(p.grad, grad) for p, grad in zip(net.parameters(), before, strict=True))
+            assert opt.local_progress.samples_accumulated == 0
+
+
 def test_another_scale_amid_an_epoch_mixes_rightly_or_not_at_all() -> None:
     with dhts(1) as (dht,), ExitStack() as stack:
         for reuse in (False, True):

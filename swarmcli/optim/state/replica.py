@@ -194,7 +194,8 @@ class ParameterPlacement:
             if parameter.requires_grad != then:
                 raise OptimizerError(
                     f"parameter {index} was {'frozen' if then else 'unfrozen'} (requires_grad) after the Optimizer was "
-                    f"made: all peers train the same ones; freeze before that, or go on under another run_id"
+                    f"made: all peers train the same ones; freeze, or add adapters (peft's get_peft_model in the place "
+                    f"of trl's `peft_config`), before that, or go on under another run_id"
                 )
 
     def check(self) -> None:

@@ -92,6 +92,7 @@ class TrainingState:
         self.trained = tuple(self._named.values())
         self.position = LineagePosition(0, 0, first_lineage(run_id, self.trained))
         self._may_travel = False  # whether the optimizer's statistics have been looked at
+        self._rates = self._read_rates()  # as the last epoch, or a state that was taken over, left them
         # Others at this position hold other parameters or statistics, since several groups ended an epoch on the way.
         self.apart = False
 
@@ -106,6 +107,7 @@ class TrainingState:
 
     def step(self, gradients: Sequence[torch.Tensor], position: LineagePosition) -> StepNorms:
         """One optimizer step with these gradients of the trained parameters, then the scheduler's; a new position."""
+        self.check_rates()
         with lent(self.trained, gradients):
             norms = measure_step(self.trained, gradients, self.step_optimizer)
         self.end_epoch(position)
@@ -115,6 +117,7 @@ class TrainingState:
         """With the parameters' present gradients. Raises OptimizerError after the first step of an optimizer whose
         statistics cannot travel: nobody could join, and this peer's state would be lost with it."""
         self.optimizer.step()
+        self._rates = self._read_rates()  # some optimizers move their own
         if self._may_travel or self.statistics.waits:  # those of a site are of an optimizer of torch
             return
         try:
@@ -134,7 +137,23 @@ class TrainingState:
                 self.scheduler.step()
             except Exception as error:
                 logger.warning("the scheduler failed, and the learning rate stays: %s: %s", type(error).__name__, error)
+            self._rates = self._read_rates()
         self.position = position
+
+    def check_rates(self) -> None:
+        """Raises OptimizerError if anybody but the scheduler of this state has moved the learning rate: whoever steps a
+        scheduler with one peer's batches moves it too far, and this peer away from the others."""
+        if (rates := self._read_rates()) != self._rates:
+            raise OptimizerError(
+                f"the learning rate was changed from {self._rates} to {rates} between two epochs of the run. Give a "
+                "scheduler to the Optimizer (scheduler=…), which steps it once per epoch, alike at all peers, and step "
+                "it nowhere else: give Trainer one that does nothing, prepare none with accelerate, return none from "
+                "Lightning's configure_optimizers (examples/README.md)"
+            )
+
+    def _read_rates(self) -> list[float]:
+        moved = self._inner or self.optimizer
+        return [float(group["lr"]) for group in moved.param_groups if "lr" in group]
 
     def capture(self) -> CapturedState:
         """The state as it is now. Its tensors are the live ones: clone before they may change."""
@@ -207,6 +226,7 @@ class TrainingState:
         if self._inner is not None:
             for group, settings in zip(self._inner.param_groups, inner, strict=True):
                 group.update({key: value for key, value in settings.items() if key != "params"})
+        self._rates = self._read_rates()
 
     def checkpoint(self) -> dict[str, Any]:
         """The optimizer's state_dict, and under "swarm" the scheduler, the position and a digest of the parameters."""
