@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from typing import Any
 
 import pydantic
@@ -12,7 +13,13 @@ from torch.distributed.algorithms.model_averaging.averagers import ModelAverager
 
 import swarmcli
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.compression import Float16Compression, NoCompression, Quantile8BitQuantization, extract
+from swarmcli.compression import (
+    Float16Compression,
+    NoCompression,
+    Quantile8BitQuantization,
+    SizeAdaptiveCompression,
+    extract,
+)
 from swarmcli.dht.records import OwnedSubkey
 from swarmcli.dht.schema import SchemaValidator, SignatureValidator
 from swarmcli.hivemind_names import NEW_WORDS
@@ -38,6 +45,29 @@ def test_tensors_come_back_as_they_were(codec: Any) -> None:
     whole = torch.randn(3, 100, dtype=torch.complex64)
     for view in (whole.t(), whole.conj(), whole[:, ::2]):
         assert torch.equal(extract(codec.compress(view)), view)
+
+
+@pytest.mark.parametrize("kind", [NoCompression, SizeAdaptiveCompression])
+def test_a_codec_whose_own_methods_would_not_be_called_is_refused(kind: Any) -> None:
+    with pytest.raises(TypeError, match=r"Own.*not be called; derive .*from CompressionBase"):
+        type("Own", (kind,), {"compress": lambda self, tensor, info=None: None})
+
+
+def test_verbose_shows_progress_where_nothing_set_up_logging(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = logging.getLogger("swarmcli.optim")
+    monkeypatch.setattr(package, "propagate", False)  # as if the root had no handlers, which pytest gives it
+    monkeypatch.setattr(package, "handlers", [])
+    level = package.level
+    weights = torch.ones(1, requires_grad=True)
+    given = {"run_id": "told", "target_batch_size": 4, "optimizer": torch.optim.SGD([weights], 0.1)}
+    try:
+        with swarmcli.DHT(start=True, host="127.0.0.1") as dht, swarmcli.Optimizer(dht=dht, verbose=True, **given):
+            logging.getLogger("swarmcli.optim.peers.progress").info("3 of 4 samples")
+        assert "3 of 4 samples" in capsys.readouterr().err
+    finally:
+        package.setLevel(level)
 
 
 def test_a_tracker_says_whether_it_lives() -> None:

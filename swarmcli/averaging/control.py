@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import reprlib
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -100,6 +101,10 @@ class RoundResult(Mapping[PeerID, Any]):
 
     def __len__(self) -> int:
         return len(self.gathered)
+
+    def __repr__(self) -> str:
+        gathered = reprlib.repr({peer.short: value for peer, value in self.gathered.items()})
+        return f"<RoundResult of {len(self.contributors)} contributors, {len(self.left_out)} left out: {gathered}>"
 
 
 class Milestone(SwarmFuture[T]):

@@ -63,8 +63,8 @@ class SchemaValidator:
     may be of pydantic or of pydantic.v1; of these, too, a value must be what the model makes of it.
 
     The validators of one DHT count together. A key that several have a rule for has to fit one of them. A key that
-    none has a rule for is refused if a validator that allows no others is for keys of its prefix, unless another one
-    of that prefix allows them.
+    none has a rule for is refused if a validator that allows no others is for keys of its prefix, or has it with that
+    prefix, unless another one that is for such keys allows them.
     """
 
     name = "schema"
@@ -109,8 +109,12 @@ class SchemaValidator:
 
     def _check_extra(self, key: str) -> None:
         allowed = [allow for start, allow in self.scopes if key.startswith(start)]
+        named = {rule.key for rule in self.rules}
+        if not any(allowed):
+            for full in (start + key for start, allow in self.scopes if not allow and start + key in named):
+                raise ValidationError(f"the schema has no key {key!r}; with its prefix it is {full!r}")
         if allowed and not any(allowed):
-            known = ", ".join(sorted({rule.key for rule in self.rules}))
+            known = ", ".join(sorted(named))
             raise ValidationError(f"the schema has no key {key!r}; it has {known}")
 
     @classmethod
@@ -241,12 +245,11 @@ def _check_unowned(record: Record) -> None:
 
 
 class RecordValidator(Protocol):
-    """A rule that users add with `add_validators`."""
+    """A rule that users add with `add_validators`. Refusals are counted under its `name`, or that of its class."""
 
-    name: str  # under which refusals are counted
-
-    def validate(self, record: Record) -> None:
-        """Raises ValidationError, whose message says what was expected, if the record may not be stored."""
+    def validate(self, record: Record) -> bool | None:
+        """Raises ValidationError, whose message says what was expected, or returns False, if the record may not be
+        stored."""
 
 
 class RecordChecker:
@@ -278,8 +281,9 @@ class RecordChecker:
         try:
             check_bounds(record, self._limits, now)
             for validator in self._validators:
-                rule = validator.name
-                validator.validate(record)
+                rule = getattr(validator, "name", type(validator).__name__)
+                if validator.validate(record) is False:
+                    raise ValidationError(f"it refuses the record of {record.key!r}")
         except ValidationError as error:
             if record.key in self._watched:
                 self._watched[record.key][rule] += 1

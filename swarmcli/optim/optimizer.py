@@ -129,6 +129,8 @@ class Optimizer(torch.optim.Optimizer):
         of_averager = dict(averager_opts or {})
         of_states = {"tolerance": of_averager.pop("state_tolerance")} if "state_tolerance" in of_averager else {}
         proceed_alone = of_averager.pop("proceed_alone", False)
+        if verbose:
+            show_progress()
         config = OptimizerConfig(
             run_id=run_id,
             target_batch_size=target_batch_size,
@@ -514,6 +516,15 @@ class Optimizer(torch.optim.Optimizer):
             raise OptimizerError(f"{'this optimizer' if self._closed else 'the DHT under it'} has been shut down")
         with in_order(self._devices):
             return self._thread.run(coroutine)
+
+
+def show_progress() -> None:
+    """Information of this package is shown from now on, on stderr unless the program has set up logging."""
+    package = logging.getLogger(__package__)
+    if not package.hasHandlers():
+        package.addHandler(logging.StreamHandler())
+    if not package.isEnabledFor(logging.INFO):
+        package.setLevel(logging.INFO)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import threading
 from concurrent.futures import CancelledError
 from typing import Any
@@ -47,6 +48,7 @@ def test_requests_that_make_no_sense(request_: dict[str, Any], words: str) -> No
 
 def test_a_result_is_a_mapping_of_what_was_gathered() -> None:
     assert dict(RESULT) == {PEER: "note"} and len(RESULT) == 1 and RESULT[PEER] == "note"
+    assert re.fullmatch("<RoundResult of . contributors, 0 left out: {'.{8,14}': 'note'}>", repr(RESULT))
 
 
 @in_real_time

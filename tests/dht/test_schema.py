@@ -67,6 +67,9 @@ def test_what_does_not_fit_is_named(key: str, value: object, subkey: Subkey, wor
 def test_other_keys_of_the_prefix_can_be_refused() -> None:
     strict = SchemaValidator(Keys, prefix="run", allow_extra_keys=False)
     strict.validate(record("another_run", 1))
+    with pytest.raises(ValidationError, match="no key 'recipe'; with its prefix it is 'run_recipe'"):
+        strict.validate(record("recipe", "text"))
+    merged(strict, SchemaValidator(Keys)).check(record("recipe", "text"), now=0.0)
     with pytest.raises(ValidationError, match="no key 'run_progres'; it has run_progress, run_recipe"):
         strict.validate(record("run_progres", GOOD, OWNED))
 
@@ -106,6 +109,20 @@ def test_validators_that_allow_no_other_keys_allow_those_of_each_other(prefix: s
             checker.check(record(start + key, value), now=0.0)
     with pytest.raises(ValidationError, match="no key"):
         first.validate(record(start + "size", 1))  # it is itself as before
+
+
+class Refusal:
+    """As validators for hivemind say it, which have no name either."""
+
+    def validate(self, record: Record) -> bool:
+        return record.key != "refused"
+
+
+def test_a_validator_refuses_by_false_too() -> None:
+    checker = RecordChecker(DHTLimits(), [Refusal()])
+    checker.check(record("taken", 1), now=0.0)
+    with pytest.raises(ValidationError, match=r"Refusal: .*'refused'"):
+        checker.check(record("refused", 1), now=0.0)
 
 
 class OldProgress(v1.BaseModel):

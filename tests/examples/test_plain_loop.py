@@ -67,12 +67,13 @@ def test_two_processes_train_together(example: str) -> None:
     assert together, told
 
 
-def test_a_contact_that_does_not_answer_is_one_line() -> None:
+def test_a_contact_that_does_not_answer_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     def train() -> None:
         DHT(["tcp://127.0.0.1:9"], start=True, host="127.0.0.1", startup_timeout=0.2)
 
     with pytest.raises(SystemExit, match=r"^stopped: no first contact answered within 0.2 s: tcp://127.0.0.1:9"):
         run(train)
+    assert re.match("tcp://127.0.0.1:9 does not answer yet: .*; trying again for 0", caplog.messages[0]), "told at once"
 
 
 def test_it_takes_five_lines() -> None:
