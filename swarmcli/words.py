@@ -4,6 +4,7 @@ row, how much there is of something, how long it takes."""
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Sequence
 
@@ -11,10 +12,14 @@ MAX_TEXT = 300  # characters in one line, unless its reader allows more
 
 # Control characters steer a terminal, formats turn the direction of reading or are not seen, separators break lines.
 _HARMFUL = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
+_NUMBERED = re.compile(r"\[(?:Errno|WinError) -?\d+\] ")  # before the words of an error of the system
 
 
 def harmless(text: str) -> str:
-    """The text without what could steer a terminal or turn the direction of reading; its lines stay."""
+    """The text without what could steer a terminal or turn the direction of reading, and without the numbers of the
+    system's errors; its lines stay."""
+    if "[" in text:
+        text = _NUMBERED.sub("", text)
     if text.isascii() and text.isprintable():  # nearly always
         return text
     return "".join(each for each in text if each in "\n\t" or unicodedata.category(each) not in _HARMFUL)
@@ -24,7 +29,8 @@ def printable(text: str, limit: int = MAX_TEXT) -> str:
     """The same in one line of at most `limit` characters."""
     line = text[: limit + 1]
     if not (line.isascii() and line.isprintable()):
-        line = harmless("".join(" " if each in "\r\n\t" else each for each in line))
+        line = "".join(" " if each in "\r\n\t" else each for each in line)
+    line = harmless(line)
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 

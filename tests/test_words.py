@@ -20,6 +20,12 @@ def test_lines_stay_in_harmless_words_and_become_one_in_printable_ones() -> None
     assert printable("x" * 500, 10) == "x" * 9 + "…"
 
 
+def test_an_error_of_the_system_is_told_in_its_words_without_its_number() -> None:
+    told = "the other end broke off: [Errno 104] Connection reset by peer"
+    assert harmless(told) == printable(told) == "the other end broke off: Connection reset by peer"
+    assert printable(f"{told} ü") == "the other end broke off: Connection reset by peer ü"
+
+
 def test_events_carry_nothing_that_steers_whoever_shows_them() -> None:
     events, heard = Events(), list[Event]()
     events.subscribe(heard.append)

@@ -9,7 +9,12 @@ const opened = new Set(); // ids of rounds
 const names = new Map(); // of peers, by id
 
 export function learnNames(some) {
-  for (const [id, name] of Object.entries(some ?? {})) names.set(id, name);
+  for (const [id, name] of Object.entries(some ?? {})) names.set(id, name).set(id.slice(0, 10), name);
+}
+
+// A text with names in place of short ids.
+function named(text) {
+  return text.replace(/\b[a-z2-7]{10}\b/g, (id) => names.get(id) || id);
 }
 
 export function called(peer) {
@@ -43,7 +48,7 @@ function explanation(round) {
   const left = Object.entries(round.left_out).map(([peer, reason]) => `${called(peer)} left out: ${reason || "no reason given"}`);
   if (round.left_out_total > left.length) left.push(`${count(round.left_out_total - left.length)} more left out`);
   const reason = round.reason || (round.outcome === "committed" ? "" : "no reason given");
-  return [reason, ...left].filter(Boolean).join(" · ");
+  return named([reason, ...left].filter(Boolean).join(" · "));
 }
 
 function createRow({ round, kind }) {
@@ -142,7 +147,7 @@ export function roundsNote(rounds) {
 export function showStragglers(parent, stragglers) {
   reconcile(parent, stragglers, (each) => each.peer, createStraggler, (node, each) => {
     write(node.querySelector(".times"), `left out of ${count(each.left_out)} of its ${plural(each.rounds, "round")}`);
-    write(node.querySelector(".why"), each.reason);
+    write(node.querySelector(".why"), named(each.reason));
   });
 }
 
@@ -154,7 +159,7 @@ export function showFailures(failures) {
   say($("failures-empty"), failures.length ? "" : "No round has failed, and none went on without somebody.");
   reconcile($("failures"), failures, (each) => `${each.what} ${each.reason}`, createFailure, (node, each) => {
     write(node.querySelector(".times"), `${count(each.count)}×`);
-    write(node.querySelector(".why"), each.example || each.reason);
+    write(node.querySelector(".why"), named(each.example || each.reason));
     write(node.querySelector(".last"), `${each.what === "round" ? "round failed" : "went on without a peer"}, last at ${clock(each.last)}`);
     node.querySelector(".last").title = `first ${day(each.first)}, last ${day(each.last)}`;
   });

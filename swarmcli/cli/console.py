@@ -59,10 +59,12 @@ class ConsoleHandler(logging.Handler):
 
 def setup_logging(verbose: bool = False, who: str = "") -> None:
     """Sends this process's log to stderr: warnings, and with `verbose` all that swarm itself says. `who` says which of
-    several processes on one terminal speaks; the one without a name shows notices as events, so the log omits them."""
+    several processes on one terminal speaks; the one without a name shows notices as events, so the log omits
+    them. Which module speaks is said with `verbose` only: it helps who looks for a fault."""
     handler = ConsoleHandler(err) if sys.stderr.isatty() and not err.quiet else logging.StreamHandler()
     who = f"[{who}] " if who else ""
-    handler.setFormatter(_Harmless(f"%(asctime)s {who}%(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
+    level = "%(levelname)s %(name)s" if verbose else "%(levelname)s"
+    handler.setFormatter(_Harmless(f"%(asctime)s {who}{level}: %(message)s", "%H:%M:%S"))
     handler.addFilter(lambda record: bool(who) or record.name != notices.name)
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -268,7 +268,7 @@ def _seen(peer: PeerStatus, now: float) -> Text:
     ago = now - peer.last_seen
     if peer.health == "not answering":
         return Text(f"not answering, {format_time(ago)}", style="red")
-    if peer.health in ("paused", "follows", "catching up"):
+    if peer.health in ("paused", "leaving", "follows", "catching up"):
         return Text("link too slow" if peer.health == "follows" else peer.health, style="dim")
     if not peer.counts:
         return Text(peer.health, style="red")
@@ -327,6 +327,7 @@ class LiveView:
     ) -> None:
         self._unsubscribe()
         with self._changed:
+            self._heard.extend(self._recorder.losses())
             self._ending = True
             self._changed.notify_all()
         self._thread.join(timeout=2.0)  # a terminal that takes nothing more must not hold up the end

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -9,6 +11,7 @@ from typing import Literal
 from swarmcli import events as happened
 from swarmcli.journal.options import JOURNAL
 from swarmcli.network.token_bucket import TokenBucket
+from swarmcli.recent import Recent
 from swarmcli.words import megabytes, printable, some
 
 _FLOODABLE = (
@@ -19,6 +22,11 @@ _FLOODABLE = (
     happened.PeerBanned,
     happened.PeerSilent,
 )
+
+
+_SHORT_ID = re.compile(r"\b[a-z2-7]{10}\b")
+_LOSS = re.compile(r"(\d+) (samples of this peer are .*)")
+_SUMMED = 10.0  # seconds: a peer that catches up with the run drops batch after batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +41,11 @@ class Line(happened.Event):
 
 class Recorder:
     """Says what is kept of an event, each with its time. Remembers who is present, so that joining and leaving are
-    recorded once."""
+    recorded once, what they are called, and samples that were lost lately, which are told in one sum."""
 
     def __init__(self) -> None:
+        self._names = Recent[str, str](JOURNAL.max_gone)  # by short id
+        self._lost: dict[str, tuple[int, float]] = {}  # what became of samples → how many, and since when
         self._first_seen: dict[str, float] = {}
         self._gone: dict[str, None] = {}  # in the order of leaving
         self._reports = TokenBucket(JOURNAL.reports_per_second, JOURNAL.report_burst)
@@ -45,7 +55,12 @@ class Recorder:
     def kept(self, event: happened.Event, now: float) -> Iterator[happened.Event]:
         """The event itself, where it has a table of its own, and its line. `now` is wall-clock seconds."""
         line = describe(event)
+        yield from self.losses(now)
         match event:
+            case happened.Noticed("warning", text) if loss := _LOSS.fullmatch(text):
+                samples, since = self._lost.get(loss[2], (0, now))
+                self._lost[loss[2]] = samples + int(loss[1]), since
+                return
             case happened.EpochReported() if not self._reports.take_now(1, now):
                 return
             case happened.RunObserved() | happened.EpochLoss():
@@ -64,6 +79,7 @@ class Recorder:
                 return
             case happened.PeerSeen(peer, gone=gone):
                 known = peer in self._first_seen
+                self._names[short(peer)] = printable(event.name, 64) or short(peer)
                 yield replace(event, time=now, first_seen=self._first_seen.setdefault(peer, now))
                 if gone:
                     del self._first_seen[peer]
@@ -77,7 +93,25 @@ class Recorder:
                 text = f"{self._suppressed} lines about connections left out"
                 yield Line("detail", "suppressed", "", text, time=now)
                 self._suppressed = 0
-            yield replace(line, text=printable(line.text, JOURNAL.max_text), time=now)
+            yield replace(line, text=self._named(printable(line.text, JOURNAL.max_text), line.level), time=now)
+
+    def losses(self, now: float = math.inf) -> Iterator[Line]:
+        """What has been summed for long enough; without `now` all of it, for nothing follows."""
+        for fate, (samples, since) in list(self._lost.items()):
+            if not since <= now < since + _SUMMED:
+                del self._lost[fate]
+                yield Line("warning", "notice", "", f"{samples} {fate}", time=since)
+
+    def _named(self, text: str, level: str) -> str:
+        """The text with names in place of short ids. Anybody may take any name: where two have it, and where a line
+        warns of somebody, the id stays beside it."""
+
+        def called(found: re.Match[str]) -> str:
+            name = self._names.get(found[0], found[0])
+            plain = name == found[0] or (level in ("info", "detail") and list(self._names.values()).count(name) == 1)
+            return name if plain else f"{name} ({found[0]})"
+
+        return _SHORT_ID.sub(called, text) if self._names else text
 
     def _leave(self, peer: str) -> None:
         self._gone[peer] = None

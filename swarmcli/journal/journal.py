@@ -85,6 +85,9 @@ class Journal:
         `timeout` seconds if the disk does not take it."""
         while self._unsubscribe:
             self._unsubscribe.pop()()
+        with self._recording:
+            for line in self._recorder.losses():
+                self._writer.put(line)
         if not self._writer.close(outcome, timeout):
             left = self._writer.statistics()
             logger.warning(

@@ -21,6 +21,7 @@ from swarmcli.journal import moments, sums
 from swarmcli.journal.options import JOURNAL
 from swarmcli.journal.retention import Retention
 from swarmcli.journal.tables import APPLICATION_ID, TABLES, VERSION, RunRecord, to_row, version_of
+from swarmcli.words import printable
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -155,7 +156,7 @@ class Writer:
     def _failed(self, why: str) -> None:
         now = self._clock()
         with self._changed:
-            self._statistics = replace(self._statistics, failing=why)
+            self._statistics = replace(self._statistics, failing=printable(why))
             old_news = self._warned_at is not None and abs(now - self._warned_at) < JOURNAL.warn_again
             if not old_news:
                 self._warned_at = now

@@ -50,6 +50,7 @@ class AuxiliaryCore:
         self.metrics = PeerMetrics(node.peer_id, peer.events)
         self.directory = PeerDirectory(node, config.run_id, self.report)
         self.pausing = Pausing(self.directory.announce)
+        self.leaving = False
         self.claims = Claims(self.directory)
         self.survey = Survey(self.claims)
         self.tracker = ProgressTrackerCore(node, config.run_id, config.target_batch_size, options=config.tracker)
@@ -95,9 +96,8 @@ class AuxiliaryCore:
     def report(self) -> PeerReport:
         """Returns what this peer says about itself under `{run_id}_peers`."""
         config, pause = self.config, self.pausing.told
-        return describe(
-            self.node, config.description, config.terms, self.metrics, "assisting", self.position, pause=pause
-        )
+        more = {"pause": pause, "leaving": self.leaving}
+        return describe(self.node, config.description, config.terms, self.metrics, "assisting", self.position, **more)
 
     @property
     def is_averaging(self) -> bool:
@@ -126,8 +126,10 @@ class AuxiliaryCore:
         await self._follow(outcome, began)
         return isinstance(outcome, CommittedRound)
 
-    def pause(self) -> None:
-        """From now on this peer helps with nothing new, and the others hear of it at once. Idempotent."""
+    def pause(self, *, leaving: bool = False) -> None:
+        """From now on this peer helps with nothing new, and the others hear of it at once; `leaving`: that it will not
+        come back, too. Idempotent."""
+        self.leaving |= leaving
         self.pausing.ask()
 
     def resume(self) -> None:

@@ -244,13 +244,15 @@ class OptimizerCore:
 
     # pausing
 
-    def pause(self) -> None:
-        """From now on this peer is to compute nothing, and the others hear of it at once. Idempotent.
+    def pause(self, *, leaving: bool = False) -> None:
+        """From now on this peer is to compute nothing, and the others hear of it at once. Idempotent. `leaving`: they
+        hear too that it will not come back, so no one counts on it to hand out its state.
 
         Its user goes on to call `step`: with the batch that was under way, if there is one, which counts; then without
         samples. Such a step brings what was computed to the round that ends the epoch. When a round has taken it, or
         there was nothing, the peer withdraws: it is in no group, and further steps only wait a moment.
         """
+        self.leaving |= leaving
         self.pausing.ask()
         self.tracker.rest(True)
 

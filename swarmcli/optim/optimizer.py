@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from inspect import isawaitable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
@@ -416,15 +417,15 @@ class Optimizer(torch.optim.Optimizer):
 
     # pausing
 
-    def pause(self) -> None:
+    def pause(self, *, leaving: bool = False) -> None:
         """From now on this peer computes nothing: the others hear of it at once, and no round waits for it to compute.
 
         May be called from any thread, also while another one computes a batch or waits in `step`: a download or a wait
         for the run ends. Returns at once. The loop goes on to call `step`, first with the batch that was under way,
         then with `batch_size=0`, which brings what was computed to the round that ends the epoch; `has_handed_in` says
-        when that is over. Without such steps nothing is handed in.
+        when that is over. Without such steps nothing is handed in. `leaving`: others hear that it will not come back.
         """
-        self._soon(self._core.pause)
+        self._soon(partial(self._core.pause, leaving=leaving))
 
     def resume(self) -> None:
         """Ends a pause, from any thread. Before its next batch the loop calls `load_state_from_peers`, which brings the

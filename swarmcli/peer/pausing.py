@@ -89,7 +89,7 @@ class Pauses:
         elif status.state == "running":
             self._optimizer.resume()
         else:
-            self._optimizer.pause()
+            self._optimizer.pause(leaving=status.state == "stopping")
 
     def _leaves(self) -> bool:
         """Whether the role ends here: its user wants that, and nothing is left to hand in, or nobody to take it."""

@@ -139,7 +139,7 @@ class _Overdue:
 
 
 def _holds_state(peer: PeerStatus) -> bool:
-    return peer.role in ("trainer", "monitor") and peer.health in ("in step", "behind", "paused", "follows")
+    return peer.role in ("trainer", "monitor") and peer.health in ("in step", "behind", "paused", "leaving", "follows")
 
 
 @dataclass(slots=True)

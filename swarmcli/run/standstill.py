@@ -97,5 +97,6 @@ WHY: Mapping[Health, str] = {
     "another model": "trains another model",
     "follows": "follows, since its link is too slow",
     "paused": "pauses",
+    "leaving": "leaves",
 }
 HOLD_UP = ("not answering", "catching up", "behind")  # an epoch, while others compute

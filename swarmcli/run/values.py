@@ -32,6 +32,7 @@ Health = Literal[
     "waiting",  # for the state of the run, which it cannot reach
     "another model",  # is what it trains
     "paused",  # by its user, or by a limit that its user has set
+    "leaving",  # computes nothing any more: it hands in what it has computed, and ends
     "left",  # with a goodbye
     "lost",  # without one
 ]
@@ -70,7 +71,7 @@ class PeerStatus:
     def counts(self) -> bool:
         """Whether what it computes goes into the epoch: who is gone, or trains another model, adds nothing. Who pauses
         hands in what it has computed."""
-        return self.health in ("in step", "behind", "paused")
+        return self.health in ("in step", "behind", "paused", "leaving")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -255,7 +255,7 @@ class RunWatch:
         """A report on its way looks like one epoch behind, and an old one like the epochs that have passed since: both
         count as in step. What a peer holds that has not joined yet says nothing about the others."""
         if _pauses(report):
-            return "paused"
+            return "leaving" if report.leaving else "paused"
         if not is_settled(report.phase):
             return "waiting" if report.phase == "stranded" else "catching up"
         if report.role == "trainer" and report.phase == "following":

@@ -45,7 +45,7 @@ def test_without_verbose_only_warnings_are_logged(capsys: pytest.CaptureFixture[
     captured = capsys.readouterr()
     assert captured.out == "" and not out.stderr and err.stderr
     assert [line.partition(" ")[2] for line in captured.err.splitlines()] == [
-        "WARNING swarmcli.x: look here",
+        "WARNING: look here",
         "DEBUG swarmcli.x: everything",
     ]
     logging.getLogger("swarmcli.x").warning("it said %s", "\x1b]0;owned\x07\x9b2J\u202e")
@@ -55,7 +55,7 @@ def test_without_verbose_only_warnings_are_logged(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == "", "a view shows it"
     setup_logging(who="process 1")
     Events().emit(Noticed("warning", "the disk is full"))
-    assert "[process 1] WARNING swarmcli.notices: the disk is full" in capsys.readouterr().err
+    assert "[process 1] WARNING: the disk is full" in capsys.readouterr().err
 
 
 def test_log_lines_on_a_terminal_keep_their_lines_and_lose_what_steers() -> None:

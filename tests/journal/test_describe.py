@@ -165,3 +165,29 @@ def test_a_round_takes_as_long_as_it_ran_and_not_as_its_group_stood() -> None:
     assert ended.duration == pytest.approx(0.5)
     in_vain = replace(ended, round_id="", seconds={"looking for group": 2.0})
     assert in_vain.duration == pytest.approx(2.0)
+
+
+def test_a_line_has_names_where_they_are_known_and_ids_beside_them_where_one_could_be_taken_for_another() -> None:
+    recorder = Recorder()
+
+    def told(event: happened.Event) -> str:
+        *_, line = recorder.kept(event, 2.0)
+        assert isinstance(line, Line)
+        return line.text
+
+    gave, failed = happened.StateDonated(BOB, 7, 10), averaging_round(3, "failed", f"reducer {BOB[:10]} fell silent")
+    assert told(gave) == f"gave the state of epoch 7 to {BOB[:10]} (10 B)"
+    list(recorder.kept(replace(seen(BOB), name="Bob"), 1.0))
+    assert told(gave) == "gave the state of epoch 7 to Bob (10 B)"
+    assert told(failed) == f"round at epoch 3 failed: reducer Bob ({BOB[:10]}) fell silent"
+    list(recorder.kept(replace(seen(CAROL), name="Bob"), 1.0))
+    assert told(gave) == f"gave the state of epoch 7 to Bob ({BOB[:10]}) (10 B)"
+
+
+def test_samples_that_are_lost_in_many_pieces_are_told_in_one_sum() -> None:
+    recorder = Recorder()
+    lost = happened.Noticed("warning", "16 samples of this peer are lost: they are of parameters that the run has left")
+    assert [line for now in range(6) for line in recorder.kept(lost, float(now))] == []
+    (line,) = recorder.kept(lost, 12.0)
+    assert (line.level, line.time) == ("warning", 0.0) and line.text == f"96{lost.text[2:]}"
+    assert [line.text for line in recorder.losses()] == [lost.text]

@@ -30,8 +30,8 @@ class FakeOptimizer:
         self.seat_lost: str | None = None
         self.local_progress = SimpleNamespace(samples_accumulated=8)
 
-    def pause(self) -> None:
-        self.calls.append("pause")
+    def pause(self, *, leaving: bool = False) -> None:
+        self.calls.append("pause, leaving" if leaving else "pause")
 
     def resume(self) -> None:
         self.calls.append("resume")
@@ -156,7 +156,7 @@ def test_who_is_to_leave_hands_in_first_but_for_one_that_leaves_now_and_around_t
     with pauses:
         activity.hold(BATTERY)
         activity.stop()
-        assert optimizer.calls == ["resume", "pause", "pause"] and not stop.is_set()
+        assert optimizer.calls == ["resume", "pause", "pause, leaving"] and not stop.is_set()
         assert pauses.rest()
         assert stop.is_set() and optimizer.calls.count("step") == 1 and not said
     assert "come into step" not in optimizer.calls

@@ -86,7 +86,7 @@ def told(
     usual = {
         "role": role, "name": name, "epoch": epoch, "phase": phase, "samples_per_second": rate, "loss": 2.0,
         "lineage": "aa", "device": "cpu", "client_mode": True, "drift": None, "last_outcome": "committed",
-        "last_reason": "", "time": 0.0, "pause": "", "evaluation": None,
+        "last_reason": "", "time": 0.0, "pause": "", "leaving": False, "evaluation": None,
     }  # fmt: skip
     return SimpleNamespace(**usual | more)
 
@@ -234,6 +234,7 @@ def test_a_peer_is_shown_with_how_it_is_connected_how_its_last_round_went_and_wh
         ({"epoch": 8}, "in step"),
         ({"epoch": 5, "pause": "paused"}, "paused"),  # however far it is behind by now
         ({"pause": "pausing"}, "paused"),
+        ({"pause": "pausing", "leaving": True}, "leaving"),
         ({"epoch": 5, "pause": "returning"}, "behind"),
     ],
 )
