@@ -95,9 +95,17 @@ class AuxiliaryCore:
 
     def report(self) -> PeerReport:
         """Returns what this peer says about itself under `{run_id}_peers`."""
-        config, pause = self.config, self.pausing.told
-        more = {"pause": pause, "leaving": self.leaving}
-        return describe(self.node, config.description, config.terms, self.metrics, "assisting", self.position, **more)
+        config = self.config
+        return describe(
+            self.node,
+            config.description,
+            config.terms,
+            self.metrics,
+            "assisting",
+            self.position,
+            pause=self.pausing.told,
+            leaving=self.leaving,
+        )
 
     @property
     def is_averaging(self) -> bool:
