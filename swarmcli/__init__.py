@@ -26,8 +26,7 @@ if TYPE_CHECKING:
         ProgressTracker,
     )
     from swarmcli.sharding import HierarchicalModelAverager, ZeroRedundancyOptimizer
-
-__version__ = "0.1.0"
+    from swarmcli.version import __version__
 
 let_threads_sleep()
 
@@ -45,6 +44,7 @@ _HOMES = {
     "PowerSGDGradientAverager": "swarmcli.optim",
     "ProgressTracker": "swarmcli.optim",
     "ZeroRedundancyOptimizer": "swarmcli.sharding",
+    "__version__": "swarmcli.version",
     "get_dht_time": "swarmcli.clock",
 }
 _SUBPACKAGES = ("averaging", "compression", "dht", "optim", "sharding", "testing")

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from swarmcli import __version__, startup
+from swarmcli import startup
 from swarmcli.cli.ending import ExitCode, exit_code, is_full, words
 from swarmcli.cli.processes import end_with_parent_of_environment
 from swarmcli.errors import SwarmError
@@ -181,7 +181,9 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"swarm {__version__}")
+        from swarmcli.version import build
+
+        typer.echo(f"swarm {build()}")
         raise typer.Exit()
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from swarmcli.averaging import AveragerConfig
 from swarmcli.averaging.checks import as_count, check_flags, check_numbers, check_text
+from swarmcli.version import build
 
 if TYPE_CHECKING:
     from swarmcli.dht import DHTNode
@@ -28,6 +29,7 @@ class PeerDescription:
     name: str = ""
     device: str = "cpu"
     team: str = ""
+    version: str = field(default_factory=build)  # of swarm
 
 
 @dataclass(frozen=True, slots=True)

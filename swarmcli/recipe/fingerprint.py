@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -19,29 +19,31 @@ from swarmcli.recipe.schema import Recipe
 from swarmcli.recipe.section import is_shared
 
 DIGEST_LENGTH = 32  # characters of base32: 160 bits, so that a link's recipe cannot be exchanged for another
-PROTOCOL = 1  # peers of another number compute or speak differently and cannot train together
+PROTOCOL = 2  # peers of another number compute or speak differently and cannot train together
 
 
 def fingerprint_of(recipe: Recipe) -> dict[str, str]:
-    """Dotted key → short hash of its value, for every key that must agree, and `protocol`.
+    """Dotted key → short hash of its value, for `protocol` and every key that must agree and has not its default.
+
+    So a key that a later version adds, with the default that means what was before it, cuts no run in two.
 
     A saved model or tokenizer counts by its content (the config, the vocabulary), so that it may lie anywhere; weights
     are not read: peers that begin with other weights download the run's before their first gradient, and those that are
     not trained by the digest that `frozen_weights` names.
     Raises RecipeError when it cannot be read, or be had from the Hub.
     """
-    values = {**agreed_leaves(recipe), **contents_of(recipe)}
+    values = {**dict(_leaves(_telling(recipe))), **contents_of(recipe)}
     hashes = {key: _hash(value) for key, value in values.items()}
     return {"protocol": _hash(PROTOCOL), **dict(sorted(hashes.items()))}
 
 
 def digest_of(recipe: Recipe, contents: Mapping[str, Any] | None = None) -> str:
-    """One hash over all that must agree, for links: nobody finds another recipe with the same one.
+    """One hash over the same values, for links: nobody finds another recipe with the same one.
 
     It is over the values as they are nested, since dotted keys could be read in two ways. `contents`: in place of what
     `contents_of` finds. Raises RecipeError as `fingerprint_of` does.
     """
-    values = {**agreed_values(recipe), **(contents_of(recipe) if contents is None else contents)}
+    values = {**_telling(recipe), **(contents_of(recipe) if contents is None else contents)}
     digest = hashlib.sha256(b"swarm recipe" + _canonical(values)).digest()
     return base64.b32encode(digest)[:DIGEST_LENGTH].decode().lower()
 
@@ -73,17 +75,30 @@ def agreed_values(recipe: Recipe) -> dict[str, Any]:
     return values
 
 
-def values_of(value: Any, fits: Callable[[FieldInfo], bool], *, written: bool = False) -> Any:
-    """The fields of a section that fit, sections within sections, tuples as lists. `written`: only those that somebody
-    wrote: a default that was left out is left out again, since some of the schema's rules ask what was written."""
+def _telling(recipe: Recipe) -> dict[str, Any]:
+    """Those of them that are not the default. What tells the kinds of a section apart always counts."""
+
+    def tells(section: BaseModel, name: str) -> bool:
+        info = type(section).model_fields[name]
+        return getattr(section, name) != info.default or len(get_args(info.annotation)) == 1  # Literal["files"]
+
+    values: dict[str, Any] = values_of(recipe, is_shared, tells)
+    return values
+
+
+def values_of(
+    value: Any, fits: Callable[[FieldInfo], bool], only: Callable[[BaseModel, str], bool] | None = None
+) -> Any:
+    """The fields of a section that fit, sections within sections, tuples as lists. `only`: a further condition;
+    sections of which nothing is left are left out."""
     if not isinstance(value, BaseModel):
-        return [values_of(item, fits, written=written) for item in value] if isinstance(value, tuple) else value
+        return [values_of(item, fits, only) for item in value] if isinstance(value, tuple) else value
     found: dict[str, Any] = {}
     for name, info in type(value).model_fields.items():
-        below = values_of(getattr(value, name), fits, written=written)
+        below = values_of(getattr(value, name), fits, only)
         if is_section(info.annotation):
-            found |= {name: below} if below or not written else {}
-        elif fits(info) and (name in value.model_fields_set or not written):
+            found |= {name: below} if below or only is None else {}
+        elif fits(info) and (only is None or only(value, name)):
             found[name] = below
     return found
 

@@ -96,7 +96,7 @@ def offered(recipe: Recipe) -> str:
 
     Raises RecipeError with key and fix for a recipe that `read_offered` would refuse wherever it arrives.
     """
-    values: dict[str, Any] = values_of(recipe, _travels, written=True)
+    values: dict[str, Any] = values_of(recipe, _travels, lambda section, name: name in section.model_fields_set)
     values |= _as_links_name(_directories(recipe))
     text = json.dumps(values, ensure_ascii=False, indent=1)
     try:
@@ -174,8 +174,8 @@ def read_offered(
     if digest != link.fingerprint:
         raise RecipeError(
             f"{recipe.file}: it is not the one that the link speaks of (fingerprint {digest}, not "
-            f"{link.fingerprint}); either that peer exchanged it, or its version of swarm has other keys: ask for a "
-            "new link, and compare `swarm --version`"
+            f"{link.fingerprint}); either that peer exchanged it, or the link is from before an upgrade of its swarm "
+            "(no link of 0.1 holds): ask for a new link, which `swarm link` prints there"
         )
     if known:
         keep(known)

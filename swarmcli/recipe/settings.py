@@ -160,11 +160,10 @@ class OptimizerSettings(Section):
             check_args(self.name, self.args)
         except ValueError as error:
             raise Conflict("args", f"optimizer.args: {error}") from None
+        for key, usual in OPTIMIZERS[self.name].keys.items():
+            if key not in self.model_fields_set:  # torch's default of this optimizer, by which peers compare as well
+                self.__dict__[key] = usual
         return self
-
-    def value_of(self, key: str) -> Any:
-        """One of KEYS, as the recipe has it or as torch does for this optimizer."""
-        return getattr(self, key) if key in self.model_fields_set else OPTIMIZERS[self.name].keys[key]
 
 
 Shape: TypeAlias = Literal[

@@ -249,7 +249,7 @@ def statistics_of(recipe: Recipe) -> int:
     """Numbers that the optimizer keeps for each parameter, an average over epochs among them."""
     kind, settings = OPTIMIZERS[recipe.optimizer.name], recipe.optimizer
     unused = {
-        "momentum_buffer": "momentum" in kind.keys and not settings.value_of("momentum"),
+        "momentum_buffer": "momentum" in kind.keys and not settings.momentum,
         "grad_avg": not settings.args.get("centered"),
     }
     averages = recipe.ema_decay > 0 and not recipe.outer.takes_steps

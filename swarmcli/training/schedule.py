@@ -94,7 +94,7 @@ def optimizer_kind(recipe: Recipe) -> tuple[type[torch.optim.Optimizer], dict[st
     kind: type[torch.optim.Optimizer] = (
         MuonWithAdamW if settings.name == "muon" else getattr(torch.optim, known.torch_name)
     )
-    keys = {key: settings.value_of(key) for key in known.keys}
+    keys = {key: getattr(settings, key) for key in known.keys}
     args = {**known.args, **{name: _as_torch(value) for name, value in settings.args.items()}}
     return kind, {"lr": settings.learning_rate, **keys, **args}
 

@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from swarmcli.errors import RecipeError
-from swarmcli.recipe import Recipe, differing_keys, fingerprint_of
+from swarmcli.recipe import Recipe, differing_keys, digest_of, fingerprint_of
+from swarmcli.recipe.document import at, is_section, sections
 from swarmcli.recipe.problems import all_keys
+from swarmcli.recipe.section import is_shared
 
 from .recipes import SMALL, small
 
@@ -57,11 +61,48 @@ def test_hashes_are_short_and_the_same_everywhere_and_the_protocol_is_part_of_th
     assert "protocol" in fingerprint and all(len(value) == 16 for value in fingerprint.values())
     assert not [key for key in fingerprint if key.startswith(("local.", "network.", "checkpoint", "output_dir"))]
     # Peers of unlike machines and versions compare these: a change here is a change of the protocol.
-    assert fingerprint["optimizer.betas"] == "46fa0d7f05324d57"
-    assert fingerprint["base_model.n_layer"] == "6b86b273ff34fce1"
-    assert differs("datasets.1={source: files, path: x}") == [
-        "datasets.1.glob", "datasets.1.path", "datasets.1.source", "datasets.1.type", "datasets.1.weight"
-    ]  # fmt: skip
+    assert fingerprint["base_model.n_layer"] == "6b86b273ff34fce1" and fingerprint["protocol"] == "d4735e3a265e16ee"
+    assert differs("datasets.1={source: files, path: x}") == ["datasets.1.path", "datasets.1.source"]
+    assert differing_keys(
+        *(fingerprint_of(small(f"datasets.1={{source: {source}, path: x}}")) for source in ("files", "huggingface"))
+    ) == ["datasets.1.source"]
+
+
+def test_a_key_that_has_its_default_is_in_no_fingerprint_and_in_no_link() -> None:
+    """So a version that adds one trains with peers that do not know it."""
+    bare = {"protocol", "run_id", "sequence_len", "target_batch_size", "tokenizer", "datasets.0.source"}
+    assert {key for key in fingerprint_of(small()) if not key.startswith("base_model.")} == bare
+    for written in ("averaging={}", "optimizer={betas: [0.9, 0.999]}", "evaluation.dataset=null"):
+        assert differs(written) == [] and digest_of(small(written)) == digest_of(small())
+    assert digest_of(small("adapter=lora", "lora_alpha=16")) == digest_of(small("adapter=lora"))
+    assert digest_of(small("seed=1")) != digest_of(small())
+
+
+def test_what_torch_takes_where_nothing_is_written_counts_as_written() -> None:
+    """The default of the schema is that of most optimizers, and not of each."""
+    usual, same, other = (
+        fingerprint_of(small(f"optimizer={{name: adagrad{eps}}}")) for eps in ("", ", eps: 1e-10", ", eps: 1e-8")
+    )
+    assert usual == same and differing_keys(usual, other) == ["optimizer.eps"]
+
+
+def defaults_of(section: type[BaseModel]) -> dict[str, Any]:
+    """The defaults of all keys that must agree, by the section that has them."""
+    found: dict[str, Any] = {}
+    for name, info in section.model_fields.items():
+        inner = [*sections(info.annotation), *sections(at(info.annotation, [0]))]
+        for below in inner:
+            found |= defaults_of(below)
+        if is_shared(info) and not is_section(info.annotation):
+            default = "required" if info.is_required() else json.loads(json.dumps(info.default))
+            found[f"{section.__name__}.{name}"] = default
+    return found
+
+
+def test_a_default_that_was_released_stays() -> None:
+    """Peers do not compare what is left out, so a version with another default would compute something else under the
+    same fingerprint, in silence. Add new keys to the file. What must change takes another key, or another PROTOCOL."""
+    assert defaults_of(Recipe) == json.loads((Path(__file__).parent / "defaults.json").read_text())
 
 
 def test_every_field_says_whether_it_must_agree_and_keys_on_one_side_only_differ() -> None:

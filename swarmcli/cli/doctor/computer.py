@@ -13,10 +13,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarmcli import __version__
 from swarmcli.cli.console import plural
 from swarmcli.cli.doctor.finding import Context, Finding, Outcome
 from swarmcli.errors import RecipeError
+from swarmcli.version import build
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +49,7 @@ def check_python(context: Context) -> Iterator[Finding]:
     if wrong:
         yield Finding("Python", "FAIL", ", ".join(wrong), f"{sys.executable} -m pip install {' '.join(fitting)}")
     else:
-        yield Finding("Python", "OK", f"{sys.version.split()[0]} with all packages, swarm {__version__}")
+        yield Finding("Python", "OK", f"{sys.version.split()[0]} with all packages, swarm {build()}")
 
 
 def check_torch(context: Context) -> Iterator[Finding]:

@@ -221,6 +221,7 @@ class PeerReport(pydantic.BaseModel):
     ends: _Count | None = None
     drift: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None  # from the others' parameters, relative
     keeps: bool = False  # writes checkpoints as the run goes on, unless somebody does who comes before it
+    version: _Name = ""  # of its swarm; "": from before 0.2
     team: _Name = ""  # for which its contribution counts; "": none
     leaving: bool = False  # others must not rely on it to keep what they hold
     pause: Pause = ""  # whether it works at all, at present
@@ -271,6 +272,7 @@ def describe(
         evaluation=metrics.evaluation,
         ends=metrics.ends,
         team=description.team[:64],
+        version=description.version[:64],
         last_outcome=metrics.last_outcome,
         last_reason=metrics.last_reason[:MAX_REASON],
         time=node.endpoint.clock.now(),
