@@ -2,32 +2,62 @@
 
 The DHT knows no recipes, so the fingerprint (one short hash for each recipe key that must agree) is shown to the
 first contacts when a peer joins. A contact answers with the keys that differ; hashes travel, never values.
+
+A peer leaves again if all contacts that answer refuse it: one that lies, among several, stops nobody. A newcomer that
+no contact has answered goes by most of the networks that it sees. A peer that begins a run, has been taken in, or has a
+state of this very recipe stays, whatever strangers say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import msgspec
 
 from swarmcli.errors import CallError, FingerprintError, NetworkError
-from swarmcli.events import PeerRefused
+from swarmcli.events import MembershipEnded, Noticed, PeerRefused
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import loop_time
+from swarmcli.network.task_owner import TaskOwner
 from swarmcli.recipe import differing_keys
-from swarmcli.words import printable
+from swarmcli.version import MAX_VERSION, build, unlike
+from swarmcli.words import printable, some
 
 METHOD = "run.hello"
+HELLO = "hello.json"  # in a home
 MAX_KEYS = 512
 MAX_TEXT = 128
+ASK_AGAIN = 3.0  # seconds between two questions to peers that did not answer: as often as reports are read
+NEWCOMER = 60.0  # seconds for which others than contacts may refuse a newcomer: by then their reports have been read
+MOST_ASKED = 16  # peers at once
+
+Version = Annotated[str, msgspec.Meta(max_length=MAX_VERSION)]
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """A newcomer's run and fingerprint."""
+    """A newcomer's run and fingerprint. It stays in the home as well, with the state that is of them."""
 
     run_id: str
     fingerprint: dict[str, str]
+    version: Version = ""  # of its swarm; "": from before 0.2
+
+    def is_of_home(self, home: Path, values: Mapping[str, Any], way: str) -> bool:
+        """Whether the home says that its state is of this recipe. Raises FingerprintError where it is of another one:
+        as a run of this name it would be a second one, which all others refuse. Arguments: see Admission."""
+        try:
+            before = msgspec.json.decode((home / HELLO).read_bytes(), type=Hello)
+        except (OSError, msgspec.DecodeError):  # it is of a version before 0.2, or torn by a power cut
+            return False
+        differing = differing_keys(self.fingerprint, before.fingerprint)
+        # A home may see several runs. Of another protocol all hashes may be others: a run is upgraded as a whole.
+        if differing and {"run_id", "protocol"}.isdisjoint(differing):
+            said = refusal(differing, before.version, values, way)
+            raise FingerprintError(f"{home} holds a state of the run {self.run_id!r}: {said}", differing)
+        return not differing
 
 
 class Welcome(msgspec.Struct, frozen=True):
@@ -35,69 +65,105 @@ class Welcome(msgspec.Struct, frozen=True):
 
     run_id: str
     differing: list[str]
+    version: Version = ""
 
 
 class Admission:
     """Answers newcomers and asks first contacts, for one run."""
 
     def __init__(
-        self, endpoint: Endpoint, run_id: str, fingerprint: Mapping[str, str], values: Mapping[str, Any] | None = None
+        self, endpoint: Endpoint, hello: Hello, values: Mapping[str, Any] | None = None, way: str = ""
     ) -> None:
-        """`values`: this peer's own, by the keys of the fingerprint: what it is told of a refusal names them."""
-        self._endpoint = endpoint
-        self._run_id = run_id
-        self._fingerprint = dict(fingerprint)
-        self._values = values or {}
+        """`values`: this peer's own, by the keys of the fingerprint: what it is told of a refusal names them. `way`:
+        how it could be a run of its own, in words."""
+        self.welcomed = set[PeerID]()
+        self._endpoint, self._hello = endpoint, hello
+        self._values, self._way = values or {}, way
+        self._refusals: dict[PeerID, FingerprintError] = {}
+        self.tasks = TaskOwner()
         endpoint.serve(METHOD, Hello, self._greet)
 
     async def _greet(self, peer: PeerID, hello: Hello) -> Welcome:
-        if hello.run_id != self._run_id:
+        if hello.run_id != self._hello.run_id:
             self._report(peer, f"it asked for the run {hello.run_id[:MAX_TEXT]!r}")
-            return Welcome(self._run_id, ["run_id"])
+            return Welcome(self._hello.run_id, ["run_id"], build())
         theirs = {key[:MAX_TEXT]: value for key, value in list(hello.fingerprint.items())[:MAX_KEYS]}
-        differing = differing_keys(self._fingerprint, theirs)
+        differing = differing_keys(self._hello.fingerprint, theirs)
         if differing:
-            self._report(peer, "its recipe differs in " + ", ".join(differing[:8]))
-        return Welcome(self._run_id, differing[:MAX_KEYS])
+            versions = "" if hello.version == build() else f"; it uses swarm {hello.version or 'older than 0.2'}"
+            self._report(peer, f"its recipe differs in {some(differing, 8)}{versions}")
+        return Welcome(self._hello.run_id, differing[:MAX_KEYS], build())
 
     def _report(self, peer: PeerID, reason: str) -> None:
         self._endpoint.events.emit(PeerRefused(peer.text, reason, what="recipe"))
 
-    async def ask(self, contacts: Iterable[PeerID], *, timeout: float = 5.0) -> list[PeerID]:
+    async def ask(self, contacts: Iterable[PeerID], *, named: bool = True) -> list[PeerID]:
         """Shows the fingerprint to every contact; returns those of them that are in this run.
 
-        Raises FingerprintError when one of them refuses. A contact that serves no run yet, or does not answer in
-        `timeout` seconds, is passed over: matchmaking checks the fingerprint again before any round.
+        Raises FingerprintError when all that answer refuse; those that nobody has `named` may be of other runs, and
+        count for nothing then. A contact that serves no run yet, or does not answer in 5 seconds, is passed over:
+        `keep_asking` asks it again, and matchmaking checks the fingerprint before any round.
         """
-        welcomed = []
-        for peer in contacts:
-            try:
-                welcome = await self._endpoint.call(
-                    peer, METHOD, Hello(self._run_id, self._fingerprint), Welcome, timeout=timeout
-                )
-            except (CallError, NetworkError):
-                continue
-            self._check(peer, welcome)
-            welcomed.append(peer)
+        asked = list(contacts)
+        await asyncio.gather(*(self._ask(peer, named=named) for peer in asked))
+        welcomed = [peer for peer in asked if peer in self.welcomed]
+        if (error := self._refused_by(asked)) is not None:
+            if not welcomed:
+                raise error
+            self._endpoint.events.emit(Noticed("warning", f"another contact takes this peer in, but: {error}"))
         return welcomed
 
-    def _check(self, peer: PeerID, welcome: Welcome) -> None:
-        if welcome.run_id != self._run_id:
-            raise FingerprintError(
-                f"{peer.short} takes part in another run: {welcome.run_id[:MAX_TEXT]!r}, not {self._run_id!r}",
-                ["run_id"],
-            )
-        if welcome.differing:
-            keys = ", ".join(map(self._told, welcome.differing[:16]))
-            raise FingerprintError(
-                f"the run {self._run_id!r} refused this recipe: it differs in {keys}; "
-                "use the recipe file that the others use (what a volunteer may choose stands under local:)",
-                welcome.differing,
-            )
+    async def keep_asking(self, contacts: Collection[PeerID], others: Callable[[], Iterable[PeerID]]) -> None:
+        """Goes on until somebody has taken this peer in, or it is told (MembershipEnded) that it has no part in the
+        run: since all contacts refuse it that answer; or, for its first minute and if none of them does, since most
+        networks of the `others` do, who have reports in the run."""
+        began, network, connected = loop_time(), self._endpoint.prefix, self._endpoint.is_connected
+        while not self.welcomed:
+            await asyncio.sleep(ASK_AGAIN)
+            seen = [*filter(connected, others())] if loop_time() - began < NEWCOMER else []
+            due = [peer for peer in (*filter(connected, contacts), *seen) if peer not in self._refusals]
+            await asyncio.gather(*map(self._ask, due[:MOST_ASKED]))
+            error = self._refused_by(contacts)
+            refusing = {network(peer) for peer in seen if peer in self._refusals}
+            if error is None and 2 * len(refusing) > len({*map(network, seen)}):
+                error = self._refused_by(seen)
+            if error is not None and not self.welcomed:
+                self._endpoint.events.emit(MembershipEnded(str(error)))
+                return
 
-    def _told(self, key: str) -> str:
-        mine = f" (here {printable(str(self._values[key]), 60)})" if key in self._values else ""
-        return key[:MAX_TEXT] + mine
+    async def _ask(self, peer: PeerID, *, named: bool = False) -> None:
+        try:
+            welcome = await self._endpoint.call(peer, METHOD, self._hello, Welcome, timeout=5.0)
+        except (CallError, NetworkError):
+            return
+        run_id, differing = self._hello.run_id, welcome.differing
+        if welcome.run_id != run_id:
+            text = f"{peer.short} takes part in another run: {welcome.run_id[:MAX_TEXT]!r}, not {run_id!r}"
+            self._refusals |= {peer: FingerprintError(text, ["run_id"])} if named else {}
+        elif differing:
+            said = refusal(differing, welcome.version, self._values, self._way)
+            self._refusals[peer] = FingerprintError(f"the run {run_id!r} refused this peer: {said}", differing)
+        else:
+            self.welcomed.add(peer)
 
-    def close(self) -> None:
+    def _refused_by(self, peers: Iterable[PeerID]) -> FingerprintError | None:
+        return next((self._refusals[peer] for peer in peers if peer in self._refusals), None)
+
+    async def close(self) -> None:
         self._endpoint.withdraw(METHOD)
+        await self.tasks.close()
+
+
+def refusal(differing: Sequence[str], version: str, values: Mapping[str, Any], way: str) -> str:
+    """Says in which keys a recipe with these `values` is another one than that of a peer with this `version` of swarm,
+    and what helps: `way`, or where the versions are unlike the same one."""
+
+    def told(key: str) -> str:
+        return printable(key, MAX_TEXT) + (f" (here {printable(str(values[key]), 60)})" if key in values else "")
+
+    keys = f"the recipe differs in {some(list(map(told, differing)), 8)}"
+    if versions := unlike(version):
+        return versions if "protocol" in differing else "; ".join(filter(None, (versions, keys, way)))
+    return (
+        f"{keys}; use the one that the others use (yours to choose is what stands under local:){way and ', or '}{way}"
+    )

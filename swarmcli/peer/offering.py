@@ -37,9 +37,11 @@ from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.loop_thread import LoopThread, offload
 from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.owner.invitations import visiting
+from swarmcli.peer.admission import Version
 from swarmcli.recipe import Link, Recipe, read_offered
 from swarmcli.recipe.offered import BOUNDS, MAX_OFFERED, Going, files_of
 from swarmcli.run.asking import Visitor
+from swarmcli.version import build, unlike
 from swarmcli.words import printable
 
 if TYPE_CHECKING:
@@ -69,6 +71,7 @@ class RecipeOffered(msgspec.Struct, frozen=True):
     monitors: Count = 0
     auxiliaries: Count = 0
     contents: Annotated[str, msgspec.Meta(max_length=MAX_OFFERED)] = ""  # of saved models, see `offered_contents`
+    version: Version = ""  # of its swarm
 
     @property
     def going(self) -> Going:
@@ -139,7 +142,7 @@ class RecipeService:
         self._check(wanted.run_id)
         seconds, there = median(self._seconds or [0.0]), Counter(self._roles())
         trainers, monitors, helpers = (min(there[role], MAX_PEERS) for role in ("trainer", "monitor", "auxiliary"))
-        return RecipeOffered(self._text, self._epoch, seconds, trainers, monitors, helpers, self._contents)
+        return RecipeOffered(self._text, self._epoch, seconds, trainers, monitors, helpers, self._contents, build())
 
     async def _give(self, peer: PeerID, wanted: FileWanted) -> FilePiece:
         self._check(wanted.run_id)
@@ -203,7 +206,11 @@ async def _ask_each(link: Link, visitor: Visitor | None, directory: Path) -> Fet
             async with _met(one, visitor, FETCH.recipe) as endpoint:
                 answer = await _recipe_from(endpoint, one, FETCH.recipe)
                 data = answer.recipe.encode(errors="replace")
-                recipe = read_offered(data, one, directory, answer.contents, known.update)
+                try:
+                    recipe = read_offered(data, one, directory, answer.contents, known.update)
+                except RecipeError as error:
+                    versions = unlike(answer.version)
+                    raise RecipeError(f"{error}; {versions}" if versions else str(error)) from None
                 if known and known["tokenizer"] != "bytes":
                     async with _in_turn(turn, FETCH.head_start):
                         await fetch_files(endpoint, one, known["tokenizer"], got)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import math
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -15,7 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import swarmcli
+import msgspec
+
+from swarmcli.checkpoints.layout import checkpoints_below
 from swarmcli.dht import DHT, DHTNode
 from swarmcli.errors import NetworkError, RecipeError, SwarmError
 from swarmcli.events import (
@@ -42,7 +45,7 @@ from swarmcli.optim.config import Role
 from swarmcli.owner.invitations import membership_of
 from swarmcli.owner.revocations import Revocations
 from swarmcli.peer.activity import Activity
-from swarmcli.peer.admission import Admission
+from swarmcli.peer.admission import HELLO, Admission, Hello
 from swarmcli.peer.governor import GovernorThread
 from swarmcli.peer.home import CONTACTS, LINK, PORT, Home, addresses_in, remembered, running_beside, write_whole
 from swarmcli.peer.lending import Lending, files_of
@@ -57,6 +60,7 @@ from swarmcli.run.bookkeeping import Attested, BookReader
 from swarmcli.run.certificate import FILE, ContributionCertificate
 from swarmcli.run.values import Basis
 from swarmcli.training.loop import ComputePace
+from swarmcli.version import build
 
 logger = logging.getLogger(__name__)
 
@@ -207,6 +211,9 @@ class RunPeer:
             self._contents, self._files = offered_contents(recipe), offered_files(recipe)
         except RecipeError as error:
             self.no_link = str(error)
+        hello = Hello(recipe.run_id, self.fingerprint, build())
+        self._has_state = bool(checkpoints_below(self.home.path, recipe.run_id))
+        proved = self._has_state and hello.is_of_home(self.home.path, agreed_leaves(recipe), self._way_apart())
         self.processors = undo.enter_context(sharing_processors(recipe, self.role, self.home.path))
         if not self.contacts:
             registry, me = LocalPeers(), LocalPeer.here(self.role, recipe.run_id, self.home.path)
@@ -234,7 +241,7 @@ class RunPeer:
         self.summary.name, self.summary.peer = name, self.peer_id.text
         self.journal = Journal(
             self.home.journal,
-            run=RunRecord(recipe.run_id, self.role, self.peer_id.text, name, swarmcli.__version__),
+            run=RunRecord(recipe.run_id, self.role, self.peer_id.text, name, build()),
             clock=time.time,
             size=local.journal_size,
         )
@@ -258,7 +265,9 @@ class RunPeer:
             self._follow_revocations(self.dht.membership, undo)
         if self.port:
             self._leave(PORT, str(self.port))
-        self.dht.run_coroutine(self._ask_for_admission())
+        admission = self.dht.run_coroutine(self._ask_for_admission(hello, proved))
+        undo.callback(lambda: self.dht.run_coroutine(admission.close()) if self.dht.is_alive() else None)
+        self._leave(HELLO, msgspec.json.encode(hello).decode())
         self._remember(self.acquaintances())
         undo.callback(self.events.subscribe(self._keep_remembering))
 
@@ -277,9 +286,16 @@ class RunPeer:
         revocations = self.dht.run_coroutine(begin)
         undo.callback(lambda: self.dht.run_coroutine(revocations.close()) if self.dht.is_alive() else None)
 
-    async def _ask_for_admission(self) -> None:
+    def _way_apart(self) -> str:
+        """How this peer could be a run of its own, in words."""
+        home, run_id = self.home.path, self.recipe.run_id
+        place = "latest" if home.parent == self.recipe.output_dir / run_id else shlex.quote(str(home))
+        begins = f" --resume {place} --from-run {run_id}" if self._has_state else ""
+        return f"begin another run with this one: add `--set run_id={run_id}-2{begins}`"
+
+    async def _ask_for_admission(self, hello: Hello, proved: bool) -> Admission:
         endpoint = self.dht.endpoint
-        admission = Admission(endpoint, self.recipe.run_id, self.fingerprint, agreed_leaves(self.recipe))
+        admission = Admission(endpoint, hello, agreed_leaves(self.recipe), self._way_apart())
         if self._offered:
             service = RecipeService(
                 endpoint,
@@ -290,19 +306,27 @@ class RunPeer:
                 files=self._files,
             )
             self.events.subscribe(service.note)
-        if not self.contacts:  # it has moved, perhaps: others would dial it where it was
-            await asyncio.gather(*(self._meet(each, timeout=3.0) for each in self._known_here()))
-        met: dict[PeerID, list[str]] = {}
-        for address, peer in zip(self.contacts, await asyncio.gather(*map(self._meet, self.contacts)), strict=True):
-            if peer is not None:
-                met.setdefault(peer, []).append(address)
+        met = await self._meet_all(self.contacts, 10.0)
         self._welcomed = {peer: tuple(met[peer]) for peer in await admission.ask(met)}
+        if not self._welcomed:  # it has moved, perhaps: others would dial it where it was. 3 s, since they may be gone
+            met |= (known := await self._meet_all(self._known_here(), 3.0))
+            if met and not proved:
+                await admission.ask(known, named=False)
+                others = dict if self._has_state else self.others_of_run  # these stop nobody who has a state
+                admission.tasks.spawn(admission.keep_asking(met, others))
+        return admission
+
+    async def _meet_all(self, addresses: Sequence[str], timeout: float) -> dict[PeerID, list[str]]:
+        """The peers that answer at these addresses, and at which of them each does."""
+        found = await asyncio.gather(*(self._meet(address, timeout) for address in addresses))
+        pairs = [(peer, address) for peer, address in zip(found, addresses, strict=True) if peer is not None]
+        return {peer: [where for other, where in pairs if other == peer] for peer, _ in pairs}
 
     def _roles_in_run(self) -> list[Role]:
         others = self.others_of_run()
         return [self.role, *(report.role for peer, report in others.items() if peer != self.peer_id)]
 
-    async def _meet(self, address: str, timeout: float = 10.0) -> PeerID | None:
+    async def _meet(self, address: str, timeout: float) -> PeerID | None:
         """The peer that answers at a contact's address; None: nobody now. The DHT met at least one of them, and keeps
         probing the others."""
         named = parse_address(address).peer_id

@@ -51,7 +51,7 @@ def test_a_trainer_without_a_monitor_saves_what_all_hold_and_resumes_with_the_re
     place = one.leave_saved()
     saved = load_checkpoint(place)
     faster = (OUTER[0].replace("0.5", "0.25"), OUTER[1], "optimizer.learning_rate=0.02")
-    back = start("one", settings=faster, resume=Resume(str(place)))
+    back = start("another", settings=faster, resume=Resume(str(place)))
     back.reach(saved.epoch + 2)
     told = "\n".join(back.notices)
     assert "learning_rate 0.02" in told, told

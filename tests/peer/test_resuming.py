@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from swarmcli.errors import CheckpointError
+from swarmcli.errors import CheckpointError, FingerprintError
 from swarmcli.training import load_checkpoint
 from swarmcli.training.resumed import Resume
 
@@ -81,17 +81,33 @@ def test_a_run_that_goes_on_with_a_changed_recipe_says_what_has_changed_and_else
 ) -> None:
     slower = ("run_id=old", "optimizer={name: adamw, learning_rate: 0.001}", FALLING)
     epoch = load_checkpoint(before).epoch
-    for number, resume in enumerate((Resume(str(before)), None)):  # None: in the home where it was saved
-        peer = start("before" if resume is None else f"again-{number}", settings=slower, resume=resume)
-        peer.reach(epoch + 1)
-        (told,) = [notice for notice in peer.notices if notice.startswith("the recipe's settings hold")]
-        assert "learning_rate 0.001 (0.01 in the checkpoint)" in told and "betas" not in told
-        place = peer.leave_saved()
-        assert load_checkpoint(place).optimizer["param_groups"][0]["initial_lr"] == 0.001
+    peer = start("again", settings=slower, resume=Resume(str(before)))
+    peer.reach(epoch + 1)
+    (told,) = [notice for notice in peer.notices if notice.startswith("the recipe's settings hold")]
+    assert "learning_rate 0.001 (0.01 in the checkpoint)" in told and "betas" not in told
+    place = peer.leave_saved()
+    assert load_checkpoint(place).optimizer["param_groups"][0]["initial_lr"] == 0.001
     peer = start("as-it-was", settings=slower, resume=Resume(str(place)))
     peer.reach(load_checkpoint(place).epoch + 1)
     peer.leave()
     assert not any("settings" in notice for notice in peer.notices)
+
+
+def test_a_home_stays_with_its_recipe_and_says_how_another_run_begins_from_it(start: Any, before: Path) -> None:
+    slower = ("optimizer={name: adamw, learning_rate: 0.001}", FALLING)
+    home = before.parents[1]
+    with pytest.raises(FingerprintError) as refused:
+        start("before", settings=("run_id=old", *slower)).end()
+    assert f"{home} holds a state of the run 'old': the recipe differs in optimizer.learning_rate (here 0.001)" in str(
+        refused.value
+    )
+    assert f"add `--set run_id=old-2 --resume {home} --from-run old`" in str(refused.value)
+    another = start("another", settings=("run_id=old-2", *slower), resume=Resume(str(home), "old"))
+    another.reach(load_checkpoint(before).epoch + 1)
+    another.leave()
+    again = start("before", settings=OLD)  # and the recipe that it was goes on
+    again.reach(load_checkpoint(before).epoch + 1)
+    again.leave()
 
 
 def test_statistics_of_another_optimizer_are_refused_before_the_run_is_joined(start: Any, before: Path) -> None:

@@ -12,12 +12,13 @@ from swarmcli.cli.validate import validate
 from swarmcli.errors import FingerprintError, RecipeError
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity
-from swarmcli.peer.admission import Admission
+from swarmcli.peer.admission import Admission, Hello
 from swarmcli.recipe import fingerprint_of, load_recipe
 from swarmcli.recipe.fingerprint import agreed_leaves
 from swarmcli.testing.memory_network import MemoryNetwork
 from swarmcli.testing.virtual_time import run
 from swarmcli.training.tokenizer import ByteTokenizer
+from swarmcli.version import build
 from tests.hub_stand_in import Hub, hub
 from tests.training.small_tasks import ENDLESS
 
@@ -148,13 +149,14 @@ def test_a_base_of_another_revision_is_refused_with_the_one_that_is_here(hub: Hu
         await old.start()
         await new.start()
         try:
-            Admission(old, "mine", fingerprint_of(theirs), agreed_leaves(theirs))
+            Admission(old, Hello("mine", fingerprint_of(theirs), build()), agreed_leaves(theirs))
             contact = await new.connect(old.addresses[0], timeout=5.0)
-            await Admission(new, "mine", fingerprint_of(mine), agreed_leaves(mine)).ask([contact])
+            hello = Hello("mine", fingerprint_of(mine), build())
+            await Admission(new, hello, agreed_leaves(mine)).ask([contact])
         finally:
             await new.close()
             await old.close()
 
     with pytest.raises(FingerprintError) as told:
         run(meet())
-    assert f"it differs in revision (here {commits[1]}); use the recipe file that the others use" in str(told.value)
+    assert f"the recipe differs in revision (here {commits[1]}); use the one that the others use" in str(told.value)

@@ -37,6 +37,7 @@ from swarmcli.network.loop_thread import LoopThread
 from swarmcli.network.transports.tcp.handshake import Refused
 from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.recipe.advice import Volunteers, advise, in_seconds, megabits, on_lines_of_homes
+from swarmcli.version import build
 from swarmcli.words import amount
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class _WatchedClock(Clock):
 
 async def _meet(context: Context, address: str, identity: Identity, membership: Membership | None) -> Met:
     """One contact by one address."""
-    from swarmcli.peer.admission import Admission
+    from swarmcli.peer.admission import Admission, Hello
     from swarmcli.recipe import fingerprint_of
 
     clock, ahead = _WatchedClock(), None
@@ -162,7 +163,7 @@ async def _meet(context: Context, address: str, identity: Identity, membership: 
             ahead = await asyncio.wait_for(clock.ahead, CLOCK_SECONDS)
         if context.recipe is not None:  # that of a link which nobody has joined by, `check_offer` asks for
             fingerprint = await asyncio.to_thread(fingerprint_of, context.recipe)  # it may read the tokenizer's files
-            same = await Admission(endpoint, context.recipe.run_id, fingerprint).ask([peer])
+            same = await Admission(endpoint, Hello(context.recipe.run_id, fingerprint, build())).ask([peer])
             passed += ", the same recipe" if same else ", but it does not say whether it is in the run"
         return Finding("contact", "OK", f"{called} {passed}"), ahead
     except (NetworkError, FingerprintError) as error:
