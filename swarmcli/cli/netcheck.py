@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmcli.cli.console import err, out, plain_table, setup_logging
+from swarmcli.cli.ending import ExitCode
 from swarmcli.cli.linking import typed_link
 from swarmcli.cli.peers import Host, NoPortMapping, Peers, Port, Verbose
 from swarmcli.journal import printable
@@ -57,13 +58,16 @@ def netcheck(
         options["port"] = port
     if no_port_mapping:
         options["port_mapping"] = False
-    waiting = err.status("looking around, for half a minute at most") if err.is_terminal else nullcontext()
+    waiting = err.status("looking around, for up to a minute") if err.is_terminal else nullcontext()
     with waiting:
         found = find(options)
     if as_json:
         typer.echo(json.dumps(found.as_json(), indent=2))
     else:
         out.print(report(found))
+    if found.peers and not any(each.down or each.up for each in found.peers):
+        err.print("how fast this computer's link is could not be measured; try again in some minutes", soft_wrap=True)
+        raise typer.Exit(ExitCode.FAILURE)
 
 
 def options_of(run: Link | Recipe | None, peers: Sequence[str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from swarmcli.errors import NetworkError
 from swarmcli.network.addresses import Scope, parse_address, scope_of
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.transports.tcp.interfaces import announced_addresses
 from swarmcli.reach.evidence import Translation, find_translation
 from swarmcli.reach.mapping import NOT_ASKED, Mapping, PortMapping, default_gateway
@@ -23,6 +24,7 @@ from swarmcli.reach.reach import Reach
 from swarmcli.reach.verdict import Family, ReachVerdict, family_of, host_of
 
 MEASURED_PEERS = 3
+MEASURING_SECONDS = 20.0  # after which no further peer is measured: one takes up to 8 s, and all of it up to a minute
 ASK = "name a recipe or a link, and its peers say for sure"
 
 
@@ -225,10 +227,10 @@ async def _measure_all(endpoint: Endpoint, connected: Sequence[PeerID], relays: 
     time. No more than eight are asked, and some of them refuse."""
     near = sorted(connected, key=lambda peer: endpoint.round_trip(peer) or float("inf"))
     found: list[LinkReport] = []
-    measured = 0
+    measured, end = 0, loop_time() + MEASURING_SECONDS
     for peer in list(dict.fromkeys((*relays, *near)))[:8]:
         rates, problem = Rates(None, None), ""
-        if measured < MEASURED_PEERS:
+        if measured < MEASURED_PEERS and loop_time() < end:
             try:
                 rates = await measure(endpoint, peer)
                 measured += 1

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import msgspec
 
-from swarmcli.errors import CallRefused, EndOfStream, NetworkError
+from swarmcli.errors import CallRefused, EndOfStream
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
@@ -103,23 +105,33 @@ async def measure(endpoint: Endpoint, peer: PeerID, options: RateOptions = RateO
 
     Raises NetworkError, CallRefused of it where the other end's budget is used up.
     """
-    try:
-        async with asyncio.timeout(2 * options.patience):
-            async with endpoint.stream(peer, METHOD, RateRequest(True), timeout=options.patience) as stream:
-                down = await _count(stream)
-            async with endpoint.stream(peer, METHOD, RateRequest(False), timeout=options.patience) as stream:
-                await _send(stream, options.longest)
-                result, _ = await stream.receive(RateResult)
-    except TimeoutError:
-        raise NetworkError(f"measuring took more than {2 * options.patience:g} s") from None
-    return Rates(down, result.rate or None)
+    rates = dict[bool, float | None]()
+    for towards_asker in (True, False):
+        with suppress(TimeoutError):
+            async with endpoint.stream(peer, METHOD, RateRequest(towards_asker), timeout=options.patience) as stream:
+                passed = partial(getattr, stream, "arriving" if towards_asker else "leaving")
+                before, began = passed(), loop_time()
+                try:
+                    async with asyncio.timeout(options.longest + 1.0):
+                        if towards_asker:
+                            rates[True] = await _count(stream)
+                        else:
+                            await _send(stream, options.longest)
+                            rates[False] = (await stream.receive(RateResult))[0].rate
+                except TimeoutError:  # what this end has seen pass still counts
+                    rates[towards_asker] = (passed() - before) / (loop_time() - began)
+                    raise  # leaving by an exception ends the stream at once: what waits would be in the next one's way
+    return Rates(rates[True] or None, rates[False] or None)
 
 
 async def _send(stream: Stream, longest: float, passed: Callable[[int], None] = lambda count: None) -> None:
     loop = asyncio.get_running_loop()
     end = loop.time() + longest
-    payload = bytes(PIECE_BYTES)
-    for _ in range(MEASURED_BYTES // PIECE_BYTES):
+    payload, before = bytes(PIECE_BYTES), stream.leaving
+    for number in range(MEASURED_BYTES // PIECE_BYTES):
+        # No more waits than has got through: else the system would take megabytes, for which a slow link needs minutes.
+        while number * PIECE_BYTES > 2 * (stream.leaving - before) + PIECE_BYTES and loop.time() < end:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
         passed(PIECE_BYTES)
         await stream.send(RatePiece(), payload)
         if loop.time() >= end:

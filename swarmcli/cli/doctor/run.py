@@ -293,7 +293,7 @@ def check_sending(context: Context) -> Iterator[Finding]:
     recipe, demand = context.recipe, context.demand
     if recipe is None or demand is None:
         return
-    seen = _last_rounds(context.homes, recipe)
+    seen = _last_rounds(context.homes, recipe, demand.message)
     known = [rate for rate in (context.uplink, LimitStore(recipe).limits.upload) if rate]
     uplink = min(known, default=seen.uplink if seen else 0.0)
     if not uplink:
@@ -321,9 +321,10 @@ def check_sending(context: Context) -> Iterator[Finding]:
     yield Finding("sending", "WARN", text, fix)
 
 
-def _last_rounds(homes: Sequence[Path], recipe: Recipe, most: int = 20) -> Volunteers | None:
+def _last_rounds(homes: Sequence[Path], recipe: Recipe, nbytes: int, most: int = 20) -> Volunteers | None:
     """The trainers of the run by the last steps in its newest journal here, as fast as each other; `uplink` is what the
-    fastest round sent, 0.0 if none did. None: no journal has a step."""
+    fastest round sent, 0.0 if none did. A round that sent less than half of `nbytes`, such as a monitor's, waited for
+    others and not for the line. None: no journal has a step."""
     goes_on = recipe.outer.takes_steps or recipe.delay.grad_averaging  # they compute while a round runs
     found: list[tuple[float, Volunteers]] = []
     for home in homes:
@@ -333,8 +334,9 @@ def _last_rounds(homes: Sequence[Path], recipe: Recipe, most: int = 20) -> Volun
             if seconds > 0:
                 rounds = journal.rounds(recipe.run_id, limit=most)
                 took = [(each.bytes_sent, each.seconds.get("running all-reduce", 0.0)) for each in rounds]
-                rates = [sent / lasted for sent, lasted in took if lasted > 0]
+                rates = [sent / lasted for sent, lasted in took if lasted > 0 and 2 * sent >= nbytes]
                 count = max(2, steps[-1].peers)
                 pace = sum(each.samples for each in steps) / seconds / count
                 found.append((steps[-1].time, Volunteers(max(rates, default=0.0), count, pace)))
-    return max(found, key=lambda each: each[0])[1] if found else None
+    newest = max(found, key=lambda each: each[0])[1] if found else None
+    return newest and replace(newest, uplink=max(each.uplink for _, each in found))

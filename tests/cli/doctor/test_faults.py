@@ -169,13 +169,15 @@ def a_line_that_is_too_slow(world: World) -> None:
 
 def a_line_that_is_too_slow_for_sparse_gradients(world: World) -> None:
     world.recipe("gradient_averaging={method: topk, k: 256, bits: 8}", "averaging.trust=members")
-    a_journal_of_the_run(world, bytes_sent=500)
+    world.context.uplink = 2000.0
+    a_journal_of_the_run(world)
 
 
 def a_line_that_no_way_to_train_makes_good(world: World) -> None:
     outer = "outer={optimizer: sgd, lr: 1, momentum: 0, inner_batch_size: 16}"
     world.recipe(outer, "compression.gradients=blockwise_4bit", "target_batch_size=1600")  # 50 steps of two peers
-    a_journal_of_the_run(world, bytes_sent=12)
+    world.context.uplink = 48.0
+    a_journal_of_the_run(world)
 
 
 def a_damaged_journal(world: World) -> None:
@@ -401,6 +403,9 @@ def test_how_long_a_round_sends_is_told_as_far_as_line_and_pace_are_known(world:
     assert "at 0.4 Mbit/s up" in said()  # the limit counts, where it is the lower one
     world.config("")
     world.context.uplink = None
+    a_journal_of_the_run(world, bytes_sent=120)  # of a monitor: that waits for others, and not for its line
+    assert said().endswith("--network measures this computer's line")
+    (world.here / "runs" / "small" / "trainer-1").rename(world.here / "runs" / "small" / "monitor-1")
     a_journal_of_the_run(world, bytes_sent=50_000)
     assert re.search("at 1.6 Mbit/s up, beside 1.0 s in which 2 peers compute an epoch$", said())
 
