@@ -56,10 +56,7 @@ def test_a_codec_whose_own_methods_would_not_be_called_is_refused(kind: Any) -> 
 def test_verbose_shows_progress_where_nothing_set_up_logging(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    package = logging.getLogger("swarmcli.optim")
-    monkeypatch.setattr(package, "propagate", False)  # as if the root had no handlers, which pytest gives it
-    monkeypatch.setattr(package, "handlers", [])
-    level = package.level
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # those of pytest
     weights = torch.ones(1, requires_grad=True)
     given = {"run_id": "told", "target_batch_size": 4, "optimizer": torch.optim.SGD([weights], 0.1)}
     try:
@@ -67,7 +64,7 @@ def test_verbose_shows_progress_where_nothing_set_up_logging(
             logging.getLogger("swarmcli.optim.peers.progress").info("3 of 4 samples")
         assert "3 of 4 samples" in capsys.readouterr().err
     finally:
-        package.setLevel(level)
+        logging.getLogger("swarmcli.optim").setLevel(logging.NOTSET)
 
 
 def test_a_tracker_says_whether_it_lives() -> None:

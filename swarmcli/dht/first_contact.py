@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Literal
 
 from swarmcli.dht.core import NodeCore
 from swarmcli.errors import BootstrapError, CallTimeout, NotAMember, OwnAddressError, SwarmError, WrongPeerError
@@ -133,7 +132,7 @@ class FirstContacts:
         if not self._patient and address not in self._failures and self._last_to_fail(address):
             left = round(self._began + self._timeout - loop_time(), 1)
             text = f"{address} does not answer yet: {_why(address, error)}; trying again for {left:g} s"
-            self._say(text, "warning")  # a script shows these without being told to
+            self._core.endpoint.events.emit(Noticed("warning", text))  # a script shows these without being told to
         self._failures[address] = error
 
     def _last_to_fail(self, address: str) -> bool:
@@ -159,8 +158,8 @@ class FirstContacts:
             f"{', '.join(tried[:MOST_TOLD])}{more}"
         )
 
-    def _say(self, text: str, level: Literal["info", "warning"] = "info") -> None:
-        self._core.endpoint.events.emit(Noticed(level, text))
+    def _say(self, text: str) -> None:
+        self._core.endpoint.events.emit(Noticed("info", text))
 
     def _failure(self, *, in_time: bool) -> BootstrapError:
         others = [address for address, peer in self._found.items() if peer != self._core.peer_id]

@@ -8,6 +8,7 @@ from inspect import Parameter, signature
 from typing import Any, cast
 
 import torch
+from torch.nn.utils import clip_grad_norm_
 
 from swarmcli.averaging import AllreduceOptions, AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.checks import check_flags, check_numbers
@@ -114,21 +115,17 @@ def check_step(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-def clipping(max_grad_norm: float, *, averages: bool) -> Callable[..., None]:
-    """A hook before each step of an optimizer that scales its gradients, the average of all peers, down to this norm.
+def clipping(limit: float, clip: Callable[..., object] = clip_grad_norm_) -> Callable[..., None]:
+    """A hook before each step of an optimizer: it clips the gradients, which are the average of all peers, equal at
+    each. Raises ValueError or TypeError for what is no norm."""
+    check_numbers(max_grad_norm=limit)
+    if not 0 < limit < math.inf:
+        raise ValueError(f"max_grad_norm={limit!r}: expected None or a positive number")
 
-    Raises ValueError or TypeError for what is no norm, and where (`averages`) a peer steps with gradients of its own.
-    """
-    check_numbers(max_grad_norm=max_grad_norm)
-    if not (math.isfinite(max_grad_norm) and max_grad_norm > 0):
-        raise ValueError(f"max_grad_norm={max_grad_norm!r}: expected None or a positive number")
-    if not averages:
-        raise ValueError("max_grad_norm: it clips the average gradient, and with local or outer steps there is none")
+    def hook(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        clip([parameter for group in optimizer.param_groups for parameter in group["params"]], limit)
 
-    def clip(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], max_grad_norm)
-
-    return clip
+    return hook
 
 
 def make_scheduler(

@@ -1,17 +1,18 @@
-"""What frameworks do to the gradients of one peer before they call `step`, and would go wrong in silence: refused."""
+"""Refuses what frameworks do to the gradients of one peer before they call `step`, and would go wrong in silence."""
 
 from __future__ import annotations
 
 import sys
-from operator import attrgetter
-from types import FrameType
+from functools import reduce
+from traceback import walk_stack
+from typing import Any
 
 from swarmcli.errors import OptimizerError
 
-# Whose modules begin how, the variable and setting of a frame there that tells of clipping, and where to switch it off.
+# The modules of a framework, where a frame of them tells of clipping, and how to switch that off.
 _CLIPPING = (
-    (("transformers.",), "self", "args.max_grad_norm", "write `max_grad_norm=0` in its TrainingArguments"),
-    (("lightning.", "pytorch_lightning."), "trainer", "gradient_clip_val", "leave `gradient_clip_val` out of it"),
+    (("transformers.",), "self.args.max_grad_norm", "write `max_grad_norm=0` in its TrainingArguments"),
+    (("lightning.", "pytorch_lightning."), "trainer.gradient_clip_val", "leave `gradient_clip_val` out of it"),
 )
 
 
@@ -30,23 +31,14 @@ def refuse_partial_sums() -> None:
 def refuse_local_clipping() -> None:
     """Raises OptimizerError if a Trainer of transformers, trl or Lightning that clips gradients is what calls `step`:
     clipped batches have another average than one process would get that clips the whole batch."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        module = str(frame.f_globals.get("__name__"))
-        for packages, variable, setting, remedy in _CLIPPING:
-            if module.startswith(packages) and (owner := frame.f_locals.get(variable)) is not None:
-                norm = _read(owner, setting)
-                if norm:
+    for frame, _ in walk_stack(None):
+        for packages, setting, remedy in _CLIPPING:
+            if str(frame.f_globals.get("__name__")).startswith(packages):
+                variable, *names = setting.split(".")
+                found: Any = frame.f_locals.get(variable)
+                if norm := reduce(lambda owner, name: getattr(owner, name, None), names, found):
                     raise OptimizerError(
-                        f"step: {type(owner).__name__} clips the gradients of each of this peer's batches to {norm:g}, "
-                        f"which changes the average of all peers: {remedy}, and give the Optimizer "
-                        f"max_grad_norm={norm:g}, which clips the average"
+                        f"step: a Trainer clips the gradients of each of this peer's batches to {norm}, which changes "
+                        f"the average of all peers: {remedy}, and give the Optimizer max_grad_norm={norm}, which clips "
+                        "the average"
                     )
-        frame = frame.f_back
-
-
-def _read(owner: object, setting: str) -> float:
-    try:
-        return float(attrgetter(setting)(owner) or 0.0)
-    except (AttributeError, TypeError, ValueError):  # not what it looks like
-        return 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
 import torch
 
@@ -14,12 +14,6 @@ from swarmcli.optim.gradients.accumulator import all_finite
 
 if TYPE_CHECKING:
     from swarmcli.optim.core import OptimizerCore
-
-
-PLAIN_SCALER = (
-    "grad_scaler: torch's own takes every local step for a global one; use swarmcli.GradScaler in its place, or "
-    "bfloat16 where a framework (fp16=True, mixed_precision='fp16', precision='16-mixed') makes the scaler itself"
-)
 
 
 class ScaledSteps:
@@ -278,5 +272,12 @@ def check_grad_scaler(grad_scaler: object) -> None:
     if grad_scaler is None or isinstance(grad_scaler, GradScaler):
         return
     if isinstance(grad_scaler, torch.amp.GradScaler):
-        raise OptimizerError(PLAIN_SCALER)
+        refuse_plain_scaler()
     raise TypeError(f"grad_scaler: expected a swarmcli.GradScaler, got {type(grad_scaler).__name__}")
+
+
+def refuse_plain_scaler(*_: object) -> NoReturn:
+    raise OptimizerError(
+        "grad_scaler: torch's own takes every local step for a global one; use swarmcli.GradScaler in its place, or "
+        "bfloat16 where a framework (fp16=True, mixed_precision='fp16', precision='16-mixed') makes the scaler itself"
+    )

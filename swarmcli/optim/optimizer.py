@@ -26,7 +26,7 @@ from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription,
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.epoch.seat import SeatLost
 from swarmcli.optim.frameworks import refuse_local_clipping, refuse_partial_sums
-from swarmcli.optim.grad_scaler import PLAIN_SCALER, GradScaler, ScaledSteps, check_grad_scaler
+from swarmcli.optim.grad_scaler import GradScaler, ScaledSteps, check_grad_scaler, refuse_plain_scaler
 from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.modes import Outer, choose_mode
 from swarmcli.optim.modes.base import SiteHooks, StateOptions, Trained
@@ -58,6 +58,7 @@ class Optimizer(torch.optim.Optimizer):
     # Torch's plain GradScaler hands itself to such an optimizer's step, or sets `grad_scale`, and leaves the gradients
     # as they are. Of all others it unscales the gradients at each batch: with reused buffers the same ones repeatedly.
     _step_supports_amp_scaling = True
+    grad_scale = property(fset=refuse_plain_scaler)
 
     @names_new_words("Optimizer")
     def __init__(
@@ -131,7 +132,9 @@ class Optimizer(torch.optim.Optimizer):
         of_states = {"tolerance": of_averager.pop("state_tolerance")} if "state_tolerance" in of_averager else {}
         proceed_alone = of_averager.pop("proceed_alone", False)
         if verbose:
-            show_progress()
+            logging.basicConfig()  # to stderr; without effect where the program has set up logging
+            if not (package := logging.getLogger(__package__)).isEnabledFor(logging.INFO):
+                package.setLevel(logging.INFO)
         config = OptimizerConfig(
             run_id=run_id,
             target_batch_size=target_batch_size,
@@ -175,8 +178,9 @@ class Optimizer(torch.optim.Optimizer):
         self.opt, placement = place_optimizer(optimizer, params, offload=offload and not auxiliary)
         self.scheduler = make_scheduler(scheduler, self.opt, optimizer)
         if max_grad_norm is not None:
-            averages = self.mode.averages_gradients and outer is None
-            self.opt.register_step_pre_hook(clipping(max_grad_norm, averages=averages))
+            if outer is not None or not self.mode.averages_gradients:
+                raise ValueError("max_grad_norm: it clips the average gradient, and with local or outer steps is none")
+            self.opt.register_step_pre_hook(clipping(max_grad_norm))
         self._parameters = placement.model_parameters
         self._devices = {tensor.device for tensor in [*self._parameters, *extra_tensors] if tensor.is_cuda}
         frozen = self._frozen(frozen_parameters, frozen_digest, frozen_directory, extra_tensors)
@@ -281,14 +285,6 @@ class Optimizer(torch.optim.Optimizer):
     def note_loss(self, loss: float, samples: int) -> None:
         """For loops without a closure: the mean loss over so many samples, for the others to see. Not averaged."""
         self.core.metrics.note_loss(loss, samples)
-
-    @property
-    def grad_scale(self) -> None:
-        raise AttributeError("grad_scale")
-
-    @grad_scale.setter
-    def grad_scale(self, scale: object) -> NoReturn:
-        raise OptimizerError(PLAIN_SCALER)
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Zeroes the gradients of the model's parameters. Not with reuse_grad_buffers: there the gradients are what is
@@ -517,15 +513,6 @@ class Optimizer(torch.optim.Optimizer):
             raise OptimizerError(f"{'this optimizer' if self._closed else 'the DHT under it'} has been shut down")
         with in_order(self._devices):
             return self._thread.run(coroutine)
-
-
-def show_progress() -> None:
-    """Information of this package is shown from now on, on stderr unless the program has set up logging."""
-    package = logging.getLogger(__package__)
-    if not package.hasHandlers():
-        package.addHandler(logging.StreamHandler())
-    if not package.isEnabledFor(logging.INFO):
-        package.setLevel(logging.INFO)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from swarmcli.errors import RecipeError
+from swarmcli.optim.arguments import clipping
 from swarmcli.optim.modes import Outer
 from swarmcli.recipe import PieceSettings, Recipe, SchedulerSettings
 from swarmcli.recipe.optimizers import OPTIMIZERS
@@ -36,17 +37,12 @@ def optimizer_factory(
     averages = recipe.ema_decay > 0 and not recipe.outer.takes_steps
     max_norm, max_value = recipe.optimizer.max_grad_norm, recipe.optimizer.max_grad_value
 
-    def clip(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if max_value is not None:
-            torch.nn.utils.clip_grad_value_(parameters, max_value)
-        if max_norm is not None:
-            torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-
     def make(groups: Any) -> torch.optim.Optimizer:
         optimizer = kind(groups, **defaults) if around is None else around(groups, kind, **defaults)
-        if max_norm is not None or max_value is not None:
-            optimizer.register_step_pre_hook(clip)
+        if max_value is not None:
+            optimizer.register_step_pre_hook(clipping(max_value, torch.nn.utils.clip_grad_value_))
+        if max_norm is not None:
+            optimizer.register_step_pre_hook(clipping(max_norm))
         return keep_averages(optimizer, recipe.ema_decay) if averages else optimizer
 
     return make
