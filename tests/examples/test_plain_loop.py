@@ -67,6 +67,24 @@ def test_two_processes_train_together(example: str) -> None:
     assert together, told
 
 
+@pytest.mark.e2e
+def test_the_loop_of_the_readme_learns_and_says_goodbye(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    (tmp_path / "loop.py").write_text(next(block for block in blocks if "swarmcli.Optimizer(" in block))
+    run_it = RUN.replace("run_module(sys.argv.pop(1)", "run_path(sys.argv.pop(1)")
+    command = [sys.executable, "-u", "-c", run_it.replace(", alter_sys=True", ""), str(tmp_path / "loop.py")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            lines = [read_until(process, "mean loss")[-1] for _ in range(4)]
+            process.send_signal(signal.SIGINT)
+            assert not [line for line in read_until(process, "left the run at epoch") if "Traceback" in line]
+            assert process.wait() == 0
+        finally:
+            process.kill()
+    losses = [float(line.split()[-1]) for line in lines]
+    assert losses[-1] < losses[0] - 0.5, lines
+
+
 def test_a_contact_that_does_not_answer_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     def train() -> None:
         DHT(["tcp://127.0.0.1:9"], start=True, host="127.0.0.1", startup_timeout=0.2)
