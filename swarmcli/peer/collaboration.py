@@ -14,16 +14,6 @@ from torch import nn
 
 from swarmcli.averaging import Aggregator, CenteredClip, Mean, Median, TrimmedMean
 from swarmcli.checkpoints.layout import checkpoints_below, epoch_of
-from swarmcli.compression import (
-    BFloat16Compression,
-    BlockwiseQuantization,
-    CompressionBase,
-    Float16Compression,
-    NoCompression,
-    Quantile8BitQuantization,
-    ScaledFloat16Compression,
-    Uniform8BitQuantization,
-)
 from swarmcli.dht import DHT, DHTNode
 from swarmcli.errors import CheckpointError, JournalError, RecipeError
 from swarmcli.events import Evaluated, Noticed
@@ -56,23 +46,13 @@ from swarmcli.training import (
     saved_buffers,
 )
 from swarmcli.training.adapters import is_quantized, place_model
+from swarmcli.training.demand import COMPRESSIONS
 from swarmcli.training.freezing import check_frozen, run_weights, stored_bytes
 from swarmcli.training.memory import check_memory
 from swarmcli.training.merging import remember_base
 from swarmcli.training.outline import keep_outline, kept_outline, outline_of
 from swarmcli.training.resumed import Resume, by_recipe, resumed_place
 from swarmcli.training.schedule import AVERAGE, outer_steps
-
-COMPRESSIONS: Mapping[str, CompressionBase] = {
-    "none": NoCompression(),
-    "float16": Float16Compression(),
-    "bfloat16": BFloat16Compression(),
-    "scaled_float16": ScaledFloat16Compression(),
-    "uniform_8bit": Uniform8BitQuantization(),
-    "quantile_8bit": Quantile8BitQuantization(),
-    "blockwise_8bit": BlockwiseQuantization(),
-    "blockwise_4bit": BlockwiseQuantization(64, bits=4),  # a block's outlier costs four bits more than eight
-}
 
 
 class Collaboration:

@@ -17,10 +17,10 @@ WIDTHS: Mapping[GradientCodec, float] = {  # bytes of a number on the wire, with
     "float16": 2.0,
     "bfloat16": 2.0,
     "scaled_float16": 2.0,
-    "uniform_8bit": 1.02,
-    "quantile_8bit": 1.02,
-    "blockwise_8bit": 1.02,
-    "blockwise_4bit": 0.57,
+    "uniform_8bit": 1.002,
+    "quantile_8bit": 1.002,
+    "blockwise_8bit": 1.002,
+    "blockwise_4bit": 0.563,
 }
 
 

@@ -10,6 +10,7 @@ gradients are larger as averages than as a trainer's message, the more so the mo
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,17 +18,27 @@ from torch import nn
 
 from swarmcli.averaging.group import Member
 from swarmcli.averaging.shares import reducing_shares
-from swarmcli.compression import TensorDescriptor, TopK
+from swarmcli.compression import (
+    BFloat16Compression,
+    BlockwiseQuantization,
+    CompressionBase,
+    Float16Compression,
+    NoCompression,
+    Quantile8BitQuantization,
+    ScaledFloat16Compression,
+    TensorDescriptor,
+    TopK,
+    Uniform8BitQuantization,
+)
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import Role
 from swarmcli.recipe import Recipe
-from swarmcli.recipe.advice import WIDTHS
 from swarmcli.recipe.offered import UNKNOWN, Going
 from swarmcli.training.device import Compute
 from swarmcli.training.freezing import frozen_bytes, stored_bytes
 from swarmcli.training.memory import (
     Need,
-    averaged_numbers,
+    averaged_shapes,
     memory_needs,
     sizes,
     statistics_of,
@@ -45,6 +56,16 @@ class Assumptions:
 
 
 ASSUMED = Assumptions()
+COMPRESSIONS: Mapping[str, CompressionBase] = {  # by their names in recipes
+    "none": NoCompression(),
+    "float16": Float16Compression(),
+    "bfloat16": BFloat16Compression(),
+    "scaled_float16": ScaledFloat16Compression(),
+    "uniform_8bit": Uniform8BitQuantization(),
+    "quantile_8bit": Quantile8BitQuantization(),
+    "blockwise_8bit": BlockwiseQuantization(),
+    "blockwise_4bit": BlockwiseQuantization(64, bits=4),  # a block's outlier costs four bits more than eight
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +144,11 @@ def passed_on(
 def averaged_bytes(recipe: Recipe, outline: nn.Module, senders: int) -> tuple[int, int]:
     """One peer brings so many bytes into the average of an epoch, and that of so many senders has at most so many, as
     they travel."""
-    method = recipe.gradient_averaging
+    method, compression = recipe.gradient_averaging, recipe.compression
+    local = recipe.local_updates.enabled
+    codec = COMPRESSIONS[compression.state_averaging if local else compression.gradients]
     if method.method == "topk":
         codec = TopK(method.k, method.bits)
-        shapes = [TensorDescriptor(tuple(p.shape), torch.float32) for p in outline.parameters() if p.requires_grad]
-        return sum(map(codec.payload_bound, shapes)), sum(codec.average_bound(each, senders) for each in shapes)
-    width = WIDTHS[recipe.compression.gradients]
-    if recipe.local_updates.enabled:
-        width = WIDTHS[recipe.compression.state_averaging] * (1 + len(recipe.averaging.average_opt_statistics))
-    nbytes = int(averaged_numbers(recipe, outline) * width)
-    return nbytes, nbytes
+    forms = [TensorDescriptor(shape, torch.float32) for shape in averaged_shapes(recipe, outline)]
+    forms *= 1 + local * len(recipe.averaging.average_opt_statistics)
+    return sum(map(codec.payload_bound, forms)), sum(codec.average_bound(each, senders) for each in forms)

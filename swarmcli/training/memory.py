@@ -9,6 +9,7 @@ were 617, 541 and 478 (benchmarks/NOTES.md). So the sum says whether a model fit
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -202,17 +203,24 @@ def of_auxiliary(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[N
     ]
 
 
-def averaged_numbers(recipe: Recipe, outline: nn.Module) -> int:
-    """How many numbers (float32) of gradients or parameters a round averages: two thin matrices in place of a large
-    one, where that saves enough (docs/powersgd.md)."""
-    method, trained = recipe.gradient_averaging, [p for p in outline.parameters() if p.requires_grad]
+def averaged_shapes(recipe: Recipe, outline: nn.Module) -> list[tuple[int, ...]]:
+    """Of the gradients or parameters (float32) that a round averages: two thin matrices in place of a large one, where
+    that saves enough (docs/powersgd.md)."""
+    method, shapes = recipe.gradient_averaging, [tuple(p.shape) for p in outline.parameters() if p.requires_grad]
     if method.method in ("plain", "topk") or recipe.local_updates.enabled:
-        return sum(each.numel() for each in trained)
+        return shapes
     rank = Rank(method.rank, method.min_compression_ratio)
-    thin = [(each.numel(), rank.matrix(each.shape)) for each in trained]
-    return sum(
-        numbers if matrix is None else min(rank.averager_rank, *matrix) * sum(matrix) for numbers, matrix in thin
-    )
+    thin = [(shape, rank.matrix(shape)) for shape in shapes]
+    return [
+        part
+        for shape, matrix in thin
+        for part in ([shape] if matrix is None else [(side, min(rank.averager_rank, *matrix)) for side in matrix])
+    ]
+
+
+def averaged_numbers(recipe: Recipe, outline: nn.Module) -> int:
+    """How many numbers a round averages."""
+    return sum(map(math.prod, averaged_shapes(recipe, outline)))
 
 
 def round_needs(recipe: Recipe, trained: int) -> list[Need]:

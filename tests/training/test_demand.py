@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import nn
 
+from swarmcli.averaging.round.plan import Layout
 from swarmcli.events import EpochAdvanced, RoundFinished
 from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription, Role
 from swarmcli.recipe.offered import UNKNOWN, Going
 from swarmcli.testing import virtual_time
-from swarmcli.training.demand import ASSUMED, Demand, demand_of, passed_on
+from swarmcli.training.demand import ASSUMED, COMPRESSIONS, Demand, demand_of, passed_on
 from swarmcli.training.device import Compute
 from tests.optim import optim_swarm
 from tests.recipe.recipes import small
@@ -36,6 +37,12 @@ def test_each_epoch_moves_at_most_twice_what_is_averaged() -> None:
     assert demand("compression.gradients=float16").sent == 2 * 2 * NUMBERS
     local = demand("local_updates.enabled=true", "averaging.average_opt_statistics=[exp_avg_sq]")
     assert local.sent == 2 * 4 * 2 * NUMBERS
+
+
+@pytest.mark.parametrize("codec", COMPRESSIONS)
+def test_a_round_is_told_in_the_bytes_that_its_members_count(codec: str) -> None:
+    layout = Layout.of([torch.empty(p.shape) for p in OUTLINE.parameters()], COMPRESSIONS[codec])
+    assert demand(f"compression.gradients={codec}").round == layout.round_bytes(senders=64)
 
 
 def test_the_state_is_the_model_and_the_statistics_that_travel() -> None:
