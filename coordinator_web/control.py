@@ -35,8 +35,9 @@ class Controls(Protocol):
         """The peer's present activity."""
         ...
 
-    def pause(self, until: float | None) -> None:
-        """Until that moment (seconds since 1970), or until it is told to go on."""
+    def pause(self, until: float | None, seconds: float | None = None) -> None:
+        """Until that moment (seconds since 1970), or until it is told to go on. `seconds`: that moment was said as a
+        time to last, whatever becomes of the clock meanwhile."""
         ...
 
     def resume(self) -> None: ...
@@ -103,7 +104,7 @@ def control(controls: Controls, token: str) -> APIRouter:
         until = wish.until if wish.seconds is None else now + wish.seconds
         if until is not None and not now < until <= now + LONGEST:
             raise HTTPException(422, "a pause ends in the future, and within a year")
-        return await _answer(lambda: controls.pause(until), controls.activity)
+        return await _answer(lambda: controls.pause(until, wish.seconds), controls.activity)
 
     @api.post("/resume")
     async def resume(request: Request) -> Response:

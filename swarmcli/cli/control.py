@@ -62,8 +62,8 @@ def pause(
     """
     if lasting is not None and until is not None:
         raise UsageError("--for and --until say the same in two ways; give one of them")
-    end = time.time() + duration(lasting) if lasting else moment(until) if until else None
-    _change("pause", {"until": end}, run, peer, home, as_json=as_json, quiet=quiet)
+    end = {"seconds": duration(lasting)} if lasting else {"until": moment(until)} if until else {}
+    _change("pause", end, run, peer, home, as_json=as_json, quiet=quiet)
 
 
 def resume(

@@ -135,14 +135,9 @@ def print_summary(console: Console, reader: JournalReader, runs: Sequence[RunRec
 def _state(run: RunRecord, now: float) -> str:
     if run.finished is not None:
         return f"ended {day(run.finished)} after {format_time(run.finished - run.started)}: {printable(run.outcome)}"
-    if _goes_on(run, now):
+    if run.goes_on(now):
         return f"running for {format_time(max(0.0, now - run.started))} (process {run.pid})"
     return f"stopped without closing the journal; its last sign of life is of {day(run.last_seen)}"
-
-
-def _goes_on(run: RunRecord, now: float) -> bool:
-    """A journal without an end whose last sign of life is younger than 15 s belongs to a live process."""
-    return run.finished is None and abs(now - run.last_seen) < 15
 
 
 def _epoch_facts(reader: JournalReader, run_id: str) -> list[tuple[str, str]]:
@@ -198,4 +193,4 @@ def _gone(peer: PeerSeen, run: RunRecord) -> str:
 def _as_of(run: RunRecord, now: float) -> str:
     if run.finished is not None:
         return "at the end"
-    return "now" if _goes_on(run, now) else "when it was last written"
+    return "now" if run.goes_on(now) else "when it was last written"

@@ -48,6 +48,11 @@ class RunRecord:
     outcome: str = ""  # how the process says it ended
     id: int = 0
 
+    def goes_on(self, now: float) -> bool:
+        """Whether a live process writes it: there is no end, and the last sign of life is younger than 15 s. Where the
+        clock was set meanwhile the next sign, a moment later, says so again."""
+        return self.finished is None and abs(now - self.last_seen) < 15
+
 
 @dataclass(frozen=True, slots=True)
 class Totals:

@@ -1,8 +1,8 @@
 """The running peers of one user on one computer: since when and where each runs, and how it is asked and controlled.
 
-Each process writes files of its own and no others, whole or not at all, and names them by its id and start, which no
-other process ever shares; so nothing here needs a lock. The next one that looks removes the files of a process that
-died. What lies there and is not this user's own regular file is not read.
+Each process writes files of its own and no others, whole or not at all, and names them by its id and birth, which no
+other process ever shares and no set clock changes; so nothing here needs a lock. The next one that looks removes the
+files of a process that died. What lies there and is not this user's own regular file is not read.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
+from zlib import crc32
 
 import msgspec
 import psutil
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 VARIABLE = "SWARM_RUNTIME_DIR"
 OF_USERS = Path("/run/user")  # where Linux has a directory for each user who is logged in
 MAX_BYTES = 1 << 16  # of a file
-OURS = re.compile(r"(\d{1,10})-(\d{1,12})\.(?:json|token|writing)")
+OURS = re.compile(r"(\d{1,10})-(\d{15,19})\.(?:json|token|writing)")  # former versions have fewer digits
 LOOPBACK = re.compile(r"http://127\.0\.0\.1:(\d{1,5})")  # no other computer, and no name that leads elsewhere
 
 
@@ -38,22 +39,25 @@ class LocalPeer(msgspec.Struct, frozen=True):
     """One process. Those of a site have the same home, and one of them speaks for all."""
 
     pid: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
-    started: Annotated[float, msgspec.Meta(ge=0, lt=1e12)]  # seconds since 1970
+    started: Annotated[float, msgspec.Meta(ge=0, lt=1e12)]  # seconds since 1970, for people
     role: str
     run_id: str
     home: str
     name: str = ""  # on the dashboard; "": it is still joining
     api: str = ""  # http://127.0.0.1:PORT; "": it cannot be asked (yet)
     waits: str = ""  # the peers it waits for while it is joining, and what helps; "": it has not said
+    born: Annotated[int, msgspec.Meta(ge=0)] = 0  # see `birth_of`
 
     @classmethod
     def here(cls, role: str, run_id: str, home: Path) -> LocalPeer:
         """This process."""
-        return cls(os.getpid(), psutil.Process().create_time(), role, run_id, str(home.absolute()))
+        pid = os.getpid()
+        started = psutil.Process(pid).create_time()
+        return cls(pid, started, role, run_id, str(home.absolute()), born=birth_of(pid))
 
     @property
     def lives(self) -> bool:
-        return is_running(self.pid, self.started)
+        return is_running(self.pid, self.born)
 
     @property
     def label(self) -> str:
@@ -69,7 +73,7 @@ class LocalPeer(msgspec.Struct, frozen=True):
     @property
     def stem(self) -> str:
         """The name of its files, without a suffix."""
-        return f"{self.pid}-{int(self.started)}"
+        return f"{self.pid}-{self.born}"
 
 
 class LocalPeers:
@@ -110,12 +114,12 @@ class LocalPeers:
             named = OURS.fullmatch(file.name)
             if named is None:
                 continue
-            if not is_running(int(named[1]), float(named[2])):
+            if not is_running(int(named[1]), int(named[2])):
                 with suppress(OSError):
                     file.unlink(missing_ok=True)
             elif file.suffix == ".json" and (peer := _read(file)) is not None:
                 found.append(peer)
-        return sorted(found, key=lambda peer: (peer.started, peer.pid))
+        return sorted(found, key=lambda peer: (peer.born, peer.pid))
 
     def peers(self) -> list[LocalPeer]:
         """Those of `living` that are peers of a run: one process for each home, the one that can be asked."""
@@ -197,13 +201,22 @@ class RegistryEntry:
         self._written = True
 
 
-def is_running(pid: int, started: float) -> bool:
-    """Whether the process that began then, and no later one with its number, runs. A zombie does not."""
+def birth_of(pid: int) -> int:
+    """A number that a process keeps, and that grows from one to the next, whatever becomes of the clock: on Linux the
+    ticks from the computer's start to its own, below a mark of that start. Other systems keep a process's moment by
+    the clock as it was then: it stays too, but the clock may be set between two births. Raises psutil.Error."""
     try:
-        process = psutil.Process(pid)
-        # A start is told from the clock, which may be set meanwhile; a process id comes back later than in a minute.
-        same = abs(process.create_time() - started) < 60.0
-        return same and process.status() != psutil.STATUS_ZOMBIE
+        ticks = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+        mark = crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes()) & 0x7FFFF
+    except (OSError, ValueError, IndexError):
+        return int(psutil.Process(pid).create_time() * 1e6)
+    return 1 << 62 | mark << 43 | ticks
+
+
+def is_running(pid: int, born: int) -> bool:
+    """Whether the process that was born so, and no later one with its number, runs. A zombie does not."""
+    try:
+        return birth_of(pid) == born and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.AccessDenied:
         return True
     except (psutil.Error, ValueError, OverflowError):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from swarmcli.clock import Clock
 from swarmcli.events import ActivityChanged
 from swarmcli.run.values import Reason, ReasonKind
 from swarmcli.words import roughly
@@ -92,15 +93,21 @@ class Activity:
     """
 
     def __init__(
-        self, emit: Callable[[ActivityChanged], object] = lambda event: None, clock: Callable[[], float] = time.time
+        self,
+        emit: Callable[[ActivityChanged], object] = lambda event: None,
+        clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] | None = None,
     ) -> None:
+        """`clock` is the one on the wall, by which people name moments. `steady` goes on as it is when that one is set,
+        also while the computer sleeps: durations go by it."""
         self._emit = emit
-        self._clock = clock
+        self._clock, self._steady = clock, steady or Clock().raw
         self._lock = threading.Lock()
         self._reasons: dict[ReasonKind, Reason] = {}
+        self._ends: dict[ReasonKind, float] = {}  # of those that were to last for a time, by `steady`
         self._rests = False  # what was computed has been handed in, or is kept
         self._keeps = 0
-        self._round_at = math.inf  # by `clock`, when a round is expected to take them
+        self._round_at = math.inf  # by `steady`, when a round is expected to take them
         self._stays = math.inf  # less: it stops
         self.hands_in = nothing  # what a peer would stay for if it were asked to stop now
         self._listeners: list[Callable[[], object]] = []
@@ -108,10 +115,12 @@ class Activity:
 
     # for the user, limits and signals
 
-    def hold(self, reason: Reason) -> ActivityStatus:
-        """The peer does not work while this reason holds. Replaces one of the same kind."""
+    def hold(self, reason: Reason, seconds: float | None = None) -> ActivityStatus:
+        """The peer does not work while this reason holds: for so many `seconds`, else until the moment that it names,
+        if any. Replaces one of the same kind."""
         with self._lock:
             self._reasons[reason.kind] = reason
+            self._ends[reason.kind] = math.inf if seconds is None else self._steady() + seconds
         return self._tell()
 
     def release(self, kind: ReasonKind) -> ActivityStatus:
@@ -126,7 +135,7 @@ class Activity:
         else holds. `swarm stop` and all signals come here. What is asked later can only shorten the time."""
         keeps, seconds = self.hands_in(stays) if stays else NOTHING
         with self._lock:
-            self._keeps, self._round_at = keeps, self._clock() + seconds
+            self._keeps, self._round_at = keeps, self._steady() + seconds
             self._stays = min(self._stays, stays)
         return self._tell()
 
@@ -146,7 +155,7 @@ class Activity:
         `seconds`; it `rests` when it has nothing to hand in any more, or nobody to hand it to."""
         with self._lock:
             self._rests = rests
-            self._keeps, self._round_at = keeps, self._clock() + seconds
+            self._keeps, self._round_at = keeps, self._steady() + seconds
         self._tell()
 
     def subscribe(self, listener: Callable[[], object]) -> Callable[[], None]:
@@ -173,14 +182,14 @@ class Activity:
         return now
 
     def _look(self) -> None:
-        now, before, stops = self._clock(), self._status, self._stays < math.inf
-        self._reasons = {k: r for k, r in self._reasons.items() if r.until is None or r.until > now}
+        now, steady, before, stops = self._clock(), self._steady(), self._status, self._stays < math.inf
+        self._reasons = {k: r for k, r in self._reasons.items() if not self._is_over(r, now, steady)}
         reasons = tuple(self._reasons.values())
         if not reasons and not stops:
             self._rests, self._round_at = False, math.inf
         state: State = "stopping" if stops else "running" if not reasons else "paused" if self._rests else "pausing"
         keeps = self._keeps if state in ("paused", "stopping") else 0
-        left = max(0.0, self._round_at - now) if state in ("pausing", "stopping") else math.inf
+        left = max(0.0, self._round_at - steady) if state in ("pausing", "stopping") else math.inf
         self._status = ActivityStatus(
             state,
             reasons,
@@ -189,6 +198,11 @@ class Activity:
             self._stays,
             left if left < math.inf else None,
         )
+
+    def _is_over(self, reason: Reason, now: float, steady: float) -> bool:
+        if (end := self._ends[reason.kind]) < math.inf:
+            return end <= steady
+        return reason.until is not None and reason.until <= now
 
 
 def is_news(before: ActivityStatus, now: ActivityStatus) -> bool:

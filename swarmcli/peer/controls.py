@@ -50,11 +50,11 @@ class PeerControls:
             seconds_left=status.seconds_left,
         )
 
-    def pause(self, until: float | None) -> None:
+    def pause(self, until: float | None, seconds: float | None = None) -> None:
         """Raises ControlError when the peer is about to leave."""
         if self._activity.status().state == "stopping":
             raise ControlError("it is stopping already")
-        self._activity.hold(asked(until))
+        self._activity.hold(asked(until), seconds)
 
     def resume(self) -> None:
         """Ends the user's pause. What else holds the peer (its battery, say) goes on holding it."""

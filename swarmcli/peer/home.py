@@ -125,7 +125,7 @@ def running_beside(me: LocalPeer, living: Callable[[], Sequence[LocalPeer]], sec
     deadline, own = time.monotonic() + seconds, Path(me.home)
     while True:
         beside = [peer for peer in living() if peer.run_id == me.run_id and Path(peer.home).parent == own.parent]
-        older = [each for each in beside if each.home != me.home and (each.started, each.pid) < (me.started, me.pid)]
+        older = [each for each in beside if each.home != me.home and (each.born, each.pid) < (me.born, me.pid)]
         told = [address for peer in older for address in addresses_in(Path(peer.home, "peer.json"), "addresses")]
         found = [address for address in told if _listens(address)]
         # A home may hold the word of a life that was killed, so what counts is whether somebody listens there.

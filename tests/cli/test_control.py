@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -23,7 +22,7 @@ from coordinator_web.app import create_app
 from swarmcli.cli import control, status
 from swarmcli.cli.main import app
 from swarmcli.errors import ControlError, UsageError
-from swarmcli.machine.registry import LocalPeer, LocalPeers
+from swarmcli.machine.registry import LocalPeer, LocalPeers, birth_of
 from swarmcli.peer.activity import Activity
 from swarmcli.peer.controls import PeerControls
 from swarmcli.recipe.limit_store import LimitStore
@@ -216,8 +215,8 @@ def test_one_that_has_hung_up_since_it_leaves_by_itself_has_stopped(
 @pytest.mark.parametrize(("words", "number"), [([], signal.SIGTERM), (["--now"], signal.SIGKILL)])
 def test_one_that_cannot_be_asked_yet_gets_a_signal(registry: LocalPeers, words: list[str], number: int) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
-        started = psutil.Process(process.pid).create_time()
-        registry.write(LocalPeer(process.pid, started, "trainer", "a-run", "/homes/x"), "")
+        peer = LocalPeer(process.pid, 1e9, "trainer", "a-run", "/homes/x", born=birth_of(process.pid))
+        registry.write(peer, "")
         assert swarm("stop", *words)[0] == 0
         assert process.wait() == -number
 

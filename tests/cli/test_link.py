@@ -8,7 +8,6 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import psutil
 import pytest
 from msgspec.structs import replace
 
@@ -18,7 +17,7 @@ from swarmcli.cli.init import init
 from swarmcli.cli.link import contacts_of, link
 from swarmcli.errors import UsageError
 from swarmcli.journal import Journal, RunRecord
-from swarmcli.machine.registry import LocalPeer, LocalPeers
+from swarmcli.machine.registry import LocalPeer, LocalPeers, birth_of
 from swarmcli.network.identity import Identity
 from swarmcli.network.membership import InvitationKind
 from swarmcli.peer.linked import LinkedRun
@@ -69,8 +68,8 @@ def test_a_peer_that_runs_is_found_by_its_link_and_its_recipe_wherever_its_home_
     own, other = home(tmp_path / "here", "203.0.113.7:1", runs=True), tmp_path / "other"
     home(other, "203.0.113.8:1", runs=True, run_id="other")
     with ExitStack() as living:
-        for number, path in enumerate((tmp_path / "here", other)):
-            runs = replace(LocalPeer.here("auxiliary", "small", path), started=psutil.Process().create_time() + number)
+        for pid, path in ((os.getpid(), tmp_path / "here"), (os.getppid(), other)):
+            runs = replace(LocalPeer.here("auxiliary", "small", path), pid=pid, born=birth_of(pid))
             living.enter_context(LocalPeers().entered(runs))
         for what in (own, tmp_path / "recipe.yaml"):
             assert said(what)[0] == f'swarm join "{own}"'

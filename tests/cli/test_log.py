@@ -10,7 +10,6 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-import psutil
 import pytest
 import typer
 from msgspec.structs import replace
@@ -23,7 +22,7 @@ from swarmcli.cli.log import Selection, followed, log, show
 from swarmcli.errors import JournalError, UsageError
 from swarmcli.events import CheckpointWritten, EpochAdvanced, PeerRefused, PeerSeen, RoundFinished
 from swarmcli.journal import Journal, JournalReader, RunRecord
-from swarmcli.machine.registry import LocalPeer, LocalPeers
+from swarmcli.machine.registry import LocalPeer, LocalPeers, birth_of
 
 ALICE, BOB = "a" * 52, "b" * 52
 START = 1_790_000_000.0
@@ -219,8 +218,9 @@ def test_of_several_peers_the_one_that_runs_is_meant(two: tuple[Path, Path], tmp
         journal_of(None)
     with living(path.parent):
         assert journal_of(None) == journal_of("stdlib-lm") == find_journal(tmp_path) == path
-    parent = psutil.Process(os.getppid())
-    second = replace(LocalPeer.here("monitor", "stdlib-lm", other.parent), pid=parent.pid, started=parent.create_time())
+    second = replace(
+        LocalPeer.here("monitor", "stdlib-lm", other.parent), pid=os.getppid(), born=birth_of(os.getppid())
+    )
     with living(path.parent), LocalPeers().entered(second):
         with pytest.raises(UsageError, match=r"2 peers of yours run now; name one"):
             journal_of(None)

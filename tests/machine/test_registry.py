@@ -10,10 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from swarmcli.errors import ControlError
 from swarmcli.machine import registry
-from swarmcli.machine.registry import VARIABLE, LocalPeer, LocalPeers, runtime_directory
+from swarmcli.machine.registry import VARIABLE, LocalPeer, LocalPeers, birth_of, runtime_directory
 
 CODE = """
 import sys
@@ -69,11 +70,20 @@ def test_one_that_is_killed_is_gone_and_one_that_leaves_leaves_nothing(peers: Lo
 
 
 def test_another_process_with_the_id_of_a_dead_one_is_not_taken_for_it(peers: LocalPeers) -> None:
-    dead = LocalPeer(os.getpid(), here().started - 3600, "trainer", "run", "/home", api="http://127.0.0.1:9")
+    dead = replace(here("trainer"), born=here().born - 1, api="http://127.0.0.1:9")
     peers.write(dead, "its token")
     peers.write(here(), "")
     assert peers.living() == [here()]
     assert [file.name for file in peers.directory.iterdir()] == [f"{here().stem}.json"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the moment of a start is kept as it was")
+def test_a_clock_that_is_set_makes_no_process_unknown(peers: LocalPeers, monkeypatch: pytest.MonkeyPatch) -> None:
+    booted, started = psutil.boot_time(), psutil.Process().create_time()
+    with peers.entered(here()) as entry:
+        for days in (-30, 30):
+            monkeypatch.setattr("psutil._pslinux.boot_time", lambda days=days: booted + days * 86400)
+            assert abs(psutil.Process().create_time() - started) > 86400 and peers.living() == [entry.peer]
 
 
 def test_what_could_not_be_written_or_was_removed_is_written_again_and_a_foreign_file_is_left_alone(
@@ -147,15 +157,15 @@ def test_only_its_user_can_read_the_token(peers: LocalPeers, shown: LocalPeer) -
 
 
 def test_the_processes_of_a_site_are_one_peer(peers: LocalPeers, shown: LocalPeer) -> None:
-    parent = psutil.Process(os.getppid())
-    peers.write(LocalPeer(parent.pid, parent.create_time(), "trainer", "run", shown.home), "")
+    parent = os.getppid()
+    peers.write(replace(shown, pid=parent, born=birth_of(parent), api=""), "")
     assert len(peers.living()) == 2 and peers.peers() == [shown]
 
 
 def test_what_lies_there_and_is_no_entry_is_not_read(peers: LocalPeers, shown: LocalPeer) -> None:
     own = (peers.directory / f"{shown.stem}.json").read_bytes()
-    parent = psutil.Process(os.getppid())  # another living process, with which a foreign file could be named
-    foreign = peers.directory / f"{parent.pid}-{int(parent.create_time())}.json"
+    parent = os.getppid()  # another living process, with which a foreign file could be named
+    foreign = peers.directory / f"{parent}-{birth_of(parent)}.json"
     for content in (b"", b"\xff", b"[" * 60_000, own, own + b" " * registry.MAX_BYTES, b'{"pid": -1}'):
         foreign.write_bytes(content)
         assert peers.living() == [shown]
@@ -167,7 +177,9 @@ def test_what_lies_there_and_is_no_entry_is_not_read(peers: LocalPeers, shown: L
     assert peers.living() == [shown]
     foreign.unlink()
     foreign.mkdir()
-    (peers.directory / "7-7.json").mkdir()  # of a process that is not there, and cannot be removed as a file
+    (
+        peers.directory / f"7-{here().born}.json"
+    ).mkdir()  # of a process that is not there, and cannot be removed as a file
     assert peers.living() == [shown]
     link = peers.directory.with_name("link")
     link.symlink_to(peers.directory)

@@ -64,11 +64,11 @@ def test_the_token_of_a_dashboard_outlives_a_restart_and_is_this_users_alone(tmp
         assert again.dashboard_token() not in (token, "")
 
 
-ME = 10.0  # when this peer was started
+ME = 10  # when this peer was born
 
 
-def neighbour(runs: Path, name: str, *, started: float = 1.0, run_id: str = "r", api: str = "http://") -> LocalPeer:
-    return LocalPeer(1, started, "trainer", run_id, str(runs / name), api=api)
+def neighbour(runs: Path, name: str, *, born: int = 1, run_id: str = "r", api: str = "http://") -> LocalPeer:
+    return LocalPeer(1, 1.0, "trainer", run_id, str(runs / name), api=api, born=born)
 
 
 def tell(runs: Path, name: str, *ports: int) -> None:
@@ -77,7 +77,7 @@ def tell(runs: Path, name: str, *ports: int) -> None:
 
 
 def test_who_begins_without_contacts_joins_those_who_run_beside_it(tmp_path: Path) -> None:
-    me = neighbour(tmp_path, "trainer-9", started=ME, api="")
+    me = neighbour(tmp_path, "trainer-9", born=ME, api="")
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # so that nobody listens there
         port, nobody = listener.getsockname()[1], taken.getsockname()[1]
@@ -94,13 +94,13 @@ def test_who_begins_without_contacts_joins_those_who_run_beside_it(tmp_path: Pat
         assert found(neighbour(tmp_path, "half"), me) == [f"tcp://127.0.0.1:{port}"]
         assert found(me) == []  # not itself
         assert found(neighbour(tmp_path, "other-run", run_id="another"), me) == []
-        assert found(neighbour(tmp_path, "younger", started=ME + 1), me) == []  # or both would wait for each other
+        assert found(neighbour(tmp_path, "younger", born=ME + 1), me) == []  # or both would wait for each other
         assert found(neighbour(tmp_path, "killed"), me) == []
         assert found(neighbour(tmp_path.parent, f"{tmp_path.name}-elsewhere"), me) == []
 
 
 def test_it_waits_for_one_that_has_begun_and_is_not_ready_yet(tmp_path: Path) -> None:
-    me, looks = neighbour(tmp_path, "trainer-2", started=ME), list[None]()
+    me, looks = neighbour(tmp_path, "trainer-2", born=ME), list[None]()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def living() -> list[LocalPeer]:

@@ -222,7 +222,9 @@ def test_who_lost_its_contact_finds_another_peer_of_the_run_that_runs_on_this_co
         same = running.enter_context(peer(tmp_path / "e", "monitor"))
         for each in (other, same):
             each.tell()
-        processes = [LocalPeer(1, float(n), "monitor", "small", str(p.home.path)) for n, p in enumerate((other, same))]
+        processes = [
+            LocalPeer(1, 1.0, "monitor", "small", str(p.home.path), born=n) for n, p in enumerate((other, same))
+        ]
         monkeypatch.setattr(LocalPeers, "living", lambda self: processes)
         with rejoining(tmp_path / "c", contact, lambda event: None) as back:
             assert back.dht.run_coroutine(connected(back, same))

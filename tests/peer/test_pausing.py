@@ -193,7 +193,7 @@ def test_a_run_that_ends_during_a_pause_ends_the_role() -> None:
 def an_activity() -> tuple[Activity, list[ActivityChanged], list[float]]:
     told: list[ActivityChanged] = []
     now = [1000.0]
-    return Activity(told.append, lambda: now[0]), told, now
+    return Activity(told.append, lambda: now[0], lambda: now[0]), told, now
 
 
 def test_it_works_when_no_reason_holds_any_more():
@@ -221,6 +221,21 @@ def test_it_works_when_no_reason_holds_any_more():
     assert activity.status().sentence.endswith(" (12 computed samples count when the run goes on)")
     now[0] = 1060.0
     assert not activity.is_held and told[-1].sentence == "running", "a reason ends when its time is over"
+
+
+def test_a_pause_for_a_time_lasts_so_long_whatever_the_clock_on_the_wall_is_set_to():
+    wall, steady = [1e9], [0.0]
+    activity = Activity(clock=lambda: wall[0], steady=lambda: steady[0])
+    activity.hold(asked(1e9 + 7200.0), 7200.0)
+    for set_to in (2e9, 0.0):
+        wall[0] = set_to
+        assert activity.is_held
+    steady[0] = 7200.0
+    assert not activity.is_held
+    activity.hold(asked(60.0))  # a moment is one on the wall
+    assert activity.is_held
+    wall[0] = 60.0
+    assert not activity.is_held
 
 
 def test_stopping_is_final_and_told_once_but_may_become_urgent():

@@ -3,11 +3,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
-from swarmcli.machine.registry import VARIABLE, LocalPeer, LocalPeers, RegistryEntry
+from swarmcli.machine.registry import VARIABLE, LocalPeer, LocalPeers, RegistryEntry, birth_of
 from swarmcli.machine.sensors import OthersUse
 from swarmcli.optim.config import Role
 from swarmcli.peer.processors import ProcessorShare, sharing_processors
@@ -109,7 +108,7 @@ def test_the_thread_that_computes_and_the_teams_of_others_follow(
     monkeypatch.setenv(VARIABLE, str(tmp_path / "registry"))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = torch.get_num_threads()
-    beside = LocalPeer(os.getppid(), psutil.Process(os.getppid()).create_time(), "trainer", "run", "/home")
+    beside = LocalPeer(os.getppid(), 1e9, "trainer", "run", "/home", born=birth_of(os.getppid()))
     try:
         torch.set_num_threads(4)
         with sharing_processors(small(tmp_path), "trainer", tmp_path, every=0.0) as share:

@@ -400,7 +400,7 @@ class FakeControls:
     def activity(self) -> Mapping[str, Any]:
         return asdict(self.run.activity)
 
-    def pause(self, until: float | None) -> None:
+    def pause(self, until: float | None, seconds: float | None = None) -> None:
         self.asked.append(("pause", until))
         reason = Reason(kind="asked", text="by you", until=until)
         self.run.activity = ActivityShown(state="paused", reasons=(reason,), since=self.now)

@@ -27,7 +27,7 @@ CHECKED_EVERY = 10_000  # steps of SQLite between two looks at the time
 def check_leftovers(context: Context) -> Iterator[Finding]:
     """Entries of peers that were killed. To be looked at first: whoever asks for the living ones removes the others."""
     names = [OURS.fullmatch(file.name) for file in context.registry.directory.glob("*.json")]
-    gone = sorted({named[1] for named in names if named and not is_running(int(named[1]), float(named[2]))})
+    gone = sorted({named[1] for named in names if named and not is_running(int(named[1]), int(named[2]))})
     if gone:
         text = f"process {', '.join(gone[:8])} was killed, or power was lost: it left an entry, which is removed now"
         fix = "nothing has to be done; `swarm log` in its directory shows what was before its end"
@@ -111,7 +111,7 @@ def _look_into(journal: Path, running: set[str]) -> Finding | None:
         runs = reader.runs()
     home, last = str(journal.parent), runs[-1] if runs else None
     # A peer that was started with another runtime directory is in another registry.
-    if last is None or last.finished is not None or home in running or is_running(last.pid, last.started):
+    if last is None or last.finished is not None or home in running or last.goes_on(time.time()):
         return None
     text = f"{home} ended without a goodbye: it was killed, or power was lost"
     fix = f"start it again, it takes up where it was; `swarm log {home}` shows what was before"

@@ -192,7 +192,7 @@ def a_checkpoint_with(world: World, weights: bytes) -> None:
 
 
 def a_killed_peer(world: World) -> None:
-    killed = LocalPeer(2**31 - 1, 1000.0, "trainer", "small", "/homes/one")
+    killed = LocalPeer(2**31 - 1, 1000.0, "trainer", "small", "/homes/one", born=2**62)
     world.until.enter_context(world.context.registry.entered(killed))
 
 
