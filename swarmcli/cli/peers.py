@@ -203,6 +203,13 @@ class PagedOptions(PeerOptions):
             help="The run that the checkpoint of --resume is of, if it is not the recipe's own, which begins from it.",
         ),
     ] = None
+    begin_anew: Annotated[
+        bool,
+        typer.Option(
+            "--begin-anew",
+            help="Begin the run from its first epoch if nobody who holds a later one can be reached.",
+        ),
+    ] = False
     web: Annotated[
         int | None, typer.Option(metavar="PORT", parser=_port_of_dashboard, help="Serve the dashboard here.")
     ] = None
@@ -221,6 +228,9 @@ class PagedOptions(PeerOptions):
                 f"--from-run {self.from_run}: name the checkpoint as well, --resume PATH or --resume latest"
             )
 
+        if self.resume is not None and self.begin_anew:
+            raise UsageError("--begin-anew begins without a checkpoint, and --resume from one: give one of them")
+
     @property
     def begins_from(self) -> Resume | None:
         from swarmcli.training.resumed import Resume
@@ -236,6 +246,7 @@ class PagedOptions(PeerOptions):
             web_host=self.web_host,
             web_names=self.web_name,
             wheel=self.wheel,
+            begins_anew=self.begin_anew,
             **more,
         )
 

@@ -107,12 +107,13 @@ class Session:
         web_host: str = "127.0.0.1",
         web_names: Sequence[str] = (),
         wheel: Path | None = None,
+        begins_anew: bool = False,
         process: SiteProcess | None = None,
     ) -> None:
         """`port`: where this peer listens if the recipe names none; 0: where it did before. `web_port`: where the
         dashboard is served; None: nowhere. `web_names`: under which browsers may ask for it. `wheel`: the
-        file that it hands out for newcomers to install. `process`: this one is
-        rank 0 of a site, and asked to stop as such."""
+        file that it hands out for newcomers to install. `begins_anew`: see RunPeer. `process`: this one is rank 0 of a
+        site, and asked to stop as such."""
         self._role = role
         self._recipe = recipe
         self._contacts = contacts
@@ -125,6 +126,7 @@ class Session:
         self._web_names = tuple(web_names)
         self._wheel_file = wheel
         self._wheel: Wheel | None = None
+        self._begins_anew = begins_anew
         self._web: socket.socket | None = None  # where the page is served, if that was asked for
         self._local: socket.socket | None = None  # where this user's other processes ask; perhaps the same
         self._process = process
@@ -154,7 +156,13 @@ class Session:
             if self._process is None and (twin := twin_of(self._role, recipe.run_id, home.path)):
                 err.print(twin, soft_wrap=True)
             self.peer = RunPeer(
-                recipe, self._role, home, contacts=self._contacts, port=self._port, listener=self._heard
+                recipe,
+                self._role,
+                home,
+                contacts=self._contacts,
+                port=self._port,
+                listener=self._heard,
+                begins_anew=self._begins_anew,
             )
             undo.push(self._discard_unused)
             with _naming("--port"):

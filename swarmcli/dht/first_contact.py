@@ -6,13 +6,13 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 
 from swarmcli.dht.core import NodeCore
 from swarmcli.errors import BootstrapError, CallTimeout, NotAMember, OwnAddressError, SwarmError, WrongPeerError
 from swarmcli.events import Noticed
-from swarmcli.network.addresses import parse_address
+from swarmcli.network.addresses import parse_address, place_of
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 
@@ -148,9 +148,7 @@ class FirstContacts:
             return
         self._tell_at = now + min(max(self._pauses.tell, now - self._began), self._pauses.quiet)
         since = time.strftime("%H:%M:%S", time.localtime(self._since))
-        # For people, who know hosts and not keys.
-        hosts = {each: str(replace(parse_address(each), peer_id=None)).partition("://")[2] for each in self._failures}
-        tried = [f"{hosts[each]} ({_why(each, error)})" for each, error in self._failures.items()]
+        tried = [f"{place_of(each)} ({_why(each, error)})" for each, error in self._failures.items()]
         more = f" and {len(tried) - MOST_TOLD} more" if len(tried) > MOST_TOLD else ""
         self._say(  # what helps comes first: a long list is cut at its end
             f"nobody answers since {since}; trying on, at least every {self._pauses.calmest:g} s, until one does or "

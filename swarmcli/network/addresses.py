@@ -111,6 +111,11 @@ def parse_address(text: str) -> Address:
     return Address("tcp", host, port, peer_id)
 
 
+def place_of(text: str) -> str:
+    """Where an address leads, for people, who know hosts and not keys. Raises AddressError."""
+    return str(replace(parse_address(text), peer_id=None)).partition("://")[2]
+
+
 def format_address(address: Address) -> str:
     """The URL that `parse_address` reads."""
     host = f"[{address.host}]" if ":" in address.host else address.host

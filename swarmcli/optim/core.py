@@ -31,7 +31,7 @@ from swarmcli.optim.peers.directory import PeerDirectory
 from swarmcli.optim.peers.frozen_exchange import FrozenExchange
 from swarmcli.optim.peers.pausing import Pausing
 from swarmcli.optim.peers.progress import ProgressTrackerCore
-from swarmcli.optim.peers.proofs import Saved
+from swarmcli.optim.peers.proofs import Heard, Saved
 from swarmcli.optim.peers.report import PeerMetrics, PeerReport, Phase, credited, describe
 from swarmcli.optim.peers.state_exchange import StateExchange
 from swarmcli.optim.peers.survey import Survey
@@ -115,6 +115,7 @@ class OptimizerCore:
         self._frozen.start()
         await self.survey.start()
         await self.tracker.start()
+        self._tasks.spawn(self._catch_up.hear(set()))  # it may be minutes until this peer joins
         self.metrics.begin()
 
     async def shutdown(self) -> None:
@@ -232,7 +233,7 @@ class OptimizerCore:
         if not self._catch_up.settled:
             await self._frozen.compare()
         if not self._frozen.frozen.held:
-            await self._frozen.obtain(lambda: self._catch_up.gives_up())
+            await self._frozen.obtain(lambda: self._catch_up.gives_up is not None and self._catch_up.gives_up())
             await self.work.start_over()
         return await self._catch_up.run(reason, returns=self.pausing.away)
 
@@ -241,6 +242,17 @@ class OptimizerCore:
         To be called before it joins; a checkpoint that is loaded afterwards brings them as well."""
         self.replica.state.position = self._last_seen = TORN
         self._catch_up.lacks = why
+
+    def hear(self, *heard: Heard | None, begins_anew: bool = False) -> None:
+        """What this peer has heard before of how far the run is. `begins_anew`: if nobody who holds that can be
+        reached, it begins the run, as its user wants."""
+        self.claims.vouching.note_heard(*heard)
+        self._catch_up.begins_anew |= begins_anew
+
+    @property
+    def waits(self) -> str:
+        """For whom this peer waits instead of beginning the run anew, since when, and what helps; "": for nobody."""
+        return self._catch_up.waits
 
     # pausing
 

@@ -21,9 +21,10 @@ from swarmcli.network.identity import PeerID
 from swarmcli.optim import GradientAverager, Optimizer, PowerEFGradientAverager, PowerSGDGradientAverager, Sparse
 from swarmcli.optim.config import Role
 from swarmcli.optim.epoch.seat import before_joining
-from swarmcli.optim.peers.proofs import SignedByOwner
+from swarmcli.optim.peers.proofs import Heard, SignedByOwner
 from swarmcli.optim.peers.report import PeerReport
 from swarmcli.optim.state.lineage import LineagePosition
+from swarmcli.peer.home import remembered
 from swarmcli.peer.lending import room_for
 from swarmcli.peer.peer import RunPeer
 from swarmcli.recipe import AggregatorSettings, GradientAveragingSettings, Recipe, digest_of
@@ -125,6 +126,8 @@ class Collaboration:
                 f"the weights of {recipe.base_model}, which whoever begins the run needs, are not on this computer"
             )
             self.optimizer.call(lambda core: core.lack_parameters(lacking))
+        if peer.role != "auxiliary":
+            self.optimizer.call(lambda core: core.hear(*peer.heard, begins_anew=peer.begins_anew))
         peer.lending.when_rates_change(self.optimizer.review_seat)  # also while a batch is computed
         if peer.role == "trainer" and (limit := peer.limits.limits.link) is not None:
             told = before_joining(self.optimizer.round_bytes, limit, recipe.target_batch_size)
@@ -180,6 +183,7 @@ class Collaboration:
         """
         found = checkpoints_below(self.peer.home.path, self.peer.recipe.run_id)
         if not found:
+            self._hear_of_earlier_life()
             return
         kept = f"a checkpoint of epoch {epoch_of(found[0])} is here; looking whether somebody stands further"
         self.peer.events.emit(Noticed("info", kept))
@@ -201,6 +205,15 @@ class Collaboration:
                 f"{problems[0]}. This peer would begin the run anew beside its checkpoints in {self.peer.home.path}: "
                 "move them away if it should, or give the run another run_id"
             )
+
+    def _hear_of_earlier_life(self) -> None:
+        """A peer that came further before, and left no checkpoint, knows that others may hold the run's state."""
+        peer = self.peer
+        with suppress(JournalError), peer.journal.read() as reader:
+            last = reader.epochs(peer.recipe.run_id, limit=1)
+            if last and remembered(peer.home.path):
+                heard = Heard(last[0].epoch, f"the journal in {peer.home.path}", peer.dht.clock.now())
+                self.optimizer.call(lambda core: core.hear(heard, begins_anew=peer.begins_anew))
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Goes on from there. Raises CheckpointError or ValueError if it is of another model."""

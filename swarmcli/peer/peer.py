@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
-from swarmcli.checkpoints.layout import checkpoints_below
+from swarmcli.checkpoints.layout import checkpoints_below, epoch_of
 from swarmcli.dht import DHT, DHTNode
-from swarmcli.errors import NetworkError, RecipeError, SwarmError
+from swarmcli.errors import NetworkError, RecipeError, SwarmError, UsageError
 from swarmcli.events import (
     Contribution,
     DriftMeasured,
@@ -37,11 +37,12 @@ from swarmcli.events import (
 from swarmcli.journal import Journal, RunRecord
 from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.machine.sensors import sensors_for
-from swarmcli.network.addresses import is_direct, parse_address
+from swarmcli.network.addresses import is_direct, parse_address, place_of
 from swarmcli.network.identity import PeerID
 from swarmcli.network.membership import Membership
 from swarmcli.optim import Optimizer, PeerDescription, PeerReport
 from swarmcli.optim.config import Role
+from swarmcli.optim.peers.proofs import Heard, hear
 from swarmcli.owner.invitations import membership_of
 from swarmcli.owner.revocations import Revocations
 from swarmcli.peer.activity import Activity
@@ -144,11 +145,21 @@ class RunPeer:
         port: int = 0,
         listener: Callable[[Event], None] | None = None,
         patience: float = 30.0,
+        begins_anew: bool = False,
     ) -> None:
         """`port`: where it listens if the recipe names none; 0: where it did in its last life in this home, for links
         name that port, or where that is taken at any free one. `listener` hears this peer's events from the first
         on, those of joining included. `patience`: seconds for which a newcomer tries its first contacts again before
-        it gives up. Raises RecipeError if the user's configuration cannot be used."""
+        it gives up. `begins_anew`: it begins the run from its first epoch if nobody who holds a later one can be
+        reached, and waits for nobody; UsageError where its home holds a later one. Raises RecipeError if the user's
+        configuration cannot be used."""
+        if begins_anew and (found := checkpoints_below(home.path, recipe.run_id)):
+            raise UsageError(
+                f"--begin-anew: {found[0]} holds epoch {epoch_of(found[0])} of this run; leave the option out to go on "
+                "from there, move the directory away, or give the run another run_id"
+            )
+        self.begins_anew = begins_anew
+        self.heard: Sequence[Heard | None] = ()  # what the first contacts have shown of how far the run is
         self.recipe = recipe
         self.role: Role = role
         self.home = home
@@ -308,6 +319,9 @@ class RunPeer:
             self.events.subscribe(service.note)
         met = await self._meet_all(self.contacts, 10.0)
         self._welcomed = {peer: tuple(met[peer]) for peer in await admission.ask(met)}
+        # Now: they may be gone before this peer has loaded its model.
+        shown = (hear(endpoint, self.recipe.run_id, each, place_of(at[0])) for each, at in self._welcomed.items())
+        self.heard = await asyncio.gather(*shown)
         if not self._welcomed:  # it has moved, perhaps: others would dial it where it was. 3 s, since they may be gone
             met |= (known := await self._meet_all(self._known_here(), 3.0))
             if met and not proved:

@@ -346,6 +346,8 @@ def alarm(optimizer: Optimizer) -> str:
     """One run, two models, or a peer that cannot get at the one there is: who is where, and what helps. "": neither."""
     apart, own = optimizer.claims.apart(), optimizer.report()
     if own.phase == "stranded":
+        if waits := optimizer.core.waits:
+            return f"This peer waits: {waits}"
         holders = [report for report in optimizer.peers().values() if report.phase in ("training", "following")]
         if not holders:
             return f"This peer waits: nobody whom it can reach holds the state of this run. {REMEDY}"

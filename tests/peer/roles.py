@@ -77,14 +77,20 @@ class Peer:
         self.until(lambda: self.peer is not None or self._done.done())
 
     def _run(
-        self, name: str, contacts: list[str], role: str = "trainer", settings: tuple[str, ...] = (), **how: Any
+        self,
+        name: str,
+        contacts: list[str],
+        role: str = "trainer",
+        settings: tuple[str, ...] = (),
+        begins_anew: bool = False,
+        **how: Any,
     ) -> None:
         own = [f"local.name={name}", "local.device=cpu", "local.host=127.0.0.1", f"output_dir={self.home.parent}"]
         recipe = small("target_batch_size=64", *own, *settings)
         run: Any = {"monitor": run_monitor, "trainer": run_trainer, "auxiliary": run_auxiliary}[role]
         with (
             Home.at(self.home) as home,
-            RunPeer(recipe, role, home, contacts=contacts, listener=self._hear) as peer,  # type: ignore[arg-type]
+            RunPeer(recipe, role, home, contacts=contacts, listener=self._hear, begins_anew=begins_anew) as peer,  # type: ignore[arg-type]
         ):
             watch = RunWatch(peer)
             with self._changed:

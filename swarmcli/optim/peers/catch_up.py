@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -31,7 +32,9 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, to_its_end
 from swarmcli.optim.config import PeerContext
 from swarmcli.optim.modes.base import CommittedRound, EpochWork, Outcome, UndecidedRound
+from swarmcli.optim.peers.proofs import MOST_PROOFS, hear, weekday
 from swarmcli.optim.peers.report import PeerReport, credited
+from swarmcli.optim.peers.standing import PeerWord
 from swarmcli.optim.peers.state_exchange import StateExchange
 from swarmcli.optim.peers.survey import Survey
 from swarmcli.optim.state.lineage import TORN, Claim, LineagePosition
@@ -40,6 +43,7 @@ from swarmcli.state.unnamed_file import UnnamedFile, usual_directory
 from swarmcli.state.witnesses import WITNESSES
 from swarmcli.tasks import beside
 
+HELP = "Start one of them again, or name another peer (--peer); --begin-anew does without them"
 logger = logging.getLogger(__name__)
 
 
@@ -50,6 +54,8 @@ class CatchUpOptions:
     first_pause: float = 0.25  # between attempts to download, then twice as long each time …
     longest_pause: float = 5.0  # … up to this
     patience_with_claims: float = 10.0  # for which a settled peer knocks for a state of which nothing comes
+    patience_with_reports: float = 60.0  # with which a newcomer awaits those of whom nothing but reports is left: they
+    # are kept for so long, and a claim alone is to hold nobody up for longer
     alone_for: float = 15.0  # for which a peer without parameters looks for others, where it sees nobody
     stranded_after: float = 3.0  # without anybody who could hand over the state, before that is told
     look_again: float = 1.0  # between two looks of a stranded peer
@@ -74,7 +80,8 @@ class CatchUp:
     Reports tell that something may be wrong; before anything is given up for it, the peers themselves are asked. What
     those say counts who have settled and can be reached. Where there is none, a peer that lives and leads all the same
     (two peers in client mode, for example, cannot dial each other) is waited for: this peer is `stranded`, since going
-    on would make a second model.
+    on would make a second model. A newcomer that has heard of a run which is further than its beginning waits likewise
+    for those who hold it, see `_awaited`.
     """
 
     options = CatchUpOptions()
@@ -92,7 +99,11 @@ class CatchUp:
         self.settled = False
         self.asked_at = 0.0  # swarm time; when this peer last began to ask where the others are
         self.stranded = False
-        self.gives_up: Callable[[], bool] = bool  # whether the user wants no more waiting
+        self.waits = ""  # for whom this peer waits and since when, where it has only heard of them
+        self.begins_anew = (
+            peer.config.proceed_alone
+        )  # whether its user wants that, if nobody who holds the run's state can be reached
+        self.gives_up: Callable[[], bool] | None = None  # whether the user wants no more waiting; None: nobody says so
         self.lacks = "a download failed halfway"  # why this peer has no parameters, where it has none
 
     async def run(self, reason: str, *, returns: bool = False) -> bool:
@@ -104,38 +115,46 @@ class CatchUp:
         What comes slowly is waited for: a round of minutes holds up downloads too. A newcomer to whom nothing of a
         state comes for `load_state_timeout` raises StateDownloadError, which names what failed with each donor; a
         settled peer gives up earlier, says so, and stays on its own lineage. One that is stranded for so long raises
-        NoDonorReachable, settled or not.
+        NoDonorReachable, settled or not; but a newcomer whose user can tell it to stop waits for as long as he likes.
         """
         options, began, moved = self.options, loop_time(), loop_time()
         changed, missed, pauses = False, 0, growing(options.first_pause, options.longest_pause)
+        asked = set[PeerID]()  # how far the run is
         try:
             while True:
                 moved = max(moved, self._exchange.moved)
-                deadline = moved + self._load_state_timeout
+                endless = self.gives_up is not None and not self.settled
+                deadline = math.inf if endless else moved + self._load_state_timeout
                 overtaken = self._work.sits_in and self._replica.position == self._arrived
                 self.asked_at = self._clock.now()
                 answers = await self._survey.survey(comes=overtaken)
+                if not self.settled:
+                    await self.hear(asked)
                 settled = self.settled and not returns
                 wanted = await self._claims.decide(Claim(self._replica.position, settled), answers)
                 if wanted == TORN:
-                    alone = not self._directory.others
-                    await self._wait_for_anyone(min(deadline, began + options.alone_for) if alone else deadline)
+                    alone = not self._directory.others and self._claims.vouching.heard is None
+                    text = f"{self.lacks}, and nobody is there who could give this peer the run's state"
+                    await self._wait_for(text, began, min(deadline, began + options.alone_for) if alone else deadline)
                     continue
                 if wanted == self._replica.position:
                     own, found = Claim(wanted, settled), self._survey.out_of_reach.items()
                     leading = {peer: report for peer, report in found if self._claims.is_led_by(report, own)}
-                    if self.stranded and not leading:
-                        self._note_departure()
-                    if not leading or self._goes_on_alone(leading):
-                        self.settled = True
-                        self._directory.announce()
+                    if leading and not self._goes_on_alone(leading):
+                        certain = any(self._directory.lives_for_certain(p, loop_time() - began) for p in leading)
+                        await self._wait_for(_out_of_reach(leading), began, deadline, certain=certain)
+                        continue
+                    self.waits = "" if leading else self._awaited(answers, began)
+                    if not self.waits:
+                        self._settle()
                         return changed
-                    await self._wait_for(leading, began, deadline)
+                    await self._wait_for(self.waits, began, deadline)
                     continue
                 holders = [peer for peer, word in answers.items() if word.position.lineage == wanted.lineage]
                 # A peer that pauses is asked only where nobody else has it: otherwise the run would be lost.
                 holders = [peer for peer in holders if not answers[peer].rests] or holders
                 donors = self._directory.by_convenience(holders)
+                self.waits = ""
                 try:
                     why = self._why(wanted, reason)
                     seated = overtaken and await self._seat.take_seat(wanted, self.asked_at)
@@ -159,7 +178,47 @@ class CatchUp:
                         self._give_up_on(wanted, donors, error)
                     await asyncio.sleep(pause)
         finally:
-            self.stranded = False
+            self.stranded, self.waits = False, ""
+
+    def _settle(self) -> None:
+        heard, epoch = self._claims.vouching.heard, self._replica.position.epoch
+        further = not self.settled and heard is not None and heard.epoch > epoch + 1  # others may just end an epoch
+        if self.stranded or further:
+            text = "whoever held the state of this run is gone, and has handed it to nobody whom this peer can reach"
+            told = f" ({heard.sentence})" if heard is not None and further else ""
+            self._events.emit(Noticed("warning", f"{text}{told}: this peer goes on from epoch {epoch}"))
+        self.settled = True
+        self._directory.announce()
+
+    async def hear(self, asked: set[PeerID]) -> None:
+        """Asks those who are here how far the run is, each once: they may be gone before their state is here."""
+        terms = self._directory.describe().terms
+        alike = (peer for peer, report in self._directory.others.items() if report.terms == terms)
+        fresh = [peer for peer in alike if peer not in asked and self._directory.hearing.answers(peer)]
+        peers = self._claims.in_turn(fresh)[:MOST_PROOFS]
+        asked.update(peers)
+        endpoint, run_id, others = self._directory.endpoint, self._directory.run_id, self._directory.others
+        shown = (hear(endpoint, run_id, peer, others[peer].name or peer.short) for peer in peers)
+        self._claims.vouching.note_heard(*await asyncio.gather(*shown))
+
+    def _awaited(self, answers: Mapping[PeerID, PeerWord], began: float) -> str:
+        """For whom a newcomer waits that would begin a run anew of which it has heard that it is further; "": for
+        nobody. With somebody who has settled it goes along, and reports alone, which cost a liar nothing, hold it up no
+        longer than they are kept; nor does anything if it has a checkpoint, which may be all that is left."""
+        epoch, heard, waited = self._replica.position.epoch, self._claims.vouching.heard, loop_time() - began
+        if self.settled or self.begins_anew or any(word.claim.settled for word in answers.values()):
+            return ""
+        early = waited < self.options.patience_with_reports
+        claims = (self._directory.others[peer].claim for peer in self._claims.holders())  # those in doubt, too
+        reported = max((claim.position.epoch for claim in claims if claim.settled), default=0)
+        if heard is not None and heard.epoch > epoch and (early or epoch == 0):
+            told = heard.sentence
+        elif early and reported > epoch:
+            told = f"reports say that this run is at epoch {reported}"
+        else:
+            return ""
+        since = weekday(self._clock.now() - waited)
+        return f"{told}; nobody who holds it can be reached since {since}. {HELP}"
 
     def _why(self, wanted: LineagePosition, reason: str) -> str:
         """The reason, for people: a round that was missed accounts for one epoch and no more."""
@@ -168,33 +227,19 @@ class CatchUp:
             return reason
         return f"another peer holds epoch {wanted.epoch}, and this one held {epoch}"
 
-    async def _wait_for(self, leading: Mapping[PeerID, PeerReport], began: float, deadline: float) -> None:
-        """A moment: whoever listens may just be about to be dialed by the one that cannot be."""
-        text = _out_of_reach(leading)
+    async def _wait_for(self, text: str, began: float, deadline: float, *, certain: bool = True) -> None:
+        """A moment: whoever listens may just be about to be dialed by the one that cannot be. `certain`: it is no dead
+        peer's report that tells of those who are waited for."""
         waited = loop_time() - began
-        certain = any(self._directory.lives_for_certain(peer, waited) for peer in leading)  # no dead peer's report
         if not self.stranded and certain and waited >= self.options.stranded_after:
             self.stranded = True
             self._directory.announce()
             self._events.emit(Noticed("warning", f"this peer waits instead of training another model: {text}"))
-        if self.gives_up():
+        if self.gives_up is not None and self.gives_up():
             raise NoDonorReachable(f"told to stop while it waited: {text}")
         if loop_time() >= deadline:
-            raise NoDonorReachable(f"after {self._load_state_timeout:.0f} s this peer gives up: {text}")
+            raise NoDonorReachable(f"after {waited:.0f} s this peer gives up: {text}")
         await asyncio.sleep(min(self.options.look_again, deadline - loop_time()))
-
-    async def _wait_for_anyone(self, deadline: float) -> None:
-        """This peer's parameters are torn, and nobody is there who has others."""
-        if loop_time() >= deadline or self.gives_up():
-            raise NoDonorReachable(f"{self.lacks}, and nobody is there who could give this peer the run's state")
-        await asyncio.sleep(min(self.options.look_again, deadline - loop_time()))
-
-    def _note_departure(self) -> None:
-        """The peer that led is gone. A newcomer has nothing to go on with: its user may begin the run anew."""
-        gone = "whoever held the state of this run is gone, and has handed it to nobody whom this peer can reach"
-        if not self.settled:
-            raise NoDonorReachable(f"{gone}; start this peer again to begin the run anew")
-        self._events.emit(Noticed("warning", f"{gone}: this peer goes on from epoch {self._replica.position.epoch}"))
 
     def _goes_on_alone(self, leading: Mapping[PeerID, PeerReport]) -> bool:
         if self._proceed_alone:

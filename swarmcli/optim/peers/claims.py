@@ -18,7 +18,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.peers.directory import PeerDirectory
-from swarmcli.optim.peers.proofs import MOST_PROOFS, Saved, Vouching, step_between
+from swarmcli.optim.peers.proofs import MOST_PROOFS, Saved, Vouching, method_of, step_between
 from swarmcli.optim.peers.report import PeerReport, is_settled
 from swarmcli.optim.peers.standing import Mates, PeerWord, Standing
 from swarmcli.optim.state.lineage import Claim, LineagePosition, best, lineage_to_follow
@@ -48,7 +48,7 @@ class Claims:
     def __init__(self, directory: PeerDirectory) -> None:
         self.directory = directory
         self.mates = Mates()
-        self.vouching = Vouching(directory.endpoint, f"{directory.run_id}.position.proof", self.mates)
+        self.vouching = Vouching(directory.endpoint, method_of(directory.run_id), self.mates)
         self._endpoint, self._history = directory.endpoint, directory.history
         self._doubts = Backoff[PeerID](self.options.first_doubt, self.options.longest_doubt, self.options.growth)
         self._distrusted = Backoff[bytes](self.options.distrust, self.options.distrust)  # lineages

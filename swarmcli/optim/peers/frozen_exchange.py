@@ -136,7 +136,8 @@ class FrozenExchange:
             try:
                 await self._download()
             except StateDownloadError as error:
-                patience = self._timeout if self._directory.others else min(options.alone_for, self._timeout)
+                known = self._directory.others or self._claims.vouching.heard
+                patience = self._timeout if known else min(options.alone_for, self._timeout)
                 problem = self._lacking(error)
                 if gives_up():
                     raise NoDonorReachable(f"told to stop while it waited: {problem}") from error

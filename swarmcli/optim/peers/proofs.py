@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -89,6 +90,14 @@ class LineageProof(msgspec.Struct, frozen=True):
         joined = befores == [each.lineage for each in positions[:-1]]
         return joined and epochs == list(range(epochs[0], epochs[0] + len(epochs))) and positions[-1] == position
 
+    def shows(self) -> LineagePosition | None:
+        """Where its steps lead, if they follow from each other and the members of each round, whoever these are, have
+        signed it. To be called off the loop, as `signed`."""
+        if not self.steps or not self.leads_to(self.steps[-1].position):
+            return None
+        rounds = [step.certificate for step in self.steps if step.certificate is not None]
+        return self.steps[-1].position if all(_names_signers(each) and each.verify() for each in rounds) else None
+
     def signed(self, known: Collection[PeerID], needed: int, holders: Collection[PeerID] = ()) -> Signed:
         """Finds those `known` that bear the last step out; nobody if it is not signed, or not by enough.
 
@@ -108,7 +117,7 @@ class LineageProof(msgspec.Struct, frozen=True):
                 if bearing and any(len(lone & group) >= least for group, least in trusted):
                     members, alone = bearing, True
                 continue
-            if any(index >= len(certificate.peers) for index in certificate.votes.signatures):
+            if not _names_signers(certificate):
                 continue
             signers = certificate.signers
             if any(len(signers & group) >= least for group, least in trusted) and certificate.verify():
@@ -116,6 +125,29 @@ class LineageProof(msgspec.Struct, frozen=True):
                 bearing |= signers & trusted[0][0]
                 members = bearing
         return Signed(members, frozenset(step.before for step in self.steps), alone)
+
+
+def _names_signers(certificate: RoundCertificate) -> bool:
+    return all(index < len(certificate.peers) for index in certificate.votes.signatures)
+
+
+def weekday(moment: float) -> str:
+    """For waits of hours or days: Sat 14:05."""
+    return time.strftime("%a %H:%M", time.localtime(moment))
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What somebody has shown of how far the run is: a peer over its own connection, or this peer's own home."""
+
+    epoch: int
+    by: str  # in words
+    at: float  # swarm time
+    proof: LineageProof = field(default_factory=LineageProof)  # which convinces others too
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.by} showed on {weekday(self.at)} that this run is at epoch {self.epoch}"
 
 
 class LineageWay:
@@ -189,10 +221,29 @@ class Saved:
             raise ValueError(f"standing: not what a checkpoint says of a peer's mates and proofs: {error}") from None
 
 
+def method_of(run_id: str) -> str:
+    """By this call the peers of a run prove where they stand."""
+    return f"{run_id}.position.proof"
+
+
 class ProofRequest(msgspec.Struct, frozen=True):
-    """Which certificates led to this lineage? The answer is a Proof."""
+    """Which certificates led to this lineage, or (b"") to the furthest of which the asked peer knows? The answer is a
+    LineageProof; former versions show nothing of the furthest."""
 
     lineage: Annotated[bytes, msgspec.Meta(max_length=LINEAGE_BYTES)]
+
+
+async def hear(endpoint: Endpoint, run_id: str, peer: PeerID, named: str) -> Heard | None:
+    """Asks how far the run is. None: the peer, `named` so for people, proves nothing. A stranger may have made up all
+    of it, so whatever is heard makes a newcomer wait, and moves nobody."""
+    try:
+        method = method_of(run_id)
+        proof = await endpoint.call(peer, method, ProofRequest(b""), LineageProof, timeout=ANSWER_TIMEOUT)
+    except NetworkError as error:
+        logger.debug("%s does not show how far the run is: %s", peer.short, error)
+        return None
+    position = await offload(proof.shows)
+    return Heard(position.epoch, named, endpoint.clock.now(), proof) if position else None
 
 
 class Vouching:
@@ -202,6 +253,7 @@ class Vouching:
         """`mates`: whose signatures count here."""
         self._endpoint, self._method, self._mates = endpoint, method, mates
         self.way = LineageWay()
+        self.heard: Heard | None = None  # of how far the run is; kept for those who come to this peer meanwhile
         self.signed_by_owner: SignedByOwner = lambda position, state, signature: False
         self.owners_word: tuple[LineagePosition, bytes, bytes] | None = None  # for a position: state hash, signature
         self.signed: dict[bytes, Signed] = {}  # lineage → who is known to have signed the round that led there
@@ -227,6 +279,10 @@ class Vouching:
             position, word = report.claim.position, bytes.fromhex(report.owners_word)
             if len(self.owners) < MOST_SIGNED and self.signed_by_owner(position, word[:32], word[32:]):
                 self.owners[position.lineage] = word[:32]
+
+    def note_heard(self, *heard: Heard | None) -> None:
+        """The furthest counts."""
+        self.heard = max(filter(None, (self.heard, *heard)), key=lambda each: each.epoch, default=None)
 
     async def look_into(self, claimants: Iterable[PeerID], answers: Mapping[PeerID, PeerWord]) -> None:
         """Asks for the proofs of a few lineages that have none yet: of each lineage the first to claim it."""
@@ -265,6 +321,9 @@ class Vouching:
         return proof
 
     async def _prove(self, peer: PeerID, request: ProofRequest) -> LineageProof:
+        if not request.lineage:
+            own, heard = LineageProof(tuple(self.way)[-1:]), self.heard
+            return heard.proof if heard and (not own.steps or heard.epoch > own.steps[-1].epoch) else own
         proof = self.way.proof(request.lineage)
         if self.owners_word is not None and self.owners_word[0].lineage == request.lineage:
             _, state, signature = self.owners_word

@@ -80,6 +80,7 @@ def one_ahead(liar: Liar) -> None:
         return msgspec.structs.replace(reply, epoch=reply.epoch + 1, lineage=lineage, phase="training", trail=trail)
 
     async def report(record: PeerReport) -> bool:
+        liar.told.append(f"epoch {record.epoch + 1}")
         lineage = _beyond(bytes.fromhex(record.lineage)).hex()
         return await publish(record.model_copy(update={"epoch": record.epoch + 1, "lineage": lineage}))
 

@@ -115,23 +115,6 @@ def test_a_state_that_is_not_what_was_claimed_is_refused_and_changes_nothing(cha
     virtual_time.run(main(), timeout=500)
 
 
-def test_a_dead_claimant_is_no_reason_to_wait_for_a_newcomer() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            gone = await swarm.trainer(seed=1)
-            await gone.train(3)
-            swarm.network.kill(gone.node.peer_id)
-            newcomer = await swarm.trainer(seed=2)
-            assert gone.node.peer_id in newcomer.core.directory.others, "its record is still there"
-            loop = asyncio.get_running_loop()
-            began = loop.time()
-            await newcomer.train(1)
-            assert loop.time() - began < 30
-            assert newcomer.epochs[0].samples > 0
-
-    virtual_time.run(main(), timeout=500)
-
-
 def test_a_peer_that_was_ahead_of_nobody_keeps_its_gradients() -> None:
     async def main() -> None:
         async with Swarm() as swarm:

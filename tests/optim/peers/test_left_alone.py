@@ -124,6 +124,8 @@ def test_only_auxiliaries_are_left_and_trainers_come_back(seed: int, kept: bool)
             for trainer, checkpoint in zip(back, checkpoints, strict=True):
                 if kept:
                     await oracle.load(trainer, checkpoint)
+                else:
+                    trainer.core.hear(None, begins_anew=True)
             work.begin(*back, until=5)
             await work.done()
             oracle.check(back)

@@ -158,7 +158,7 @@ def test_one_that_waits_stops_when_it_is_told_to() -> None:
 @pytest.mark.parametrize(
     ("client_mode", "witness"), [(True, True), (False, False), *soak([(True, False), (False, True)])]
 )
-def test_a_sole_trainer_that_was_killed_is_no_reason_to_wait_for_its_successor(
+def test_a_sole_trainer_that_was_killed_is_no_reason_to_wait_for_a_successor_that_is_to_begin_anew(
     client_mode: bool, witness: bool
 ) -> None:
     """The witness is an auxiliary; without one there is only a bare contact."""
@@ -172,6 +172,7 @@ def test_a_sole_trainer_that_was_killed_is_no_reason_to_wait_for_its_successor(
                 await swarm.kill(gone)
                 began = now()
                 back = await swarm.trainer(seed=1, client_mode=client_mode)
+                back.core.hear(None, begins_anew=True)
                 await back.train(1)
                 assert now() - began < (8 if witness else 25)
                 assert 0.5 < back.epochs[0].seconds < 2, "what it waited is no part of its epoch"
