@@ -572,13 +572,14 @@ class OptimizerCore:
         )
         return found is not None
 
-    async def leave_state(self) -> tuple[PeerID, int] | None:
-        """This peer is about to leave, and from now on tells everyone so who asks. Who can be reached, stays, and holds
-        its state or one that beats it, and the epoch of that; None: nobody answers so within seconds.
+    async def leave_state(self, *, relies: bool = True) -> tuple[PeerID, int] | None:
+        """This peer is about to leave and, if it `relies` on others to keep its state, tells everyone so who asks. Who
+        can be reached, stays, and holds its state or one that beats it, and the epoch of that; None: nobody answers so
+        within seconds.
 
         The order matters: of two that leave at once, whoever asks second is told by the first that it leaves too.
         """
-        self.leaving = True
+        self.leaving = relies
         own = self.position
         found = await self.survey.find(
             self.directory.by_convenience(self.claims.holders()),

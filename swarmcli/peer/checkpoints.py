@@ -283,10 +283,13 @@ class BackgroundCheckpoints:
         """Writes the state unless it is written, or another peer keeps it. `outcome` says what was done."""
         self.failed = False
         optimizer = self._optimizer
-        if optimizer.is_averaging or self._lineage != self._written:
-            state = self._take()  # an epoch that was about to end has ended now
-            heir = optimizer.call(lambda core: core.leave_state()) if self._yields else None
-            if heir is not None:
+        fresh = optimizer.is_averaging or self._lineage != self._written
+        if not (fresh or self.path):
+            return  # it holds no more than everybody begins with
+        state = self._take() if fresh else {}  # an epoch that was about to end has ended now
+        heir = optimizer.call(lambda core: core.leave_state(relies=self._yields))
+        if fresh:
+            if heir is not None and self._yields:
                 report = optimizer.peers().get(heir[0])
                 name = (report and report.name) or heir[0].short
                 self.outcome = f"not saved: peer {name} holds epoch {heir[1]}"
@@ -303,6 +306,9 @@ class BackgroundCheckpoints:
             self.outcome = f"epoch {optimizer.local_epoch} could not be saved in {self._store.directory}"
         elif self.path is not None:
             self.outcome = f"saved epoch {optimizer.local_epoch} at {self.path}"
+        if heir is None:
+            text = f"nobody else who can be reached holds the model of this run: {self.outcome}"
+            self._events.emit(Noticed("info", text))
 
     def require(self) -> None:
         """To be called when the others need this peer no more. Tries once more to write what could not be written, and

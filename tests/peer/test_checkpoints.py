@@ -59,7 +59,7 @@ class FakeOptimizer:
         self.asked += 1
         return self.elsewhere
 
-    def leave_state(self) -> tuple[PeerID, int] | None:
+    def leave_state(self, *, relies: bool) -> tuple[PeerID, int] | None:
         return self.heir
 
     def state_dict(self) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def test_a_site_that_broke_while_it_wrote_is_heard_of_at_the_next_checkpoint() -
     assert run.epochs == []
 
 
-def test_who_leaves_writes_nothing_if_another_stays_with_as_much_but_a_monitor_does() -> None:
+def test_who_leaves_writes_nothing_if_another_stays_with_as_much_but_a_monitor_does_and_the_last_one_says_so() -> None:
     events, told = Events(), []
     events.subscribe(told.append)
     run = Run(every=0, yields=True, events=events)
@@ -241,6 +241,11 @@ def test_who_leaves_writes_nothing_if_another_stays_with_as_much_but_a_monitor_d
     with monitor.checkpoints:
         monitor.come_to(5)
     assert (monitor.epochs, monitor.optimizer.offered) == ([5], []), "every_epochs is 0: nobody may rely on it"
+    last, told[:] = Run(every=0, events=events), []
+    with last.checkpoints:
+        last.come_to(5)
+    alone = f"nobody else who can be reached holds the model of this run: {last.checkpoints.outcome}"
+    assert told[-1] == Noticed("info", alone)
 
 
 def test_who_has_learned_nothing_leaves_nothing_and_what_it_went_on_from_is_saved_already() -> None:

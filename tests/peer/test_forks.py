@@ -1,0 +1,50 @@
+"""Whole roles in one process: nobody begins a run anew of which its contacts, or its home, tell that it is further."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from swarmcli.errors import NoDonorReachable, UsageError
+from tests.peer.roles import Sums
+
+
+def test_a_newcomer_whose_only_contact_leaves_while_it_loads_its_model_waits(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = start("first")
+    first.reach(2)
+    loads, build = threading.Event(), Sums.build_model
+
+    def slowly(task: Sums, **how: Any) -> Any:
+        loads.wait()
+        return build(task, **how)
+
+    monkeypatch.setattr(Sums, "build_model", slowly)
+    newcomer = start("newcomer", first)
+    saved = first.leave()
+    assert saved.startswith("saved epoch")
+    assert f"nobody else who can be reached holds the model of this run: {saved}" in first.notices
+    loads.set()
+    newcomer.until(lambda: any("instead of training another model" in text for text in newcomer.notices))
+    assert "127.0.0.1:" in newcomer.watch.look().alarm and newcomer.watch.look().state == "stranded"
+    with pytest.raises(NoDonorReachable):
+        newcomer.leave()
+    assert newcomer.epochs == []
+    with pytest.raises(UsageError, match=r"first/checkpoints/epoch-.* holds epoch .* of this run"):
+        start("first", begins_anew=True).end()
+
+
+def test_a_peer_whose_home_has_been_further_waits_for_those_it_knew_unless_told_to_begin_anew(start: Any) -> None:
+    first = start("first")
+    second = start("second", first)
+    second.reach(2)
+    assert second.leave().startswith("not saved")
+    first.leave()
+    again = start("second")
+    again.until(lambda: any("the journal in" in text for text in again.notices))
+    with pytest.raises(NoDonorReachable):
+        again.leave()
+    start("second", begins_anew=True).reach(1)
