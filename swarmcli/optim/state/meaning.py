@@ -7,7 +7,9 @@ peer's own and never travels. What is off (False or None) is not named: librarie
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from swarmcli.optim.state.statistics import fit, is_plain, to_plain
@@ -67,6 +69,31 @@ def fit_schedule(scheduler: Any, told: Any, rates: Sequence[Any], where: str = "
     if "_step_count" in state and isinstance(fitted.get("last_epoch"), int):
         fitted["_step_count"] = max(fitted["last_epoch"], 0) + 1
     return fitted
+
+
+def schedule_asked(scheduler: Any, told: Mapping[str, Any], epoch: int) -> tuple[Any, list[str]] | None:
+    """The scheduler as its user has just made it, stepped to the epoch of a checkpoint, and the names in which it is
+    not what the checkpoint `told`; its optimizer is a double, whose groups have the rates. None: it is equal, or has
+    been used already, or goes by more than epochs."""
+    if getattr(scheduler, "last_epoch", None) != 0:
+        return None
+    groups = [{k: value for k, value in group.items() if k != "params"} for group in scheduler.optimizer.param_groups]
+    twin = _twin(scheduler, SimpleNamespace(param_groups=groups))
+    try:
+        for _ in range(epoch):
+            twin.step()
+    except Exception:  # it wants a metric, or its schedule is over by then
+        return None
+    others = [name for name, value in schedule_of(twin).items() if told.get(name, value) != value]
+    return (twin, others) if others else None
+
+
+def _twin(scheduler: Any, optimizer: Any) -> Any:
+    twin = copy.copy(scheduler)
+    twin.optimizer, twin._step_count = optimizer, 2  # at the first step torch asks whether the optimizer has stepped
+    if parts := _parts(scheduler, scheduler.state_dict()):
+        twin._schedulers = [_twin(part, optimizer) for part in parts]
+    return twin
 
 
 def _parts(scheduler: Any, state: Mapping[str, Any]) -> Sequence[Any]:

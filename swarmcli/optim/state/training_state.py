@@ -6,14 +6,14 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
 from swarmcli.errors import OptimizerError
 from swarmcli.optim.gradients.accumulator import lent
 from swarmcli.optim.state.lineage import LINEAGE_BYTES, TORN, LineagePosition, first_lineage, hash_tensors, is_count
-from swarmcli.optim.state.meaning import fit_schedule, fit_settings, schedule_of, settings_of
+from swarmcli.optim.state.meaning import fit_schedule, fit_settings, schedule_asked, schedule_of, settings_of
 from swarmcli.optim.state.norms import StepNorms, measure_step
 from swarmcli.optim.state.statistics import by_parameter, check_travel, fit, read_place, statistics_of, to_plain
 from swarmcli.state.distant import AnyTensor, fill
@@ -228,6 +228,17 @@ class TrainingState:
                 group.update({key: value for key, value in settings.items() if key != "params"})
         self._rates = self._read_rates()
 
+    def _reschedule(self, asked: Any, others: Sequence[str]) -> None:
+        """The user of a checkpoint has made another schedule than its writer, and gets it."""
+        scheduler, groups, told = cast(Any, self.scheduler), asked.optimizer.param_groups, ", ".join(others)
+        scheduler.load_state_dict(asked.state_dict())
+        for group, new in zip(scheduler.optimizer.param_groups, groups, strict=True):
+            group.update({key: new[key] for key in ("lr", "initial_lr") if key in new})
+        rates = [group["lr"] for group in groups]
+        logger.warning(
+            "the schedule made here counts, not the checkpoint's (unlike: %s): the rates are %s", told, rates
+        )
+
     def checkpoint(self) -> dict[str, Any]:
         """The optimizer's state_dict, and under "swarm" the scheduler, the position and a digest of the parameters."""
         self._check_whole()
@@ -272,11 +283,14 @@ class TrainingState:
         if _forms(saved_extra) != _forms(extra):
             raise ValueError("the checkpoint has other extra tensors (the model's buffers) than this peer")
         groups, schedule, inner, statistics = self._settings_in(checkpoint, swarm)
+        asked = schedule_asked(self.scheduler, to_plain(swarm.get("scheduler")), position.epoch)
 
         @torch.no_grad()
         def install() -> None:
             self.optimizer.load_state_dict({"state": statistics, "param_groups": groups})
             self._follow(schedule, inner)
+            if asked is not None:
+                self._reschedule(*asked)
             for mine, new in ((kept, saved), (extra, saved_extra)):
                 for name, tensor in mine.items():
                     tensor.copy_(new[name])

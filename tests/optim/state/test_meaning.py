@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.optim.state.meaning import fit_schedule, schedule_of
 from swarmcli.optim.state.training_state import TrainingState
 from swarmcli.state.snapshot import PinnedState, Snapshot
@@ -114,3 +115,50 @@ def test_a_schedule_of_ones_own_keeps_what_is_private_in_it() -> None:
     one.step()
     other.load_state_dict(fit_schedule(other, schedule_of(one), [0.05]))
     assert other._calls == one._calls == 2
+
+
+def linear(epochs: int) -> Callable[[torch.optim.Optimizer], Any]:
+    return lambda optimizer: L.LinearLR(optimizer, 1.0, 0.0, total_iters=epochs)
+
+
+def warmed(epochs: int) -> Callable[[torch.optim.Optimizer], Any]:
+    def make(optimizer: torch.optim.Optimizer) -> Any:
+        parts = [L.LinearLR(optimizer, 0.5, 1.0, 2), L.CosineAnnealingLR(optimizer, epochs - 2)]
+        return L.SequentialLR(optimizer, parts, [2])
+
+    return make
+
+
+def state_with(make: Callable[[torch.optim.Optimizer], Any], epochs: int, lr: float = 0.5) -> TrainingState:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=lr)
+    state = TrainingState("run", optimizer, make(optimizer))
+    for epoch in range(epochs):
+        state.step([torch.zeros(2)], LineagePosition(epoch + 1, epoch + 1, bytes(32)))
+    return state
+
+
+def rates(state: TrainingState, more: int) -> list[float]:
+    found = []
+    for _ in range(more):
+        found.append(state.optimizer.param_groups[0]["lr"])
+        state.end_epoch(state.position)
+    return found
+
+
+@pytest.mark.parametrize("make", [linear, warmed])
+def test_who_resumes_with_a_longer_schedule_gets_it_and_is_told(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """At the end of the checkpoint's own the rate is 0, from which no recursion comes back."""
+    saved = state_with(make(4), 4).checkpoint()
+    longer = state_with(make(8), 0)
+    longer.load_checkpoint(saved)
+    assert longer.position.epoch == 4
+    assert rates(longer, 4) == pytest.approx(rates(state_with(make(8), 4), 4))
+    assert "not the checkpoint's (unlike: " in caplog.text
+
+
+def test_an_equal_schedule_goes_on_as_the_checkpoint_says(caplog: pytest.LogCaptureFixture) -> None:
+    saved = state_with(linear(8), 4).checkpoint()
+    again = state_with(linear(8), 0)
+    again.load_checkpoint(saved)
+    assert rates(again, 4) == rates(state_with(linear(8), 4), 4)
+    assert not caplog.text
