@@ -91,6 +91,7 @@ class RoundResult(Mapping[PeerID, Any]):
     remark: str = ""  # anything unusual, in words for people
     certificate: RoundCertificate | None = None  # proves to anyone that the group has committed this
     weights: Mapping[PeerID, float] = field(default_factory=dict)  # of the contributors, as they were counted
+    samples: Mapping[PeerID, float] = field(default_factory=dict)  # likewise; the weights where nobody has told others
     reduced: Mapping[PeerID, int] = field(default_factory=dict)  # reducer → bytes of tensors that it has added up
 
     def __getitem__(self, peer: PeerID) -> Any:
@@ -138,6 +139,7 @@ class StepControl:
         self.stage = AveragingStage.IDLE
         self.group: Group | None = None  # that this peer is in, once there is one; after a failed try, the last one
         self._weight = float(request.weight)
+        self.samples: float | None = None  # that the tensors come of; None: as many as they weigh
         self._scheduled_time = request.scheduled_time
         self.progress = 0.0  # as last reported
         self.urgent = asyncio.Event()  # the last report goes out at once

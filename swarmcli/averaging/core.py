@@ -301,7 +301,8 @@ class AveragerCore:
                 if not self.layout.numel:
                     return AllreduceResult.without_exchange("the averaged tensors have no elements")
                 way, base = await self._travels(group, reference)
-                result = await self._run_round(self._make_round(group, weight, way=way, base=base), control.request)
+                round_ = self._make_round(group, weight, control.samples, way=way, base=base)
+                result = await self._run_round(round_, control.request)
                 self.finder.experience.note(result.weights)
                 if result.total_weight > 0 and result.averages:
                     averages = await self._remember(group.group_id, way, reference, result)
@@ -328,7 +329,7 @@ class AveragerCore:
             # An auxiliary that reduced nothing cannot tell.
             known = bool(result.weights) or not self.config.auxiliary
             if request.weighs and known and request.target is not None:
-                claims, absent = round_.group.claims, experience.withheld(round_.group, result.weights)
+                claims, absent = round_.group.claims, experience.withheld(round_.group, result.samples)
                 kept = math.fsum(claim for peer, claim in claims.items() if peer not in absent)
                 if 2 * kept < request.target:
                     experience.note_short()
@@ -402,7 +403,7 @@ class AveragerCore:
         return last.tensors
 
     def _make_round(
-        self, group: Group, weight: float, *, way: Way, base: Sequence[torch.Tensor] | None
+        self, group: Group, weight: float, samples: float | None, *, way: Way, base: Sequence[torch.Tensor] | None
     ) -> Allreduce | PhasedAllreduce:
         service, tensors = self._service, self._tensors
         options = self.config.allreduce
@@ -414,8 +415,9 @@ class AveragerCore:
             reducer_timeout=max(options.for_reducer, PACE.last * group.planned),
         )
         if self._program is None:
-            return Allreduce(service, group, tensors, weight=weight, options=options, base=base)
-        return PhasedAllreduce(service, self._news, group, tensors, self._program, weight=weight, options=options)
+            return Allreduce(service, group, tensors, weight=weight, options=options, base=base, samples=samples)
+        news, program = self._news, self._program
+        return PhasedAllreduce(service, news, group, tensors, program, weight=weight, options=options, samples=samples)
 
     def _apply(self, averages: Sequence[torch.Tensor]) -> None:
         """Moves all tensors. Nothing here can fail half way for tensors of the group's shapes and types."""
@@ -444,6 +446,7 @@ class AveragerCore:
             remark=result.remark,
             certificate=result.certificate,
             weights=result.weights,
+            samples=result.samples,
             reduced=result.reduced([member.peer_id for member in group.members]),
         )
 

@@ -12,6 +12,7 @@ from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.config import PeerContext
 from swarmcli.optim.epoch.group import PreformedGroup
+from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.optim.modes.base import Advanced, CommittedRound, Mode, Outcome, UndecidedRound
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.peers.claims import Claims
@@ -130,7 +131,7 @@ class AuxiliaryCore:
         if not await self._group.wait_until_begun(self.config.idle_wait):
             return False
         began = loop_time()
-        outcome = await self._group.contribute(weight=0.0)
+        outcome = await self._group.contribute(Weighed())
         await self._follow(outcome, began)
         return isinstance(outcome, CommittedRound)
 

@@ -131,8 +131,9 @@ class OptimizerCore:
 
     # the story of an epoch
 
-    async def step(self, batch_size: int, scale: float | None = None) -> bool:
+    async def step(self, batch_size: int, scale: float | None = None, weight: float | None = None) -> bool:
         """Takes in the parameters' gradients, means over `batch_size` samples; ends the epoch when it is time.
+        `weight`: of these gradients in the average, if the number of samples is not.
 
         With `scale` the gradients are those of losses multiplied by it; see EpochWork.accumulate for their overflow.
         Returns whether the epoch is another one than after the last step. A step that only accumulates waits for no
@@ -150,12 +151,12 @@ class OptimizerCore:
                 self._report_samples()
                 batch_size = 0
             if self.pausing.is_asked and (batch_size or not await self._has_to_hand_in()):
-                return await self._pause(batch_size, scale)
+                return await self._pause(batch_size, scale, weight)
             if await self._replaced_meanwhile() or (not self._ending and await self._join()):
                 tell_lost(self.node.endpoint.events, batch_size)
                 return True
             if batch_size:
-                await self._accumulate(batch_size, scale)
+                await self._accumulate(batch_size, scale, weight)
             elif not self.work.samples:
                 self.metrics.look(anyone_computes=self.directory.anyone_computes(self._group.members))
             # After that, so that companions' steps and this one are together in what is gathered for it.
@@ -293,11 +294,11 @@ class OptimizerCore:
         answers = await self.survey.survey()
         return await self.claims.decide(Claim(self.position), answers) == self.position
 
-    async def _pause(self, batch_size: int, scale: float | None) -> bool:
+    async def _pause(self, batch_size: int, scale: float | None, weight: float | None) -> bool:
         """A step while this peer pauses and nothing is on its way: takes in a last batch, or withdraws and waits."""
         if batch_size:
             if not await self._replaced_meanwhile():
-                await self._accumulate(batch_size, scale)
+                await self._accumulate(batch_size, scale, weight)
         elif self.pausing.away:
             await self.pausing.wait(self.config.idle_wait)
         else:
@@ -380,9 +381,9 @@ class OptimizerCore:
         """Whether, by what the others last reported, no other lineage leads."""
         return not self._reason_to_look()
 
-    async def _accumulate(self, batch_size: int, scale: float | None) -> None:
+    async def _accumulate(self, batch_size: int, scale: float | None, weight: float | None) -> None:
         before = self.work.given_up.count
-        await self.work.accumulate(batch_size, scale)
+        await self.work.accumulate(batch_size, scale, weight)
         if self.work.given_up.count == before:
             self.metrics.samples += batch_size
         if not self._ending:  # otherwise these samples are of an epoch that has not begun for the others
@@ -457,7 +458,7 @@ class OptimizerCore:
         self._begin_epoch(committed.contributors)
         self._group.open(self.position)
         ended = self.metrics.end_epoch(self.position, advanced, self._rate)
-        self.node.endpoint.events.emit(credited(self.position, committed.weights, committed.reduced, ended.seconds))
+        self.node.endpoint.events.emit(credited(self.position, committed.contributed, committed.reduced, ended.seconds))
         self.directory.announce()
 
     def _start_over(self) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 import torch
 
 from swarmcli.errors import GradScalerError, OptimizerError
-from swarmcli.optim.gradients.accumulator import all_finite
+from swarmcli.optim.gradients.accumulator import Weighed, all_finite
 
 if TYPE_CHECKING:
     from swarmcli.optim.core import OptimizerCore
@@ -35,7 +35,7 @@ class ScaledSteps:
         self.begun = False  # gradients have come with a scaler, so none may come without
         self._told = (0, 0)  # overflows and global steps that a scaler knows of
 
-    def step(self, samples: int, scaler: GradScaler | None) -> None:
+    def step(self, batch: Weighed, scaler: GradScaler | None) -> None:
         """One step of the core. GradScalerError: the gradients come without the scaler that there was so far."""
         core = self._core
         if scaler is not None and scaler.is_enabled():
@@ -44,14 +44,14 @@ class ScaledSteps:
                 self.begun, self._told = True, (core.work.given_up.count, core.global_steps)
             # Kept, so that what happens in a call that is interrupted is told after the next one.
             overflows, steps = self._told
-            self._run(core.step(samples, scale))
+            self._run(core.step(batch.samples, scale, batch.weight))
             # Read once: a delayed global step may end at any moment, also right behind an earlier one.
             self._told = core.work.given_up.count, core.global_steps
             scaler.note_step(self, overflow=self._told[0] > overflows, global_steps=self._told[1] - steps)
-        elif self.begun and samples:
+        elif self.begun and batch.samples:
             raise GradScalerError("step: the gradients were scaled so far; call grad_scaler.step(optimizer)")
         else:
-            self._run(core.step(samples))
+            self._run(core.step(batch.samples, weight=batch.weight))
 
     def batch_gradients(self) -> list[torch.Tensor]:
         """Those that the last backward pass wrote; with reused buffers the sums that it added to."""

@@ -27,6 +27,7 @@ from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.epoch.seat import SeatLost
 from swarmcli.optim.frameworks import refuse_local_clipping, refuse_partial_sums
 from swarmcli.optim.grad_scaler import GradScaler, ScaledSteps, check_grad_scaler, refuse_plain_scaler
+from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.modes import Outer, choose_mode
 from swarmcli.optim.modes.base import SiteHooks, StateOptions, Trained
@@ -231,8 +232,12 @@ class Optimizer(torch.optim.Optimizer):
         closure: Callable[[], Any] | None = None,
         batch_size: int | None = None,
         grad_scaler: GradScaler | None = None,
+        weight: float | None = None,
     ) -> Any:
         """Adds the present gradients, means over `batch_size` samples (None: `batch_size_per_step`).
+
+        `weight`: what they are a mean over, where that is no number of samples, such as the tokens that count: in the
+        average each peer's gradients have their weight (None: the batch size), while samples make up the epoch.
 
         When the swarm has enough samples, the gradients are averaged and the optimizer steps; `local_epoch` is
         another one then. Otherwise the call waits for no one. With a closure its loss is returned and noted. With
@@ -249,16 +254,18 @@ class Optimizer(torch.optim.Optimizer):
         try:
             if self.dht.is_alive() and (why := self.dht.node.endpoint.gave_way):
                 raise IdentityError(why)
-            return self._step(closure, batch_size, grad_scaler)
+            return self._step(closure, batch_size, grad_scaler, weight)
         finally:
             self._stepping.release()
 
-    def _step(self, closure: Callable[[], Any] | None, batch_size: int | None, grad_scaler: Any) -> Any:
+    def _step(
+        self, closure: Callable[[], Any] | None, batch_size: int | None, grad_scaler: Any, weight: float | None
+    ) -> Any:
         if grad_scaler is not None:
             check_grad_scaler(grad_scaler)
         if isinstance(self._core, AuxiliaryCore):
-            if closure is not None or batch_size is not None or grad_scaler is not None:
-                raise OptimizerError("an auxiliary only assists: its step takes no closure, batch size or scaler")
+            if any(each is not None for each in (closure, batch_size, grad_scaler, weight)):
+                raise OptimizerError("an auxiliary only assists: its step takes no closure, batch size, weight, scaler")
             self._run(self._core.step())
             return None
         refuse_partial_sums()
@@ -267,23 +274,24 @@ class Optimizer(torch.optim.Optimizer):
         samples = self.batch_size_per_step if batch_size is None else batch_size
         if samples is None:
             raise ValueError("batch_size: give the number of samples here, or batch_size_per_step at creation")
-        samples = as_count(samples, "batch_size")
+        batch = Weighed.of(samples, weight) if (samples := as_count(samples, "batch_size")) else Weighed()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-            if loss is not None and samples:  # torch's own take closures that return nothing; Lightning gives such
-                self._core.metrics.note_loss(float(torch.as_tensor(loss).detach()), samples)
+            if loss is not None and batch.weight:  # torch's own take closures that return nothing, as Lightning gives
+                self._core.metrics.note_loss(float(torch.as_tensor(loss).detach()), batch.weight)
         assert self.scaled_steps is not None
         if grad_scaler is None and not self.scaled_steps.begun:
-            self._run(self._core.step(samples))
+            self._run(self._core.step(samples, weight=batch.weight))
         else:
-            self.scaled_steps.step(samples, grad_scaler)
+            self.scaled_steps.step(batch, grad_scaler)
         self._stepped = True
         return loss
 
-    def note_loss(self, loss: float, samples: int) -> None:
-        """For loops without a closure: the mean loss over so many samples, for the others to see. Not averaged."""
+    def note_loss(self, loss: float, samples: float) -> None:
+        """For loops without a closure: the mean loss over so many samples, or tokens if these are the steps' weights,
+        for the others to see. Not averaged."""
         self.core.metrics.note_loss(loss, samples)
 
     def zero_grad(self, set_to_none: bool = False) -> None:

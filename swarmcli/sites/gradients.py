@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.errors import OptimizerError
-from swarmcli.optim.gradients.accumulator import GradientAccumulator, sum_type
+from swarmcli.optim.gradients.accumulator import GradientAccumulator, Weighed, sum_type
 from swarmcli.sharding.transfer import SIZES, runs_of
 from swarmcli.sites.commands import Command, LeaderCommands
 from swarmcli.sites.links import named
@@ -32,8 +32,8 @@ class LeaderGradients(ABC):
         return 0
 
     @abstractmethod
-    def take(self, samples: int, reports: Sequence[StepReport]) -> int:
-        """How many samples the optimizer is to step with: this rank's and, by their reports, the others'."""
+    def take(self, own: Weighed, reports: Sequence[StepReport]) -> Weighed:
+        """What the optimizer is to step with: this rank's batch and, by their reports, the others'."""
 
     @abstractmethod
     def are_news(self, *, new_epoch: bool, stepped: bool, written: bool) -> bool:
@@ -58,10 +58,10 @@ class MemberGradients:
         """For this rank's Follower."""
         return {}
 
-    def prepare(self, samples: int) -> None:
-        """Before rank 0 may count on this rank's present gradients, means over so many samples."""
+    def prepare(self, batch: Weighed) -> None:
+        """Before rank 0 may count on this rank's present gradients, means over this batch."""
 
-    def contribute(self, samples: int) -> None:
+    def contribute(self, batch: Weighed) -> None:
         """After it knows of them."""
 
     def finish(self, verdict: StepVerdict) -> None:
@@ -89,43 +89,43 @@ class SiteAccumulator(GradientAccumulator):
         super().__init__(parameters)
         self._commands = commands
         self.generation = 0
-        self._own = 0  # samples of the batch that comes next, at this rank
-        self._elsewhere = 0  # samples that are counted here and summed at other ranks
+        self._own = Weighed()  # of the batch that comes next, at this rank
+        self._elsewhere = Weighed()  # counted here and summed at other ranks
 
-    def expect(self, own: int) -> None:
-        """Says how many samples of the batch that is added next are this rank's."""
+    def expect(self, own: Weighed) -> None:
+        """Says what of the batch that is added next is this rank's."""
         self._own = own
 
-    def add(self, batch_size: int, scale: float | None = None) -> bool:
+    def add(self, batch_size: int, scale: float | None = None, weight: float | None = None) -> bool:
         """Takes in this rank's gradients; the others have added theirs to their own sums before they reported."""
         if scale is not None:
             raise OptimizerError("a GradScaler has no place in a site, whose processes would scale by themselves")
-        own, self._own = self._own, 0
-        taken = not own or super().add(own)
-        if not (own and taken):
+        own, self._own = self._own, Weighed()
+        taken = not own.samples or super().add(own.samples, weight=own.weight)
+        if not (own.samples and taken):
             self._make_ready()  # for the others' sums
             self.times += 1
-        self._summed += batch_size - own
-        self._elsewhere += batch_size - own
+        self._summed += Weighed.of(batch_size, weight) - own
+        self._elsewhere += Weighed.of(batch_size, weight) - own
         return taken
 
-    def freeze(self) -> int:
+    def freeze(self) -> Weighed:
         """As GradientAccumulator does, with the sums of all ranks. Raises SiteError. Never on the event loop."""
-        if self._elsewhere:
+        if self._elsewhere.samples:
 
-            def fetch() -> int:
+            def fetch() -> Weighed:
                 sum_over_ranks(site, site.commands, self.accumulators)
-                return _total(site.commands, 0)
+                return _total(site.commands, Weighed())
 
             site = self._commands.site
             found = self._commands.run(GatherGradients(self.generation), fetch)
             self._summed += found - self._elsewhere  # equal, unless a reset came between
-            self._elsewhere = 0
+            self._elsewhere = Weighed()
         return super().freeze()
 
     def reset(self) -> None:
         self.generation += 1
-        self._elsewhere = 0
+        self._elsewhere = Weighed()
         super().reset()
 
 
@@ -151,9 +151,9 @@ class LeaderSums(LeaderGradients):
     def generation(self) -> int:
         return self.sums.generation
 
-    def take(self, samples: int, reports: Sequence[StepReport]) -> int:
-        self.sums.expect(samples)
-        return samples + sum(each.samples for each in reports if each.generation == self.generation)
+    def take(self, own: Weighed, reports: Sequence[StepReport]) -> Weighed:
+        self.sums.expect(own)
+        return sum((each.weighed for each in reports if each.generation == self.generation), own)
 
     def are_news(self, *, new_epoch: bool, stepped: bool, written: bool) -> bool:
         return new_epoch or written
@@ -167,7 +167,7 @@ class MemberSums(MemberGradients):
         self._site = site
         self._parameters = list(parameters)
         self._totals = [torch.zeros(p.shape, dtype=sum_type(p.dtype), device=p.device) for p in parameters]
-        self._samples = 0
+        self._summed = Weighed()
         self._lock = threading.Lock()  # the main thread adds, the Follower hands over
 
     @property
@@ -175,12 +175,12 @@ class MemberSums(MemberGradients):
         return {GatherGradients: self._hand_over}
 
     @torch.no_grad()
-    def prepare(self, samples: int) -> None:
+    def prepare(self, batch: Weighed) -> None:
         with self._lock:
             for parameter, total in zip(self._parameters, self._totals, strict=True):
-                if samples and parameter.grad is not None:
-                    total.add_(parameter.grad, alpha=samples)
-            self._samples += samples
+                if batch.weight and parameter.grad is not None:
+                    total.add_(parameter.grad, alpha=batch.weight)
+            self._summed += batch
 
     def finish(self, verdict: StepVerdict) -> None:
         with self._lock:
@@ -190,7 +190,7 @@ class MemberSums(MemberGradients):
         with self._lock:
             self._follow(command.generation)
             sum_over_ranks(self._site, self._site.commands, self._totals)
-            _total(self._site.commands, self._samples)
+            _total(self._site.commands, self._summed)
             self._clear()
 
     def _follow(self, generation: int) -> None:
@@ -199,24 +199,24 @@ class MemberSums(MemberGradients):
             self._clear()
 
     def _clear(self) -> None:
-        self._samples = 0
+        self._summed = Weighed()
         for total in self._totals:
             total.zero_()
 
 
 class LeaderMeans(LeaderGradients):
-    """LeaderGradients with local updates: rank 0's become the mean over the samples of all, in every step."""
+    """LeaderGradients with local updates: rank 0's become the weighted mean of all, in every step."""
 
     def __init__(self, site: Site, parameters: Sequence[torch.Tensor]) -> None:
         """`parameters`: those that are trained, in the order of the optimizer."""
         self._site, self._parameters = site, list(parameters)
 
-    def take(self, samples: int, reports: Sequence[StepReport]) -> int:
-        total = samples + sum(each.samples for each in reports)
-        present, sums = _weighted_gradients(self._site, self._parameters, samples)
+    def take(self, own: Weighed, reports: Sequence[StepReport]) -> Weighed:
+        total = sum((each.weighed for each in reports), own)
+        present, sums = _weighted_gradients(self._site, self._parameters, own.weight)
         for used, parameter, summed in zip(present, self._parameters, sums, strict=True):
-            if used and total:
-                parameter.grad = summed.div_(total).to(parameter.dtype)
+            if used and total.weight:
+                parameter.grad = summed.div_(total.weight).to(parameter.dtype)
         return total
 
     def are_news(self, *, new_epoch: bool, stepped: bool, written: bool) -> bool:
@@ -229,8 +229,8 @@ class MemberMeans(MemberGradients):
     def __init__(self, site: Site, parameters: Sequence[torch.Tensor]) -> None:
         self._site, self._parameters = site, list(parameters)
 
-    def contribute(self, samples: int) -> None:
-        _weighted_gradients(self._site, self._parameters, samples)
+    def contribute(self, batch: Weighed) -> None:
+        _weighted_gradients(self._site, self._parameters, batch.weight)
 
 
 def sum_over_ranks(
@@ -262,26 +262,26 @@ def sum_over_ranks(
             tensor.detach().copy_(summed)
 
 
-def _total(group: dist.ProcessGroup, samples: int) -> int:
+def _total(group: dist.ProcessGroup, own: Weighed) -> Weighed:
     """The sum over all ranks, at rank 0."""
-    count = torch.tensor(samples)
+    counts = torch.tensor([own.samples, own.weight], dtype=torch.float64)
     with named("the samples of this site were not counted"):
-        dist.reduce(count, dst=0, group=group)
-    return int(count)
+        dist.reduce(counts, dst=0, group=group)
+    return Weighed(int(counts[0]), float(counts[1]))
 
 
 @torch.no_grad()
 def _weighted_gradients(
-    site: Site, parameters: Sequence[torch.Tensor], samples: int
+    site: Site, parameters: Sequence[torch.Tensor], weight: float
 ) -> tuple[list[bool], list[torch.Tensor]]:
-    """At rank 0: which parameters have a gradient at any rank, and the sums of samples · gradient over the ranks."""
-    gradients = [parameter.grad if samples else None for parameter in parameters]
+    """At rank 0: which parameters have a gradient at any rank, and the sums of weight · gradient over the ranks."""
+    gradients = [parameter.grad if weight else None for parameter in parameters]
     present = torch.tensor([gradient is not None for gradient in gradients], dtype=torch.int32)
     with named("the gradients of this site did not come together"):
         dist.reduce(present, dst=0, op=dist.ReduceOp.MAX, group=site.pace)
     sums = [torch.zeros(p.shape, dtype=sum_type(p.dtype), device=p.device) for p in parameters]
     for total, gradient in zip(sums, gradients, strict=True):
         if gradient is not None:
-            total.add_(gradient, alpha=samples)
+            total.add_(gradient, alpha=weight)
     sum_over_ranks(site, site.pace, sums)
     return [bool(each) for each in present], sums

@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from swarmcli.optim import Optimizer
-from swarmcli.optim.gradients.accumulator import all_finite
+from swarmcli.optim.gradients.accumulator import Weighed, all_finite
 from swarmcli.sharding.levels.plan import read_plan
 from swarmcli.sharding.levels.process_groups import ProcessGroupLevels
 from swarmcli.sharding.zero.consolidation import receive_share, send_share
@@ -125,12 +125,12 @@ class LeaderLevels(LeaderGradients):
 
     # LeaderGradients
 
-    def take(self, samples: int, reports: Sequence[StepReport]) -> int:
+    def take(self, own: Weighed, reports: Sequence[StepReport]) -> Weighed:
         self.at_rest = True
-        if not samples:
+        if not own.weight:
             for parameter in self._parameters:
                 parameter.grad = None  # others have samples, and this rank would step with gradients that are zero
-        return samples + sum(each.samples for each in reports)
+        return sum((each.weighed for each in reports), own)
 
     def are_news(self, *, new_epoch: bool, stepped: bool, written: bool) -> bool:
         return self._gathered
@@ -173,9 +173,9 @@ class MemberLevels(MemberGradients):
     def handlers(self) -> Mapping[type[Command], Callable[[Any], None]]:
         return {GatherParameters: self._hand_over}
 
-    def prepare(self, samples: int) -> None:
+    def prepare(self, batch: Weighed) -> None:
         gradients = (parameter.grad for parameter in self._parameters if parameter.grad is not None)
-        if samples and all_finite(gradients):
+        if batch.weight and all_finite(gradients):
             with self._lock:
                 self._optimizer.step()
 

@@ -13,6 +13,7 @@ import msgspec
 import torch
 from torch import nn
 
+from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.sharding.transfer import broadcast_from_owners
 from swarmcli.sites.links import named, receive_message, send_message
 from swarmcli.sites.site import Site
@@ -22,11 +23,16 @@ class StepReport(msgspec.Struct, frozen=True):
     """One rank's word of its step."""
 
     samples: int = 0  # in its gradients
-    losses: float = 0.0  # sum over the `rated` samples that have a loss
-    rated: int = 0
+    weight: float = 0.0  # of these
+    losses: float = 0.0  # sum over what has a loss, by weight: `rated` of it
+    rated: float = 0.0
     wants_to_stop: bool = False
     ended: bool = False  # its data has
     generation: int = 0  # of the sums that its gradients were added to
+
+    @property
+    def weighed(self) -> Weighed:
+        return Weighed(self.samples, self.weight)
 
 
 class StepVerdict(msgspec.Struct, frozen=True):

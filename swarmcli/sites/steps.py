@@ -13,6 +13,7 @@ from torch import nn
 
 from swarmcli.errors import SiteError
 from swarmcli.optim import Optimizer
+from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.sites.commands import Command, CommandFollower, LeaderCommands
 from swarmcli.sites.gradients import LeaderGradients, MemberGradients
 from swarmcli.sites.sharded_optimizer import SiteOptimizer
@@ -50,12 +51,12 @@ class SiteSteps(ABC):
         self._commands = commands
         self._gradients = gradients
         self._wants_to_stop = wants_to_stop or threading.Event()
-        self._noted = (0.0, 0)  # loss and samples of the step that comes
+        self._noted = (0.0, 0.0)  # loss of the step that comes, and the weight of what has it
         self.stopped = threading.Event()
 
-    def note_loss(self, loss: float, samples: int) -> None:
-        """The mean loss over the samples of this rank in the step that comes. The swarm sees the site's mean."""
-        self._noted = (loss, samples)
+    def note_loss(self, loss: float, weight: float) -> None:
+        """The mean loss of this rank in the step that comes, with its weight. The swarm sees the site's mean."""
+        self._noted = (loss, weight)
 
     @property
     def is_averaging(self) -> bool:
@@ -63,18 +64,19 @@ class SiteSteps(ABC):
         step together."""
         return False
 
-    def step(self, *, batch_size: int) -> None:
-        """The present gradients are means over `batch_size` samples of this rank; the site steps with those of all.
+    def step(self, *, batch_size: int, weight: float | None = None) -> None:
+        """The present gradients are means over `batch_size` samples of this rank, which count by `weight` if it is
+        given; the site steps with those of all.
 
         Rank 0 does in it what `Optimizer.step` does, and raises SiteError if another rank takes the site's timeout
         longer for its batch. The others wait until that is over, as long as the swarm's end of an epoch takes.
         """
-        self._step(batch_size, ended=False)
+        self._step(Weighed.of(batch_size, weight) if batch_size else Weighed(), ended=False)
 
     def drain(self) -> None:
         """This rank's data has ended: takes part without samples until that of all ranks has, or one wants to stop."""
         while not self.stopped.is_set():
-            self._step(0, ended=True)
+            self._step(Weighed(), ended=True)
 
     @abstractmethod
     def close(self) -> None:
@@ -91,11 +93,12 @@ class SiteSteps(ABC):
             self._site.close(broken=True)
 
     @abstractmethod
-    def _step(self, samples: int, *, ended: bool) -> None: ...
+    def _step(self, batch: Weighed, *, ended: bool) -> None: ...
 
-    def _own_report(self, samples: int, ended: bool) -> StepReport:
-        (loss, rated), self._noted = self._noted, (0.0, 0)
-        return StepReport(samples, loss * rated, rated, self._wants_to_stop.is_set(), ended, self._gradients.generation)
+    def _own_report(self, batch: Weighed, ended: bool) -> StepReport:
+        (loss, rated), self._noted = self._noted, (0.0, 0.0)
+        stops, generation = self._wants_to_stop.is_set(), self._gradients.generation
+        return StepReport(batch.samples, batch.weight, loss * rated, rated, stops, ended, generation)
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
@@ -170,21 +173,21 @@ class SiteLeader(SiteSteps):
             logger.warning("not every rank was there to be let go: %s", error)
         self._site.close()
 
-    def _step(self, samples: int, *, ended: bool) -> None:
+    def _step(self, batch: Weighed, *, ended: bool) -> None:
         with self._all_or_none():
             reports = gather_reports(self._site)
             if any(each.wants_to_stop for each in reports):
                 self._heed()
-            total = self._gradients.take(samples, reports)
-            everyone = [self._own_report(samples, ended), *reports]
-            if total and (rated := sum(each.rated for each in everyone)):
-                self._optimizer.note_loss(sum(each.losses for each in everyone) / rated, total)
-            self._optimizer.step(batch_size=total)
+            total = self._gradients.take(batch, reports)
+            everyone = [self._own_report(batch, ended), *reports]
+            if total.samples and (rated := sum(each.rated for each in everyone)):
+                self._optimizer.note_loss(sum(each.losses for each in everyone) / rated, total.weight)
+            self._optimizer.step(batch_size=total.samples, weight=total.weight)
             # Here all ranks' samples of this step are counted, and the others wait for the verdict, however long.
             self._rest()
             self._commands.check()  # a command may have failed in a thread whose errors nobody sees
             stop = self._wants_to_stop.is_set() or all(each.ended for each in everyone)
-            self._announce(stop=stop, stepped=total > 0)
+            self._announce(stop=stop, stepped=total.samples > 0)
 
     def _announce(self, *, stop: bool, stepped: bool = False) -> None:
         epoch, told = self._optimizer.local_epoch, self._told
@@ -249,11 +252,11 @@ class SiteMember(SiteSteps):
         finally:
             self._site.close()
 
-    def _step(self, samples: int, *, ended: bool) -> None:
+    def _step(self, batch: Weighed, *, ended: bool) -> None:
         with self._all_or_none():
-            self._gradients.prepare(samples)
-            send_report(self._site, self._own_report(samples, ended))
-            self._gradients.contribute(samples)
+            self._gradients.prepare(batch)
+            send_report(self._site, self._own_report(batch, ended))
+            self._gradients.contribute(batch)
             self._follow()
 
     def _follow(self) -> None:

@@ -84,7 +84,7 @@ def kept(archive: RoundArchive) -> tuple[bytes, ...]:
 
 def assert_is(kept: KeptRound, result: AllreduceResult) -> None:
     assert kept.record.digest == result.digest
-    assert kept.record.contributors == result.contributors and kept.record.total_weight == result.total_weight
+    assert kept.record.contributors == result.contributors and kept.record.total_samples == result.total_weight
     for own, other in zip(kept.averages, result.averages, strict=True):
         assert torch.equal(own, other)
 
@@ -335,6 +335,7 @@ async def test_kept_rounds_are_not_in_memory(tmp_path: Path) -> None:
             [torch.ones(size // 4)],
             result.contributors,
             result.weights,
+            result.samples,
             {},
             result.digest,
             0,

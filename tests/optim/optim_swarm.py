@@ -82,6 +82,16 @@ def loss_of(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return ((rows @ weights - rows.sum(1)) ** 2).mean()
 
 
+def weights_of(rows: torch.Tensor) -> torch.Tensor:
+    """How much each row counts where they do not count alike, (samples,): some nothing."""
+    return (10 * rows[:, 0]).clamp(min=0)
+
+
+def weighed(rows: torch.Tensor) -> torch.Tensor:
+    """Rows whose mean loss is the weighted mean of these: the loss grows with the square of a row."""
+    return rows * (weights_of(rows) * len(rows) / weights_of(rows).sum().clamp(min=1e-9)).sqrt()[:, None]
+
+
 class Trainer:
     """A peer that trains a small linear model, and remembers which samples went into which epoch."""
 
@@ -101,8 +111,11 @@ class Trainer:
         extra_tensors: Sequence[torch.Tensor] = (),
         mode: Mode | None = None,
         averaging: Mapping[str, Any] | None = None,
+        weighs: bool = False,
         **options: Any,
     ) -> None:
+        """`weighs`: its batches by `weights_of`, and not all rows alike."""
+        self.weighs = weighs
         self.node, self.batch_size, self.pace = node, batch_size, pace
         self.seed, self.weights = seed, make_model(seed, dtype)
         self.data = torch.Generator().manual_seed(int.from_bytes(node.peer_id[:4]) if data_seed is None else data_seed)
@@ -124,9 +137,10 @@ class Trainer:
         await asyncio.sleep(self.pace)
         batch = torch.randn(rows or self.batch_size, FEATURES, dtype=self.weights.dtype, generator=self.data)
         self.weights.grad = None
-        loss_of(self.weights, batch).backward()
+        loss_of(self.weights, weighed(batch) if self.weighs else batch).backward()
         self.pending.append(batch)
-        await self._stepped(self.core.step(len(batch)))
+        weight = float(weights_of(batch).sum()) if self.weighs else None
+        await self._stepped(self.core.step(len(batch), weight=weight))
 
     async def wait(self) -> None:
         """A step without samples: waits a moment for the epoch's end."""
@@ -231,14 +245,16 @@ def digests(trainers: Iterable[Trainer]) -> set[str]:
     return {trainer.core.replica.state.digest() for trainer in trainers}
 
 
-async def auxiliary(swarm: Swarm, *, client_mode: bool = False, target: int = TARGET) -> AuxiliaryCore:
+async def auxiliary(
+    swarm: Swarm, *, client_mode: bool = False, target: int = TARGET, mode: Mode | None = None
+) -> AuxiliaryCore:
     """An auxiliary that has been started; shut it down before the swarm ends."""
-    core = assistant(await swarm.node(client_mode=client_mode), target)
+    core = assistant(await swarm.node(client_mode=client_mode), target, mode)
     await core.start()
     return core
 
 
-def assistant(node: DHTNode, target: int = TARGET) -> AuxiliaryCore:
+def assistant(node: DHTNode, target: int = TARGET, mode: Mode | None = None) -> AuxiliaryCore:
     """The auxiliary that stands on a node."""
     config = OptimizerConfig("run", target, description=PeerDescription("auxiliary"))
-    return AuxiliaryCore(PeerContext(node, config, averager_config(config, auxiliary=True)), [make_model(0)])
+    return AuxiliaryCore(PeerContext(node, config, averager_config(config, auxiliary=True)), [make_model(0)], mode)

@@ -182,8 +182,9 @@ def test_no_inner_step_is_made_while_the_anchor_steps(monkeypatch: pytest.Monkey
             work = peer.core.work
             await work.freeze()
             await work.average_alone()
+            own = {peer.node.peer_id: float(INNER)}
             end = asyncio.ensure_future(
-                work.advance(CommittedRound(bytes(32), INNER, (), weights={peer.node.peer_id: INNER}), counted=True)
+                work.advance(CommittedRound(bytes(32), INNER, (), weights=own, contributed=own), counted=True)
             )
             assert await asyncio.to_thread(stepping.wait, 10)
             await work.accumulate(INNER)
@@ -233,11 +234,11 @@ def test_the_record_of_a_missed_round_says_whether_a_difference_was_in_it(counte
             peer = await taught(swarm)
             await peer.compute()
             work, held = peer.core.work, peer.core.replica
-            handed_in = await work.freeze()
+            handed_in = (await work.freeze()).samples
             await work.restore()  # what became of it is not known here
             averages = [torch.zeros_like(each) for each in work.method.tensors]
             weights = {peer.node.peer_id: float(handed_in)} if counted else {}
-            await work.replay(averages, bytes(32), 3 * INNER, weights)
+            await work.replay(averages, CommittedRound(bytes(32), 3 * INNER, (), weights=weights, contributed=weights))
             await held.publish()
             assert handed_in == INNER and peer.waits == (0 if counted else INNER)
             assert torch.equal(peer.weights.detach(), held.state.trained[0]) == counted

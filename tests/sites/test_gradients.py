@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.errors import OptimizerError
+from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.sites.commands import CommandFollower, LeaderCommands
 from swarmcli.sites.gradients import (
     LeaderMeans,
@@ -35,7 +36,7 @@ def gradients(trained: list[torch.Tensor], value: float) -> None:
 
 
 def told(sums: SiteAccumulator) -> list[Any]:
-    return [sums.samples, sums.handed_in, *(float(mean.flatten()[0]) for mean in sums.means)]
+    return [sums.samples, sums.handed_in.samples, *(float(mean.flatten()[0]) for mean in sums.means)]
 
 
 def sum_up(script: str) -> list[Any]:
@@ -49,9 +50,9 @@ def sum_up(script: str) -> list[Any]:
             for letter in script:
                 if letter in "ab":
                     gradients(trained, 10.0 * site.rank)
-                    sums.prepare(2)
-                    send_report(site, StepReport(2, generation=sums.generation))
-                    sums.contribute(2)
+                    sums.prepare(Weighed.of(2))
+                    send_report(site, StepReport(2, 2.0, generation=sums.generation))
+                    sums.contribute(Weighed.of(2))
                     sums.finish(hear_verdict(site))
                 if letter == "h":
                     site.meet()  # as in a step, in which all wait for rank 0
@@ -63,8 +64,8 @@ def sum_up(script: str) -> list[Any]:
         for letter in script:
             if letter in "ab":  # b: without samples of rank 0
                 gradients(trained, 1.0)
-                total = leader.take(1 if letter == "a" else 0, gather_reports(site))
-                own.add(total)
+                total = leader.take(Weighed.of(1) if letter == "a" else Weighed(), gather_reports(site))
+                own.add(total.samples, weight=total.weight)
                 announce(site, StepVerdict(0, generation=leader.generation))
                 leader.finish(StepVerdict(0))
             elif letter == "h":
@@ -110,7 +111,7 @@ def test_the_samples_of_void_sums_are_not_handed_in() -> None:
         gradients(trained, 1.0)
         if site.rank:
             sums = MemberSums(site, trained)
-            sums.prepare(2)
+            sums.prepare(Weighed.of(2))
             follower = CommandFollower(site, sums.handlers)
             follower.start()
             follower.join()
@@ -119,7 +120,7 @@ def test_the_samples_of_void_sums_are_not_handed_in() -> None:
         commands = LeaderCommands(site)
         own = SiteAccumulator(commands, trained)
         own.reset()
-        own.expect(1)
+        own.expect(Weighed.of(1))
         own.add(3)  # counted before the reset was known
         own.freeze()
         commands.close()
@@ -140,17 +141,18 @@ def test_local_updates_take_the_mean_over_all_samples_in_every_step() -> None:
         trained, seen = parameters(), []
         for own, other in ((1, 3), (0, 2), (2, 0), (0, 0)):
             samples = other if site.rank else own
+            batch = Weighed(samples, float(samples))
             gradients(trained, 10.0 * site.rank + 1.0)
             if site.rank:
                 member = MemberMeans(site, trained)
-                member.prepare(samples)
-                send_report(site, StepReport(samples))
-                member.contribute(samples)
+                member.prepare(batch)
+                send_report(site, StepReport(samples, float(samples)))
+                member.contribute(batch)
                 member.finish(hear_verdict(site))
             else:
-                total = LeaderMeans(site, trained).take(samples, gather_reports(site))
+                total = LeaderMeans(site, trained).take(batch, gather_reports(site))
                 announce(site, StepVerdict(0))
-                seen.append([total, *(None if p.grad is None else float(p.grad.flatten()[0]) for p in trained)])
+                seen.append([total.samples, *(None if p.grad is None else float(p.grad.flatten()[0]) for p in trained)])
         weighted = [4, 8.5, 8.5, None, 8.5]  # (1 · 1 + 3 · 11) / 4
         others = [[2, 11.0, 11.0, None, 11.0], [2, 1.0, 1.0, None, 1.0], [0, 1.0, 1.0, None, 1.0]]
         assert site.rank or seen == [weighted, *others]

@@ -40,11 +40,11 @@ class Swarm:
         self.losses: list[tuple[float, int]] = []
         self.on_step: Callable[[], Any] = lambda: None
 
-    def step(self, *, batch_size: int) -> None:
+    def step(self, *, batch_size: int, weight: float | None = None) -> None:
         self.batches.append(batch_size)
         self.on_step()
         if batch_size:
-            self._sums.add(batch_size)
+            self._sums.add(batch_size, weight=weight)
         if self._sums.samples >= self._per_epoch:
             self._sums.freeze()
             self._sums.settle()

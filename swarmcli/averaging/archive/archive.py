@@ -134,9 +134,11 @@ class RoundArchive:
         else:
             self._tasks.spawn(self._store(record, result.averages))
 
-    async def keep_alone(self, round_id: bytes, tag: bytes, averages: Sequence[torch.Tensor], weight: float) -> None:
+    async def keep_alone(
+        self, round_id: bytes, tag: bytes, averages: Sequence[torch.Tensor], weight: float, samples: float
+    ) -> None:
         """The same for a round that this peer made by itself; returns when the tensors may change again."""
-        await self._store(RoundRecord.alone(round_id, tag, self._endpoint.peer_id, weight), averages)
+        await self._store(RoundRecord.alone(round_id, tag, self._endpoint.peer_id, weight, samples), averages)
 
     async def fetch_committed(
         self, group: Group, plan: Plan, digest: bytes

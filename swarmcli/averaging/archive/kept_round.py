@@ -35,6 +35,7 @@ Weights = tuple[float, ...]
 class RoundRecord(msgspec.Struct, frozen=True):
     """The facts about the averages of a round, as metadata of a state.
 
+    samples  of the contributors, as they were counted; (): they are the weights
     runs     (parts, senders, weights): so many parts, one behind the other, hold the tensors of these members
     digests  32 bytes for each part, as its reducer sent it
     certificate  proves that the group has committed it; None for a round that a peer made by itself
@@ -50,13 +51,16 @@ class RoundRecord(msgspec.Struct, frozen=True):
     digests: bytes
     certificate: RoundCertificate | None = None
     shares: Annotated[tuple[float, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
+    samples: Weights = ()
 
     def __post_init__(self) -> None:
         if len(self.contributors) != len(self.weights) or not self.contributors:
             raise ValueError(f"{len(self.weights)} weights for {len(self.contributors)} contributors")
-        if not all(MIN_WEIGHT <= weight <= MAX_WEIGHT for weight in self.weights):
+        if self.samples and len(self.samples) != len(self.weights):
+            raise ValueError(f"samples of {len(self.samples)} for {len(self.contributors)} contributors")
+        if not all(MIN_WEIGHT <= weight <= MAX_WEIGHT for weight in self.weights + self.samples):
             raise ValueError("a contributor with an impossible weight")
-        if any(count < 1 or len(senders) != len(weights) for count, senders, weights in self.runs):
+        if any(n < 1 or len(weights) not in (len(senders), 2 * len(senders)) for n, senders, weights in self.runs):
             raise ValueError("parts with unlike numbers of senders and weights")
         if sum(count for count, _, _ in self.runs) * DIGEST_BYTES != len(self.digests):
             raise ValueError("digests of other parts than the named ones")
@@ -64,25 +68,27 @@ class RoundRecord(msgspec.Struct, frozen=True):
             raise ValueError("impossible shares of the work")
 
     @property
-    def total_weight(self) -> float:
-        return math.fsum(self.weights)
+    def total_samples(self) -> int:
+        return round(math.fsum(self.samples_of))
 
     @property
-    def samples(self) -> int:
-        """The total weight, where weights are numbers of samples."""
-        return round(self.total_weight)
+    def samples_of(self) -> Weights:
+        """Each contributor's, as they were counted."""
+        return self.samples or self.weights
 
     @classmethod
-    def alone(cls, round_id: bytes, tag: bytes, peer: PeerID, weight: float) -> RoundRecord:
+    def alone(cls, round_id: bytes, tag: bytes, peer: PeerID, weight: float, samples: float) -> RoundRecord:
         """The record of a round that a peer made by itself: it has no parts and no votes."""
-        return cls(round_id, tag, result_digest(b""), (peer,), (weight,), (), b"")
+        return cls(round_id, tag, result_digest(b""), (peer,), (weight,), (), b"", samples=(samples,))
 
     @classmethod
     def of(cls, group_id: bytes, tag: bytes, result: AllreduceResult) -> RoundRecord:
         digests = b"".join(average.digest for average in result.parts)
         peers, weights = tuple(result.weights), tuple(result.weights.values())
-        runs = tuple(_runs(result.parts))
-        return cls(group_id, tag, result.digest, peers, weights, runs, digests, result.certificate, result.shares)
+        runs, samples = tuple(_runs(result.parts)), tuple(result.samples.values())
+        told = () if samples == weights else samples
+        facts = result.digest, peers, weights, runs, digests, result.certificate, result.shares, told
+        return cls(group_id, tag, *facts)
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ class Case:
         return self._compare(redone, tolerances)
 
     def _compare(self, redone: Redone, tolerances: float) -> Verdict:
-        if (self.senders, self.weights) != (redone.senders, redone.weights):
+        if (self.senders, self.weights[: len(self.senders)]) != (redone.senders, redone.weights):
             return Verdict.FALSE
         if redone.values is None or self.average is None:
             return Verdict.TRUE if redone.values is None and self.average is None else Verdict.FALSE

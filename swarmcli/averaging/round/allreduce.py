@@ -27,6 +27,7 @@ from swarmcli.averaging.round.pace import Lessons, usual_time
 from swarmcli.averaging.round.plan import Layout, Plan
 from swarmcli.averaging.round.reducer import beyond_sums
 from swarmcli.averaging.round.service import AllreduceService, tries
+from swarmcli.averaging.weights import WeightBounds, limits
 from swarmcli.compression.base import all_finite
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.network import PeerID
@@ -41,6 +42,7 @@ class AllreduceResult:
                   others. Empty for an auxiliary, and when `total_weight` is zero: then there was nothing to average
     contributors  members whose tensors are in every part of the average, in the group's order
     weights       theirs
+    samples       theirs, bounded as the weights are: equal to these where nobody has told others
     left_out      peer → why its tensors are missing from some part on
     digest        32 bytes over averages, senders and weights
     tries         more than one if the group began again without reducers that were lost
@@ -55,6 +57,7 @@ class AllreduceResult:
     averages: list[torch.Tensor]
     contributors: tuple[PeerID, ...]
     weights: Mapping[PeerID, float]
+    samples: Mapping[PeerID, float]
     left_out: Mapping[PeerID, str]
     digest: bytes
     bytes_sent: int
@@ -70,7 +73,7 @@ class AllreduceResult:
     @classmethod
     def without_exchange(cls, reason: str) -> AllreduceResult:
         """The result of a group that has nothing to average, as each of its members knows by itself."""
-        return cls([], (), {}, {}, b"", bytes_sent=0, bytes_received=0, nothing=reason)
+        return cls([], (), {}, {}, {}, b"", bytes_sent=0, bytes_received=0, nothing=reason)
 
     @property
     def total_weight(self) -> float:
@@ -109,9 +112,11 @@ class Allreduce:
         options: AllreduceOptions | None = None,
         step: int | None = None,
         base: Sequence[torch.Tensor] | None = None,
+        samples: float | None = None,
     ) -> None:
         """`tensors` must not change until `run` has returned. `weight` is of this member's tensors in the mean; with
-        zero it takes part and adds nothing. An auxiliary's tensors only tell shapes and types, and it has no weight.
+        zero it takes part and adds nothing. `samples`: that they come of, if these are not the weight. An auxiliary's
+        tensors only tell shapes and types, and it has no weight.
         `step`: its number, if this is one of several steps of a round: then late members find the results of the steps
         before in memory, and no single step in files; and a step has one try. `base`: the differences from these
         tensors are averaged, which all members hold alike.
@@ -126,6 +131,7 @@ class Allreduce:
         self._service = service
         self._options = options if options is not None else AllreduceOptions()
         self._tensors, self._weight, self._step, self._base = tensors, weight, step, base
+        self._samples = samples if weight and samples != weight else None
         layout = Layout.of(tensors, self._options.compression, self._options.tensor_infos)
         self._plan = Plan.make(layout, group.part_shares, self._options.part_size_bytes)
         self.lessons = Lessons()  # known once `run` has ended, however it ended
@@ -157,7 +163,8 @@ class Allreduce:
     async def _prepare(self) -> None:
         layout, results = self._plan.layout, None
         if not self._auxiliary:
-            self._mine = await on_executor(layout.nbytes, _checked_inputs, self._tensors, self._weight, self._base)
+            mine = self._tensors, self._weight, self._base, self._samples
+            self._mine = await on_executor(layout.nbytes, _checked_inputs, *mine)
             results = Results(layout, self._service.memory.take(layout.nbytes))
         self._holdings = Holdings(self._plan, results)
         for member in self.group.members:
@@ -225,7 +232,7 @@ class Allreduce:
             lies = "; ".join(f"{proof.culprit.short}: {proof.words()}" for proof in proofs)
             raise RoundUndecided(f"the round is void: {lies}"[:MAX_WORDS])
         conclude(digest, decision, members)
-        weights, partly = contributions(self.group, parts)
+        weights, samples, partly = contributions(self.group, parts, self._options)
         left_out: dict[int, str] = {}
         for attempt in self._attempts:
             left_out |= attempt.left_out
@@ -234,6 +241,7 @@ class Allreduce:
             averages=averages if weights else [],
             contributors=tuple(weights),
             weights=weights,
+            samples=samples,
             left_out={peer: reason for peer, reason in (partly | named).items() if peer not in weights},
             digest=digest or b"",
             bytes_sent=sum(attempt.bytes_sent for attempt in self._attempts),
@@ -286,30 +294,42 @@ class Allreduce:
 
 
 def _checked_inputs(
-    tensors: Sequence[torch.Tensor], weight: float, base: Sequence[torch.Tensor] | None = None
+    tensors: Sequence[torch.Tensor],
+    weight: float,
+    base: Sequence[torch.Tensor] | None = None,
+    samples: float | None = None,
 ) -> Inputs:
     """Tensors that cannot be averaged are kept out of everyone's average from the start: their weight is zero."""
-    inputs, wrong = Inputs(tensors, weight, base), ""
+    inputs, wrong = Inputs(tensors, weight, base, samples), ""
     if weight > 0:
         finite = all(map(all_finite, inputs.each()))
         wrong = beyond_sums(inputs.each(), weight) if finite else "NaN or infinity"
     if wrong:
-        inputs.weight, inputs.note = 0.0, f"its tensors hold {wrong}"
+        inputs.weight, inputs.samples, inputs.note = 0.0, None, f"its tensors hold {wrong}"
     return inputs
 
 
-def contributions(group: Group, averages: Sequence[Average]) -> tuple[dict[PeerID, float], dict[PeerID, str]]:
-    """The weights of members that are in every part, and what is wrong with members that are only in some."""
+def contributions(
+    group: Group, averages: Sequence[Average], options: AllreduceOptions
+) -> tuple[dict[PeerID, float], dict[PeerID, float], dict[PeerID, str]]:
+    """The weights and the samples of members that are in every part, and what is wrong with members that are only in
+    some. Samples are bounded here as reducers bound weights: by what all members hold, so that all count the same."""
     weights: dict[PeerID, float] = {}
+    samples: dict[PeerID, float] = {}
     partly: dict[PeerID, str] = {}
     for index, member in enumerate(group.members):
-        named = [average.weights[average.senders.index(index)] for average in averages if index in average.senders]
+        named = [average.counted(index) for average in averages if index in average.senders]
         if named and len(named) == len(averages) and len(set(named)) == 1:
-            weights[member.peer_id] = named[0]
+            weights[member.peer_id], samples[member.peer_id] = named[0]
         elif named:
             equal = len(set(named)) == 1
             partly[member.peer_id] = "some of its parts did not arrive" if equal else "it named unlike weights"
-    return weights, partly
+    if samples != weights:
+        bounds = WeightBounds.of(group, range(len(group)), options)
+        ramps = {group.members[index].peer_id: ramp for index, ramp in bounds.ramps.items()}
+        most = limits(samples, ramps, bounds.max_share)
+        samples = {peer: min(count, most[peer]) for peer, count in samples.items()}
+    return weights, samples, partly
 
 
 def conclude(own: bytes | None, decision: Decision | None, members: Sequence[bytes] = ()) -> None:

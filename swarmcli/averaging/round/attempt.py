@@ -107,7 +107,7 @@ class Attempt:
         bounds = WeightBounds.of(group, senders, options)
         self._reducer = Reducer(plan, mates.me, senders, mine, results, options.aggregator, bounds, note_inputs)
         if mine is not None:
-            self._reducer.begin(mates.me, mine.weight)
+            self._reducer.begin(mates.me, mine.weight, mine.samples)
         others = [index for index in senders if index != mates.me] if self._reducer.parts else []
         self._signed = holdings.signed = SignedLists(group, service.prefix, service.bans)
         self._time = options.allreduce_timeout or pace.usual_time(plan.layout.nbytes)

@@ -22,16 +22,20 @@ NOTHING = bytes(DIGEST_BYTES)  # stands for the digest of a part that is not the
 
 
 class Inputs:
-    """A member's own tensors as one vector, and their weight.
+    """A member's own tensors as one vector, their weight, and the samples in them (None: as many as they weigh).
 
     They are read in place, and copied only if they are not plain memory. With a `base`, tensors in host memory, the
     vector is their difference from it, computed part by part.
     """
 
     def __init__(
-        self, tensors: Sequence[torch.Tensor], weight: float = 1.0, base: Sequence[torch.Tensor] | None = None
+        self,
+        tensors: Sequence[torch.Tensor],
+        weight: float = 1.0,
+        base: Sequence[torch.Tensor] | None = None,
+        samples: float | None = None,
     ) -> None:
-        self.weight = weight
+        self.weight, self.samples = weight, samples
         self.note = ""  # why the weight is zero, if that needs an explanation
         self._flat = [tensor.detach().cpu().contiguous().reshape(-1) for tensor in tensors]
         self._base = None if base is None else [tensor.reshape(-1) for tensor in base]
@@ -94,7 +98,8 @@ class Results:
 class Average:
     """The outcome of one part.
 
-    senders, weights   member indices and their weights, of members whose part arrived whole
+    senders, weights   member indices and their weights, of members whose part arrived whole; behind all weights the
+                       samples of each, where one has told others: so the digest covers both
     message            the encoded average, at its reducer; None if the weights of all senders are zero
     digest             32 bytes over senders, weights and the average after decoding
     inputs             in audited runs: 32 bytes over its inputs, as its reducer says
@@ -106,6 +111,11 @@ class Average:
     message: TensorMessage | None
     digest: bytes
     inputs: bytes = b""
+
+    def counted(self, sender: int) -> tuple[float, float]:
+        """The weight of one of the senders, and its samples."""
+        place = self.senders.index(sender)
+        return self.weights[place], self.weights[place - len(self.senders)]
 
 
 class Holdings:

@@ -24,7 +24,7 @@ from swarmcli.averaging.group import MAX_MEMBERS
 from swarmcli.compression import TensorHeader
 from swarmcli.network.identity import SIGNATURE_BYTES
 
-Weights = Annotated[tuple[float, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+Weights = Annotated[tuple[float, ...], msgspec.Meta(max_length=2 * MAX_MEMBERS)]  # see Average
 PartIndex = Annotated[int, msgspec.Meta(ge=0, lt=MAX_PARTS)]
 PartIndices = Annotated[tuple[PartIndex, ...], msgspec.Meta(max_length=MAX_PARTS)]
 
@@ -44,6 +44,7 @@ class SenderTerms(msgspec.Struct, frozen=True):
     """First message of a member to a reducer.
 
     note        why its weight is zero, if that needs an explanation
+    samples     in its tensors, where their weight is another number; None: they are the weight
     commitment  in audited runs: the hash of the secret by which it will draw the parts that it checks
     """
 
@@ -51,6 +52,7 @@ class SenderTerms(msgspec.Struct, frozen=True):
     weight: float
     note: Words = ""
     commitment: Hash | None = None
+    samples: float | None = None
 
 
 class PartHeader(msgspec.Struct, frozen=True):

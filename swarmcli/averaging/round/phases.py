@@ -31,7 +31,7 @@ from swarmcli.averaging.consensus.certificate import RoundCertificate
 from swarmcli.averaging.consensus.messages import MAX_WORDS, GroupID, Index, Words
 from swarmcli.averaging.consensus.presence import GroupCalls
 from swarmcli.averaging.group import MAX_MEMBERS, Group
-from swarmcli.averaging.round.allreduce import Allreduce, AllreduceResult, contributions
+from swarmcli.averaging.round.allreduce import Allreduce, AllreduceResult
 from swarmcli.averaging.round.pace import Lessons
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.compression import CompressionInfo, TensorDescriptor
@@ -101,11 +101,13 @@ class StepQuestion(msgspec.Struct, frozen=True):
 
 
 class StepAnswer(msgspec.Struct, frozen=True):
-    """It goes on with a phase; or it has failed; or it is over, and members by index have these weights in the end."""
+    """It goes on with a phase; or it has failed; or it is over, and members by index have these weights in the end, and
+    samples (none: as many as they weigh)."""
 
     phase: Annotated[int, msgspec.Meta(ge=0)] | None = None
     failed: Words = ""
     weights: Annotated[dict[Index, float], msgspec.Meta(max_length=MAX_MEMBERS)] = {}
+    samples: Annotated[dict[Index, float], msgspec.Meta(max_length=MAX_MEMBERS)] = {}
 
 
 class PhaseNews:
@@ -190,11 +192,12 @@ class PhasedAllreduce:
         *,
         weight: float,
         options: AllreduceOptions,
+        samples: float | None = None,
     ) -> None:
         """`tensors` tell shapes and types; the averaged values come from the program. For the rest see Allreduce."""
         self.group = group
         self._service, self._news, self._program = service, news, program
-        self._tensors, self._weight, self._options = list(tensors), weight, options
+        self._tensors, self._weight, self._options, self._samples = list(tensors), weight, options, samples
         self._me = service.endpoint.peer_id
         self._steps = [group.derived(f"step {number}") for number in range(MOST_STEPS)]
         self.lessons = Lessons()  # known once `run` has ended, however it ended
@@ -245,9 +248,14 @@ class PhasedAllreduce:
             phase = answer.phase
             if phase is not None and phase >= len(self._program.phases):
                 raise RoundUndecided(f"a member says that phase {phase} follows; there is none")
-        if not all(i < len(self.group) and MIN_WEIGHT <= w <= MAX_WEIGHT for i, w in answer.weights.items()):
+        named = [*answer.weights.items(), *answer.samples.items()]
+        if not all(i < len(self.group) and MIN_WEIGHT <= w <= MAX_WEIGHT for i, w in named):
             raise RoundUndecided("a member names impossible weights")
-        return self._composed([], {self.group.members[i].peer_id: w for i, w in answer.weights.items()})
+        weights, samples = (
+            {self.group.members[index].peer_id: each for index, each in told.items()}
+            for told in (answer.weights, {i: answer.samples.get(i, w) for i, w in answer.weights.items()})
+        )
+        return self._composed([], weights, samples)
 
     async def _step(self, phase: int, inputs: Sequence[torch.Tensor]) -> AllreduceResult:
         number = len(self._done)
@@ -260,6 +268,7 @@ class PhasedAllreduce:
             weight=self._weight,
             options=self._options_of(phase),
             step=number,
+            samples=self._samples,
         )
         try:
             self._done.append(await step.run())
@@ -284,7 +293,7 @@ class PhasedAllreduce:
 
     def _unlike(self, result: AllreduceResult, weights: Mapping[PeerID, float]) -> dict[PeerID, str]:
         """Member whose part in a step is not the one that it had in the first → why."""
-        named, _ = contributions(self.group, result.parts)
+        named = result.weights
         senders = {self.group.members[index].peer_id for part in result.parts for index in part.senders}
         return {
             peer: result.left_out.get(peer, "it had unlike parts in two phases")
@@ -297,11 +306,14 @@ class PhasedAllreduce:
     def _over(
         self, tell: Callable[[StepAnswer], None], results: list[torch.Tensor], weights: Mapping[PeerID, float]
     ) -> AllreduceResult:
-        by_index = {self.group.index_of(peer): weight for peer, weight in weights.items()}
-        tell(StepAnswer(weights=by_index))
-        return self._composed(results, weights)
+        samples = self._done[-1].samples if weights else {}
+        told = [{self.group.index_of(peer): each for peer, each in named.items()} for named in (weights, samples)]
+        tell(StepAnswer(weights=told[0], samples=told[1] if samples != weights else {}))
+        return self._composed(results, weights, samples)
 
-    def _composed(self, results: list[torch.Tensor], weights: Mapping[PeerID, float]) -> AllreduceResult:
+    def _composed(
+        self, results: list[torch.Tensor], weights: Mapping[PeerID, float], samples: Mapping[PeerID, float]
+    ) -> AllreduceResult:
         """All steps as one result. Its digest and parts are those of the last step, which depends on all before it."""
         left_out: dict[PeerID, str] = {}
         for result in self._done:
@@ -310,6 +322,7 @@ class PhasedAllreduce:
             averages=results,
             contributors=tuple(weights),
             weights=weights,
+            samples=samples,
             left_out={peer: reason for peer, reason in left_out.items() if peer not in weights},
             digest=self._done[-1].digest,
             bytes_sent=sum(result.bytes_sent for result in self._done),

@@ -233,7 +233,7 @@ class PartReceiver:
             raise InputRefused("it sends tensors without a seat in this round")
         if self._audits is not None:
             self._audits.begin(member, terms.commitment)
-        self._reducer.begin(member, terms.weight)
+        self._reducer.begin(member, terms.weight, terms.samples)
         if terms.note:
             self._notes[member] = terms.note
         silence = self._options.for_silence(self._mates.endpoint.round_trip(stream.peer))

@@ -31,6 +31,7 @@ from swarmcli.tasks import Bell, forgetful, on_executor
 @dataclass(slots=True)
 class _Sender:
     weight: float | None = None  # None until it named one
+    samples: float | None = None  # None: as many as it weighs
     counts: float | None = None  # the part of it that counts; None until that is known
     delivered: int = 0  # parts, which arrive in order, so their number says which
     left_out: str | None = None  # why
@@ -84,13 +85,16 @@ class Reducer:
         """Whether any sender has weight, or may have had it, since it was left out before it named one."""
         return any(sender.weight or (sender.weight is None and sender.left_out) for sender in self._senders.values())
 
-    def begin(self, sender: int, weight: float) -> None:
-        """A sender names its weight; one of zero delivers nothing. Raises InputRefused."""
+    def begin(self, sender: int, weight: float, samples: float | None = None) -> None:
+        """A sender names its weight, and its samples if they are others; a weight of zero delivers nothing. Raises
+        InputRefused."""
         if weight != 0 and not MIN_WEIGHT <= weight <= MAX_WEIGHT:
             raise InputRefused(f"its weight is {weight}; expected 0, or {MIN_WEIGHT} to {MAX_WEIGHT}")
+        if samples is not None and not MIN_WEIGHT <= samples <= MAX_WEIGHT:
+            raise InputRefused(f"it has {samples} samples; expected {MIN_WEIGHT} to {MAX_WEIGHT}")
         if self._senders[sender].weight is not None:
             raise InputRefused("it began twice")
-        self._senders[sender].weight = weight
+        self._senders[sender].weight, self._senders[sender].samples = weight, samples
         self._weigh()
         if sender == self._me:
             self._senders[sender].delivered = len(self.parts)
@@ -259,6 +263,9 @@ class Reducer:
             self._outvoted = {**left_out, **self._outvoted}
             message = self._encode(part, values)
         senders, weights = tuple(included), tuple(included.values())
+        if any(self._senders[sender].samples is not None for sender in senders):
+            told = [(self._senders[sender].samples, self._senders[sender].weight) for sender in senders]
+            weights += tuple(samples or weight or 0.0 for samples, weight in told)
         decoded = None if self._results is None else self._results.part(part)
         content = None if message is None else plain(part.average_codec, message, decoded)
         return Average(part, senders, weights, message, digest_of(part.index, senders, weights, content), inputs)

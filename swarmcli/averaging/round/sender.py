@@ -225,7 +225,7 @@ class PartSender:
         began = loop_time()
         try:
             committed = None if audits is None else audits.commitment_for(parts[0].reducer)
-            await stream.send(SenderTerms(self._plan.fingerprint, mine.weight, mine.note, committed))
+            await stream.send(SenderTerms(self._plan.fingerprint, mine.weight, mine.note, committed, mine.samples))
             together = 1 if audits is None else audits.together
             for begin in range(0, len(parts) if mine.weight > 0 else 0, together):
                 batch = parts[begin : begin + together]
@@ -294,7 +294,7 @@ async def _look_whether_begun(mates: GroupCalls, tempo: Tempo, reducer: int) -> 
 
 def check_senders(senders: Sequence[int], weights: Sequence[float], allowed: frozenset[int]) -> None:
     """Raises ProtocolViolation if an average cannot be of these members."""
-    if len(senders) != len(weights):
+    if len(weights) not in (len(senders), 2 * len(senders)):
         raise ProtocolViolation("an average that does not fit the senders it names")
     if list(senders) != sorted(set(senders)) or not allowed.issuperset(senders):
         raise ProtocolViolation("an average of members who have no tensors in this group")

@@ -18,6 +18,7 @@ from swarmcli.events import Noticed
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.optim.config import PeerContext
 from swarmcli.optim.epoch.group import PreformedGroup
+from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.optim.modes.base import Advanced, CommittedRound, EpochWork, FailedRound, Outcome, Timing, UndecidedRound
 from swarmcli.optim.peers.progress import LocalTrainingProgress, ProgressTrackerCore, seconds_until
 from swarmcli.optim.peers.report import PeerMetrics
@@ -140,7 +141,7 @@ class EpochEnd:
         self._work, self._replica, self._keeper = work, work.replica, keeper
         self._group, self._survey, self._metrics = group, survey, metrics
         self._claims, self._directory = survey.claims, survey.directory
-        self._weight: int | None = None  # samples frozen
+        self._frozen: Weighed | None = None
         self._starts = True  # until it has ended an epoch
         self._kept_out = ""  # of the last round, and why
         self._share = 1.0  # of the last round's samples that were this peer's; until one is known, an epoch's all
@@ -151,7 +152,7 @@ class EpochEnd:
     @property
     def has_enough(self) -> bool:
         """Whether this peer may end the epoch by itself: its own samples make one, as a rule."""
-        samples = self._work.samples if self._weight is None else self._weight
+        samples = self._work.samples if self._frozen is None else self._frozen.samples
         return self._rule.suffices(samples)
 
     @property
@@ -170,7 +171,7 @@ class EpochEnd:
             committed = await self._average(began)
             return None if committed is None else await self._advance(committed, began)
         finally:
-            self._weight = None
+            self._frozen = None
             await self._work.restore()
             self.released.set()
 
@@ -236,11 +237,11 @@ class EpochEnd:
         return self._group.begun or (helped and await self._group.wait_until_begun(self.options.look_around))
 
     async def _average_together(self) -> Outcome:
-        weight = await self._freeze()
+        handed = await self._freeze()
         self._kept_out = "its link is too slow for this round" if self._group.unseated else ""
         if self._keeper.compare(self._group.gathered):
             self._kept_out = "this peer's parameters have drifted away from the others'"
-        outcome = await self._group.contribute(0 if self._kept_out else weight)
+        outcome = await self._group.contribute(Weighed() if self._kept_out else handed)
         if isinstance(outcome, CommittedRound):
             self._said_alone = self._said_alone and len(outcome.members) <= 1  # auxiliaries are no members
             self._metrics.note_outcome("committed", outcome.left_out.get(self._own_id, ""))
@@ -249,8 +250,8 @@ class EpochEnd:
 
     async def _average_alone(self) -> Outcome:
         """Nobody else can be reached, so what this peer has is the swarm's average."""
-        samples = await self._freeze()
-        if not (samples and self.has_enough):
+        handed = await self._freeze()
+        if not (handed.samples and self.has_enough):
             return FailedRound("this peer has no samples any more")
         await self._group.close()
         self._metrics.note_outcome("alone")
@@ -258,13 +259,14 @@ class EpochEnd:
         lineage = self._replica.position.lineage
         round_id = solitary_round_id(self._own_id, lineage)
         async with self._work.averager.tensors() as averages:
-            await self._work.averager.archive.keep_alone(round_id, lineage, averages, samples)
+            await self._work.averager.archive.keep_alone(round_id, lineage, averages, handed.weight, handed.samples)
         return CommittedRound(
             round_id,
-            samples,
+            handed.samples,
             contributors=(self._own_id,),
             several=self._rule.several,
-            weights={self._own_id: float(samples)},
+            weights={self._own_id: handed.weight},
+            contributed={self._own_id: float(handed.samples)},
         )
 
     def _mention_the_work(self) -> None:
@@ -299,24 +301,25 @@ class EpochEnd:
     def _warn(self, text: str) -> None:
         self._events.emit(Noticed("warning", text))
 
-    async def _freeze(self) -> int:
+    async def _freeze(self) -> Weighed:
         """Fixes this peer's gradients: they stay the same over all attempts. A delayed trainer computes further batches
         with the parameters that the last epoch gave, from here on or once these gradients are averaged."""
-        first = self._weight is None
+        first = self._frozen is None
         if first:
             await self._replica.check()
-        self._weight = await self._work.freeze()
+        self._frozen = await self._work.freeze()
         if first and self._timing is not Timing.AT_ONCE:
             await self._replica.publish()
         if self._timing is Timing.DELAYED_AVERAGING:
             self.released.set()
-        return self._weight
+        return self._frozen
 
     async def _advance(self, committed: CommittedRound, began: float) -> Advanced:
         """Steps with the average; from here on this peer is at the next epoch."""
         if self._timing is not Timing.AT_ONCE:
             self.released.set()
-        self._starts, handed = False, self._weight or 0
+        self._starts, weighed = False, self._frozen or Weighed()
+        handed = weighed.samples
         counted = self._own_id in committed.contributors
         if handed and counted:
             self._share = handed / committed.samples
@@ -324,7 +327,7 @@ class EpochEnd:
             reason = committed.left_out.get(self._own_id, "not named among the contributors")
             self._warn(f"{handed} samples of this peer are not in the average: {self._kept_out or reason}")
         norms = await self._work.advance(committed, counted)
-        await self._keeper.after_epoch(committed, handed)
+        await self._keeper.after_epoch(committed, weighed.weight)
         if self._timing is Timing.AT_ONCE:
             await self._replica.publish()
         await self._group.close()

@@ -16,6 +16,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, set_within
 from swarmcli.network.task_owner import AFTER_A_FAULT, TaskOwner, tell_fault
 from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.optim.modes.base import CommittedRound, FailedRound, Outcome, UndecidedRound
 from swarmcli.optim.state.drift import are_apart, are_several, read_told
 from swarmcli.optim.state.lineage import MAX_COUNT, LineagePosition
@@ -316,12 +317,12 @@ class PreformedGroup:
                 each.cancel()
             await asyncio.wait([task, begun])
 
-    async def contribute(self, weight: float) -> Outcome:
+    async def contribute(self, handed: Weighed) -> Outcome:
         """Lets the round that has begun use the averager's tensors as they are now; waits for its outcome."""
         control, ended = self._control, self._ended
         if control is None or ended is None or not self.begun:
             return FailedRound("the group fell apart before it began")
-        control.weight = weight
+        control.weight, control.samples = handed.weight, handed.samples
         control.allow_allreduce()
         return await asyncio.shield(ended)
 
@@ -409,7 +410,7 @@ class PreformedGroup:
         told = list(read_told(member.gathered for member in members)) if bounded else []
         return CommittedRound(
             result.group.group_id,
-            min(round(result.total_weight), MAX_COUNT),
+            min(round(math.fsum(result.samples.values())), MAX_COUNT),
             tuple(result.contributors),
             dict(result.left_out),
             tuple(member.peer_id for member in members if not member.auxiliary),
@@ -418,5 +419,6 @@ class PreformedGroup:
             apart=are_apart(told),
             certificate=result.certificate,
             weights=result.weights,
+            contributed=result.samples,
             reduced=result.reduced,
         )

@@ -74,8 +74,8 @@ class StateKeeper:
         self._found = self.monitor.compare(gathered)
         return self._found is not None and self.monitor.is_stray(self._found)
 
-    async def after_epoch(self, committed: CommittedRound, samples: int) -> None:
-        """Once this peer has stepped: what is due is averaged or repaired. `samples` are its own in that epoch."""
+    async def after_epoch(self, committed: CommittedRound, weight: float) -> None:
+        """Once this peer has stepped: what is due is averaged or repaired. `weight` was its own in that epoch."""
         found, self._found = self._found, None
         self.monitor.note_members(committed.members)
         every = self.mode.average_state_every(committed.several)
@@ -84,7 +84,7 @@ class StateKeeper:
         elif len(committed.members) > 1 or committed.several:
             if every is not None:
                 if self.replica.position.epoch % every == 0:
-                    await self._average(committed, samples)
+                    await self._average(committed, weight)
             elif found is not None:
                 await self._repair(committed, found)
         if not self.strayed:
@@ -107,10 +107,10 @@ class StateKeeper:
         else:
             await self.replica.change(self._go_astray)
 
-    async def _average(self, committed: CommittedRound, samples: int) -> None:
+    async def _average(self, committed: CommittedRound, own: float) -> None:
         # The last one, if it has taken a whole epoch: two at a time would need memory for two more states.
         await self.averaging.apply(wait=True)
-        weight = self.mode.state_weight(samples)
+        weight = self.mode.state_weight(own)
         helpers = committed.helpers if self.mode.by_epoch(committed.several) else ()
         await self._begin(committed, weight, helpers=helpers, changes=self._delay)
         if not self._delay:

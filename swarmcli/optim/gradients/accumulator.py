@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -16,6 +16,39 @@ from swarmcli.errors import OptimizerError
 if TYPE_CHECKING:
     from swarmcli.averaging.round.phases import RoundProgram
     from swarmcli.compression import CompressionBase
+
+
+MOST_WEIGHT, LEAST_WEIGHT = 1e12, 1e-9  # of one batch, and of one peer's in a round
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """What gradients count: `samples` towards the epoch's target, `weight` in the average."""
+
+    samples: int = 0
+    weight: float = 0.0
+
+    @classmethod
+    def of(cls, batch_size: int, weight: float | None = None) -> Weighed:
+        """Of one batch. Raises ValueError unless the batch size is positive, and the weight (None: the same) finite and
+        not negative."""
+        if batch_size <= 0:
+            raise ValueError(f"batch_size={batch_size!r}: expected a positive number of samples")
+        weight = float(batch_size if weight is None else weight)
+        if not 0 <= weight <= MOST_WEIGHT:
+            raise ValueError(f"weight={weight!r}: expected 0 to {MOST_WEIGHT:g}, such as the tokens that count")
+        return cls(batch_size, weight)
+
+    @property
+    def in_round(self) -> Weighed:
+        """As reducers take it: samples of which none weighs anything are in the average as zeros of next to nothing."""
+        return replace(self, weight=max(self.weight, LEAST_WEIGHT)) if self.samples else self
+
+    def __add__(self, other: Weighed) -> Weighed:
+        return Weighed(self.samples + other.samples, self.weight + other.weight)
+
+    def __sub__(self, other: Weighed) -> Weighed:
+        return Weighed(self.samples - other.samples, self.weight - other.weight)
 
 
 class Accumulator(Protocol):
@@ -30,16 +63,16 @@ class Accumulator(Protocol):
     @property
     def samples(self) -> int: ...
     @property
-    def handed_in(self) -> int: ...
-    def add(self, batch_size: int, scale: float | None = None) -> bool: ...
-    def freeze(self) -> int: ...
+    def handed_in(self) -> Weighed: ...
+    def add(self, batch_size: int, scale: float | None = None, weight: float | None = None) -> bool: ...
+    def freeze(self) -> Weighed: ...
     def restore(self) -> None: ...
     def settle(self, counted: bool) -> None: ...
     def reset(self) -> None: ...
 
 
 class GradientAccumulator:
-    """Sums of gradients over samples, and the host buffers through which their mean goes to the swarm.
+    """Weighted sums of gradients, and the host buffers through which their mean goes to the swarm.
 
         add, add, add ──▶ sums ── freeze ──▶ means ──▶ the round ─┬─ committed: settle
                            ▲                                      │
@@ -51,8 +84,8 @@ class GradientAccumulator:
     were until the next `add` makes room for its own.
 
     With `reuse` the accumulators are the parameters' own `.grad`, in the parameters' type, and backward
-    passes add to them: no second buffer. What those add counts equally, so within an epoch all batches are of one
-    size, and nobody but this class may zero or replace the gradients.
+    passes add to them: no second buffer. What those add counts equally, so within an epoch all batches weigh the
+    same, and nobody but this class may zero or replace the gradients.
 
     `restore` and `settle` may be called beside `add`, from another thread; all other calls exclude each other.
     """
@@ -81,38 +114,44 @@ class GradientAccumulator:
         self.means = tuple(_zeros(p, torch.device("cpu")) for p in self.parameters) if means is None else tuple(means)
         _check_means(self.means, self.parameters)
         self.times = 0  # calls of `add` since the sums were last empty
-        self.handed_in = 0  # samples whose mean a round may be using
-        self._summed = 0  # samples in the sums
-        self._returned = 0  # samples whose mean lies in `means` and belongs to the sums again
+        self.handed_in = Weighed()  # of what a round may be using the mean
+        self._summed = Weighed()  # of the sums
+        self._returned = Weighed()  # of what lies in `means` and belongs to the sums again
         self._used = False  # the sums still are what was frozen: exact if it is restored, else to be zeroed
         self._scale = 1.0  # what reused gradients are multiplied with; separate sums hold unscaled ones
-        self._unit = 1  # how many samples each addition to a sum counts for: the batch size where gradients are reused
+        self._unit = 1.0  # what each addition to a sum weighs: as much as the batch where gradients are reused
 
     @property
     def samples(self) -> int:
         """Accumulated for the next round; what is frozen is not among them."""
-        return self._summed + self._returned
+        return self._summed.samples + self._returned.samples
+
+    @property
+    def weight(self) -> float:
+        """Of `samples`, in the average."""
+        return self._summed.weight + self._returned.weight
 
     @torch.no_grad()
-    def add(self, batch_size: int, scale: float | None = None) -> bool:
-        """Takes in the parameters' present gradients, each the mean over `batch_size` samples; returns True.
+    def add(self, batch_size: int, scale: float | None = None, weight: float | None = None) -> bool:
+        """Takes in the parameters' present gradients, means over `batch_size` samples, or over what weighs `weight` of
+        them; returns True. A weight of 0: nothing in them counts, and only the samples do.
 
         If one is not finite, the batch is dropped and False returned. With `scale` they are those of losses multiplied
         by it; then everything but what is frozen is dropped with the batch, as all of it had one scale. Reused
         gradients without a scale are only looked at when they are frozen: they hold the batch already.
 
         A parameter without gradient adds nothing. Raises ValueError, and adds nothing at all, if the batch size is
-        not positive or a gradient is sparse or of another shape than its buffer. Reused gradients hold the batch
-        already, which cannot be undone: where it is of another size or scale than those before it, or a gradient is
-        another tensor, OptimizerError says so and all that the epoch had accumulated is dropped.
+        not positive, the weight is impossible, or a gradient is sparse or of another shape than its buffer. Reused
+        gradients hold the batch already, which cannot be undone: where it has another weight or scale than those
+        before it, or a gradient is another tensor, OptimizerError says so and all that the epoch had accumulated is
+        dropped.
         """
-        if batch_size <= 0:
-            raise ValueError(f"batch_size={batch_size!r}: expected a positive number of samples")
+        batch = Weighed.of(batch_size, weight)
         if self.reuse:
-            self._check_reused(batch_size, scale or 1.0)
+            self._check_reused(batch, scale or 1.0)
         else:
             self._check_gradients()
-        looked_at = scale is not None or not self.reuse
+        looked_at = batch.weight > 0 and (scale is not None or not self.reuse)
         if looked_at and not all_finite(p.grad for p in self.parameters if p.grad is not None):
             if scale is not None:
                 self._drop_sums()
@@ -120,56 +159,56 @@ class GradientAccumulator:
         if not self.reuse:
             self._make_ready()
             for parameter, total in zip(self.parameters, self.accumulators, strict=True):
-                if parameter.grad is not None:
-                    total.add_(parameter.grad.to(total.device), alpha=batch_size / (scale or 1.0))
-        if self._returned:
+                if parameter.grad is not None and batch.weight:
+                    total.add_(parameter.grad.to(total.device), alpha=batch.weight / (scale or 1.0))
+        if self._returned.samples:
             self._merge_returned()
-        self._summed += batch_size
+        self._summed += batch
         self.times += 1
         return True
 
     @torch.no_grad()
     def load_means(self) -> bool:
         """Writes the mean over this peer's samples into `means`; zeros if it has none. Whether all is finite."""
-        if self._returned:
+        if self._returned.samples:
             self._merge_returned()
         for total, mean in zip(self.accumulators, self.means, strict=True):
-            if self._summed:
-                mean.copy_(total).div_(self._summed / self._unit * self._scale)
+            if self._summed.weight:
+                mean.copy_(total).div_(self._summed.weight / self._unit * self._scale)
             else:
                 mean.zero_()
         return all(is_finite(mean) for mean in self.means)
 
-    def freeze(self) -> int:
-        """Writes the mean into `means` and empties the sums; returns the number of samples in it.
+    def freeze(self) -> Weighed:
+        """Writes the mean into `means` and empties the sums; returns what is in it.
 
-        Gradients that are not finite are worth nothing to anybody: then all are dropped, the means are zeros, and 0 is
-        returned. What was frozen earlier and neither settled nor restored is used up.
+        Gradients that are not finite are worth nothing to anybody: then all are dropped, the means are zeros, and
+        nothing is in it. What was frozen earlier and neither settled nor restored is used up.
         """
         if not self.load_means():
             self.reset()
             self.load_means()
-        self.handed_in, self._summed, self.times = self._summed, 0, 0
+        self.handed_in, self._summed, self.times = self._summed.in_round, Weighed(), 0
         self._empty(keep_until_needed=True)
         return self.handed_in
 
     def settle(self, counted: bool = True) -> None:
         """The parameters step: what was frozen is used up, though a round may not have `counted` it, since it is of the
         parameters before. Without effect if nothing was."""
-        self.handed_in = 0
+        self.handed_in = Weighed()
 
     def restore(self) -> None:
         """No round used what was frozen: it counts again, once. `means` must be as `freeze` wrote them until the
         next `add` or `freeze`, which is when they return to the sums. Without effect if nothing was frozen."""
-        self._returned, self.handed_in = self._returned + self.handed_in, 0
+        self._returned, self.handed_in = self._returned + self.handed_in, Weighed()
 
     def reset(self) -> None:
         """Drops everything: sums, and what was frozen."""
-        self.handed_in = 0
+        self.handed_in = Weighed()
         self._drop_sums()
 
     def _drop_sums(self) -> None:
-        self._returned = self._summed = self.times = 0
+        self._returned, self._summed, self.times = Weighed(), Weighed(), 0
         self._empty(keep_until_needed=False)
 
     def _check_gradients(self) -> None:
@@ -181,12 +220,12 @@ class GradientAccumulator:
                     f"expected a dense one of shape {tuple(total.shape)}, as at the start of training"
                 )
 
-    def _check_reused(self, batch_size: int, scale: float) -> None:
+    def _check_reused(self, batch: Weighed, scale: float) -> None:
         pairs = zip(self.parameters, self.accumulators, strict=True)
         replaced = [index for index, (parameter, total) in enumerate(pairs) if parameter.grad is not total]
-        if not self._summed:
-            self._unit, self._scale = batch_size, scale
-        if not replaced and (batch_size, scale) == (self._unit, self._scale):
+        if not self._summed.samples:
+            self._unit, self._scale = batch.weight, scale
+        if not replaced and (batch.weight, scale) == (self._unit, self._scale) and batch.weight:
             return
         for parameter, total in zip(self.parameters, self.accumulators, strict=True):
             parameter.grad = total
@@ -196,10 +235,10 @@ class GradientAccumulator:
                 f"the gradient of parameter {replaced[0]} was replaced, by zero_grad for example: with reused gradient "
                 f"buffers it is the accumulator; the gradients of this epoch are dropped"
             )
-        given, first = f"batch_size={batch_size}, scale {scale:g}", f"{self._unit} and {self._scale:g}"
+        given, first = f"weight {batch.weight:g}, scale {scale:g}", f"{self._unit:g} and {self._scale:g}"
         raise OptimizerError(
-            f"{given}: with reused gradient buffers all batches of an epoch have one size and one scale, which were "
-            f"{first}; the gradients of this epoch are dropped"
+            f"{given}: with reused gradient buffers all batches of an epoch have one weight above 0 (the batch size, "
+            f"unless one is given) and one scale, which were {first}; the gradients of this epoch are dropped"
         )
 
     @torch.no_grad()
@@ -209,13 +248,13 @@ class GradientAccumulator:
             self._used = False
         else:
             for total, mean in zip(self.accumulators, self.means, strict=True):
-                total.add_(mean.to(total), alpha=self._returned / self._unit * self._scale)
-        returned, self._returned = self._returned, 0
+                total.add_(mean.to(total), alpha=self._returned.weight / self._unit * self._scale)
+        returned, self._returned = self._returned, Weighed()
         self._summed += returned
 
     def _make_ready(self) -> None:
         """Before gradients are added to the sums: they are empty, or hold what counts."""
-        if self._returned:
+        if self._returned.samples:
             self._merge_returned()
         if self._used:
             self._zero()
@@ -252,7 +291,7 @@ class GradientMethod:
     Around a round: `load` when the means are frozen; the round, or `alone`; `finish` when it committed. A round
     that failed calls for nothing, since nothing that outlives a round has changed: `load` may simply follow again.
 
-    This one averages the means as they are, in place, by one all-reduce weighted by samples: nothing outlives a round.
+    This one averages the means as they are, in place, by one weighted all-reduce: nothing outlives a round.
     `beside` are averaged with them in the same round as they are.
     """
 
@@ -280,14 +319,14 @@ class GradientMethod:
         """Everything that belongs to this peer, and goes nowhere but into its checkpoints."""
         return {}
 
-    def load(self, samples: float) -> None:
-        """The accumulator's means, over so many samples of this peer, are what the next round averages."""
+    def load(self, weight: float) -> None:
+        """The accumulator's means, with this weight, are what the next round averages."""
 
     def alone(self) -> None:
         """`tensors` become what a round with nobody else would give."""
 
-    def finish(self, samples: float, counted: bool) -> None:
-        """`tensors` hold what a round of `samples` gave: writes `averaged`, and moves what outlives the round.
+    def finish(self, weight: float, counted: bool) -> None:
+        """`tensors` hold what a round of this total weight gave: writes `averaged`, and moves what outlives the round.
 
         `counted`: what was loaded here is in it; False where this peer was left out, or follows a round of others.
         The means that were loaded are used up.

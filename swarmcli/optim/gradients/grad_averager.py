@@ -35,7 +35,7 @@ class GradientAverager(DecentralizedAverager):
 
         averager.accumulate_grads_(batch_size)          # after each backward pass
         control = averager.schedule_step()              # finds a group while the last batches are computed
-        averager.step(control=control)                  # averages, weighted by samples
+        averager.step(control=control)                  # averages, weighted by samples or what else was given
         with averager.use_averaged_gradients():
             optimizer.step()
 
@@ -95,15 +95,16 @@ class GradientAverager(DecentralizedAverager):
     def local_times_accumulated(self) -> int:
         return self._gradients.times
 
-    def accumulate_grads_(self, batch_size: int) -> None:
-        """Adds the parameters' gradients, each the mean over `batch_size` samples. ValueError: they do not fit.
+    def accumulate_grads_(self, batch_size: int, weight: float | None = None) -> None:
+        """Adds the parameters' gradients, each the mean over `batch_size` samples, or over what `weight` counts, such
+        as tokens. ValueError: they do not fit.
 
         Unless the gradients are reused buffers, a batch with one that is not finite is dropped.
         """
         if self._kept and self._warn:
             logger.warning("gradients are added to some that have been averaged already: reset_accumulated_grads_()")
             self._kept = False
-        if not self._gradients.add(batch_size) and self._warn:
+        if not self._gradients.add(batch_size, weight=weight) and self._warn:
             logger.warning("%d samples are dropped: their gradients are not finite", batch_size)
 
     def reset_accumulated_grads_(self) -> None:
@@ -130,7 +131,7 @@ class GradientAverager(DecentralizedAverager):
         timeout: float | None = None,
         wait: bool = True,
     ) -> RoundResult | StepControl | None:
-        """Averages what was accumulated; `weight` is the number of samples unless given.
+        """Averages what was accumulated; `weight` is that of the batches in it unless given.
 
         Waits for the outcome and returns it, None if the round failed: what was accumulated is back in the
         accumulators then, which are empty otherwise (unless `reset_accumulators` is False: then they stay as they are).
@@ -188,10 +189,10 @@ class GradientAverager(DecentralizedAverager):
                 logger.warning("a new step begins, and the averages of the last one have not been used")
             self._unused = False
             if empty:
-                samples = self._gradients.freeze()
+                own = self._gradients.freeze().weight
             else:
-                samples = self._gradients.samples if self._gradients.load_means() else 0
-            control.weight = float(samples) if weight is None or not samples else weight
+                own = self._gradients.weight if self._gradients.load_means() else 0.0
+            control.weight = own if weight is None or not own else weight
             self._method.load(control.weight)
             self._last = _Step(control, empty)
 

@@ -16,7 +16,7 @@ from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.events import Events, Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import PeerContext
-from swarmcli.optim.gradients.accumulator import GradientAccumulator
+from swarmcli.optim.gradients.accumulator import GradientAccumulator, Weighed
 from swarmcli.optim.state.frozen import FrozenWeights, frozen_of
 from swarmcli.optim.state.replica import Companions, InPlace, ParameterPlacement, Replica
 from swarmcli.optim.state.training_state import Scheduler, TrainingState
@@ -124,7 +124,9 @@ class CommittedRound:
     several: bool = False  # other groups end this epoch as well: its lineage only counts epochs
     apart: bool = False  # the members held unlike states of one position
     certificate: RoundCertificate | None = None  # that the group has committed it; None: this peer was alone
-    weights: Mapping[PeerID, float] = field(default_factory=dict)  # samples of each contributor, as they were counted
+    # Of each contributor, as they were counted: its weight in the average, and its samples.
+    weights: Mapping[PeerID, float] = field(default_factory=dict)
+    contributed: Mapping[PeerID, float] = field(default_factory=dict)
     reduced: Mapping[PeerID, int] = field(default_factory=dict)  # bytes that each reducer has added up
 
 
@@ -173,15 +175,16 @@ class EpochWork(Protocol):
     def samples(self) -> int:
         """Accumulated for the next round; those frozen to the present one are not among them."""
 
-    async def accumulate(self, batch_size: int, scale: float | None = None) -> None:
-        """The present gradients of the parameters, means over `batch_size` samples. ValueError: they do not fit.
+    async def accumulate(self, batch_size: int, scale: float | None = None, weight: float | None = None) -> None:
+        """The present gradients of the parameters, means over `batch_size` samples that have this weight in the average
+        (None: as many as they are). ValueError: they do not fit.
 
         A batch with a gradient that is not finite is dropped, and `given_up` counts it. With `scale` the losses were
         multiplied by it; then all that this peer has accumulated for the round may be given up with it.
         """
 
-    async def freeze(self) -> int:
-        """Fixes what the averager averages, and returns its weight, in samples.
+    async def freeze(self) -> Weighed:
+        """Fixes what the averager averages, and returns its samples and its weight.
 
         What is accumulated from now on belongs to the next round. Called again before the outcome is known, it changes
         nothing and returns the same.
@@ -200,11 +203,9 @@ class EpochWork(Protocol):
         `counted`: this peer's part is in the average. Nothing is frozen any more.
         """
 
-    async def replay(
-        self, averages: Sequence[torch.Tensor], round_id: bytes, samples: int, weights: Mapping[PeerID, float]
-    ) -> None:
-        """Steps with a round that this peer missed; gradients of former parameters, accumulated or frozen, are dropped.
-        `weights`: samples of each contributor."""
+    async def replay(self, averages: Sequence[torch.Tensor], committed: CommittedRound) -> None:
+        """Steps with a round that this peer missed; gradients of former parameters, accumulated or frozen, are
+        dropped."""
 
     async def pass_by(self, wanted: LineagePosition) -> bool:
         """Goes to `wanted` with the parameters as they are, where lineages only count epochs.
@@ -282,8 +283,8 @@ class Mode(ABC):
         every = self.state.average_every
         return 1 if every is None and self.by_epoch(several) else every
 
-    def state_weight(self, samples: int) -> float:
-        """The weight of a peer with so many samples in the epoch, when states are averaged after it."""
+    def state_weight(self, weight: float) -> float:
+        """The weight of a peer whose gradients weighed so much in the epoch, when states are averaged after it."""
         return 1.0
 
     @property

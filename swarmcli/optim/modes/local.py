@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from swarmcli.averaging import AveragerCore
-from swarmcli.optim.gradients.accumulator import all_finite, lent
+from swarmcli.optim.gradients.accumulator import Weighed, all_finite, lent
 from swarmcli.optim.modes.base import GivenUp, Mode, Timing
 from swarmcli.optim.state.replica import Replica
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
     from swarmcli.dht import DHTNode
-    from swarmcli.network.identity import PeerID
     from swarmcli.optim.config import PeerContext
     from swarmcli.optim.modes.base import CommittedRound, EpochWork, SiteHooks, Trained
     from swarmcli.optim.state.lineage import LineagePosition
@@ -44,8 +43,8 @@ class LocalUpdates(Mode):
     def averages_gradients(self) -> bool:
         return False
 
-    def state_weight(self, samples: int) -> float:
-        return float(samples)
+    def state_weight(self, weight: float) -> float:
+        return weight
 
     def build(self, peer: PeerContext, trained: Trained, site: SiteHooks) -> EpochWork:
         replica = Replica(trained.state(peer.config.run_id), trained.placement, site.companions)
@@ -77,24 +76,29 @@ class LocalWork:
         self._mode = mode
         self._target = peer.config.target_batch_size
         self.given_up = GivenUp(peer.events)
-        self.samples = 0
-        self._handed: int | None = None  # samples on their way; None: nothing is
+        self._learned = Weighed()  # in steps since the last round
+        self._handed: Weighed | None = None  # on its way; None: nothing is
 
-    async def accumulate(self, batch_size: int, scale: float | None = None) -> None:
+    @property
+    def samples(self) -> int:
+        return self._learned.samples
+
+    async def accumulate(self, batch_size: int, scale: float | None = None, weight: float | None = None) -> None:
         """One step of the optimizer with the gradients of the model's parameters, unless one is not finite.
 
-        Such a batch is dropped, and only that: what was learned from those before it stays.
+        Such a batch is dropped, and only that: what was learned from those before it stays. One without weight makes
+        no step.
         """
-        if batch_size <= 0:
-            raise ValueError(f"batch_size={batch_size!r}: expected a positive number of samples")
+        batch = Weighed.of(batch_size, weight)
         gradients = (parameter.grad for parameter in self.replica.placement.model_parameters)
-        if not all_finite(gradient for gradient in gradients if gradient is not None):
+        if batch.weight and not all_finite(gradient for gradient in gradients if gradient is not None):
             self.given_up.note(batch_size, scale)
             return
         self.given_up.end()
-        await self.replica.change(partial(self._step, scale or 1.0))
-        await self.replica.publish()
-        self.samples += batch_size
+        if batch.weight:
+            await self.replica.change(partial(self._step, scale or 1.0))
+            await self.replica.publish()
+        self._learned += batch
 
     def _step(self, scale: float) -> None:
         place = self.replica.placement
@@ -105,13 +109,13 @@ class LocalWork:
         with lent([state for state, _ in used], gradients):
             self.replica.state.step_optimizer()
 
-    async def freeze(self) -> int:
+    async def freeze(self) -> Weighed:
         if self._handed is None:
-            self._handed, self.samples = self.samples, 0
+            self._handed, self._learned = self._learned.in_round, Weighed()
         return self._handed
 
     async def restore(self) -> None:
-        self.samples += self._handed or 0
+        self._learned += self._handed or Weighed()
         self._handed = None
 
     async def average_alone(self) -> None:
@@ -123,9 +127,7 @@ class LocalWork:
         await self.replica.change(partial(self.replica.state.end_epoch, following))
         self._handed = None
 
-    async def replay(
-        self, averages: Sequence[torch.Tensor], round_id: bytes, samples: int, weights: Mapping[PeerID, float]
-    ) -> None:
+    async def replay(self, averages: Sequence[torch.Tensor], committed: CommittedRound) -> None:
         """Not to be called, as `replays` says: the others' steps cannot be made up for."""
         raise RuntimeError("with local updates no round holds what the others have learned: the state is downloaded")
 
@@ -136,7 +138,7 @@ class LocalWork:
         return passed
 
     async def drop(self) -> None:
-        self.samples, self._handed = 0, None
+        self._learned, self._handed = Weighed(), None
 
     async def start_over(self) -> None:
         await self.drop()

@@ -7,7 +7,7 @@ optimizer are each peer's own: a newcomer begins with empty ones at the anchor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -27,7 +27,7 @@ from swarmcli.optim.state.training_state import TrainingState
 if TYPE_CHECKING:
     from swarmcli.network.identity import PeerID
     from swarmcli.optim.config import PeerContext
-    from swarmcli.optim.modes.base import EpochWork, SiteHooks, Trained
+    from swarmcli.optim.modes.base import CommittedRound, EpochWork, SiteHooks, Trained
 
 OuterOptimizer: TypeAlias = Literal["nesterov", "sgd", "adam"] | Callable[[Any], torch.optim.Optimizer]
 
@@ -136,18 +136,19 @@ class OuterWork(GradientWork):
     _gradients: Differences
     _mode: OuterSteps
 
-    async def accumulate(self, batch_size: int, scale: float | None = None) -> None:
+    async def accumulate(self, batch_size: int, scale: float | None = None, weight: float | None = None) -> None:
         self.replica.placement.check_trained()
         # An inner step begins at the anchor, which the end of an epoch steps beside the trainer: never at half of it.
-        if await self.replica.change(partial(self._gradients.add, batch_size, scale)):
+        if await self.replica.change(partial(self._gradients.add, batch_size, scale, weight)):
             self.given_up.end()
         else:
             self.given_up.note(batch_size, scale)
 
-    def _missed(self, weights: Mapping[PeerID, float]) -> bool:
-        return self._gradients.is_in(weights.get(self._own_id, 0.0))
+    def _missed(self, contributed: Mapping[PeerID, float]) -> bool:
+        return self._gradients.is_in(contributed.get(self._own_id, 0.0))
 
-    def _descent(self, weights: Iterable[float]) -> Sequence[torch.Tensor]:
-        """How far the peers went, each inner step counting alike."""
-        steps = steps_of(weights, self._mode.outer.inner_batch_size)
+    def _descent(self, committed: CommittedRound) -> Sequence[torch.Tensor]:
+        """How far the peers went, each inner step counting by its weight."""
+        pairs = [(weight, committed.contributed[peer]) for peer, weight in committed.weights.items()]
+        steps = steps_of(pairs, self._mode.outer.inner_batch_size)
         return [mean.mul_(steps) for mean in self.method.averaged]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from swarmcli.averaging import AveragerCore
 from swarmcli.averaging.aggregators import Mean
 from swarmcli.compression import NoCompression
 from swarmcli.events import Noticed
-from swarmcli.optim.gradients.accumulator import Accumulator, GradientMethod, Shapes
+from swarmcli.optim.gradients.accumulator import Accumulator, GradientMethod, Shapes, Weighed
 from swarmcli.optim.modes.base import GivenUp, Mode, tell_lost
 from swarmcli.optim.state.buffers import Buffers, room_for
 from swarmcli.optim.state.replica import Replica
@@ -110,7 +111,7 @@ class GradientWork:
         self._gradients = accumulator
         self.given_up = GivenUp(peer.events)
         self.sits_in = method.program is None and mode.target_group_size is None  # phases begin with what all hold
-        self._handed: int | None = None  # samples on their way; None: nothing is
+        self._handed: Weighed | None = None  # on its way; None: nothing is
         self._nbytes = sum(parameter.nbytes for parameter in accumulator.parameters)
         self._freeze_bytes = max(self._nbytes, OFFLOAD_FROM) if accumulator.waits else self._nbytes
 
@@ -118,31 +119,31 @@ class GradientWork:
     def samples(self) -> int:
         return self._gradients.samples
 
-    async def accumulate(self, batch_size: int, scale: float | None = None) -> None:
+    async def accumulate(self, batch_size: int, scale: float | None = None, weight: float | None = None) -> None:
         self.replica.placement.check_trained()
         taken = self._gradients.samples
-        add = partial(self._gradients.add, batch_size, scale)
+        add = partial(self._gradients.add, batch_size, scale, weight)
         here = self._nbytes <= ACCUMULATE_HERE
         if on_one_thread(add) if here else await on_executor(self._nbytes, add):
             self.given_up.end()
         else:
             self.given_up.note(taken + batch_size - self._gradients.samples, scale)
 
-    async def freeze(self) -> int:
+    async def freeze(self) -> Weighed:
         """Gradients that are not finite are worth nothing to anybody: they are dropped, all of them, and said to be."""
         if self._handed is None:
             async with self.averager.tensors():
                 taken = self._gradients.samples
                 self._handed = await on_executor(self._freeze_bytes, self._freeze)
-            if dropped := taken - self._handed:
+            if dropped := taken - self._handed.samples:
                 self.given_up.note(dropped)
         return self._handed
 
-    def _freeze(self) -> int:
-        samples = self._gradients.freeze()
-        self.method.load(samples)
+    def _freeze(self) -> Weighed:
+        handed = self._gradients.freeze()
+        self.method.load(handed.weight)
         self.replica.buffers.load()
-        return samples
+        return handed
 
     async def restore(self) -> None:
         if self._handed is not None:
@@ -157,21 +158,19 @@ class GradientWork:
     async def advance(self, committed: CommittedRound, counted: bool) -> StepNorms:
         async with self.averager.tensors():
             following = self._mode.after(self.replica.position, committed, self._target)
-            step = partial(self._step, following, committed.samples, committed.weights.values(), counted)
-            norms = await self.replica.change(step)
+            norms = await self.replica.change(partial(self._step, following, committed, counted))
             self.replica.state.apart |= committed.several
             return norms
 
-    async def replay(
-        self, averages: Sequence[torch.Tensor], round_id: bytes, samples: int, weights: Mapping[PeerID, float]
-    ) -> None:
+    async def replay(self, averages: Sequence[torch.Tensor], committed: CommittedRound) -> None:
         async with self.averager.tensors() as tensors:  # they hold the averages during a step
 
             def replay() -> None:
                 for tensor, average in zip(tensors, averages, strict=True):
                     tensor.copy_(average)
-                counted, following = self._missed(weights), self.replica.position.after(round_id, samples)
-                self._step(following, samples, weights.values(), counted, missed=True)
+                counted = self._missed(committed.contributed)
+                following = self.replica.position.after(committed.round_id, committed.samples)
+                self._step(following, committed, counted, missed=True)
 
             await self.replica.change(replay)
 
@@ -196,28 +195,28 @@ class GradientWork:
             self._events.emit(Noticed("warning", lost))
 
     def _step(
-        self, position: LineagePosition, samples: int, weights: Iterable[float], counted: bool, *, missed: bool = False
+        self, position: LineagePosition, committed: CommittedRound, counted: bool, *, missed: bool = False
     ) -> StepNorms:
-        self.method.finish(samples, counted)
+        self.method.finish(math.fsum(committed.weights.values()), counted)
         self.replica.buffers.finish(counted=not missed)
         self._gradients.settle(counted)
         self._handed = None
-        return self.replica.state.step(self._descent(weights), position)
+        return self.replica.state.step(self._descent(committed), position)
 
-    def _missed(self, weights: Mapping[PeerID, float]) -> bool:
+    def _missed(self, contributed: Mapping[PeerID, float]) -> bool:
         """A round of these contributors is made up for; whether what this peer has handed in is in it. What it has
         accumulated is of former parameters, and dropped."""
-        counted = weights.get(self._own_id, 0.0)
+        counted = contributed.get(self._own_id, 0.0)
         tell_lost(self._events, max(0.0, self._drop() - counted))
         return counted > 0
 
-    def _descent(self, weights: Iterable[float]) -> Sequence[torch.Tensor]:
-        """The optimizer steps with this: here the average, in which samples count alike, whosever they are."""
+    def _descent(self, committed: CommittedRound) -> Sequence[torch.Tensor]:
+        """The optimizer steps with this: here the average, in which equal weights count alike, whosever they are."""
         return self.method.averaged
 
     def _drop(self) -> int:
         """Returns the number of samples that are dropped."""
-        samples = self._gradients.samples + self._gradients.handed_in
+        samples = self._gradients.samples + self._gradients.handed_in.samples
         self._gradients.reset()
         self._handed = None
         return samples

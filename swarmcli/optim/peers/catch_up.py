@@ -31,6 +31,7 @@ from swarmcli.events import Noticed, RoundsReplayed
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, to_its_end
 from swarmcli.optim.config import PeerContext
+from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.optim.modes.base import CommittedRound, EpochWork, Outcome, UndecidedRound
 from swarmcli.optim.peers.proofs import MOST_PROOFS, hear, weekday
 from swarmcli.optim.peers.report import PeerReport, credited
@@ -71,7 +72,7 @@ class Seat(Protocol):
 
     async def take_seat(self, position: LineagePosition, since: float | None = None) -> bool: ...
     async def begins(self) -> bool: ...
-    async def contribute(self, weight: float) -> Outcome: ...
+    async def contribute(self, handed: Weighed) -> Outcome: ...
 
 
 class CatchUp:
@@ -365,7 +366,7 @@ class CatchUp:
         if not (await self._seat.take_seat(collection.end) and await self._seat.begins()):
             return False
         async with collection.taking_part:
-            outcome = await self._seat.contribute(0.0)
+            outcome = await self._seat.contribute(Weighed())
             if isinstance(outcome, CommittedRound):
                 kept = await self._work.averager.archive.kept(collection.end.lineage)
                 if kept is None:
@@ -419,10 +420,16 @@ class CatchUp:
         self._events.emit(RoundsReplayed(position.epoch, position.lineage.hex(), len(rounds), reason))
 
     async def _step_with(self, kept: KeptRound) -> None:
-        weights = dict(zip(kept.record.contributors, kept.record.weights, strict=True))
-        await self._work.replay(kept.averages, kept.group_id, kept.record.samples, weights)
+        record = kept.record
+        weights, samples = (
+            dict(zip(record.contributors, each, strict=True)) for each in (record.weights, record.samples_of)
+        )
+        committed = CommittedRound(
+            kept.group_id, record.total_samples, record.contributors, weights=weights, contributed=samples
+        )
+        await self._work.replay(kept.averages, committed)
         self._claims.note_replayed(kept.group_id, kept.record.certificate)
-        self._events.emit(credited(self._replica.position, weights))
+        self._events.emit(credited(self._replica.position, samples))
 
 
 def _out_of_reach(leading: Mapping[PeerID, PeerReport]) -> str:
@@ -460,7 +467,7 @@ class CollectedRounds:
     def drop_first(self) -> None:
         """The first round has been used."""
         first = self.rounds.popleft()
-        self.begin = self.begin.after(first.record.group_id, first.record.samples)
+        self.begin = self.begin.after(first.record.group_id, first.record.total_samples)
         first.file.close()
 
     def close(self) -> None:
@@ -470,4 +477,4 @@ class CollectedRounds:
 
 
 def _after(position: LineagePosition, kept: KeptRound) -> LineagePosition:
-    return position.after(kept.group_id, kept.record.samples)
+    return position.after(kept.group_id, kept.record.total_samples)

@@ -98,7 +98,7 @@ class PeerMetrics:
         self._events = events
         self._usual = UsualNorms()
         self._loss_sum = 0.0
-        self._loss_samples = 0
+        self._loss_weight = 0.0
         self._epoch_began: float | None = None  # loop time, moved on by what was left out
         self._alone_at: float | None = None  # the last look at which nobody computed; None: somebody did
 
@@ -120,11 +120,12 @@ class PeerMetrics:
             self.leave_out(loop_time() - self._alone_at)
         self._alone_at = None if anyone_computes else loop_time()
 
-    def note_loss(self, loss: float, samples: int) -> None:
-        """`loss` is the mean over `samples` of the present epoch. One beyond MOST_LOSS, or no number, is left out."""
-        if abs(loss) < MOST_LOSS and samples > 0:
-            self._loss_sum += loss * samples
-            self._loss_samples += samples
+    def note_loss(self, loss: float, weight: float) -> None:
+        """`loss` is the mean over this much of the present epoch: over samples, unless its steps had other weights.
+        One beyond MOST_LOSS, or no number, is left out."""
+        if abs(loss) < MOST_LOSS and weight > 0:
+            self._loss_sum += loss * weight
+            self._loss_weight += weight
 
     def note_evaluation(
         self, epoch: int, loss: float, samples: int, metrics: Mapping[str, float], lineage: str = ""
@@ -143,7 +144,7 @@ class PeerMetrics:
 
     def forget_losses(self) -> None:
         """Those of the present epoch: they are of parameters that have been replaced."""
-        self._loss_sum, self._loss_samples = 0.0, 0
+        self._loss_sum, self._loss_weight = 0.0, 0.0
 
     def end_epoch(
         self,
@@ -153,7 +154,7 @@ class PeerMetrics:
     ) -> EpochAdvanced:
         """Closes the epoch that led this peer to `position`, with a round's `step` or with another peer's state. Emits
         the event and returns it; `rate`: of this peer, in samples per second. A norm far beyond the usual is told."""
-        loss = self._loss_sum / self._loss_samples if self._loss_samples else None
+        loss = self._loss_sum / self._loss_weight if self._loss_weight else None
         if loss is not None:
             self.last_loss = loss
             self.recent.append(ReportedLoss(epoch=position.epoch, loss=loss, samples=self.samples))

@@ -153,7 +153,7 @@ async def test_what_a_round_gave_is_kept_for_replays_as_one() -> None:
             [peer.peer_id for peer in values], missed.core.layout, tag=b"lineage", timeout=10
         )
         first = next(iter(values))
-        assert kept.group_id == results[0].group.group_id and kept.record.samples == 2
+        assert kept.group_id == results[0].group.group_id and kept.record.total_samples == 2
         assert all(map(torch.equal, kept.averages, first.core._tensors))
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from swarmcli.events import Noticed
+from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.optim.modes.base import Timing
 from swarmcli.testing import virtual_time
 from tests.optim.epoch.delayed_swarm import DelayedSwarm, DelayedTrainer, one_round_late
@@ -23,7 +24,7 @@ every_delay = pytest.mark.parametrize(
 
 def accounted(trainer: DelayedTrainer) -> int:
     """Samples in averages, on their way to one, or taken in for the next."""
-    handed_in = trainer.core._end._weight or 0
+    handed_in = (trainer.core._end._frozen or Weighed()).samples
     return sum(event.own_samples for event in trainer.epochs) + handed_in + trainer.core.work.samples
 
 

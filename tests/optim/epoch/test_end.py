@@ -16,6 +16,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epoch.end import EpochEnd
 from swarmcli.optim.epoch.group import EpochRule
+from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.optim.modes.base import CommittedRound, FailedRound, Outcome, Timing, UndecidedRound
 from swarmcli.optim.peers.report import PeerMetrics
 from swarmcli.optim.state.lineage import LineagePosition
@@ -94,9 +95,9 @@ class Story:
 
     # the work
 
-    async def freeze(self) -> int:
+    async def freeze(self) -> Weighed:
         self.told.append("hand in")
-        return self.samples
+        return Weighed(self.samples, float(self.samples))
 
     async def restore(self) -> None:
         self.told.append("take back")
@@ -109,15 +110,15 @@ class Story:
     def compare(self, gathered: object) -> bool:
         return self.has_strayed
 
-    async def after_epoch(self, committed: CommittedRound, samples: int) -> None:
+    async def after_epoch(self, committed: CommittedRound, weight: float) -> None:
         self.told.append("keep states together")
 
     # the group
 
     gathered: ClassVar[dict[PeerID, bytes]] = {}
 
-    async def contribute(self, weight: float) -> Outcome:
-        self.weights.append(weight)
+    async def contribute(self, handed: Weighed) -> Outcome:
+        self.weights.append(handed.weight)
         self.told.append("round")
         await asyncio.sleep(1)
         outcome = self.outcomes.pop(0)
@@ -309,7 +310,7 @@ class Unanswered(Story):
     async def tensors(self) -> AsyncIterator[list[torch.Tensor]]:
         yield []
 
-    async def keep_alone(self, round_id: bytes, tag: bytes, averages: list[torch.Tensor], weight: float) -> None:
+    async def keep_alone(self, *kept: object) -> None:
         self.told.append("kept for others")
 
 

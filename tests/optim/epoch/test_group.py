@@ -9,6 +9,7 @@ from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epoch.group import PreformedGroup
+from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.optim.modes.base import CommittedRound, FailedRound
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.testing import virtual_time
@@ -47,7 +48,9 @@ def test_it_begins_when_the_sum_is_reached_and_weighs_by_samples() -> None:
             assert not one.group.begun and not other.group.begun
             other.group.report(2 * TARGET // 3)
             assert all(await asyncio.gather(*(m.group.wait_until_begun(5) for m in (one, other))))
-            outcomes = await asyncio.gather(one.group.contribute(TARGET // 3), other.group.contribute(2 * TARGET // 3))
+            outcomes = await asyncio.gather(
+                one.group.contribute(Weighed.of(TARGET // 3)), other.group.contribute(Weighed.of(2 * TARGET // 3))
+            )
             assert outcomes[0] == outcomes[1]
             assert isinstance(outcomes[0], CommittedRound)
             assert outcomes[0].samples == TARGET
@@ -78,7 +81,9 @@ def test_after_a_member_died_the_others_step_with_what_they_have() -> None:
                     member.group.report(TARGET)
                 assert all(await asyncio.gather(*(m.group.wait_until_begun(5) for m in (one, other, third))))
                 swarm.network.kill(nodes[2].peer_id)
-                first, second = await asyncio.gather(*(m.group.contribute(TARGET // 2) for m in (one, other)))
+                first, second = await asyncio.gather(
+                    *(m.group.contribute(Weighed.of(TARGET // 2)) for m in (one, other))
+                )
                 assert isinstance(first, CommittedRound) and isinstance(second, CommittedRound)
                 assert first.round_id == second.round_id and first.samples == second.samples == TARGET
                 assert set(first.contributors) == {nodes[0].peer_id, nodes[1].peer_id}
@@ -94,10 +99,10 @@ def test_after_a_round_that_gave_nothing_it_forms_again_with_the_same_samples() 
                 member.group.open(HERE)
                 member.group.report(TARGET)
             assert all(await asyncio.gather(*(m.group.wait_until_begun(5) for m in (one, other))))
-            outcomes = await asyncio.gather(one.group.contribute(0), other.group.contribute(0))
+            outcomes = await asyncio.gather(one.group.contribute(Weighed()), other.group.contribute(Weighed()))
             assert all(isinstance(outcome, FailedRound) for outcome in outcomes)
             assert all(await asyncio.gather(*(m.group.wait_until_begun(30) for m in (one, other))))
-            again = await asyncio.gather(*(m.group.contribute(TARGET // 2) for m in (one, other)))
+            again = await asyncio.gather(*(m.group.contribute(Weighed.of(TARGET // 2)) for m in (one, other)))
             assert again[0] == again[1] and isinstance(again[0], CommittedRound)
             assert one.tensor.item() == other.tensor.item() == 2.5
 
@@ -112,7 +117,7 @@ def test_once_closed_nothing_can_be_contributed() -> None:
             assert one.group.position == HERE
             await one.group.close()
             await one.group.close()
-            assert isinstance(await one.group.contribute(1.0), FailedRound)
+            assert isinstance(await one.group.contribute(Weighed.of(1)), FailedRound)
             assert one.group.position is None
 
     virtual_time.run(main())
@@ -162,6 +167,8 @@ async def _average(members: list[Member], samples: list[float], position: Lineag
     began = asyncio.get_running_loop().time()
     while not all(await asyncio.gather(*(member.group.wait_until_begun(1.0) for member in members))):
         assert asyncio.get_running_loop().time() - began < 30, "the round does not begin"
-    outcomes = await asyncio.gather(*(m.group.contribute(own) for m, own in zip(members, samples, strict=True)))
+    outcomes = await asyncio.gather(
+        *(m.group.contribute(Weighed(int(own), own)) for m, own in zip(members, samples, strict=True))
+    )
     assert all(isinstance(outcome, CommittedRound) for outcome in outcomes)
     return {member.tensor.item() for member in members}

@@ -46,7 +46,7 @@ class Gradients:
         return gradients
 
     def freeze(self) -> int:
-        samples = self.accumulator.freeze()
+        samples = self.accumulator.freeze().samples
         self.method.load(samples)
         return samples
 

@@ -11,6 +11,7 @@ import pytest
 from swarmcli.dht import DHTNode
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import RefreshOptions
+from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.optim.peers.progress import (
     FAR_AHEAD,
     LocalTrainingProgress,
@@ -174,8 +175,8 @@ def test_a_member_that_claims_more_samples_than_can_be_counted_breaks_nobody(wei
             honest, liar = [await swarm.trainer() for _ in range(2)]
             freeze = liar.core.work.freeze
 
-            async def lie() -> int:
-                return weight if await freeze() else 0
+            async def lie() -> Weighed:
+                return Weighed(weight, float(weight)) if (await freeze()).samples else Weighed()
 
             liar.core.work.freeze = lie
             await together(*(trainer.train(4) for trainer in (honest, liar)))

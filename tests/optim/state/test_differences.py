@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.optim.state.anchor import Anchored
 from swarmcli.optim.state.differences import Differences, steps_of
 
@@ -32,7 +33,7 @@ class Peer:
 
     def freeze(self) -> tuple[int, set[int]]:
         """The samples that are handed in, and the steps."""
-        samples = self.differences.freeze()
+        samples = self.differences.freeze().samples
         steps = (self.differences.means[0] * samples / self.batch).round()
         assert set(steps.tolist()) <= {0.0, 1.0}, "each step once"
         return samples, set(steps.nonzero().flatten().tolist())
@@ -147,12 +148,12 @@ def test_what_is_not_finite_is_dropped() -> None:
     peer.differences.restore()
     with torch.no_grad():
         peer.model[3] = float("nan")
-    assert peer.differences.freeze() == 0 and not peer.differences.means[0].any()
+    assert peer.differences.freeze() == Weighed() and not peer.differences.means[0].any()
     assert not peer.learned, "the model is the anchor again"
 
 
 def test_the_mean_of_equal_differences_for_each_step_is_the_difference() -> None:
-    assert steps_of([64, 64, 64], 8) == 8
-    assert steps_of([10], 5) == 2
-    assert steps_of([], 5) == 0 and steps_of([0], 5) == 0
-    assert steps_of([96, 32], 8) == (96 * 12 + 32 * 4) / 128
+    assert steps_of([(64, 64), (64, 64), (64, 64)], 8) == 8
+    assert steps_of([(10, 10)], 5) == 2
+    assert steps_of([], 5) == 0 and steps_of([(0, 0)], 5) == 0
+    assert steps_of([(96, 96), (32, 32)], 8) == (96 * 12 + 32 * 4) / 128

@@ -1,0 +1,168 @@
+"""What a peer's gradients weigh in the average, where that is not their number of samples: tokens, for example."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from swarmcli.events import EpochCredited, RoundsReplayed
+from swarmcli.optim.gradients.accumulator import GradientAccumulator, Weighed
+from swarmcli.optim.modes import LocalUpdates, PowerEF, PowerSGD, Synchronous
+from swarmcli.optim.modes.base import Mode, StateOptions
+from swarmcli.testing import virtual_time
+from tests.optim.optim_swarm import (
+    TARGET,
+    Swarm,
+    auxiliary,
+    digests,
+    loss_of,
+    make_model,
+    record,
+    reference,
+    together,
+    weighed,
+    weights_of,
+)
+
+TIGHT = {"rtol": 1e-10, "atol": 1e-12}
+
+
+@pytest.mark.parametrize("mode", [Synchronous(), PowerSGD(averager_rank=1), PowerEF(averager_rank=1)])
+def test_gradients_count_by_weight_and_epochs_are_made_of_samples(mode: Mode) -> None:
+    """An auxiliary goes along, and one peer replays two rounds: all come to what one process makes of the weighted mean
+    over the rows, and count as many rows."""
+    epochs = 4
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            options = {"seed": 3, "mode": mode, "weighs": True}
+            trainers = [await swarm.trainer(**options, batch_size=size) for size in (2, 3, 5)]
+            credited = record(trainers[0].node, EpochCredited)
+            helper = await auxiliary(swarm, mode=mode)
+
+            async def help_out() -> None:
+                while helper.position.epoch < epochs:
+                    await helper.step()
+
+            replays = record(trainers[2].node, RoundsReplayed)
+
+            async def train() -> None:
+                await together(*(trainer.train(2) for trainer in trainers))
+                swarm.network.freeze(trainers[2].node.peer_id)
+                await together(*(trainer.train(epochs) for trainer in trainers[:2]))
+                swarm.network.thaw(trainers[2].node.peer_id)
+                await asyncio.sleep(5)
+                assert await trainers[2].core.join()
+
+            await together(help_out(), train())
+            await helper.shutdown()
+            batches = swarm.batches(epochs)
+            expected = reference(3, [weighed(rows) for rows in batches])
+            for trainer in trainers:
+                torch.testing.assert_close(trainer.weights.detach(), expected, **TIGHT)
+            assert len({trainer.core.position for trainer in trainers} | {helper.position}) == 1
+            assert [event.rounds for event in replays] == [2]
+            assert [event.samples for event in trainers[0].epochs] == [len(rows) for rows in batches]
+            assert [sum(each.samples.values()) for each in credited] == [len(rows) for rows in batches]
+            assert all(len(rows) >= TARGET for rows in batches)
+
+    virtual_time.run(main())
+
+
+def test_states_of_local_updates_are_averaged_by_weight() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            mode = LocalUpdates(state=StateOptions(delay=False))
+            trainers = [await swarm.trainer(mode=mode, weighs=True, batch_size=TARGET // 2) for _ in range(2)]
+            for trainer in trainers:
+                await trainer.core.join()
+            ends, weights = [], []
+
+            async def train(trainer) -> None:
+                await trainer.compute()
+                await trainer.follow(1)
+
+            await together(*(train(trainer) for trainer in trainers))
+            for (rows,) in [list(trainer.used.values()) for trainer in trainers]:
+                model = make_model(0)
+                loss_of(model, weighed(rows)).backward()
+                ends.append(model.detach() - 0.02 * model.grad)
+                weights.append(float(weights_of(rows).sum()))
+            expected = sum(weight * end for weight, end in zip(weights, ends, strict=True)) / sum(weights)
+            torch.testing.assert_close(trainers[0].weights.detach(), expected, **TIGHT)
+            assert len(digests(trainers)) == 1
+
+    virtual_time.run(main())
+
+
+def test_the_weight_of_a_member_is_capped_and_so_are_the_samples_that_it_claims() -> None:
+    """One names a weight of a million at four samples, another a weight of four at a million samples."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers = [await swarm.trainer(averaging={"max_share": 0.3}) for _ in range(5)]
+            for trainer in trainers:
+                await trainer.core.join()
+            heavy, many = (trainer.core.work for trainer in trainers[:2])
+            lie(heavy, lambda own: Weighed(own.samples, 1e6))
+            lie(many, lambda own: Weighed(10**6, own.weight))
+            credited = record(trainers[4].node, EpochCredited)
+            control = record_rounds(trainers[4])
+            await together(*(trainer.train(2) for trainer in trainers))
+            for weights in control:
+                assert max(weights.values()) <= 0.3 * sum(weights.values()) * (1 + 1e-9)
+            for each in credited:
+                assert max(each.samples.values()) <= 0.3 * sum(each.samples.values()) * (1 + 1e-9)
+            assert len(digests(trainers)) == 1
+
+    virtual_time.run(main())
+
+
+def lie(work, other: Callable[[Weighed], Weighed]) -> None:
+    freeze = work.freeze
+
+    async def lying() -> Weighed:
+        own = await freeze()
+        return other(own) if own.samples else own
+
+    work.freeze = lying
+
+
+def record_rounds(trainer) -> list[dict]:
+    """The weights of each round that this trainer's steps are of."""
+    seen, advance = [], trainer.core.work.advance
+
+    async def watched(committed, counted):
+        seen.append(dict(committed.weights))
+        return await advance(committed, counted)
+
+    trainer.core.work.advance = watched
+    return seen
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, -1.0])
+def test_an_impossible_weight_is_refused_and_nothing_is_added(weight: float) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    sums = GradientAccumulator([parameter])
+    parameter.grad = torch.ones(1)
+    with pytest.raises(ValueError, match="weight="):
+        sums.add(2, weight=weight)
+    assert sums.samples == 0 and not sums.accumulators[0].any()
+
+
+def test_a_batch_without_weight_brings_its_samples_and_no_gradient() -> None:
+    """A mean over no tokens is no number; alone in its epoch, it must still come to the round."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    sums = GradientAccumulator([parameter])
+    parameter.grad = torch.full((1,), math.nan)
+    assert sums.add(3, weight=0.0)
+    alone = sums.freeze()
+    assert alone.samples == 3 and 0 < alone.weight < 1e-6 and sums.means[0].item() == 0
+    sums.restore()
+    parameter.grad = torch.full((1,), 5.0)
+    assert sums.add(2, weight=8.0)
+    assert sums.freeze() == Weighed(5, pytest.approx(8.0)) and sums.means[0].item() == pytest.approx(5.0)
