@@ -21,7 +21,7 @@ from swarmcli.recipe import Recipe, SiteSettings, fingerprint_of, is_link, load_
 from swarmcli.recipe.advice import on_lines_of_homes
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.recipe.offered import UNKNOWN, Going, check_data_here, offered
-from swarmcli.recipe.task_names import task_in_words
+from swarmcli.recipe.task_names import mean_in_words, task_in_words
 from swarmcli.words import amount, harmless
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ def _summary(recipe: Recipe) -> dict[str, str]:
         "run": recipe.run_id,
         "task": f"{recipe.task} ({task_in_words(recipe.task)}) on {data}"
         + (f", {recipe.sequence_len} tokens per sample" if recipe.sequence_len else ""),
+        "loss": f"mean over {mean_in_words(recipe.task)}",
         "model": str(model),
         "epoch": f"{recipe.target_batch_size} samples, here {recipe.micro_batch} × {recipe.accumulation_steps} a step",
         **({"site": site_in_words(recipe.local.site)} if recipe.local.site.processes > 1 else {}),

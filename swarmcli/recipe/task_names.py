@@ -20,22 +20,36 @@ class BuiltInTask:
     pipeline: str  # transformers' and the Hub's name for that
     texts: bool = True  # it reads texts, and so needs a sequence_len
     labelled: bool = False  # it needs labels
+    tokens: bool = False  # its losses are means over the tokens that are learned, else over samples
 
 
 BUILT_IN = {
-    "causal_lm": BuiltInTask("causal_lm:CausalLanguageModelling", "predicts text", "text-generation"),
-    "masked_lm": BuiltInTask("masked_lm:MaskedLanguageModelling", "fills gaps in texts", "fill-mask"),
+    "causal_lm": BuiltInTask("causal_lm:CausalLanguageModelling", "predicts text", "text-generation", tokens=True),
+    "masked_lm": BuiltInTask("masked_lm:MaskedLanguageModelling", "fills gaps in texts", "fill-mask", tokens=True),
     "sequence_classification": BuiltInTask(
         "sequence_classification:SequenceClassification", "sorts texts", "text-classification", labelled=True
     ),
     "token_classification": BuiltInTask(
-        "token_classification:TokenClassification", "labels the words of texts", "token-classification", labelled=True
+        "token_classification:TokenClassification",
+        "labels the words of texts",
+        "token-classification",
+        True,
+        True,
+        True,
     ),
-    "seq2seq": BuiltInTask("seq2seq:SequenceToSequence", "turns a text into another", "text2text-generation"),
+    "seq2seq": BuiltInTask(
+        "seq2seq:SequenceToSequence", "turns a text into another", "text2text-generation", tokens=True
+    ),
     "image_classification": BuiltInTask(
         "image_classification:ImageClassification", "sorts images", "image-classification", texts=False, labelled=True
     ),
 }
+
+
+def mean_in_words(task: str) -> str:
+    """Says what the losses of a task are means over, in training and in evaluations."""
+    known = BUILT_IN.get(task)
+    return "as the task weighs batches" if known is None else "tokens that are learned" if known.tokens else "samples"
 
 
 @cache

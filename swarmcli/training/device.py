@@ -15,6 +15,8 @@ from swarmcli.errors import RecipeError
 from swarmcli.recipe import Recipe
 from swarmcli.training.task import Batch
 
+LEAST_SCALE = 2.0**-14  # float16's least number of full precision: below, the loss itself is lost
+
 
 class LossScaler:
     """Scales the loss so that gradients in float16 are not lost below its least number, and takes the scale away
@@ -30,11 +32,13 @@ class LossScaler:
     def unscale(self, parameters: Iterable[nn.Parameter]) -> bool:
         """Whether all gradients are finite, which are unscaled then; otherwise the scale is halved."""
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if not gradients:
+            return True
         torch._foreach_mul_(gradients, 1.0 / self.scale)
         finite = bool(torch.nn.utils.get_total_norm(gradients).isfinite())
         self._steps = self._steps + 1 if finite else 0
         if not finite:
-            self.scale /= 2
+            self.scale = max(self.scale / 2, LEAST_SCALE)
         elif self._steps >= self._growth_steps:
             self.scale, self._steps = self.scale * 2, 0
         return finite

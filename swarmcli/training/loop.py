@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from swarmcli.errors import TrainingError
+from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.training.device import Compute, LossScaler
 from swarmcli.training.stream import RememberedStream
-from swarmcli.training.task import Batch, MeasuredTask, Task, samples_in
+from swarmcli.training.task import Batch, MeasuredTask, Task, samples_in, weight_of
 from swarmcli.words import first_words
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ class CollaborativeOptimizer(Protocol):
 
     @property
     def local_epoch(self) -> int: ...
-    def step(self, *, batch_size: int) -> Any: ...
+    def step(self, *, batch_size: int, weight: float | None = None) -> Any: ...
     @property
     def is_averaging(self) -> bool: ...
 
@@ -54,7 +55,9 @@ class LoopSettings:
     compile: bool = False  # the model, for this machine
     batches_ahead: int = 2  # are made while the device computes; 0: each when it is wanted
     look_seconds: float = 0.1  # while the loop rests, it looks this often whether somebody wants something of it
-    most_bad_steps: int = 20  # in a row; then the model itself is broken and no batch will help
+    # In a row, without a finite loss and gradients; then the model itself is broken and no batch will help. In float16
+    # a scale of 65536 is then 1/16.
+    most_bad_steps: int = 20
 
 
 class ComputePace:
@@ -110,26 +113,25 @@ class ComputePace:
 
 
 class MeanLoss:
-    """A mean weighted by samples."""
+    """A weighted mean."""
 
     def __init__(self) -> None:
-        self.samples = 0
-        self._sum = 0.0
+        self._weight = self._sum = 0.0
 
-    def add(self, loss: float, samples: int) -> None:
-        self._sum += loss * samples
-        self.samples += samples
+    def add(self, loss: float, weight: float) -> None:
+        self._sum += loss * weight
+        self._weight += weight
 
     @property
     def value(self) -> float | None:
-        return self._sum / self.samples if self.samples else None
+        return self._sum / self._weight if self._weight else None
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
     """An evaluation tells this of a model."""
 
-    loss: float  # mean over the samples
+    loss: float  # mean over the samples, or over what the task weighs
     samples: int
     metrics: Mapping[str, float]  # those of the task, as far as they are finite
 
@@ -143,7 +145,7 @@ def evaluate(
     The model is moved to the device of `compute`, and is in the mode for inference while this runs. Raises
     torch.OutOfMemoryError, and what the task raises.
     """
-    was_training, mean = model.training, MeanLoss()
+    was_training, mean, samples = model.training, MeanLoss(), 0
     metrics = task.metrics() if isinstance(task, MeasuredTask) else {}
     for each in metrics.values():
         each.to(compute.device)
@@ -152,26 +154,29 @@ def evaluate(
         for batch in batches:
             if stopped():
                 return None
+            samples += samples_in(batch)
+            if not (weight := weight_of(task, batch)):
+                continue
             placed = compute.place(batch)
             with compute.autocast():
                 if isinstance(task, MeasuredTask):
                     loss = task.measure(model, placed, metrics)
                 else:
                     loss = task.loss(model, placed)
-            mean.add(loss.item(), samples_in(batch))
+            mean.add(loss.item(), weight)
     finally:
         model.train(was_training)
     if mean.value is None:
         return None
     values = {name: float(each.compute()) for name, each in metrics.items() if each.update_called}
     finite = {name: value for name, value in values.items() if math.isfinite(value)}
-    return EvaluationResult(mean.value, mean.samples, finite)
+    return EvaluationResult(mean.value, samples, finite)
 
 
 class TrainingLoop:
     """Computes micro-batches and hands their gradients to a collaborative optimizer.
 
-    In the loop's thread, `on_loss(loss, samples)` is called before the optimizer takes a step's gradients (so that it
+    In the loop's thread, `on_loss(loss, weight)` is called before the optimizer takes a step's gradients (so that it
     belongs to the epoch in which it was computed), and `on_step` after it has. Errors of task and optimizer go to the
     caller of `run`.
     """
@@ -185,7 +190,7 @@ class TrainingLoop:
         *,
         compute: Compute | None = None,
         pace: ComputePace | None = None,
-        on_loss: Callable[[float, int], object] = lambda loss, samples: None,
+        on_loss: Callable[[float, float], object] = lambda loss, weight: None,
         on_step: Callable[[], object] = lambda: None,
         rest: Callable[[], bool] = lambda: False,
         last_epoch: Callable[[], int | None] = lambda: None,
@@ -211,7 +216,8 @@ class TrainingLoop:
     def run(self, stop: threading.Event) -> LoopResult:
         """Trains until `stop` is set (the step in progress is finished), the last epoch is reached or the data ends.
 
-        Raises TrainingError when losses are no numbers for many steps in a row, and what task and optimizer raise.
+        Raises TrainingError when losses or gradients are no numbers for many steps in a row, and what task and
+        optimizer raise.
         """
         settings = self._settings
         batches = RememberedStream(
@@ -233,8 +239,9 @@ class TrainingLoop:
             if computed is None:
                 reason = "data ended"
                 break
-            mean.add(*computed)
-            self._last_loss = mean.value
+            if computed:
+                mean.add(*computed)
+                self._last_loss = mean.value
             self._rest(stop)
             if self._optimizer.local_epoch != epoch:
                 batches.remember()
@@ -256,49 +263,57 @@ class TrainingLoop:
             else:
                 stop.wait(min(owed, self._settings.look_seconds))
 
-    def _step(self, batches: RememberedStream) -> tuple[float, int] | None:
-        """One step of the optimizer: its mean loss and samples; None when the data has ended before it was full."""
-        while True:
-            accumulated = self._accumulate(batches)
-            if accumulated is None:
-                return None
-            loss, samples = accumulated
-            if not math.isfinite(loss):
-                self._give_up_step(loss)
-            elif self._scaler is None or self._scaler.unscale(self._model.parameters()):
-                break
-            else:
-                self._model.zero_grad()  # the scale was too large, and is half as large now
+    def _step(self, batches: RememberedStream) -> tuple[float, float] | tuple[()] | None:
+        """One step of the optimizer: its mean loss and weight; () if it is given up, since its loss or gradients are no
+        numbers: averaged, they would spoil everyone's. None when the data has ended before it was full."""
+        accumulated = self._accumulate(batches)
+        if accumulated is None:
+            return None
+        loss, batch = accumulated
+        sound = math.isfinite(loss)
+        if not (sound and (self._scaler is None or self._scaler.unscale(self._model.parameters()))):
+            self._give_up_step("gradients" if sound else "loss", loss)
+            return ()
         self._bad_steps = 0
-        self._on_loss(loss, samples)
-        self._optimizer.step(batch_size=samples)
+        self._on_loss(loss, batch.weight)
+        self._optimizer.step(batch_size=batch.samples, weight=batch.weight)
         self._model.zero_grad()  # gone, not zeroed: the next backward pass writes them and need not add
-        self._samples += samples
+        self._samples += batch.samples
         self._on_step()
-        return loss, samples
+        return loss, batch.weight
 
-    def _accumulate(self, batches: RememberedStream) -> tuple[float, int] | None:
-        """Adds the gradients of the mean loss over `accumulation_steps` micro-batches; that loss, and the samples."""
-        losses, samples = [], 0
+    def _accumulate(self, batches: RememberedStream) -> tuple[float, Weighed] | None:
+        """Adds the gradients of the mean loss over `accumulation_steps` micro-batches by their weights; that loss, and
+        what it is of."""
+        losses, total, unit = [], Weighed(), 0.0
         for number in range(self._settings.accumulation_steps):
             if number:
                 self._rest_between()
             batch = batches.next()
             if batch is None:
                 return None
+            own = Weighed.of(samples_in(batch), weight_of(self._task, batch))
+            total += own
+            if not own.weight:
+                continue
             self._pace.begin()
             placed = self._compute.place(batch)
             with self._compute.autocast():
                 loss = self._loss(placed)
             scale = self._scaler.scale if self._scaler is not None else 1.0
-            (loss * (scale / self._settings.accumulation_steps)).backward()
-            losses.append(loss.detach())
-            samples += samples_in(batch)
+            unit = unit or own.weight * self._settings.accumulation_steps  # the total, if all weigh the same
+            (loss * (scale * own.weight / unit)).backward()
+            losses.append(loss.detach() * own.weight)
             if self._pace.share < 1:
                 self._compute.wait()
             self._pace.end()
+        if not losses:
+            return 0.0, total
+        if unit != total.weight:
+            gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
+            torch._foreach_mul_(gradients, unit / total.weight)
         # One read at the end: each makes the processor wait for the device.
-        return torch.stack(losses).mean().item(), samples
+        return torch.stack(losses).sum().item() / total.weight, total
 
     def _loss(self, batch: Batch) -> Tensor:
         if self._compiled is not None:
@@ -315,13 +330,15 @@ class TrainingLoop:
         while (owed := self._pace.owed) > 0 and not (self._optimizer.is_averaging or self._pace.interrupted()):
             time.sleep(min(owed, self._settings.look_seconds))
 
-    def _give_up_step(self, loss: float) -> None:
-        """Forgets gradients that are no numbers: averaged, they would spoil everyone's."""
+    def _give_up_step(self, what: str, loss: float) -> None:
+        """`what` is no number: the loss, or the gradients, which in float16 a smaller scale of the loss may help."""
         self._bad_steps += 1
         self._model.zero_grad()
-        logger.warning("the loss of a step is %s; its gradients are dropped", loss)
+        if what == "loss":
+            logger.warning("the loss of a step is %s; its gradients are dropped", loss)
         if self._bad_steps >= self._settings.most_bad_steps:
+            scaled = f" (float16, the loss scaled by {self._scaler.scale:g} at last)" if self._scaler else ""
             raise TrainingError(
-                f"the loss was no number in {self._bad_steps} steps in a row; lower optimizer.learning_rate, set "
-                "optimizer.max_grad_norm, or look for broken data"
+                f"the {what} held no number in {self._bad_steps} steps in a row{scaled}; lower "
+                "optimizer.learning_rate, set optimizer.max_grad_norm, or look for broken data"
             )

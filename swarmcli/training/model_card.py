@@ -16,7 +16,7 @@ import yaml
 
 from swarmcli.recipe import AnyDataset, FilesDataset, HuggingFaceDataset, Recipe, StdlibDataset
 from swarmcli.recipe.dataset import LOCAL_BUILDERS
-from swarmcli.recipe.task_names import BUILT_IN
+from swarmcli.recipe.task_names import BUILT_IN, mean_in_words
 from swarmcli.training.task import Task
 from swarmcli.training.tasks import built_in
 
@@ -146,7 +146,7 @@ def _facts(recipe: Recipe, epoch: int, samples: int | None, trainers: int | None
         "run": _code(recipe.run_id),
         "epochs (steps of the optimizer)": f"{epoch}",
         "samples": "unknown" if samples is None else f"{samples:,}, of all peers together",
-        "task": _code(recipe.task),
+        "task": f"{_code(recipe.task)}; losses are means over {mean_in_words(recipe.task)}",
         **({"sequence length": f"{recipe.sequence_len} tokens a sample"} if recipe.sequence_len else {}),
         "trainers": "unknown" if trainers is None else f"{trainers} when this was written",
         **({"adapter": f"{recipe.adapter}, beside {began}"} if recipe.adapter else {"began with": began}),

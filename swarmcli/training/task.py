@@ -44,8 +44,8 @@ class Task(Protocol):
         """Micro-batches of what nobody trains on, always the same. Raises DataError where there is none."""
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The mean loss over the samples of a batch, a scalar that gradients flow from. A task whose loss minds the
-        recipe's `label_smoothing_factor` says so by an attribute `smooths_labels = True`."""
+        """The mean loss over the samples of a batch (see also WeighsBatches), a scalar that gradients flow from. A task
+        whose loss minds the recipe's `label_smoothing_factor` says so by an attribute `smooths_labels = True`."""
 
     def save_preprocessing(self, directory: Path) -> None:
         """Writes what makes a model's inputs of raw data, say a tokenizer, beside the saved model. Raises OSError."""
@@ -83,6 +83,19 @@ class MeasuredTask(Task, Protocol):
 
     def measure(self, model: nn.Module, batch: Batch, metrics: Mapping[str, Metric]) -> Tensor:
         """The loss as `loss` tells it, without smoothing, while what the model answers goes into `metrics`."""
+
+
+@runtime_checkable
+class WeighsBatches(Protocol):
+    """A task, if its loss is a mean over something else than samples, such as the tokens that are learned."""
+
+    def weight(self, batch: Batch) -> float:
+        """What the loss of this batch is a mean over. 0: nothing in it is learned, and no loss is asked for."""
+
+
+def weight_of(task: Task, batch: Batch) -> float:
+    """What the gradients of a batch weigh beside those of others: in a step, in the swarm, and in an evaluation."""
+    return task.weight(batch) if isinstance(task, WeighsBatches) else samples_in(batch)
 
 
 def samples_in(batch: Batch) -> int:

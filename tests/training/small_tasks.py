@@ -94,21 +94,24 @@ class SoloOptimizer:
         self.target = target
         self.local_epoch = 0
         self.batch_sizes: list[int] = []
-        self._samples = 0
+        self._samples, self._weight = 0, 0.0
         self._sums: dict[Tensor, Tensor] = {}
 
-    def step(self, *, batch_size: int) -> None:
+    def step(self, *, batch_size: int, weight: float | None = None) -> None:
+        weight = batch_size if weight is None else weight
         self.batch_sizes.append(batch_size)
         self._samples += batch_size
+        self._weight += weight
         for parameter in self._parameters():
-            assert parameter.grad is not None
-            self._sums[parameter] = self._sums.get(parameter, 0) + parameter.grad * batch_size
+            if weight:
+                assert parameter.grad is not None
+                self._sums[parameter] = self._sums.get(parameter, 0) + parameter.grad * weight
         if self._samples >= self.target:
             for parameter, total in self._sums.items():
-                parameter.grad = total / self._samples
+                parameter.grad = total / self._weight
             self.optimizer.step()
             self.local_epoch += 1
-            self._samples, self._sums = 0, {}
+            self._samples, self._weight, self._sums = 0, 0.0, {}
 
     def _parameters(self) -> Iterator[Any]:
         return (parameter for group in self.optimizer.param_groups for parameter in group["params"])

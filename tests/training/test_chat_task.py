@@ -14,9 +14,10 @@ from transformers import AutoTokenizer
 
 from swarmcli.errors import DataError, RecipeError
 from swarmcli.recipe import Recipe, fingerprint_of, parse_recipe
-from swarmcli.training import build_task
+from swarmcli.training import Compute, build_task
 from swarmcli.training.chat import IGNORED
 from swarmcli.training.look import look_at_rows
+from swarmcli.training.loop import evaluate
 from swarmcli.training.samples import RowByRow
 
 from .small_tasks import CHATML, MARKED, TALK, chat_tokenizer, write_rows
@@ -71,7 +72,7 @@ def test_short_rows_are_filled_up_with_what_is_neither_read_nor_learned(tmp_path
         assert (batch["labels"] == batch["input_ids"])[known].all()
 
 
-def test_each_sample_counts_the_same_whatever_it_is_computed_beside(tmp_path: Path) -> None:
+def test_each_learned_token_counts_the_same_whatever_it_is_computed_beside(tmp_path: Path) -> None:
     task = build_task(chat(tmp_path))
     built: Any = task.build_model()
     batch = next(b for b in task.batches(0) if (b["input_ids"] == 0).any())
@@ -83,8 +84,22 @@ def test_each_sample_counts_the_same_whatever_it_is_computed_beside(tmp_path: Pa
         labels = row["labels"][0, 1:]
         expected = torch.nn.functional.cross_entropy(logits, labels)
         assert task.loss(built, row).item() == pytest.approx(expected.item(), rel=1e-5)
-        alone.append(expected.item())
-    assert task.loss(built, batch).item() == pytest.approx(sum(alone) / 2, rel=1e-5)
+        assert task.weight(row) == (labels != IGNORED).sum()
+        alone.append((expected.item(), task.weight(row)))
+    assert alone[0][1] != alone[1][1] and task.weight(batch) == alone[0][1] + alone[1][1]
+    assert task.loss(built, batch).item() == pytest.approx(mean_of(alone), rel=1e-5)
+    result = evaluate(
+        task,
+        built,
+        [{n: t[i : i + 1] for n, t in batch.items()} for i in range(2)],
+        Compute(torch.device("cpu")),
+        lambda: False,
+    )
+    assert result is not None and (result.loss, result.samples) == (pytest.approx(mean_of(alone), rel=1e-5), 2)
+
+
+def mean_of(alone: list[tuple[float, float]]) -> float:
+    return sum(loss * weight for loss, weight in alone) / sum(weight for _, weight in alone)
 
 
 def rows_of(pack: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
@@ -114,8 +129,9 @@ def test_packs_of_unlike_length_are_learned_side_by_side(tmp_path: Path) -> None
     task = build_task(chat(tmp_path, "sample_packing=true"))
     built: Any = task.build_model()
     batch = next(b for b in task.batches(0) if (b["position_ids"][:, -2:] == 0).all(1).any())
-    alone = [task.loss(built, {name: tensor[n : n + 1] for name, tensor in batch.items()}).item() for n in range(2)]
-    assert task.loss(built, batch).item() == pytest.approx(sum(alone) / 2, rel=1e-5)
+    packs = [{name: tensor[n : n + 1] for name, tensor in batch.items()} for n in range(2)]
+    alone = [(task.loss(built, pack).item(), task.weight(pack)) for pack in packs]
+    assert task.loss(built, batch).item() == pytest.approx(mean_of(alone), rel=1e-5)
 
 
 @pytest.mark.parametrize("packing", ["true", "false"])

@@ -10,7 +10,8 @@ from torch import nn
 
 from swarmcli.errors import RecipeError, TrainingError
 from swarmcli.training import LoopSettings, TrainingLoop, build_task
-from swarmcli.training.loop import ComputePace
+from swarmcli.training.loop import ComputePace, MeanLoss
+from swarmcli.training.task import Batch
 
 from .small_tasks import LineTask, SoloOptimizer, small
 
@@ -68,6 +69,39 @@ def test_accumulated_micro_batches_equal_one_large_batch(steps: int) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
+class WeighingLine(LineTask):
+    """Its loss is a mean over the rows whose first feature is positive."""
+
+    def weight(self, batch: Batch) -> float:
+        return int((batch["x"][:, 0] > 0).sum())
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        return super().loss(model, {name: tensor[batch["x"][:, 0] > 0] for name, tensor in batch.items()})
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_micro_batches_of_a_task_that_weighs_them_count_by_weight(steps: int) -> None:
+    """Of the eight of an epoch some weigh nothing, and their loss, a mean over nothing, is never asked for."""
+    noted = MeanLoss()
+    loop, model, optimizer = make(WeighingLine(size=3), target=24, steps=steps, epochs=2, on_loss=noted.add)
+    stream, plain = WeighingLine(size=3).batches(1), WeighingLine().build_model()
+    batches = [next(stream) for _ in range(16)]
+    weights = [WeighingLine().weight(batch) for batch in batches]
+    assert weights[4:9] == [1, 0, 2, 3, 0]
+    reference, mean = torch.optim.SGD(plain.parameters(), lr=0.1), MeanLoss()
+    for part in (batches[:8], batches[8:]):
+        reference.zero_grad()
+        whole = {name: torch.cat([batch[name] for batch in part]) for name in ("x", "y")}
+        loss = WeighingLine().loss(plain, whole)
+        loss.backward()
+        mean.add(loss.item(), WeighingLine().weight(whole))
+        reference.step()
+    assert loop.run(threading.Event()).samples == 48 and optimizer.batch_sizes == [3 * steps] * (16 // steps)
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    assert noted.value == pytest.approx(mean.value, rel=1e-5)
+
+
 def test_losses_are_told_before_the_step_that_may_end_their_epoch() -> None:
     told: list[tuple[str, int]] = []
     loop, _, optimizer = make(
@@ -110,7 +144,7 @@ def test_single_bad_losses_do_not_add_up_and_those_that_stay_end_training_with_a
 
 def test_errors_of_the_optimizer_and_the_data_go_to_the_caller(tmp_path: Path) -> None:
     loop, _, optimizer = make(LineTask())
-    optimizer.step = lambda *, batch_size: 1 / 0  # type: ignore[method-assign, assignment]
+    optimizer.step = lambda **_: 1 / 0  # type: ignore[method-assign, assignment]
     with pytest.raises(ZeroDivisionError):
         loop.run(threading.Event())
     task = build_task(small(tmp_path, "datasets.0.path=gone"))
@@ -164,7 +198,7 @@ def test_a_rest_ends_for_a_round_and_for_whoever_stops_or_pauses_it() -> None:
     loop, _, optimizer = make(LineTask(), pace=pace)
     waits, stop = iter([False, True, False, True]), threading.Event()
 
-    def take_part(*, batch_size: int) -> None:
+    def take_part(*, batch_size: int, weight: float | None = None) -> None:
         optimizer.batch_sizes.append(batch_size)
         if optimizer.batch_sizes.count(0) == 2:
             stop.set()

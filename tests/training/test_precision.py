@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from swarmcli.errors import RecipeError
+from swarmcli.errors import RecipeError, TrainingError
 from swarmcli.training import Compute, LoopSettings, TrainingLoop, build_task, choose_compute
 from swarmcli.training.device import LossScaler
 from swarmcli.training.memory import activation_bytes
+from swarmcli.training.task import Batch
 
-from .small_tasks import SoloOptimizer, build_optimizer, saved_bytes, small
+from .small_tasks import LineTask, SoloOptimizer, build_optimizer, saved_bytes, small
 
 CPU = torch.device("cpu")
 
@@ -55,11 +56,43 @@ def test_a_scale_that_is_too_large_costs_steps_and_is_halved_until_it_fits() -> 
     scaler = LossScaler(scale=4.0, growth_steps=2)
     weight.grad = torch.tensor([float("inf"), 1.0])
     assert not scaler.unscale([weight]) and scaler.scale == 2.0
+    weight.grad = torch.tensor([float("inf"), 1.0])
+    least = LossScaler(scale=2.0**-13)
+    for _ in range(3):
+        assert not least.unscale([weight]) and least.scale == 2.0**-14
     for expected in (2.0, 4.0):
         weight.grad = torch.tensor([2.0, 4.0])
         before = scaler.scale
         assert scaler.unscale([weight]) and scaler.scale == expected
         torch.testing.assert_close(weight.grad, torch.tensor([2.0, 4.0]) / before)
+
+
+class Overflowing(LineTask):
+    """Finite losses, and gradients that never are."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        return super().loss(model, batch) + 0 * (model.weight - model.weight.detach()).abs().sqrt().sum()
+
+
+@pytest.mark.parametrize("asked", [3, None])
+def test_gradients_that_are_never_finite_end_training_with_advice_and_heed_a_stop(asked: int | None) -> None:
+    task, stop, seen = Overflowing(), threading.Event(), []
+    model = task.build_model()
+
+    def rest() -> bool:
+        seen.append(None)
+        if len(seen) == asked:
+            stop.set()
+        return False
+
+    solo = SoloOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), 4)
+    loop = TrainingLoop(task, model, solo, LoopSettings(1), compute=Compute(CPU, torch.float16), rest=rest)
+    if asked:
+        assert loop.run(stop).reason == "stopped" and len(seen) == asked
+    else:
+        with pytest.raises(TrainingError, match=r"gradients .* 20 steps in a row \(float16, .* by 0.0625 at last\)"):
+            loop.run(stop)
+    assert solo.batch_sizes == []
 
 
 def test_gradient_checkpointing_keeps_less_and_computes_the_same(tmp_path: Path) -> None:

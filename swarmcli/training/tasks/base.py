@@ -71,9 +71,17 @@ class ModelTask(ABC):
         """The model's outputs for a batch: `loss`, a scalar, and `logits`."""
         return model(**batch)
 
+    def labels(self, batch: Batch) -> Tensor:
+        """(…) what the model is to answer; IGNORED: nothing."""
+        return batch["labels"]
+
+    def weight(self, batch: Batch) -> float:
+        """See WeighsBatches: the labels that are learned. Where a sample has one, that is the number of samples."""
+        return int((self.labels(batch) != IGNORED).sum())
+
     def answers(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The pair that metrics compare: (…, choices) and (…), where IGNORED is not compared."""
-        return logits, batch["labels"]
+        return logits, self.labels(batch)
 
     @property
     @abstractmethod

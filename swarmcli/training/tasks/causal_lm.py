@@ -17,7 +17,7 @@ from swarmcli.recipe.dataset import CHAT_KEYS
 from swarmcli.training.chat import IGNORED, ChatReader, RowEncoder, TextReader
 from swarmcli.training.models import ModelKind
 from swarmcli.training.samples import Packs, RowByRow, SampleMaker, TextRun, padded
-from swarmcli.training.task import Batch
+from swarmcli.training.task import Batch, samples_in
 from swarmcli.training.tasks.base import TextTask
 
 _DECODERS = ("gpt_neox", "gpt_neox_japanese", "trocr")  # although their configs do not call them so
@@ -89,9 +89,7 @@ class CausalLanguageModelling(TextTask):
         return model
 
     def outputs(self, model: nn.Module, batch: Batch) -> Any:
-        """The loss is the mean negative log likelihood in nats per token that is learned, of each sample by itself and
-        then over the samples: peers weight their gradients by samples, so a sample counts the same whatever it is
-        computed beside."""
+        """The loss is the mean negative log likelihood in nats over the tokens that are learned."""
         if "labels" not in batch:  # all tokens are learned; the model shifts the labels itself
             return model(input_ids=batch["input_ids"], labels=batch["input_ids"])
         outputs = model(**{name: tensor for name, tensor in batch.items() if name != "labels"})
@@ -104,12 +102,15 @@ class CausalLanguageModelling(TextTask):
         outputs.loss = self.mean(losses, labels != IGNORED)
         return outputs
 
-    def mean(self, losses: Tensor, learned: Tensor) -> Tensor:
-        """The mean of each sample by itself, and then over the samples; both are (samples, tokens)."""
-        return (losses.where(learned, 0.0).sum(1) / learned.sum(1)).mean()
+    def labels(self, batch: Batch) -> Tensor:
+        return batch.get("labels", batch["input_ids"])[:, 1:]
+
+    def weight(self, batch: Batch) -> float:
+        """Texts that run together have equally many tokens in each sample."""
+        return super().weight(batch) if "labels" in batch else samples_in(batch)
 
     def answers(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        return logits[:, :-1], batch.get("labels", batch["input_ids"])[:, 1:]
+        return logits[:, :-1], self.labels(batch)
 
     def save_preprocessing(self, directory: Path) -> None:
         """The tokenizer, with the template that the model has learned by."""
