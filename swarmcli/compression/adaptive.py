@@ -32,10 +32,7 @@ class AdaptiveCompressionBase(CompressionBase):
 
     def __init_subclass__(cls) -> None:
         if own := {"compress", "extract"} & vars(cls).keys():
-            raise TypeError(
-                f"{cls.__name__}.{min(own)}: tensors travel with the codecs that choose_compression gives, so it would "
-                "not be called; derive a codec of your own from CompressionBase"
-            )
+            raise TypeError(f"{cls.__name__}.{min(own)} would not be called; derive the codec from CompressionBase")
 
     name = "adaptive"  # in `description`, for people; messages name the codec that was chosen
 

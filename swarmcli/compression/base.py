@@ -181,10 +181,8 @@ class NoCompression(CompressionBase):
     name = "none"
 
     def __init_subclass__(cls) -> None:
-        raise TypeError(
-            f"{cls.__name__}: what NoCompression sends is read in place, so methods of a subclass would not be called; "
-            "derive from CompressionBase"
-        )
+        # What it sends is read in place, wherever a codec is one of this type.
+        raise TypeError(f"{cls.__name__}: methods of its own would not be called; derive it from CompressionBase")
 
     def compress(self, tensor: torch.Tensor, info: CompressionInfo | None = None) -> TensorMessage:
         return TensorMessage(TensorHeader.of(self.name, tensor), (tensor_memory(tensor),))

@@ -9,11 +9,12 @@ from typing import Any
 
 from swarmcli.errors import OptimizerError
 
-# The modules of a framework, where a frame of them tells of clipping, and how to switch that off.
-_CLIPPING = (
-    (("transformers.",), "self.args.max_grad_norm", "write `max_grad_norm=0` in its TrainingArguments"),
-    (("lightning.", "pytorch_lightning."), "trainer.gradient_clip_val", "leave `gradient_clip_val` out of it"),
-)
+# By package: the variable of its frames, and the attributes of that, which tell of clipping.
+_CLIPPING = {
+    "transformers": ("self", "args", "max_grad_norm"),
+    "lightning": ("trainer", "gradient_clip_val"),
+    "pytorch_lightning": ("trainer", "gradient_clip_val"),
+}
 
 
 def refuse_partial_sums() -> None:
@@ -32,13 +33,11 @@ def refuse_local_clipping() -> None:
     """Raises OptimizerError if a Trainer of transformers, trl or Lightning that clips gradients is what calls `step`:
     clipped batches have another average than one process would get that clips the whole batch."""
     for frame, _ in walk_stack(None):
-        for packages, setting, remedy in _CLIPPING:
-            if str(frame.f_globals.get("__name__")).startswith(packages):
-                variable, *names = setting.split(".")
-                found: Any = frame.f_locals.get(variable)
-                if norm := reduce(lambda owner, name: getattr(owner, name, None), names, found):
-                    raise OptimizerError(
-                        f"step: a Trainer clips the gradients of each of this peer's batches to {norm}, which changes "
-                        f"the average of all peers: {remedy}, and give the Optimizer max_grad_norm={norm}, which clips "
-                        "the average"
-                    )
+        variable, *names = _CLIPPING.get(str(frame.f_globals.get("__name__")).partition(".")[0], ("",))
+        found: Any = frame.f_locals.get(variable)
+        if norm := reduce(lambda owner, name: getattr(owner, name, None), names, found):
+            raise OptimizerError(
+                f"step: a Trainer clips the gradients of each of this peer's batches to {norm}, which changes the "
+                "average of all peers: write `max_grad_norm=0` there (Lightning: no `gradient_clip_val`), and give the "
+                f"Optimizer max_grad_norm={norm}, which clips the average"
+            )

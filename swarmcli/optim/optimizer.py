@@ -134,8 +134,8 @@ class Optimizer(torch.optim.Optimizer):
         proceed_alone = of_averager.pop("proceed_alone", False)
         if verbose:
             logging.basicConfig()  # to stderr; without effect where the program has set up logging
-            if not (package := logging.getLogger(__package__)).isEnabledFor(logging.INFO):
-                package.setLevel(logging.INFO)
+            package = logging.getLogger(__package__)
+            package.setLevel(min(package.getEffectiveLevel(), logging.INFO))
         config = OptimizerConfig(
             run_id=run_id,
             target_batch_size=target_batch_size,
