@@ -113,10 +113,12 @@ class Admission:
             self._endpoint.events.emit(Noticed("warning", f"another contact takes this peer in, but: {error}"))
         return welcomed
 
-    async def keep_asking(self, contacts: Collection[PeerID], others: Callable[[], Iterable[PeerID]]) -> None:
-        """Goes on until somebody has taken this peer in, or it is told (MembershipEnded) that it has no part in the
-        run: since all contacts refuse it that answer; or, for its first minute and if none of them does, since most
-        networks of the `others` do, who have reports in the run."""
+    async def keep_asking(
+        self, contacts: Collection[PeerID], others: Callable[[], Iterable[PeerID]], then: Callable[[], object]
+    ) -> None:
+        """Goes on until somebody has taken this peer in, and calls `then`; or it is told (MembershipEnded) that it has
+        no part in the run: since all contacts refuse it that answer; or, for its first minute and if none of them does,
+        since most networks of the `others` do, who have reports in the run."""
         began, network, connected = loop_time(), self._endpoint.prefix, self._endpoint.is_connected
         while not self.welcomed:
             await asyncio.sleep(ASK_AGAIN)
@@ -130,6 +132,7 @@ class Admission:
             if error is not None and not self.welcomed:
                 self._endpoint.events.emit(MembershipEnded(str(error)))
                 return
+        then()
 
     async def _ask(self, peer: PeerID, *, named: bool = False) -> None:
         try:
@@ -164,6 +167,4 @@ def refusal(differing: Sequence[str], version: str, values: Mapping[str, Any], w
     keys = f"the recipe differs in {some(list(map(told, differing)), 8)}"
     if versions := unlike(version):
         return versions if "protocol" in differing else "; ".join(filter(None, (versions, keys, way)))
-    return (
-        f"{keys}; use the one that the others use (yours to choose is what stands under local:){way and ', or '}{way}"
-    )
+    return f"{keys}; take that of the others (only what stands under local: is yours to choose){way and ', or '}{way}"

@@ -209,8 +209,7 @@ async def _ask_each(link: Link, visitor: Visitor | None, directory: Path) -> Fet
                 try:
                     recipe = read_offered(data, one, directory, answer.contents, known.update)
                 except RecipeError as error:
-                    versions = unlike(answer.version)
-                    raise RecipeError(f"{error}; {versions}" if versions else str(error)) from None
+                    raise RecipeError("; ".join(filter(None, (str(error), unlike(answer.version))))) from None
                 if known and known["tokenizer"] != "bytes":
                     async with _in_turn(turn, FETCH.head_start):
                         await fetch_files(endpoint, one, known["tokenizer"], got)

@@ -278,7 +278,6 @@ class RunPeer:
             self._leave(PORT, str(self.port))
         admission = self.dht.run_coroutine(self._ask_for_admission(hello, proved))
         undo.callback(lambda: self.dht.run_coroutine(admission.close()) if self.dht.is_alive() else None)
-        self._leave(HELLO, msgspec.json.encode(hello).decode())
         self._remember(self.acquaintances())
         undo.callback(self.events.subscribe(self._keep_remembering))
 
@@ -317,6 +316,7 @@ class RunPeer:
                 files=self._files,
             )
             self.events.subscribe(service.note)
+        keep = partial(self._leave, HELLO, msgspec.json.encode(hello).decode())
         met = await self._meet_all(self.contacts, 10.0)
         self._welcomed = {peer: tuple(met[peer]) for peer in await admission.ask(met)}
         # Now: they may be gone before this peer has loaded its model.
@@ -327,7 +327,9 @@ class RunPeer:
             if met and not proved:
                 await admission.ask(known, named=False)
                 others = dict if self._has_state else self.others_of_run  # these stop nobody who has a state
-                admission.tasks.spawn(admission.keep_asking(met, others))
+                admission.tasks.spawn(admission.keep_asking(met, others, keep))
+                return admission
+        keep()
         return admission
 
     async def _meet_all(self, addresses: Sequence[str], timeout: float) -> dict[PeerID, list[str]]:

@@ -66,7 +66,7 @@ def test_equal_recipes_are_welcome_and_a_contact_that_serves_no_run_yet_is_passe
 
 def test_the_differing_keys_are_named_at_both_ends_and_a_peer_of_another_run_is_told_so() -> None:
     told: list[Event] = []
-    with pytest.raises(FingerprintError, match="differs in seed, sequence_len; use the one that the others") as refused:
+    with pytest.raises(FingerprintError, match="differs in seed, sequence_len; take that of the others") as refused:
         run(asked(OTHER, told=told))
     assert refused.value.keys == ("seed", "sequence_len")
     (reason,) = texts(told, PeerRefused, "reason")
@@ -83,19 +83,21 @@ def test_one_contact_among_several_that_refuses_stops_nobody() -> None:
 
 
 async def ended(*others: Mapping[str, str] | None, has_state: bool = False, late: bool = False) -> str:
-    """Why a newcomer stops whose one contact, the first, had no time for its question; the others have reports in the
-    run. `late`: it has time after a while."""
+    """Why a newcomer stops whose one contact, the first, had no time for its question; "taken in", or "" where it asks
+    on. The others have reports in the run. `late`: the contact has time after a while."""
     async with meeting(*others) as (new, old, peers):
         told: list[Event] = []
         new.events.subscribe(told.append)
-        admission = Admission(new, hello())
-        admission.tasks.spawn(admission.keep_asking(peers[:1], lambda: () if has_state else peers[1:]))
+        admission, reported = Admission(new, hello()), [] if has_state else peers[1:]
+        taken_in = Noticed("info", "taken in")
+        work = admission.keep_asking(peers[:1], lambda: reported, lambda: told.append(taken_in))
+        admission.tasks.spawn(work)
         if late:
             await asyncio.sleep(NEWCOMER)
             Admission(old[0], hello(OTHER))
         await asyncio.sleep(10.0)
         await admission.close()
-        return "".join(texts(told, MembershipEnded, "reason"))
+        return "".join([*texts(told, MembershipEnded, "reason"), *texts(told, Noticed, "text")])
 
 
 def test_a_contact_that_was_too_busy_refuses_later() -> None:
@@ -107,17 +109,17 @@ def test_a_newcomer_whom_nobody_takes_in_goes_by_most_networks_and_one_stranger_
     """A stranger that settles under the run id with other terms is OTHER, whatever epoch it claims."""
     assert "sequence_len" in run(ended(None, OTHER, OTHER, None))
     assert run(ended(None, OTHER, None)) == "", "half of the networks"
-    assert run(ended(None, OTHER, OTHER, MINE)) == "", "somebody has taken it in"
+    assert run(ended(None, OTHER, OTHER, MINE)) == "taken in"
     assert run(ended(None, OTHER, OTHER, has_state=True)) == ""
 
 
 def test_unlike_versions_are_told_before_recipes_and_older_peers_read_what_newer_ones_say() -> None:
     keys = ["seed"]
     same = refusal(keys, build(), {"seed": 7}, "begin another run")
-    assert same.startswith("the recipe differs in seed (here 7); use the one that the others use") and "run" in same
+    assert same.startswith("the recipe differs in seed (here 7); take that of the others") and "run" in same
     newer = refusal(keys, "99.3+g0123abcd", {}, "begin another run")
     assert newer.startswith(f"this run uses swarm 99.3+g0123abcd, you have {build()}: `git checkout 0123abcd && pipx ")
-    assert "differs in seed" in newer and "use the one" not in newer
+    assert "differs in seed" in newer and "take that" not in newer
     assert refusal([*keys, "protocol"], "", {}, "") == (
         f"this run uses a swarm older than 0.2, you have {build()}: its peers have to be upgraded, or yours goes back: "
         "`pipx install --force …`"

@@ -159,4 +159,4 @@ def test_a_base_of_another_revision_is_refused_with_the_one_that_is_here(hub: Hu
 
     with pytest.raises(FingerprintError) as told:
         run(meet())
-    assert f"the recipe differs in revision (here {commits[1]}); use the one that the others use" in str(told.value)
+    assert f"the recipe differs in revision (here {commits[1]}); take that of the others" in str(told.value)
