@@ -231,7 +231,7 @@ def _show_told_here(run: _Run, told: _ToldHere, shown: contributions.Shown, as_j
     elif told.contributions:
         contributions.print_list(told.contributions, [told.rests_on], shown)
     else:
-        err.print("no monitor of this run could be asked what each has given", soft_wrap=True)
+        err.print("nobody could be asked who keeps count of this run", soft_wrap=True)
 
 
 def _show_closed(

@@ -47,7 +47,7 @@ def sheet(
     recipe: Recipe, role: Role, demand: Demand, memory: str, files: Path, limits: Limits
 ) -> list[tuple[str, str]]:
     """The lines, each a word and what is to say about it; what matters most comes first, and a usual recipe's fit a
-    terminal of 24 lines with the question. `memory`: as `check_memory` tells it."""
+    terminal of 24 lines with the question. `memory`: as `check_memory` tells it. Raises RecipeError."""
     seat = before_joining(demand.round, limits.link, recipe.target_batch_size, demand.told_pace)
     return [
         ("this peer", WHAT[role]),
@@ -138,26 +138,18 @@ def _download(recipe: Recipe, role: Role, demand: Demand) -> str:
     return "; ".join(said) or "nothing"
 
 
-def check_room(recipe: Recipe, role: Role, demand: Demand, files: Path) -> None:
+def _disk(recipe: Recipe, role: Role, demand: Demand, files: Path) -> str:
     """Raises RecipeError where the peer's own files have no room; what it downloads may be on this computer already."""
-    _, least, free = _room(recipe, role, demand, files)
+    place = next(each for each in (files, *files.absolute().parents) if each.exists())
+    free = shutil.disk_usage(place).free
+    checkpoint = 0 if role == "auxiliary" else demand.state + (0 if recipe.adapter else demand.frozen)
+    # One more than are kept: the oldest goes when the newest has been verified.
+    least = JOURNAL_BYTES + (recipe.checkpoint.keep + 1) * checkpoint
     if free < least:
         raise RecipeError(
             f"{files} has {format_bytes(free)} free, and what this peer keeps there takes {format_bytes(least)}; make "
             f"room, or set {VARIABLE} to a directory that has it"
         )
-
-
-def _room(recipe: Recipe, role: Role, demand: Demand, files: Path) -> tuple[int, int, int]:
-    """Bytes: of a checkpoint, of all that a peer keeps, and how many are free."""
-    place = next(each for each in (files, *files.absolute().parents) if each.exists())
-    checkpoint = 0 if role == "auxiliary" else demand.state + (0 if recipe.adapter else demand.frozen)
-    # One more than are kept: the oldest goes when the newest has been verified.
-    return checkpoint, JOURNAL_BYTES + (recipe.checkpoint.keep + 1) * checkpoint, shutil.disk_usage(place).free
-
-
-def _disk(recipe: Recipe, role: Role, demand: Demand, files: Path) -> str:
-    checkpoint, least, free = _room(recipe, role, demand, files)
     if role == "auxiliary":
         return f"a journal of some megabytes; {format_bytes(free)} are free"
     enough = free > least + demand.frozen

@@ -280,7 +280,7 @@ def counted(number: int) -> str:
 # certificates
 
 certificate = typer.Typer(
-    help="Write a certificate of what you gave, signed by the monitors of the run.",
+    help="Write a certificate of what you gave, signed by those who keep count of the run.",
     epilog="Example: swarm certificate --for 'Ada Lovelace' --out ada.json; then: swarm certificate verify ada.json",
     invoke_without_command=True,
     add_completion=False,
@@ -306,7 +306,7 @@ def write(
         list[str] | None, typer.Option("--peer", metavar="ADDRESS", help="A peer of the run to ask by.")
     ] = None,
 ) -> None:
-    """Write a certificate of what you gave, signed by the monitors of the run."""
+    """Write a certificate of what you gave, signed by those who keep count of the run."""
     if ctx.invoked_subcommand is not None:
         return
     from swarmcli.run.certificate import ContributionCertificate
@@ -359,7 +359,7 @@ def in_words(made: ContributionCertificate) -> list[str]:
     for each in made.attestations:
         entry = each.entry
         lines.append(
-            f"  the monitor {each.monitor.short} says, on {day(each.time)[:10]}: {entry.samples:,.0f} of "
+            f"  the peer {each.monitor.short} says, on {day(each.time)[:10]}: {entry.samples:,.0f} of "
             f"{each.until.samples:,} samples and {entry.hours:,.1f} hours (claimed, accepted by rounds); "
             f"{plural(entry.rounds, 'round')}, {megabytes(entry.reduced_bytes)} added up, "
             f"there for {span(entry.uptime)} (seen)"
@@ -367,9 +367,9 @@ def in_words(made: ContributionCertificate) -> list[str]:
     lines.append(
         "All signatures are good, the peer's own too: whoever made this file has its key."
         if made.signature
-        else "The monitors' signatures are good; the peer itself has not signed it."
+        else "The signatures of those who kept count are good; the peer itself has not signed it."
     )
-    lines.append("It is the word of these monitors: whether they are to be believed, no signature says.")
+    lines.append("It is the word of these peers: whether they are to be believed, no signature says.")
     return lines
 
 
@@ -448,7 +448,7 @@ def _attestations(home: Path, peers: Sequence[str]) -> Sequence[Attestation]:
     if found or kept is None or kept.fault:
         return found
     when = day(kept.attestations[0].time)
-    err.print(f"no monitor answers now; this is what was signed on {when}, when the peer left last", soft_wrap=True)
+    err.print(f"nobody answers who keeps count; this was signed on {when}, when the peer left last", soft_wrap=True)
     return kept.attestations
 
 

@@ -52,12 +52,8 @@ def netcheck(
     options = options_of(read, peer)
     if run is not None and not options["initial_peers"]:
         err.print(f"{run} names no first contact, so no peer is asked; name one with --peer", soft_wrap=True)
-    if host is not None:
-        options["host"] = host
-    if port is not None:
-        options["port"] = port
-    if no_port_mapping:
-        options["port_mapping"] = False
+    chosen = {"host": host, "port": port, "port_mapping": False if no_port_mapping else None}
+    options |= {key: value for key, value in chosen.items() if value is not None}
     waiting = err.status("looking around, for up to a minute") if err.is_terminal else nullcontext()
     with waiting:
         found = find(options)

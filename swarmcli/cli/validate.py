@@ -13,7 +13,7 @@ from rich.text import Text
 
 from swarmcli.cli.console import out
 from swarmcli.cli.linking import recipe_of, show_sheet, typed_link
-from swarmcli.cli.peers import typed_here
+from swarmcli.cli.peers import Overrides
 from swarmcli.errors import DataError, RecipeError
 from swarmcli.journal import printable
 from swarmcli.peer.linked import LinkedRun
@@ -30,15 +30,7 @@ if TYPE_CHECKING:
 
 def validate(
     recipe: Annotated[str, typer.Argument(metavar="LINK|RECIPE", help="A recipe file, or a link to a run.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            callback=typed_here,
-            help="Change a key, for example --set seed=7. May be repeated.",
-        ),
-    ] = None,
+    overrides: Overrides,
     quick: Annotated[bool, typer.Option("--quick", help="Check the file only: build no model, read no data.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print values and fingerprint as JSON.")] = False,
 ) -> None:
@@ -53,9 +45,7 @@ def validate(
     linked = is_link(recipe)
     with ExitStack() as undo:
         loaded = (
-            _of_link(recipe, overrides or (), undo, told=not (quick or as_json))
-            if linked
-            else load_recipe(recipe, overrides or ())
+            _of_link(recipe, overrides, undo, told=not (quick or as_json)) if linked else load_recipe(recipe, overrides)
         )
         fingerprint = fingerprint_of(loaded)
     no_link = "" if linked else _why_no_link(loaded)

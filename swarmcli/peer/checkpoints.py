@@ -17,16 +17,16 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from swarmcli.checkpoints.layout import BEST, epoch_of
+from swarmcli.checkpoints.layout import BEST, epoch_of, position_of
 from swarmcli.checkpoints.shelf import Keep
 from swarmcli.errors import CheckpointError, DataError, SwarmError
 from swarmcli.events import Evaluated, Event, Events, Noticed
 from swarmcli.optim import Optimizer
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.peer.collaboration import Collaboration
+from swarmcli.peer.home import BEGAN, write_whole
 from swarmcli.peer.lending import room_for
 from swarmcli.peer.uploads import Uploads, hub
-from swarmcli.run.views import evaluated
 from swarmcli.sharding.zero.state import copied_to_cpu
 from swarmcli.sites.checkpoint import SiteShards
 from swarmcli.threads import on_all_threads, on_one_thread
@@ -34,24 +34,36 @@ from swarmcli.training import STREAM, Batch, CheckpointStore, Compute
 from swarmcli.training.adapters import is_adapted
 from swarmcli.training.device import on_host
 from swarmcli.training.loop import EvaluationResult, evaluate
-from swarmcli.training.model_card import describe_model
+from swarmcli.training.model_card import describe_model, model_card
 from swarmcli.training.schedule import averages_in
+
+
+def _at_present(collaboration: Collaboration) -> dict[str, Any]:
+    """For model cards, beside what a checkpoint knows itself."""
+    optimizer, began = collaboration.optimizer, collaboration.peer.home.path / BEGAN
+    roles = [optimizer.report().role, *(report.role for report in optimizer.peers().values())]
+    return {"trainers": roles.count("trainer"), "began": began.read_text(encoding="utf-8") if began.exists() else ""}
+
+
+def write_card(collaboration: Collaboration, path: Path, measured: Evaluated) -> None:
+    """The model card of a checkpoint anew, with what its model was measured at."""
+    recipe = collaboration.peer.recipe
+    with suppress(OSError, CheckpointError):  # the checkpoint has made way for a better one
+        samples = position_of(path, recipe.run_id)[1]
+        text = model_card(recipe, epoch_of(path), samples, measured=measured, **_at_present(collaboration))
+        write_whole(path / "README.md", text)
 
 
 def store_of(collaboration: Collaboration) -> CheckpointStore:
     """The checkpoints in a peer's home, each with what the task needs beside the model, a model card, and
     where the peer's own stream of data was."""
-    peer, optimizer = collaboration.peer, collaboration.optimizer
+    peer = collaboration.peer
     recipe, directory = peer.recipe, peer.home.path / "checkpoints"
 
     def describe(directory: Path, epoch: int, samples: int | None) -> None:
-        roles = [optimizer.report().role, *(report.role for report in optimizer.peers().values())]
         if (peer.home.path / STREAM).exists():
             shutil.copyfile(peer.home.path / STREAM, directory / STREAM)
-        last, best = collaboration.evaluations.last, collaboration.evaluations.best
-        words = evaluated(last, last.by, best) if last else ""
-        trainers = roles.count("trainer")
-        describe_model(directory, recipe, collaboration.task, epoch, samples, trainers=trainers, evaluated=words)
+        describe_model(directory, recipe, collaboration.task, epoch, samples, **_at_present(collaboration))
 
     settings = recipe.checkpoint
     keep = Keep(settings.keep, settings.keep_every, settings.keep_best)
@@ -141,6 +153,7 @@ class BackgroundCheckpoints:
         path: Path | None = None,
         events: Events | None = None,
         evaluation: Evaluation | None = None,
+        card: Callable[[Path, Evaluated], object] = lambda path, measured: None,
         upload: Callable[[Path, float | None, bool], object] = lambda path, loss, best: None,
     ) -> None:
         """To be made before the run is joined: what the optimizer holds now need not be written, since it is nothing or
@@ -148,9 +161,9 @@ class BackgroundCheckpoints:
 
         `shards`: for an optimizer whose statistics are spread over the processes of a site. `offers`: others may rely
         on this peer's regular checkpoints. `yields`: this peer writes none where it can rely on another one, and at the
-        end none if another one stays and holds as much. `evaluation`: of each checkpoint, and
-        of what it says is due beside them. `upload(path, loss, is the best)` hears of each checkpoint and may not
-        block.
+        end none if another one stays and holds as much. `evaluation`: of each checkpoint, and of what it says is due
+        beside them. `card` describes a checkpoint that was measured. `upload(path, loss, is the best)` hears of each
+        checkpoint and may not block.
         """
         self._store = store
         self._model = model
@@ -161,7 +174,7 @@ class BackgroundCheckpoints:
         self._yields = yields
         self._events = events or Events()
         self._evaluation = evaluation
-        self._upload = upload
+        self._card, self._upload = card, upload
         self._lineages: dict[int, str] = {}  # epoch → that of the checkpoint that this process wrote
         self._seen = optimizer.local_epoch
         self._written = self._lineage  # of the last state that need not be written any more
@@ -245,7 +258,9 @@ class BackgroundCheckpoints:
                 self._upload(path, counted.loss, True)
 
     def _remember(self, path: Path, result: Evaluated) -> bool:
-        return self._store.remember_loss(path, result.loss, result.samples, result.metrics)
+        best = self._store.remember_loss(path, result.loss, result.samples, result.metrics)
+        self._card(path, result)
+        return best
 
     def _take(self) -> dict[str, Any]:
         """The state between two steps; the model has the updates for which this waits."""
@@ -354,6 +369,7 @@ def saving(
             path=collaboration.resumed,
             events=peer.events,
             evaluation=Evaluation(collaboration, stopped) if evaluates else None,
+            card=partial(write_card, collaboration),
             upload=upload,
         ) as checkpoints:
             yield checkpoints

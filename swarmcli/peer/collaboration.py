@@ -24,7 +24,7 @@ from swarmcli.optim.epoch.seat import before_joining
 from swarmcli.optim.peers.proofs import Heard, SignedByOwner
 from swarmcli.optim.peers.report import PeerReport
 from swarmcli.optim.state.lineage import LineagePosition
-from swarmcli.peer.home import remembered
+from swarmcli.peer.home import BEGAN, remembered, write_whole
 from swarmcli.peer.lending import room_for
 from swarmcli.peer.peer import RunPeer
 from swarmcli.recipe import AggregatorSettings, GradientAveragingSettings, Recipe, digest_of
@@ -232,6 +232,7 @@ class Collaboration:
                 f"run {checkpoint.run_id} ({checkpoint.path}), as a run of its own"
             )
             self.peer.events.emit(Noticed("info", text))
+            write_whole(self.peer.home.path / BEGAN, f"epoch {checkpoint.epoch} of the run {checkpoint.run_id}")
         if self.peer.recipe.ema_decay and not any(AVERAGE in each for each in state["state"].values()):
             text = f"{checkpoint.path} holds no averaged weights: the average begins behind its next epoch"
             self.peer.events.emit(Noticed("info", text))

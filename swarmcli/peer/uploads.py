@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarmcli.checkpoints.layout import EVALUATION, MANIFEST, OWNER, TRAINING, epoch_of
+from swarmcli.checkpoints.layout import MANIFEST, OWNER, TRAINING, epoch_of
 from swarmcli.errors import SwarmError
 from swarmcli.events import Events, Noticed
 from swarmcli.recipe import UploadSettings
 from swarmcli.training import STREAM
 from swarmcli.words import first_words
 
-OF_TRAINING = (MANIFEST, TRAINING, EVALUATION, OWNER, STREAM)  # of no use to users of the model
+OF_TRAINING = (MANIFEST, TRAINING, OWNER, STREAM)  # of no use to users of the model
 STAGED = "upload-"  # in the home: what is sent, under names that last as long as that takes
 
 Send = Callable[[Path, str], str]  # a directory and what to say of it; where it is now

@@ -219,11 +219,9 @@ def needs_in_words(recipe: Recipe) -> str:
 
 def data_in_words(recipe: Recipe) -> str:
     """Says which data a trainer needs beside a link; "" if none."""
-    files = [printable(file, 80) for dataset in recipe.datasets for file in of_this_computer(dataset)]
-    if not files:
-        return ""
-    return (
-        f"A link brings no data: whoever trains needs a copy of {listed(files)}, in a directory that "
+    names = listed([printable(file, 80) for dataset in recipe.datasets for file in of_this_computer(dataset)])
+    return names and (
+        f"A link brings no data: whoever trains needs a copy of {names}, in a directory that "
         "--set local.data_dir=DIRECTORY names."
     )
 

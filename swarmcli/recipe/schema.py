@@ -133,6 +133,11 @@ class Recipe(Section):
     val_set_size: float = shared(0.0, "the same as evaluation.held_out, by axolotl's name", ge=0, le=0.5)
     seed: int = shared(0, "initial weights, and with the peer id the order of the data", ge=0, lt=1 << 63)
     max_epochs: int | None = shared(None, "the run ends behind this epoch; null: when it is stopped", ge=1)
+    license: str | None = advised(
+        None, "of the model, as the Hub names it, for its card: apache-2.0, mit, …; null: unknown", max_length=64
+    )
+    language: tuple[LabelName, ...] = advised((), "languages of the model, as the Hub names them: [en]", max_length=64)
+    tags: tuple[LabelName, ...] = advised((), "words by which others find the model on the Hub", max_length=32)
     output_dir: OwnPath = own(
         Path("runs"), "journals, checkpoints and keys, relative to the recipe", validate_default=True
     )

@@ -54,11 +54,11 @@ class ContributionCertificate(msgspec.Struct, frozen=True):
         first = self.attestations[0]
         for each in self.attestations:
             if not is_signed(each):
-                return f"the monitor {each.monitor.short} has not signed what it is said to have said"
+                return f"the peer {each.monitor.short} has not signed what it is said to have said"
             if (each.peer, each.run_id, each.run) != (first.peer, first.run_id, first.run):
                 return "it mixes what was said of several peers or runs"
         if len({each.monitor for each in self.attestations}) != len(self.attestations):
-            return "it counts a monitor twice"
+            return "it counts one voice twice"
         if self.signature and not verify(self.peer, "certificate", self.signature, self._unsigned()):
             return f"the peer {self.peer.short} has not signed it"
         return ""

@@ -6,15 +6,19 @@ the front matter, as a code span below it. Paths of a machine are shortened to t
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import yaml
 
-from swarmcli.recipe import AnyDataset, FilesDataset, HuggingFaceDataset, Recipe, StdlibDataset
+from swarmcli.errors import RecipeError
+from swarmcli.events import Evaluated
+from swarmcli.recipe import AnyDataset, FilesDataset, HuggingFaceDataset, Recipe, StdlibDataset, offered
 from swarmcli.recipe.dataset import LOCAL_BUILDERS
 from swarmcli.recipe.task_names import BUILT_IN, mean_in_words
 from swarmcli.training.task import Task
@@ -33,6 +37,7 @@ class CardBounds:
 
 
 BOUNDS = CardBounds()
+_NO_LICENCE = "unknown; ask whoever began the run, and mind those of the texts"
 _PIPELINE = """\
 from transformers import pipeline
 
@@ -60,31 +65,36 @@ model = PeftModel.from_pretrained(base, "path/to/this/directory")"""
 
 
 def describe_model(
-    directory: Path,
-    recipe: Recipe,
-    task: Task,
-    epoch: int,
-    samples: int | None,
-    *,
-    trainers: int | None = None,
-    evaluated: str = "",
+    directory: Path, recipe: Recipe, task: Task, epoch: int, samples: int | None, **at_present: Any
 ) -> None:
-    """Makes a directory with a saved model one that others can use: adds what the task needs beside it, and the card.
+    """Makes a directory with a saved model one that others can use: adds what the task needs beside it, the card, and
+    the recipe as links bring it, if one can.
 
     See `model_card` for the figures. Raises OSError, and what the task's tokenizer raises.
     """
     task.save_preprocessing(directory)
-    (directory / "README.md").write_text(model_card(recipe, epoch, samples, trainers, evaluated), encoding="utf-8")
+    (directory / "README.md").write_text(model_card(recipe, epoch, samples, **at_present), encoding="utf-8")
+    with suppress(RecipeError):
+        (directory / "recipe.yaml").write_text(offered(recipe), encoding="utf-8")
 
 
-def model_card(recipe: Recipe, epoch: int, samples: int | None, trainers: int | None, evaluated: str = "") -> str:
+def model_card(
+    recipe: Recipe,
+    epoch: int,
+    samples: int | None,
+    trainers: int | None,
+    began: str = "",
+    measured: Evaluated | None = None,
+) -> str:
     """The card of the model that `recipe` had come to at `epoch`, as Markdown with YAML front matter.
 
-    `samples` of all peers so far, and `trainers` at this moment; None: not known. `evaluated`: how good it, or the last
-    one that was measured, is on data that nobody trains on, in words; "": nobody has measured.
+    `samples` of all peers so far, and `trainers` at this moment; None: not known. `began`: the former run that this one
+    goes on from, in words. `measured`: how good this very model is on data that nobody trains on; None: not measured.
     """
-    header = yaml.safe_dump(_front_matter(recipe), sort_keys=False, allow_unicode=False)
-    told = _facts(recipe, epoch, samples, trainers) | ({"on data kept aside": _code(evaluated)} if evaluated else {})
+    header = yaml.safe_dump(_front_matter(recipe, measured), sort_keys=False, allow_unicode=False)
+    told = _facts(recipe, epoch, samples, trainers) | ({"went on from": _code(began)} if began else {})
+    if measured is not None:
+        told["on data kept aside"] = _code(", ".join(filter(None, [measured.sentence, measured.by])))
     facts = "\n".join(f"- {name}: {value}" for name, value in told.items())
     data = "\n".join(f"- {line}" for line in _data(recipe))
     return f"""\
@@ -124,16 +134,29 @@ def _loading(recipe: Recipe) -> str:
     return f"Nothing but transformers is needed, no code from elsewhere and no network:\n\n```python\n{use}\n```"
 
 
-def _front_matter(recipe: Recipe) -> dict[str, Any]:
+def _front_matter(recipe: Recipe, measured: Evaluated | None) -> dict[str, Any]:
     hub = [d.path for d in recipe.datasets if isinstance(d, HuggingFaceDataset) and d.path not in LOCAL_BUILDERS]
     named = [path for path in hub if _HUB_NAME.fullmatch(path)]
     return {
-        "license": "unknown",
+        "license": recipe.license or "unknown",
+        **({"language": list(recipe.language)} if recipe.language else {}),
         "library_name": "peft" if recipe.adapter else "transformers",
         **({"pipeline_tag": BUILT_IN[recipe.task].pipeline} if recipe.task in BUILT_IN else {}),
-        "tags": ["swarm"],
+        "tags": ["swarm", *recipe.tags],
         **({"base_model": recipe.base_model} if recipe.revision else {}),
         **({"datasets": named[: BOUNDS.items]} if named else {}),
+        **({"model-index": [{"name": recipe.run_id, "results": [_result(recipe, measured)]}]} if measured else {}),
+    }
+
+
+def _result(recipe: Recipe, measured: Evaluated) -> dict[str, Any]:
+    """As the Hub reads results of evaluations."""
+    named = _public(getattr(recipe.evaluation.dataset, "path", "data that no peer trains on"))
+    numbers = {"loss": measured.loss, **measured.metrics}.items()
+    return {
+        "task": {"type": BUILT_IN[recipe.task].pipeline if recipe.task in BUILT_IN else "other"},
+        "dataset": {"name": named, "type": named},
+        "metrics": [{"type": name, "value": value} for name, value in numbers if math.isfinite(value)],
     }
 
 
@@ -152,7 +175,7 @@ def _facts(recipe: Recipe, epoch: int, samples: int | None, trainers: int | None
         **({"adapter": f"{recipe.adapter}, beside {began}"} if recipe.adapter else {"began with": began}),
         **({"tokenizer": _code(_public(tokenizer))} if recipe.sequence_len else {}),
         **({"labels": ", ".join(map(_code, recipe.labels[: BOUNDS.items]))} if recipe.labels else {}),
-        "licence": "unknown; ask whoever began the run, and mind those of the texts",
+        "licence": _code(recipe.license) if recipe.license else _NO_LICENCE,
     }
 
 

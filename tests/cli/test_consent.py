@@ -89,13 +89,8 @@ def test_weights_that_are_not_trained_are_a_download_of_their_own(monkeypatch: p
     assert "not trained" not in sheet(small(), "auxiliary")["download"]
 
 
-def test_a_disk_without_room_for_the_checkpoints_is_told_and_limits_or_how_to_set_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_room_on_the_disk_is_told_and_limits_or_how_to_set_them() -> None:
     assert sheet(small())["disk"].endswith(" are free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=3e5))
-    assert sheet(small())["disk"].endswith("only 293 KiB are free, which is too little")
-    assert sheet(small(), "auxiliary")["disk"].endswith("; 293 KiB are free")
     assert "swarm limits set" in sheet(small())["limits"]
     limits = sheet(small("local.limits={upload: 2 MB/s, hours: 22-8, on_battery: no, processor: 50%}"))["limits"]
     assert limits == "sends at most 2 MB/s; the processors compute 50% of the time; runs 22-8; pauses on battery"
@@ -174,6 +169,10 @@ def test_a_disk_without_room_is_refused_also_by_who_agrees_to_all(
         with pytest.raises(RecipeError, match=r"293 KiB free, and what this peer keeps there takes .*SWARM_DATA_DIR"):
             recipe_named(str(LINK), role, [], yes=True)
     assert list(tmp_path.iterdir()) == []
+    demand = replace(demand_of(small(), OUTLINE, "trainer", Compute(torch.device("cpu"))), frozen=10**9)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=45 * 10**8))
+    lines = dict(consent.sheet(small(), "trainer", demand, "1 GiB of 8 GiB", Path("/data"), small().local.limits))
+    assert lines["disk"].endswith("only 4.2 GiB are free, which is too little"), "unless its base is here already"
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -64,6 +64,8 @@ def test_three_measure_the_same_state_and_the_run_ends_for_everybody(start: Any)
     assert all(kept[event.epoch].peers == event.peers for event in counted), "what counts comes last, and stays"
     for path in (monitor.home / "checkpoints").glob("epoch-*"):
         assert epoch_of(path) not in kept or loss_of(path) == pytest.approx(kept[epoch_of(path)].loss)
+        assert f"- on data kept aside: `loss {loss_of(path):.4f}" in (path / "README.md").read_text()
+        assert "run_id" in (path / "recipe.yaml").read_text()
     again = start("monitor", settings=SETTINGS)  # where the checkpoints are
     again.end()
     assert any("has reached its last epoch" in text for text in again.notices) and not again.epochs, again.notices

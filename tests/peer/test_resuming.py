@@ -73,7 +73,8 @@ def test_the_newest_of_another_run_is_found_where_its_peers_are(start: Any, tmp_
     after = start("after", settings=NEW, resume=Resume("latest", "old"))
     after.reach(last + 1)
     assert after.notices[0].startswith(f"new begins at epoch {last}, ")
-    after.leave()
+    place = after.leave_saved()
+    assert f"- went on from: `epoch {last} of the run old`" in (place / "README.md").read_text()
 
 
 def test_a_run_that_goes_on_with_a_changed_recipe_says_what_has_changed_and_else_nothing(

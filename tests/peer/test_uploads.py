@@ -16,6 +16,7 @@ from tests.hub_stand_in import hub as hub_server
 __all__ = ["hub_server"]
 
 
+MORE = ("recipe.yaml", "evaluation.json")  # what the model came from, and how good it is
 TOKEN = "another-kind-of-token"
 
 
@@ -28,7 +29,14 @@ def server(monkeypatch: pytest.MonkeyPatch, hub_server: Hub) -> Hub:
 def checkpoint(directory: Path, epoch: int = 12) -> Path:
     path = directory / "checkpoints" / f"epoch-{epoch:06d}"
     path.mkdir(parents=True)
-    for name in ("model.safetensors", "config.json", "tokenizer.json", "training.safetensors", "checkpoint.json"):
+    for name in (
+        "model.safetensors",
+        "config.json",
+        "tokenizer.json",
+        "training.safetensors",
+        "checkpoint.json",
+        *MORE,
+    ):
         (path / name).write_text(f"{name} of {epoch}")
     (path / "stream.json").write_text("where this peer's data was")
     (path / "README.md").write_text("---\nlicense: unknown\n---\n")
@@ -60,7 +68,7 @@ def test_the_model_goes_to_a_repository_that_is_made_for_it(server: Hub, tmp_pat
     uploads.offer(path, 2.5)
     uploads.close(lambda: False)
     assert server.private == {"ada/first": True}
-    assert set(server.files["ada/first"]) == {"model.safetensors", "config.json", "tokenizer.json", "README.md"}
+    assert set(server.files["ada/first"]) == {"model.safetensors", "config.json", "tokenizer.json", "README.md", *MORE}
     assert server.files["ada/first"]["model.safetensors"] == b"model.safetensors of 12"
     assert server.commits == ["epoch 12, evaluation loss 2.5000"]
     assert told.texts == [f"epoch 12, evaluation loss 2.5000 is at {server.address}/ada/first"]

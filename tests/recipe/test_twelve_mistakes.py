@@ -111,7 +111,7 @@ def test_one_mistake_is_told_with_its_line_key_value_and_fix(mistake: str, place
     changes, key, words = MISTAKES[mistake]
     file, keys = written(place, changes)
     with pytest.raises(RecipeError) as told:
-        validate(str(file), None, False, False)
+        validate(str(file), [], False, False)
     assert str(told.value).startswith(f"{file}:{keys.index(key) + 1}: ")
     for each in words:
         assert each in str(told.value)
@@ -121,7 +121,7 @@ def test_one_mistake_is_told_with_its_line_key_value_and_fix(mistake: str, place
 def test_without_the_mistake_it_is_in_order(place: Path) -> None:
     right = {**SORTS, "datasets": "[{path: rows.jsonl, field: review}]"}
     for changes in (right, {**CHAT, "chat_template": "chatml", "sequence_len": "128"}):
-        validate(str(written(place, changes)[0]), None, False, False)
+        validate(str(written(place, changes)[0]), [], False, False)
 
 
 def test_an_evaluation_that_never_comes_is_told_and_stops_nobody(
@@ -129,7 +129,7 @@ def test_an_evaluation_that_never_comes_is_told_and_stops_nobody(
 ) -> None:
     changes = {"max_epochs": "5", "evaluation": "{every_epochs: 50, held_out: 0.5}"}
     file, keys = written(place, changes)
-    validate(str(file), None, True, False)
+    validate(str(file), [], True, False)
     assert (
         f"note: {file}:{keys.index('evaluation') + 1}: evaluation.every_epochs is 50, and the run ends at 5: "
         "nothing is evaluated; lower it"

@@ -39,7 +39,7 @@ def change(**changes: object) -> Attestation:
         (ContributionCertificate.make([change(entry=BookEntry(99_000.0))], ADA), "has not signed what"),
         (ContributionCertificate.make([change(monitor=OTHER.peer_id)], ADA), "has not signed what"),
         (ContributionCertificate.make([said(), said(OTHER, run="another")], ADA), "several peers or runs"),
-        (ContributionCertificate.make([said(), said()], ADA), "a monitor twice"),
+        (ContributionCertificate.make([said(), said()], ADA), "one voice twice"),
         (ContributionCertificate.make([said()], OTHER), "has not signed it"),
         (msgspec.structs.replace(ContributionCertificate.make([said()], ADA, "Ada"), whom="Eve"), "has not signed it"),
     ],

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from huggingface_hub import ModelCard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmcli.events import Evaluated
 from swarmcli.recipe import Recipe, parse_recipe
 from swarmcli.training.model_card import _code, model_card
 
 from .small_tasks import SMALL
+
+MEASURED = Evaluated(12, 2.0, 256, {"accuracy": 0.9}, peers=3)
 
 
 def recipe(**changes: Any) -> Recipe:
@@ -49,10 +55,24 @@ def test_it_tells_the_run_the_data_how_far_it_came_how_good_it_is_and_what_is_no
         "AutoTokenizer.from_pretrained(directory)",
     ):
         assert words in body, words
-    _, body = read(model_card(recipe(), 12, 34567, 3, "epoch 10: loss 2.0000, the middle of 3 peers"))
-    assert "- on data kept aside: `epoch 10: loss 2.0000, the middle of 3 peers`" in body
+    _, body = read(model_card(recipe(), 12, 34567, 3, measured=MEASURED, began="epoch 7 of the run old"))
+    assert "- on data kept aside: `loss 2.0000, accuracy 0.9000, the middle of 3 peers`" in body
+    assert "- went on from: `epoch 7 of the run old`" in body
     _, body = read(model_card(recipe(), 1, None, None))
     assert "- samples: unknown" in body and "- trainers: unknown" in body and "kept aside" not in body
+
+
+def test_the_hub_reads_licence_language_tags_and_the_evaluation_of_it() -> None:
+    card = model_card(recipe(license="mit", language=["en", "de"], tags=["code"]), 12, 1, 1, measured=MEASURED)
+    data = ModelCard(card).data
+    assert (data.license, data.language, data.tags) == ("mit", ["en", "de"], ["swarm", "code"])
+    told = {each.metric_type: each.metric_value for each in data.eval_results or []}
+    assert data.model_name == "small" and told == {"loss": 2.0, "accuracy": 0.9}
+    assert "- licence: `mit`" in card
+    endless = replace(MEASURED, loss=math.nan)
+    assert [
+        each.metric_type for each in ModelCard(model_card(recipe(), 1, 1, 1, measured=endless)).data.eval_results or []
+    ] == ["accuracy"]
 
 
 @pytest.mark.parametrize(
