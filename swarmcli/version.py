@@ -51,10 +51,11 @@ def unlike(theirs: str) -> str:
     mine, known = build(), _TOLD.fullmatch(theirs)
     if theirs == mine:
         return ""
-    get = f"`git checkout {known[2]} && pipx install --force .`" if known and known[2] else "`pipx install --force …`"
+    clone = f", or in a clone `git checkout {known[2]} && pipx install --force .`" if known and known[2] else ""
+    get = f"`pipx install --force …`, the line of its page /join{clone}"
     named = f"swarm {printable(theirs, MAX_VERSION)}" if theirs else "a swarm older than 0.2"
     newer = known and _numbers(theirs) >= _numbers(mine)
-    fix = f"{get}, as its page /join has it" if newer else f"its peers have to be upgraded, or yours goes back: {get}"
+    fix = get if newer else f"its peers have to be upgraded, or yours goes back: {get}"
     return f"this run uses {named}, you have {mine}: {fix}"
 
 

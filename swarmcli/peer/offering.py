@@ -209,7 +209,8 @@ async def _ask_each(link: Link, visitor: Visitor | None, directory: Path) -> Fet
                 try:
                     recipe = read_offered(data, one, directory, answer.contents, known.update)
                 except RecipeError as error:
-                    raise RecipeError("; ".join(filter(None, (str(error), unlike(answer.version))))) from None
+                    versions, what = unlike(answer.version), str(error)
+                    raise RecipeError(f"{what.partition(';')[0]}; {versions}" if versions else what) from None
                 if known and known["tokenizer"] != "bytes":
                     async with _in_turn(turn, FETCH.head_start):
                         await fetch_files(endpoint, one, known["tokenizer"], got)

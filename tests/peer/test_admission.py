@@ -118,11 +118,12 @@ def test_unlike_versions_are_told_before_recipes_and_older_peers_read_what_newer
     same = refusal(keys, build(), {"seed": 7}, "begin another run")
     assert same.startswith("the recipe differs in seed (here 7); take that of the others") and "run" in same
     newer = refusal(keys, "99.3+g0123abcd", {}, "begin another run")
-    assert newer.startswith(f"this run uses swarm 99.3+g0123abcd, you have {build()}: `git checkout 0123abcd && pipx ")
+    assert newer.startswith(f"this run uses swarm 99.3+g0123abcd, you have {build()}: `pipx install --force …`")
+    assert "`git checkout 0123abcd && pipx install --force .`" in newer
     assert "differs in seed" in newer and "take that" not in newer
     assert refusal([*keys, "protocol"], "", {}, "") == (
         f"this run uses a swarm older than 0.2, you have {build()}: its peers have to be upgraded, or yours goes back: "
-        "`pipx install --force …`"
+        "`pipx install --force …`, the line of its page /join"
     )
     assert "\x1b" not in (odd := refusal(keys, "1\x1b[2J$(reboot)", {}, "")) and "checkout" not in odd
 

@@ -135,6 +135,9 @@ def test_what_was_fetched_is_checked(tmp_path: Path) -> None:
     assert digest_of(recipe) == digest_of(small()) and recipe.directory == tmp_path
     with pytest.raises(RecipeError, match="not the one that the link speaks of"):
         fetching(lambda endpoint: RecipeService(endpoint, "small", offered(small("seed=5"))))
+    newer = RecipeOffered(TEXT.replace("{", '{"novelty": 1,', 1), version="99.1")
+    with pytest.raises(RecipeError, match=r"unknown key novelty; this run uses swarm 99\.1, you have .*pipx install"):
+        fetching(answering(newer))
     assert list(tmp_path.iterdir()) == []
 
 
