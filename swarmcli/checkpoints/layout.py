@@ -130,7 +130,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise CheckpointError(f"{path} is no checkpoint: it has no {MANIFEST}") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path / MANIFEST} cannot be read: {error}; use an older checkpoint") from error
+        why = error.strerror if isinstance(error, OSError) else "it is damaged"
+        raise CheckpointError(f"{path / MANIFEST} cannot be read: {why}; use an older checkpoint") from error
     digest = manifest.pop(DIGEST, None) if isinstance(manifest, dict) else None
     if digest not in (None, manifest_digest(manifest)):  # earlier versions wrote none
         raise CheckpointError(

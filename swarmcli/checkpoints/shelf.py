@@ -248,7 +248,7 @@ class Shelf:
             try:
                 temporary.symlink_to(place.name, target_is_directory=True)
             except (OSError, NotImplementedError):  # Windows lets few users make links: a file with the name stands in
-                temporary.write_text(f"{place.name}\n", encoding="utf-8")
+                write_file(temporary, f"{place.name}\n".encode())
             temporary.replace(link)
             flush(self.directory)
         except OSError as error:

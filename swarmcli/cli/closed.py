@@ -23,6 +23,7 @@ from swarmcli.cli.link import contacts_of, links_of, only
 from swarmcli.cli.peers import Overrides, Peers
 from swarmcli.errors import CheckpointError, SwarmError, UsageError
 from swarmcli.events import Contribution
+from swarmcli.files.durable import write_file
 from swarmcli.journal import printable
 from swarmcli.machine import client
 from swarmcli.machine.registry import LocalPeers
@@ -143,7 +144,7 @@ def sign(
     if not is_owners_position(PeerID.parse(loaded.run_key), signature, digest_of(loaded), *position):
         raise UsageError("the run key does not sign: its two halves do not belong together")
     try:
-        (checkpoint / OWNER).write_text(json.dumps({"signature": signature.hex()}), encoding="utf-8")
+        write_file(checkpoint / OWNER, json.dumps({"signature": signature.hex()}).encode())
     except OSError as error:
         raise CheckpointError(f"{checkpoint / OWNER} cannot be written: {error.strerror}") from error
     out.print(f"signed epoch {position[0]} at {checkpoint}", soft_wrap=True)

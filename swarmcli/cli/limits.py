@@ -105,7 +105,7 @@ def change(changes: dict[str, str], *, now_only: bool, quiet: bool, **which: Any
     peers = chosen(registry, **which) if named or now_only or registry.peers() else []
     told, failed, was_empty = [_in_words(changes)], False, is_empty(config_file())
     if not now_only:
-        load_config()  # a file that cannot be used is told of before anything changes
+        load_config(may_be_empty=True)  # a file that cannot be used is told of before anything changes
     for each in peers:
         try:
             answer = client.patch(each, "limits", {"changes": changes, "keep": not now_only}, registry=registry)

@@ -26,6 +26,7 @@ import typer
 from swarmcli.cli.console import err, out
 from swarmcli.cli.peers import typed_here
 from swarmcli.errors import SwarmError, UsageError
+from swarmcli.files.durable import write_file
 
 if TYPE_CHECKING:
     from swarmcli.cli.linking import Named
@@ -446,9 +447,6 @@ def _write(file: Path, text: str) -> None:
     """For its user alone: a link in it may hold an invitation."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.unlink(missing_ok=True)
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding=ENCODING) as stream:
-            stream.write(text)
+        write_file(file, text.encode(ENCODING), private=True)
     except OSError as error:
         raise SwarmError(f"{file} cannot be written: {error.strerror}") from error

@@ -10,16 +10,20 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 
-def write_file(file: Path, content: bytes | Callable[[BinaryIO], object], *, digest: Any = None) -> None:
+def write_file(
+    file: Path, content: bytes | Callable[[BinaryIO], object], *, digest: Any = None, private: bool = False
+) -> None:
     """Writes `content`, or has it write to a stream, beside the place, flushes to the disk, and renames. OSError, and
     no such file is new, if that fails.
 
     Processes on several machines may do this to the same file of a shared directory: the last one's stays. `digest`: a
-    hash of hashlib, which takes in what is written before the disk has it.
+    hash of hashlib, which takes in what is written before the disk has it. `private`: readable by this user alone from
+    the first byte on.
     """
     partial = file.with_name(f".{file.name}.{platform.node()}-{os.getpid()}")
     try:
-        with partial.open("wb") as stream:
+        partial.unlink(missing_ok=True)  # a killed process had this number
+        with open(partial, "wb", opener=_private if private else None) as stream:
             target: Any = stream if digest is None else _Hashed(stream, digest)
             if isinstance(content, bytes):
                 target.write(content)
@@ -31,6 +35,10 @@ def write_file(file: Path, content: bytes | Callable[[BinaryIO], object], *, dig
     finally:
         partial.unlink(missing_ok=True)
     flush(file.parent)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 class _Hashed:

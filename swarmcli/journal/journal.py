@@ -17,7 +17,7 @@ from swarmcli.journal.describe import Recorder
 from swarmcli.journal.options import JOURNAL
 from swarmcli.journal.reader import JournalReader
 from swarmcli.journal.tables import RunRecord, version_of
-from swarmcli.journal.writer import JournalStatistics, Store, Writer
+from swarmcli.journal.writer import JournalStatistics, Store, Writer, is_broken, set_aside
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +115,12 @@ def _make_sure_of(path: Path) -> None:
             raise JournalError(f"{path} is a directory; name a file in it, for example {path / JOURNAL_NAME}")
         with closing(sqlite3.connect(path)) as connection:  # the writer makes the tables
             version_of(connection, path)
+    except JournalError as error:
+        # Under another name it may be somebody else's file.
+        told = set_aside(path) if path.name == JOURNAL_NAME and is_broken(error) else ""
+        if not told:
+            raise
+        logger.warning(told)
     except (NotADirectoryError, FileExistsError) as error:
         raise JournalError(f"{path.parent} is no directory; name another place for the journal") from error
     except (sqlite3.Error, OSError) as error:

@@ -9,7 +9,7 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -135,7 +135,11 @@ class Writer:
             except (sqlite3.Error, OSError, JournalError) as error:
                 self._put_back(batch)
                 self._store.close()  # whatever broke, the next attempt begins with the file as it is then
-                self._failed(str(error))
+                told = set_aside(self._store.path) if is_broken(error) else ""
+                if told:
+                    self._notice("warning", told)
+                else:
+                    self._failed(str(error))
                 return
             self._succeeded(len(batch))
             if len(batch) < JOURNAL.max_batch:
@@ -179,7 +183,7 @@ class Store:
 
     def __init__(self, path: Path, run: RunRecord, size: int = JOURNAL.size) -> None:
         """`size`: bytes that the journal may take, see `retention`."""
-        self._path = path
+        self.path = path
         self._retention = Retention(size)
         self._db: Database | None = None
         self._file: tuple[int, int] = (0, 0)
@@ -206,23 +210,42 @@ class Store:
         try:
             return not self._retention.trim(self._open())
         except (sqlite3.Error, OSError, JournalError) as error:
-            logger.debug("%s was not trimmed: %s", self._path, error)
+            logger.debug("%s was not trimmed: %s", self.path, error)
             self.close()
             return True
 
     def _open(self) -> Database:
-        if self._db is not None and self._file != _identity(self._path):
+        if self._db is not None and self._file != _identity(self.path):
             self.close()  # somebody took the file away under us; a new one begins with the run's own row
             self.run = replace(self.run, id=0)
         if self._db is None:
-            self._db = open_for_writing(self._path)
-            self._file = _identity(self._path)
+            self._db = open_for_writing(self.path)
+            self._file = _identity(self.path)
         return self._db
 
     def close(self) -> None:
         if self._db is not None:
             self._db.close()
             self._db = None
+
+
+def is_broken(error: BaseException | None) -> bool:
+    """Whether a journal's file is damaged, as after a power cut: trying again cannot help, and nothing reads it."""
+    if isinstance(error, JournalError):
+        error = error.__cause__
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what it says beside
+    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def set_aside(path: Path) -> str:
+    """Moves a damaged journal out of the way: a run needs none. Returns what people should hear; "": it stays."""
+    aside = path.with_name(f"{path.name}.damaged")
+    for end in ("-wal", "-shm", ""):
+        with suppress(OSError):
+            Path(f"{path}{end}").replace(f"{aside}{end}")
+    if path.exists():
+        return ""
+    return f"the journal {path} was damaged, as after a power cut: it is {aside.name} now, and a new one is begun"
 
 
 def _identity(path: Path) -> tuple[int, int]:

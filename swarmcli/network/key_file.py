@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from swarmcli.errors import IdentityError
+from swarmcli.files.durable import flush
 
 _MAX_FILE_BYTES = 4096  # a PEM file of such a key has about 120
 
@@ -55,6 +56,7 @@ def create_key_file(path: Path) -> None:
                 draft.rename(path)  # never replaces there, and works where the file system has no links
             else:
                 os.link(draft, path)
+        flush(path.parent)  # a key that a power cut takes away would be another peer's next time
     finally:
         draft.unlink(missing_ok=True)
 

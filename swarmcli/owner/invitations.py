@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 from swarmcli.errors import AddressError, IdentityError, MembershipError
 from swarmcli.files.durable import write_file
@@ -200,13 +198,7 @@ def _dump(remembered: Remembered) -> str:
 
 def write_private(file: Path, text: str) -> None:
     """Readable by this user alone from the first byte on."""
-
-    def fill(stream: BinaryIO) -> None:
-        if os.name != "nt":
-            os.fchmod(stream.fileno(), 0o600)
-        stream.write(text.encode())
-
-    write_file(file, fill)
+    write_file(file, text.encode(), private=True)
 
 
 def _text(data: bytes) -> str:

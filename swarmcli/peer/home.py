@@ -7,7 +7,7 @@ Several peers may run on one machine from one recipe. Each takes the first home 
 from __future__ import annotations
 
 import json
-import os
+import re
 import secrets
 import shutil
 import socket
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from filelock import BaseFileLock, FileLock, Timeout
 
 from swarmcli.errors import AddressError, SwarmError
+from swarmcli.files.durable import write_file
 from swarmcli.machine.registry import LocalPeer
 from swarmcli.network.addresses import parse_address
 
@@ -80,14 +81,11 @@ class Home:
         holds over restarts, and readable by this user alone."""
         file = self.path / "dashboard.token"
         with suppress(OSError, ValueError):
-            if len(kept := file.read_text(encoding="ascii").strip()) >= 22:  # 128 bits
+            if re.fullmatch(r"[\w-]{22,}", kept := file.read_text(encoding="ascii").strip()):  # 128 bits
                 return kept
         token = secrets.token_urlsafe(16)
         with suppress(OSError):  # a full disk costs no more than another link next time
-            file.unlink(missing_ok=True)
-            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w", encoding="ascii") as stream:
-                stream.write(token)
+            write_file(file, token.encode(), private=True)
         return token
 
     def discard(self) -> None:
@@ -159,10 +157,3 @@ def read_link(home: Path) -> tuple[Link, str]:
 
     text, _, access = (home / LINK).read_text(encoding="utf-8").partition("\n")
     return parse_link(text), access.strip()
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Writes the file whole or not at all, also while another process does so."""
-    temporary = file.with_suffix(f".{os.getpid()}.writing")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(file)

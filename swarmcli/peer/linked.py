@@ -25,7 +25,6 @@ from swarmcli.errors import MembershipError, RecipeError, SwarmError
 from swarmcli.files.durable import write_file
 from swarmcli.machine.places import VARIABLE, data_directory
 from swarmcli.owner.invitations import keep_ticket, of_recipe, visiting
-from swarmcli.peer.home import write_whole
 from swarmcli.recipe import Link, Recipe, digest_of, load_recipe
 from swarmcli.recipe.offered import DATA
 from swarmcli.recipe.pretrained import MODELS
@@ -113,8 +112,8 @@ class LinkedRun:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             for name in (DATA, MODELS):
                 (self.path / name).mkdir(exist_ok=True)
-            write_whole(self.recipe, text)
-            write_whole(self.path / AGREED, json.dumps(agreements, indent=1) + "\n")
+            write_file(self.recipe, text.encode())
+            write_file(self.path / AGREED, f"{json.dumps(agreements, indent=1)}\n".encode())
         except OSError as error:
             raise self._unwritable(error) from error
 

@@ -34,6 +34,7 @@ from swarmcli.events import (
     StateDonated,
     StateDownloaded,
 )
+from swarmcli.files.durable import write_file
 from swarmcli.journal import Journal, RunRecord
 from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.machine.sensors import sensors_for
@@ -48,7 +49,7 @@ from swarmcli.owner.revocations import Revocations
 from swarmcli.peer.activity import Activity
 from swarmcli.peer.admission import HELLO, Admission, Hello
 from swarmcli.peer.governor import GovernorThread
-from swarmcli.peer.home import CONTACTS, LINK, PORT, Home, addresses_in, remembered, running_beside, write_whole
+from swarmcli.peer.home import CONTACTS, LINK, PORT, Home, addresses_in, remembered, running_beside
 from swarmcli.peer.lending import Lending, files_of
 from swarmcli.peer.offering import RecipeService
 from swarmcli.peer.processors import sharing_processors
@@ -122,7 +123,7 @@ class Summary:
 
     def write(self, path: Path) -> None:
         """Writes the file whole or not at all."""
-        write_whole(path, json.dumps(asdict(self), indent=2) + "\n")
+        write_file(path, f"{json.dumps(asdict(self), indent=2)}\n".encode())
 
 
 class RunPeer:
@@ -475,7 +476,7 @@ class RunPeer:
     def _leave(self, name: str, text: str) -> None:
         """For the next life in this home. A full disk costs no more than this."""
         with suppress(OSError):
-            write_whole(self.home.path / name, text)
+            write_file(self.home.path / name, text.encode())
 
     def acquaintances(self) -> list[str]:
         """Addresses of the peers that this one knows at present."""
@@ -495,10 +496,10 @@ class RunPeer:
         that was told before does less."""
         addresses, link, before = self.dht.get_visible_addresses(), self.link(), self._told
         told = {"peer": self.peer_id.text, "addresses": addresses, "dashboard": dashboard, "link": str(link or "")}
-        write_whole(self.home.path / "peer.json", json.dumps(told))
+        write_file(self.home.path / "peer.json", json.dumps(told).encode())
         self._told = link
         if link:
-            write_whole(self.home.path / LINK, f"{link}\n{needs_in_words(self.recipe)}\n")
+            write_file(self.home.path / LINK, f"{link}\n{needs_in_words(self.recipe)}\n".encode())
         else:
             (self.home.path / LINK).unlink(missing_ok=True)
         if link is None or before is None:

@@ -59,15 +59,15 @@ class UserConfig(Section):
         return here.origin
 
 
-def load_config(file: Path | None = None, *, may_be_empty: bool = True) -> UserConfig:
+def load_config(file: Path | None = None, *, may_be_empty: bool = False) -> UserConfig:
     """Reads the user's file (None: `config_file()`); one that is not there says nothing, and neither does an empty one
-    if it `may_be_empty`.
+    if it `may_be_empty`: what stood in it may be lost, and limits with it.
 
     Raises RecipeError with file, line, key and fix for everything that is wrong in it.
     """
     file = file or config_file()
     try:
-        text = read_text(file, "configuration")
+        text = read_text(file, "configuration").strip("\0")  # a power cut leaves zeros
     except FileNotFoundError:
         return UserConfig()
     except OSError as error:
@@ -76,8 +76,8 @@ def load_config(file: Path | None = None, *, may_be_empty: bool = True) -> UserC
         ) from error
     if not may_be_empty and not text.strip():
         raise RecipeError(
-            f"{file}: is empty, as after a full disk; `swarm limits set` with any limit writes those that hold anew; "
-            "`swarm limits reset` lifts them, as does removing the file"
+            f"{file}: is empty, as after a full disk or a power cut; `swarm limits set` with any limit writes it anew, "
+            "with those that running peers hold; `swarm limits reset` goes on without any, as does removing the file"
         )
     return parse_config(text, str(file))
 
@@ -85,7 +85,7 @@ def load_config(file: Path | None = None, *, may_be_empty: bool = True) -> UserC
 def is_empty(file: Path) -> bool:
     """Whether it is there and says nothing, as after a full disk."""
     try:
-        return not file.read_bytes().strip()
+        return not file.read_bytes().strip(b"\0 \t\r\n")
     except OSError:
         return False
 
@@ -126,8 +126,8 @@ def keep_limits(changes: Mapping[str, Any], file: Path | None = None) -> None:
     Raises RecipeError if the file cannot be read or written; then it is as it was.
     """
     file = file or config_file()
-    before = load_config(file)
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    before = load_config(file, may_be_empty=True)
+    text = file.read_text(encoding="utf-8").strip("\0") if file.exists() else ""
     with suppress(yaml.YAMLError):  # of what the lines before have become: told below
         for key, value in changes.items():
             text = _with_limit(text, key, None if value is ... else as_text(key, value))
@@ -137,7 +137,7 @@ def keep_limits(changes: Mapping[str, Any], file: Path | None = None) -> None:
         raise RecipeError(f"{file}: it is written in a way that only you can change; set there, below limits, {wanted}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_file(file, text.encode())
+        write_file(file, (text if text.strip() else "limits:\n").encode())  # an empty one says that they are lost
     except OSError as error:
         raise RecipeError(
             f"{file}: cannot be written ({error.strerror}); the limits hold until the peers end"

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 from swarmcli.errors import UsageError
+from swarmcli.files.durable import write_file
 from swarmcli.network import wire
 from swarmcli.network.identity import Identity, PeerID, verify
 from swarmcli.run.contributions import Attestation, is_signed
@@ -67,7 +68,7 @@ class ContributionCertificate(msgspec.Struct, frozen=True):
         """Raises UsageError where it cannot be written."""
         shown = msgspec.to_builtins(self, enc_hook=_encoded)
         try:
-            path.write_text(json.dumps({"swarm": "contribution", **shown}, indent=2) + "\n", encoding="utf-8")
+            write_file(path, f"{json.dumps({'swarm': 'contribution', **shown}, indent=2)}\n".encode())
         except OSError as error:
             raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 

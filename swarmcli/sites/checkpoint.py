@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from swarmcli.errors import CheckpointError, SiteError
-from swarmcli.files.durable import discard
+from swarmcli.files.durable import discard, flush
 from swarmcli.sharding.files.save import Written, complete, read_manifest, try_to_write
 from swarmcli.sharding.transfer import exchange
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
@@ -157,6 +157,7 @@ class SiteShards:
                 place = partial.with_name(PurePosixPath(command.name).name)
                 discard(place)
                 partial.rename(place)
+                flush(place.parent)
             shutil.rmtree(partial, ignore_errors=True)
             if command.kept:
                 for path in partial.parent.glob("epoch-*"):

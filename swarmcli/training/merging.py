@@ -26,6 +26,7 @@ from swarmcli.checkpoints.layout import (
     read_manifest,
 )
 from swarmcli.errors import CheckpointError
+from swarmcli.files.durable import write_file
 from swarmcli.files.tensor_file import mapped
 from swarmcli.optim.state.frozen import FILE, FrozenWeights
 from swarmcli.recipe import Recipe
@@ -97,7 +98,7 @@ def remember_base(recipe: Recipe, model: nn.Module, frozen: FrozenWeights, home:
     """Has `base_of` find the base for the checkpoints in a peer's home, if that can be written to."""
     with suppress(OSError):
         if place := base_files(recipe, model):
-            (home / BASE).write_text(str(place.absolute()), encoding="utf-8")
+            write_file(home / BASE, str(place.absolute()).encode())
         elif frozen.held and not (home / FILE).exists():
             frozen.keep()
 

@@ -192,3 +192,19 @@ def test_what_is_no_journal_is_refused_with_what_to_do_and_left_alone_and_an_emp
     Journal(tmp_path / "empty", run=RUN, clock=clock).close()
     with JournalReader(tmp_path / "empty") as reader:
         assert [run.run_id for run in reader.runs()] == [RUN.run_id]
+
+
+@pytest.mark.parametrize("torn", ["zeros", "pages of zeros"])
+def test_a_torn_journal_is_set_aside_and_a_new_one_begun(torn: str, path: Path, clock: Clock) -> None:
+    """A peer that a manager starts after a power cut comes back by itself."""
+    with Journal(path, run=RUN, clock=clock) as journal:
+        for number in range(200):
+            journal.record(epoch(number))
+    whole = path.read_bytes()
+    path.write_bytes((whole[: 4096 * (torn != "zeros")]).ljust(len(whole), b"\0"))
+    with Journal(path, run=RUN, clock=clock) as journal:
+        journal.record(epoch(1000))
+        assert journal.flush(10)
+        with journal.read() as reader:
+            assert [each.epoch for each in reader.epochs(RUN.run_id)] == [1000]
+    assert path.with_name("journal.sqlite.damaged").stat().st_size == len(whole)

@@ -69,7 +69,7 @@ def test_errors_name_file_line_key_and_fix(text: str, said: str, tmp_path: Path)
         ("", {"memory": 0.5}, "limits:\n  memory: 50%\n"),
         ("limits:\nname: Ada\n", {"temperature": 80.0}, "limits:\n  temperature: 80 °C\nname: Ada\n"),
         ("limits:\n  upload: 1 MB/s\n", {"upload": ...}, "limits:\n"),
-        ("", {"upload": ...}, ""),
+        ("", {"upload": ...}, "limits:\n"),  # an empty file would say that limits are lost
     ],
 )
 def test_a_limit_is_written_and_all_else_stays(

@@ -401,7 +401,7 @@ def test_how_long_a_round_sends_is_told_as_far_as_line_and_pace_are_known(world:
     assert re.fullmatch(r"a round sends [0-9.]+ kB, 0.3 s at 0.8 Mbit/s up; no journal here tells .*", said())
     world.config("limits: {upload: 400 kbit/s}")
     assert "at 0.4 Mbit/s up" in said()  # the limit counts, where it is the lower one
-    world.config("")
+    world.config("limits:")
     world.context.uplink = None
     a_journal_of_the_run(world, bytes_sent=120)  # of a monitor: that waits for others, and not for its line
     assert said().endswith("--network measures this computer's line")
