@@ -21,10 +21,11 @@ from swarmcli.checkpoints.layout import BEST, epoch_of, position_of
 from swarmcli.checkpoints.shelf import Keep
 from swarmcli.errors import CheckpointError, DataError, SwarmError
 from swarmcli.events import Evaluated, Event, Events, Noticed
+from swarmcli.files.durable import write_file
 from swarmcli.optim import Optimizer
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.peer.collaboration import Collaboration
-from swarmcli.peer.home import BEGAN, write_whole
+from swarmcli.peer.home import BEGAN
 from swarmcli.peer.lending import room_for
 from swarmcli.peer.uploads import Uploads, hub
 from swarmcli.sharding.zero.state import copied_to_cpu
@@ -51,7 +52,7 @@ def write_card(collaboration: Collaboration, path: Path, measured: Evaluated) ->
     with suppress(OSError, CheckpointError):  # the checkpoint has made way for a better one
         samples = position_of(path, recipe.run_id)[1]
         text = model_card(recipe, epoch_of(path), samples, measured=measured, **_at_present(collaboration))
-        write_whole(path / "README.md", text)
+        write_file(path / "README.md", text.encode())
 
 
 def store_of(collaboration: Collaboration) -> CheckpointStore:

@@ -17,6 +17,7 @@ from swarmcli.checkpoints.layout import checkpoints_below, epoch_of
 from swarmcli.dht import DHT, DHTNode
 from swarmcli.errors import CheckpointError, JournalError, RecipeError
 from swarmcli.events import Evaluated, Noticed
+from swarmcli.files.durable import write_file
 from swarmcli.network.identity import PeerID
 from swarmcli.optim import GradientAverager, Optimizer, PowerEFGradientAverager, PowerSGDGradientAverager, Sparse
 from swarmcli.optim.config import Role
@@ -24,7 +25,7 @@ from swarmcli.optim.epoch.seat import before_joining
 from swarmcli.optim.peers.proofs import Heard, SignedByOwner
 from swarmcli.optim.peers.report import PeerReport
 from swarmcli.optim.state.lineage import LineagePosition
-from swarmcli.peer.home import BEGAN, remembered, write_whole
+from swarmcli.peer.home import BEGAN, remembered
 from swarmcli.peer.lending import room_for
 from swarmcli.peer.peer import RunPeer
 from swarmcli.recipe import AggregatorSettings, GradientAveragingSettings, Recipe, digest_of
@@ -232,7 +233,7 @@ class Collaboration:
                 f"run {checkpoint.run_id} ({checkpoint.path}), as a run of its own"
             )
             self.peer.events.emit(Noticed("info", text))
-            write_whole(self.peer.home.path / BEGAN, f"epoch {checkpoint.epoch} of the run {checkpoint.run_id}")
+            write_file(self.peer.home.path / BEGAN, f"epoch {checkpoint.epoch} of the run {checkpoint.run_id}".encode())
         if self.peer.recipe.ema_decay and not any(AVERAGE in each for each in state["state"].values()):
             text = f"{checkpoint.path} holds no averaged weights: the average begins behind its next epoch"
             self.peer.events.emit(Noticed("info", text))
