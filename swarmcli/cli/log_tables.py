@@ -124,7 +124,7 @@ def print_summary(console: Console, reader: JournalReader, runs: Sequence[RunRec
         ("peer", run.peer),
         ("started", f"{day(run.started)}{again}"),
         ("state", _state(run, now)),
-        *_epoch_facts(reader, run.run_id),
+        *_epoch_facts(reader, run),
         *_round_facts(reader, run.run_id),
         *_peer_facts(reader, run, now),
     ]
@@ -140,18 +140,21 @@ def _state(run: RunRecord, now: float) -> str:
     return f"stopped without closing the journal; its last sign of life is of {day(run.last_seen)}"
 
 
-def _epoch_facts(reader: JournalReader, run_id: str) -> list[tuple[str, str]]:
-    epochs = reader.epochs(run_id)
+def _epoch_facts(reader: JournalReader, run: RunRecord) -> list[tuple[str, str]]:
+    epochs = reader.epochs(run.run_id)
     if not epochs:
         return [("epochs", "none yet")]
     losses = [epoch.loss for epoch in epochs if epoch.loss is not None]
-    known = losses or [epoch.loss for epoch in reader.chart(run_id) if epoch.loss is not None]
+    known = losses or [epoch.loss for epoch in reader.chart(run.run_id) if epoch.loss is not None]
     facts = [("epochs", f"{epochs[0].epoch} to {epochs[-1].epoch}")]
     if known:
         whose = "" if losses else " (as the others report it)"
         facts.append(("loss", f"{number(known[0])} → {number(known[-1])}{whose}"))
-    everyone = sum(epoch.samples for epoch in epochs)
-    facts.append(("samples", f"{sum(epoch.own_samples for epoch in epochs):,} of {everyone:,} are this peer's"))
+    _, book = reader.book(run.run_id)  # knows of epochs that passed while this peer was away; is written a while later
+    own = max(sum(each.own_samples for each in epochs), sum(each.samples for each in book if each.peer == run.peer))
+    everyone = max(sum(each.samples for each in epochs), sum(each.samples for each in book))
+    whose = f"{own:,.0f} of {everyone:,.0f} are this peer's" if own else f"{everyone:,.0f}, all of other peers"
+    facts.append(("samples", whose))
     return facts
 
 

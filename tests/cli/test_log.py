@@ -20,7 +20,7 @@ from swarmcli.cli.console import day
 from swarmcli.cli.journals import find_journal, journal_of
 from swarmcli.cli.log import Selection, followed, log, show
 from swarmcli.errors import JournalError, UsageError
-from swarmcli.events import CheckpointWritten, EpochAdvanced, PeerRefused, PeerSeen, RoundFinished
+from swarmcli.events import Booked, CheckpointWritten, EpochAdvanced, PeerRefused, PeerSeen, RoundFinished
 from swarmcli.journal import Journal, JournalReader, RunRecord
 from swarmcli.machine.registry import LocalPeer, LocalPeers, birth_of
 
@@ -258,3 +258,15 @@ def test_the_options_reach_what_they_name(path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("swarmcli.cli.log.show", interrupted)
     assert run(path, "--follow").exit_code == 0, "it is the usual end of following"
     assert run(path).exit_code == 130
+
+
+def test_samples_of_epochs_at_which_this_peer_was_away_are_told_as_the_book_has_them(path: Path) -> None:
+    assert "samples  24,576 of 49,152 are this peer's" in printed(path)
+    with Journal(path, run=RunRecord("stdlib-lm", "trainer", ALICE, "alice", "0.1.0"), clock=lambda: START) as journal:
+        journal.record(Booked("stdlib-lm", ALICE, 30_000.0))
+        journal.record(Booked("stdlib-lm", BOB, 45_552.0))
+    assert "samples  30,000 of 75,552 are this peer's" in printed(path)
+    other = path.with_name("monitor.sqlite")
+    with Journal(other, run=RunRecord("stdlib-lm", "monitor", BOB, "bob", "0.1.0"), clock=lambda: START) as journal:
+        journal.record(EpochAdvanced(1, "cd" * 32, 4096, 0, 2, 5.0, 8.0, 0.25, 1.2345, 0.0625))
+    assert "samples  4,096, all of other peers" in printed(other)
