@@ -172,13 +172,19 @@ def _traffic(recipe: Recipe, role: Role, demand: Demand) -> str:
     relays = (role != "trainer" if recipe.local.relay is None else recipe.local.relay) and not recipe.local.client_mode
     rate = megabytes(recipe.local.relay_rate or RelayBudgets().rate or 0)
     others = f"; besides, the connections of others, at most {rate} a second (--no-relay: none)" if relays else ""
-    up, down = (f"{megabytes(demand.an_hour(each))} an hour" for each in (demand.sent, demand.received))
-    if demand.peers_are_told:
-        amounts = f"about {up} up and {down} down"
+    amounts = demand.sent, demand.received
+    if demand.told_pace:
+        up, down = (f"{megabytes(demand.an_hour(each))} an hour" for each in amounts)
+        pace = f"an epoch in {format_time(demand.pace)}, as the contact says"
     else:
-        amounts = f"at most {up} each way" + (" for each trainer that it helps" if role == "auxiliary" else "")
-    whose = "as the contact says" if demand.told_pace else "which is a guess"
-    return f"{amounts}; an epoch in {format_time(demand.pace)}, {whose}{others}"
+        up, down = (f"{megabytes(each)} an epoch" for each in amounts)
+        minute, second = (megabytes(count * max(amounts)) for count in (60, 3600))
+        pace = f"how long one takes is not known yet: {minute} an hour if a minute, {second} if a second"
+    if demand.peers_are_told:
+        said = f"about {up} up and {down} down"
+    else:
+        said = f"at most {up} each way" + (" for each trainer that it helps" if role == "auxiliary" else "")
+    return f"{said}; {pace}{others}"
 
 
 def _router(recipe: Recipe) -> str:

@@ -2,9 +2,9 @@
 
 The contact says how many epochs there are in an hour, and who takes part; a further trainer shortens epochs, taken for
 as fast as the others. A round is then divided as its leader would divide it among peers with equal links that all can
-dial. Where the contact does not say it, an epoch takes a minute, and traffic is told from above: in an all-reduce
-nobody sends or receives more than twice what is averaged, but an auxiliary, which does so for each trainer. Sparse
-gradients are larger as averages than as a trainer's message, the more so the more trainers there are.
+dial. Where the contact does not say who is there, traffic is told from above: in an all-reduce nobody sends or receives
+more than twice what is averaged, but an auxiliary, which does so for each trainer. Sparse gradients are larger as
+averages than as a trainer's message, the more so the more trainers there are.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ from swarmcli.training.memory import (
 class Assumptions:
     """An estimate goes by these where nobody has told."""
 
-    pace: float = 60.0  # seconds of an epoch
     members: int = 64  # of a group at most: more change nothing in what each passes on
     numbers: int = 1 << 20  # that a group averages, and divides into shares
 
@@ -82,12 +81,12 @@ class Demand:
     received: int
     peers_are_told: bool  # by the contact; otherwise what is sent and received is no estimate but the most
     told_pace: float  # seconds of an epoch without this peer, by the contact; 0: not told
-    pace: float  # seconds of an epoch with this peer, by what was told; otherwise assumed
+    pace: float  # seconds of an epoch with this peer, by what was told; 0 likewise
     state: int  # downloaded once when joining
     frozen: int  # likewise, by a peer that has others; with the state in a checkpoint
 
     def an_hour(self, nbytes: int) -> int:
-        """Bytes in an hour, of so many in an epoch."""
+        """Bytes in an hour, of so many in an epoch, where the pace was told."""
         return int(nbytes * 3600 / self.pace)
 
 
@@ -113,7 +112,7 @@ def demand_of(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute, 
         sent=int(sent),
         received=int(received),
         peers_are_told=told,
-        pace=pace or ASSUMED.pace,
+        pace=pace,
         told_pace=going.epoch_seconds,
         state=0
         if role == "auxiliary"

@@ -18,7 +18,7 @@ from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription, Role
 from swarmcli.recipe.offered import UNKNOWN, Going
 from swarmcli.testing import virtual_time
-from swarmcli.training.demand import ASSUMED, COMPRESSIONS, Demand, demand_of, passed_on
+from swarmcli.training.demand import COMPRESSIONS, Demand, demand_of, passed_on
 from swarmcli.training.device import Compute
 from tests.optim import optim_swarm
 from tests.recipe.recipes import small
@@ -75,18 +75,18 @@ def test_of_sparse_gradients_the_averages_grow_with_the_trainers() -> None:
     assert many.sent == many.received == many.message + many.average
 
 
-def test_an_hour_is_told_by_the_contacts_pace_or_by_a_guess() -> None:
+def test_an_hour_is_told_by_the_contacts_pace_and_not_guessed() -> None:
     told = demand(going=Going(12.0))
     assert told.an_hour(told.sent) == 300 * told.sent == 300 * 2 * 4 * NUMBERS and told.told_pace == 12.0
     assert not told.peers_are_told, "of whom nothing is said nothing is counted"
-    assert demand().an_hour(60) == 60 * 3600 / ASSUMED.pace and not demand().told_pace
+    assert not demand().told_pace and not demand().pace
 
 
 def test_a_further_trainer_shortens_epochs_and_others_do_not() -> None:
     going = Going(12.0, trainers=3, monitors=1)
     assert demand(going=going).pace == 9.0 and demand(going=going, role="auxiliary").pace == 12.0
     assert demand(going=going).told_pace == 12.0, "what decides about seats is how fast the others are"
-    assert demand(going=Going(0.0, trainers=3)).pace == pytest.approx(ASSUMED.pace)
+    assert demand(going=Going(0.0, trainers=3)).pace == 0
 
 
 def test_in_groups_and_large_runs_nobody_passes_on_more_than_its_group_asks_for() -> None:
