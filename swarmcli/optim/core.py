@@ -195,6 +195,8 @@ class OptimizerCore:
         return changed
 
     async def _join(self) -> bool:
+        if self._frozen.looks or not self._catch_up.settled:
+            await self._frozen.compare(settled=self._catch_up.settled)
         reason = self._reason_to_look()
         changed = False
         if reason:
@@ -231,8 +233,6 @@ class OptimizerCore:
         return changed, found is not None
 
     async def _come_into_step(self, reason: str) -> bool:
-        if not self._catch_up.settled:
-            await self._frozen.compare()
         if not self._frozen.frozen.held:
             await self._frozen.obtain(lambda: self._catch_up.gives_up is not None and self._catch_up.gives_up())
             await self.work.start_over()

@@ -33,7 +33,7 @@ from swarmcli.optim.modes import Outer, choose_mode
 from swarmcli.optim.modes.base import SiteHooks, StateOptions, Trained
 from swarmcli.optim.peers.progress import GlobalTrainingProgress, LocalTrainingProgress
 from swarmcli.optim.peers.report import PeerReport
-from swarmcli.optim.state.frozen import TERM, FrozenWeights, frozen_of
+from swarmcli.optim.state.frozen import TERM, FrozenWeights, base_of, frozen_of
 from swarmcli.optim.state.frozen import Parameters as FrozenParameters
 from swarmcli.optim.state.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
 from swarmcli.optim.state.volumes import state_slots
@@ -94,7 +94,7 @@ class Optimizer(torch.optim.Optimizer):
         average_opt_statistics: Sequence[str] = (),
         extra_tensors: Sequence[torch.Tensor] = (),
         max_grad_norm: float | None = None,
-        frozen_parameters: FrozenParameters | FrozenWeights = (),
+        frozen_parameters: FrozenParameters | FrozenWeights | None = None,
         frozen_digest: str = "",
         frozen_directory: Path | None = None,
         averager_opts: Mapping[str, Any] | None = None,
@@ -210,7 +210,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _frozen(
         self,
-        named: FrozenParameters | FrozenWeights,
+        named: FrozenParameters | FrozenWeights | None,
         digest: str,
         directory: Path | None,
         averaged: Sequence[torch.Tensor],
@@ -222,7 +222,9 @@ class Optimizer(torch.optim.Optimizer):
         if isinstance(named, FrozenWeights):
             frozen = named
         else:
-            frozen = frozen_of(self._parameters, named, digest, directory, averaged)
+            frozen = frozen_of(self._parameters, named or (), digest, directory, averaged)
+            if named is None and not (frozen.digest or self.auxiliary):
+                frozen.base = base_of(self._parameters)
         self._devices |= {tensor.device for tensor in frozen.tensors.values() if tensor.is_cuda}
         self.frozen_digest = frozen.digest
         return frozen

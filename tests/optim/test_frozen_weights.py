@@ -24,7 +24,7 @@ from swarmcli.optim.modes.base import Mode, StateOptions, Timing, Trained
 from swarmcli.optim.modes.local import LocalUpdates
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.peers.frozen_exchange import FrozenExchange, FrozenOptions
-from swarmcli.optim.state.frozen import FILE, TERM, FrozenWeights, StoredWeights, frozen_of
+from swarmcli.optim.state.frozen import FILE, TERM, FrozenWeights, StoredWeights, base_of, frozen_of
 from swarmcli.optim.state.replica import Offloaded
 from swarmcli.state import snapshot as snapshot_module
 from swarmcli.state.snapshot import PinnedState, Snapshot, StateOutline, read_manifest
@@ -69,8 +69,10 @@ class Peer:
         handed_in: bool = False,
         mode: Mode | None = None,
         role: Role = "trainer",
+        named: bool = True,
         **options: Any,
     ) -> None:
+        """`named`: it says which weights are frozen, and does not leave that to be found."""
         self.node, self.model, mode = node, Model(seed, frozen), mode or Synchronous()
         parameters = list(self.model.parameters())
         params = parameters if handed_in else [each for each in parameters if each.requires_grad]
@@ -79,10 +81,10 @@ class Peer:
             optimizer, place = torch.optim.SGD(params, lr=0.1), None
         else:
             optimizer = place.optimizer
-        weights = frozen_of(params, self.model.named_parameters(), digest, directory)
-        config = OptimizerConfig(
-            "run", TARGET, description=PeerDescription(role), fingerprint={TERM: weights.digest}, **options
-        )
+        weights = frozen_of(params, self.model.named_parameters() if named else (), digest, directory)
+        weights.base = "" if weights.digest else base_of(params)
+        fingerprint = {TERM: weights.digest} if weights.digest else {}
+        config = OptimizerConfig("run", TARGET, description=PeerDescription(role), fingerprint=fingerprint, **options)
         trained = Trained(optimizer, extra_tensors=[self.model.mask], placement=place, frozen=weights)
         self.core = OptimizerCore(PeerContext(node, config, averager_config(config)), trained, mode)
         self.frozen = weights
@@ -236,6 +238,53 @@ def test_without_the_runs_digest_a_newcomer_with_others_is_refused() -> None:
             assert one.core.replica.state.digest() == two.core.replica.state.digest()
 
     virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_of_two_that_begin_at_once_with_others_each_is_refused_with_both_digests(named: bool) -> None:
+    """The second time the optimizers have the trained parameters alone, and their peers find the rest of the model."""
+
+    async def main() -> None:
+        async with Peers() as swarm:
+            one, other = [await swarm.peer(frozen=frozen, named=named) for frozen in (0, 1)]
+            digests = [peer.frozen.digest or peer.frozen.base for peer in (one, other)]
+
+            async def refused(peer: Peer) -> None:
+                with pytest.raises(FingerprintError, match=TERM) as refusal:
+                    await peer.train(10)
+                assert all(digest in str(refusal.value) for digest in digests) and len(set(digests)) == 2
+
+            await together(refused(one), refused(other))
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_a_base_that_nobody_has_named_is_compared_whatever_holds_it() -> None:
+    """A newcomer to two at work with another one is refused; a wrapped model, and one in bfloat16, are the same."""
+
+    async def main() -> None:
+        async with Peers() as swarm:
+            one, two = [await swarm.peer(named=False) for _ in range(2)]
+            await together(one.train(2), two.train(2))
+            other = await swarm.peer(frozen=1, named=False)
+
+            async def refused() -> None:
+                with pytest.raises(FingerprintError, match=r"frozen_parameters=\(\)"):
+                    await other.train(8)
+
+            await together(one.train(4), two.train(4), refused())
+            assert one.core.replica.state.digest() == two.core.replica.state.digest()
+            stranger = await swarm.peer(frozen=2, named=False, seed=3)
+            stranger.core._catch_up.settled, stranger.core.phase = True, "training"
+            await asyncio.sleep(FrozenOptions().begins_for + 10)
+            await one.train(6)
+
+    virtual_time.run(main(), timeout=600)
+    base, trained = base_of(list((model := Model()).layer.parameters())), list(model.layer.parameters())
+    wrapped = torch.nn.Sequential(model, torch.nn.Identity())
+    model.table.data, model.scale.data = model.table.bfloat16(), model.scale.float()
+    assert len(base) == 64 and base_of(trained) == base and len(wrapped) == 2
+    assert base_of(list(torch.nn.Linear(2, 2).parameters())) == ""
 
 
 def test_strangers_drive_nobody_away_that_was_told_the_digest_or_has_nothing_frozen() -> None:
@@ -470,6 +519,10 @@ def test_through_the_public_class(tmp_path: Path) -> None:
                 each.shutdown()
         with pytest.raises(ValueError, match="64 hexadecimal digits"):
             optimizer(first, one, frozen_parameters=one.parameters(), frozen_digest="mine")
+        for options, compares in (({}, True), ({"frozen_parameters": ()}, False)):
+            plain = optimizer(first, one, **options)
+            plain.shutdown()
+            assert bool(plain.core._frozen.frozen.base) == compares and not plain.frozen_digest
 
 
 def test_files_of_a_base_are_known_by_the_digest_alone(tmp_path: Path) -> None:

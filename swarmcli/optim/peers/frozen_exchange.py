@@ -41,6 +41,7 @@ class FrozenOptions:
     asked: int = 8  # for their digest, likewise
     answer_timeout: float = 5.0
     in_memory: int = 64 << 20  # bytes up to which a download needs no file
+    begins_for: float = 60.0  # may others be found that began at once; after that a word stops nobody who works
 
 
 class FrozenQuestion(msgspec.Struct, frozen=True):
@@ -74,6 +75,9 @@ class FrozenExchange:
         self._donor = StateDonor(self._endpoint, self._prefix, self._provide, courtesy=courtesy)
         self._progress: DownloadProgress | None = None
         self._moved = 0.0  # loop time; when something of them last came
+        self._answers: dict[PeerID, FrozenAnswer | None] = {}  # of those at work; None: it gave none
+        self._settled_at: float | None = None  # loop time
+        self.looks = True  # whether others may have, or begin with, what this peer must not train beside
 
     def start(self) -> None:
         """From now on this peer says which ones it has, and gives them out while they are the run's."""
@@ -98,21 +102,31 @@ class FrozenExchange:
         if self.frozen.digest:
             await self._replica.alone(self.frozen.look)
 
-    async def compare(self) -> None:
-        """Before this peer settles. Raises FingerprintError if nobody at work has what must agree as this peer has it,
-        and all who answer have other frozen weights: it would train another model, alone."""
-        directory, own = self._directory, self.frozen.digest
-        if self.frozen.named or not own or self._claims.holders():
+    async def compare(self, *, settled: bool) -> None:
+        """Before each step, until this peer has worked for a minute. Raises FingerprintError if all at work who answer
+        have other frozen weights: it would train another model."""
+        frozen, directory, options = self.frozen, self._directory, self.options
+        own = frozen.digest or frozen.base
+        self._settled_at = (self._settled_at or loop_time()) if settled else None
+        begins = self._settled_at is None or loop_time() < self._settled_at + options.begins_for
+        self.looks = begins and bool(own) and not frozen.named
+        if not self.looks or (frozen.digest and self._claims.holders()):
             return
-        others = [peer for peer, report in directory.others.items() if report.holds_state and is_settled(report.phase)]
-        asked = self._claims.in_turn(others)[: self.options.asked]
-        answers = await asyncio.gather(*map(self._ask, asked))
-        digests = [answer.digest for answer in answers if answer is not None]
-        if digests and own not in digests:
-            theirs = max(digests, key=digests.count)
+        at_work = {peer for peer, report in directory.others.items() if report.holds_state and is_settled(report.phase)}
+        new = self._claims.in_turn(at_work - self._answers.keys())[: options.asked]
+        self._answers |= zip(new, await asyncio.gather(*map(self._ask, new)), strict=True)
+        answers = [its for peer, its in self._answers.items() if its is not None and peer in at_work]
+        # A former version, and a model without frozen weights, has no base to compare.
+        told = [answer.digest for answer in answers if answer.digest or frozen.digest]
+        if told and own not in told:
+            fix = (
+                "or name theirs as frozen_digest to download them"
+                if frozen.digest
+                else "or give frozen_parameters=() if they need not be equal"
+            )
             raise FingerprintError(
-                f"{TERM}: this model has {own}, and {len(digests)} peers at work have "
-                f"{theirs or 'none'}; load the same ones, or name theirs as frozen_digest to download them",
+                f"{TERM}: this model has {own}, and {len(told)} peers at work have "
+                f"{max(told, key=told.count) or 'none'}; load the same ones, {fix}",
                 (TERM,),
             )
 
@@ -124,7 +138,7 @@ class FrozenExchange:
             return None
 
     async def _tell(self, peer: PeerID, question: FrozenQuestion) -> FrozenAnswer:
-        return FrozenAnswer(self.frozen.digest)
+        return FrozenAnswer(self.frozen.digest or self.frozen.base)
 
     async def obtain(self, gives_up: Callable[[], bool]) -> None:
         """Returns when this model has the run's. Raises StateDownloadError, which says what to do, if nothing of them

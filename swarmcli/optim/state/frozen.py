@@ -9,6 +9,7 @@ downloads a byte, and then each chunk by itself.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import re
@@ -36,6 +37,7 @@ class FrozenWeights:
     named   whether somebody has said which the run's are; otherwise they are taken to be these
     held    whether this model's are those of the run
     own     the digest of this model's, as last looked at
+    base    where nobody has said what is frozen: what `base_of` finds. It is compared, and never downloaded
     """
 
     may_be_absent = False  # whether a model can be without any until it gets the run's
@@ -52,7 +54,7 @@ class FrozenWeights:
         self.tensors = {name: tensors[name].detach() for name in sorted(tensors)}
         self.layout = ChunkLayout.of(self.tensors)
         self.directory = directory
-        self.own, self.digest, self.named = "", "", bool(digest)
+        self.own, self.digest, self.base, self.named = "", "", "", bool(digest)
         self._chunks: Sequence[bytes] = ()
         if tensors:
             self.look()
@@ -208,6 +210,24 @@ def frozen_of(
                 "model.named_parameters()"
             )
     return FrozenWeights({name: tensor for tensor, name in found.items()}, digest, directory)
+
+
+def base_of(parameters: Sequence[torch.Tensor]) -> str:
+    """A digest of what is frozen in the modules of this process that have some of these parameters, by values taken
+    here and there of each tensor, whatever its name and floating type; "": there is nothing."""
+    trained, found = set(map(id, parameters)), dict[int, torch.Tensor]()
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.nn.Module) and "_parameters" in vars(each):
+            own = {id(parameter): parameter for parameter in each.parameters()}
+            if trained & own.keys():
+                found |= {place: its for place, its in own.items() if not (its.requires_grad or its.is_meta)}
+    hashes = []
+    for tensor in found.values():
+        with suppress(RuntimeError, TypeError, NotImplementedError):  # a kind of tensor that tells no values
+            taken = tensor.detach().flatten()[:: max(1, tensor.numel() // 1024)].cpu()
+            values = (taken.bfloat16() if taken.is_floating_point() else taken).contiguous().view(torch.uint8)
+            hashes.append(hashlib.sha256(repr(tuple(tensor.shape)).encode() + values.numpy().tobytes()).digest())
+    return hashlib.sha256(b"".join(sorted(hashes))).hexdigest() if hashes else ""
 
 
 def _chunks_of(tensors: Mapping[str, torch.Tensor]) -> list[bytes]:
