@@ -95,6 +95,43 @@ HANGUP = getattr(signal, "SIGHUP", None)  # the terminal's window was closed, or
 SIGNALS = (*INTERRUPTS, signal.SIGTERM)
 
 
+SOON = 1.0  # seconds: who has just begun to join, and presses Ctrl-C, waits for no goodbye to peers that do not answer
+
+
+def end_soon(say: Callable[[], object], end_process: Callable[[int], object] = os._exit) -> threading.Timer:
+    """Ends the process SOON, with what `say` tells, if it still runs and the timer is not cancelled: for one that has
+    nothing to save. What it waits for may be others' code, which nothing interrupts."""
+
+    def end() -> None:
+        try:
+            say()
+        finally:
+            end_process(ExitCode.INTERRUPTED)
+
+    timer = threading.Timer(SOON, end)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+@contextmanager
+def interrupted_soon(*, end_process: Callable[[int], object] = os._exit) -> Iterator[None]:
+    """Within this block Ctrl-C raises KeyboardInterrupt, and the process ends SOON. For the main thread only."""
+    timers: list[threading.Timer] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        timers.append(end_soon(bool, end_process))
+        signal.default_int_handler(number, frame)
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+        for timer in timers:  # otherwise it goes on: libraries have work to do at the end of a process
+            timer.cancel()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @contextmanager
 def stop_on_signals(
     ask: Callable[[signal.Signals, bool], object],

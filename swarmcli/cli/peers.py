@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from swarmcli.cli.ending import interrupted_soon
 from swarmcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -279,7 +280,8 @@ def _spread(verb: Callable[[Any], None]) -> Callable[..., None]:
 
     @wraps(verb)
     def spread(**given: Any) -> None:
-        verb(kind(**given))
+        with interrupted_soon():
+            verb(kind(**given))
 
     spread.__signature__ = fields  # type: ignore[attr-defined]
     spread.__annotations__ = {name: field.annotation for name, field in fields.parameters.items()}

@@ -21,7 +21,7 @@ import typer
 from coordinator_web.background import is_exposed, listen, serving, url_of
 from swarmcli.cli.console import err, out, setup_logging
 from swarmcli.cli.contributions import thanks
-from swarmcli.cli.ending import INTERRUPTS, ExitCode, stop_on_signals
+from swarmcli.cli.ending import INTERRUPTS, ExitCode, end_soon, stop_on_signals
 from swarmcli.cli.live import LiveView
 from swarmcli.cli.site.process import SiteProcess
 from swarmcli.errors import ListenError, MembershipError, NoDonorReachable, UsageError
@@ -131,6 +131,8 @@ class Session:
         self._local: socket.socket | None = None  # where this user's other processes ask; perhaps the same
         self._process = process
         self._interrupted = False
+        self._end: threading.Timer | None = None  # of a peer that has nothing to save
+        self._parted = False  # its last words were said
         self._expelled = ""  # why the others do not take this peer any more
         self._watch: RunWatch | None = None
         self._view: LiveView | None = None
@@ -236,6 +238,7 @@ class Session:
         patience = self._process.patience if self._process else math.inf
         stays = STAYS.asked if number == signal.SIGINT else STAYS.hurried
         status = activity.stop(0.0 if now else min(stays, patience))
+        self._hurry(status.keeps)
         if again:
             self._say("leaving after the current step; once more ends it at once, and saves nothing")
         elif now:
@@ -246,6 +249,18 @@ class Session:
                 if status.keeps
                 else "Ctrl-C again leaves at once"
             )
+
+    def _hurry(self, keeps: int) -> None:
+        """A peer that has not come into the run leaves without the goodbye if that takes long. `keeps`: samples that it
+        has to hand in."""
+        if not (keeps or self.peer.has_trained or self._process or self._end):
+            self._end = end_soon(self._say_farewell)
+
+    def _say_farewell(self) -> None:
+        if not self._parted:
+            self._parted = True
+            err.show_cursor(True)
+            err.print(self._farewell(), soft_wrap=True)
 
     def _say(self, text: str) -> None:
         if self._view is not None:
@@ -352,6 +367,7 @@ class Session:
     def _asked_to_stop(self) -> None:
         """By this user's command or page."""
         self.peer.outcome = "asked to stop"
+        self._hurry(self.peer.activity.status().keeps)
         self._say("asked to leave by your command or page; Ctrl-C leaves without waiting")
 
     def _tell_anew(self, event: Event, dashboard: str) -> None:
@@ -394,7 +410,7 @@ class Session:
         finished = self._watch is not None and self._watch.state == "finished"
         self._exit.__exit__(kind, error, trace)
         if kind is None or ((self._interrupted or self._expelled) and kind is NoDonorReachable):
-            err.print(self._farewell(), soft_wrap=True)
+            self._say_farewell()
             if said := thanks(self.peer.summary, self.peer.standing):
                 err.print(said, soft_wrap=True)
             if self.peer.saved:

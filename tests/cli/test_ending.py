@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from swarmcli.cli.ending import is_full, stop_on_signals, words
+from swarmcli.cli.ending import interrupted_soon, is_full, stop_on_signals, words
 from swarmcli.errors import BootstrapError, ConnectError
 
 
@@ -32,6 +32,17 @@ def test_the_first_signal_asks_the_second_hurries_and_the_third_ends(number: sig
         os.kill(os.getpid(), number)
         assert asked.codes == [130]
     assert sorted(asked.wishes, key=lambda wish: wish[1]) == [(number, False), (signal.SIGINT, True)]
+
+
+def test_what_has_just_begun_ends_soon_after_an_interrupt_whatever_holds_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarmcli.cli.ending.SOON", 0.0)
+    ended, before = threading.Event(), signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), interrupted_soon(end_process=lambda code: code == 130 and ended.set()):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            assert ended.wait(60), "it was held up"
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no hangup")

@@ -73,7 +73,7 @@ def test_a_peer_whose_contact_has_gone_says_that_its_link_no_longer_holds(tmp_pa
 
 
 def signalled(activity: Activity) -> Callable[[signal.Signals, bool], None]:
-    return session(activity=activity, outcome="")._signalled
+    return session(activity=activity, outcome="", has_trained=True)._signalled
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -94,6 +94,25 @@ def test_a_signal_stops_as_the_verb_does_and_a_second_hurries(
     behind.stop()  # by the verb
     signalled(behind)(number, False)
     assert behind.status().stays == (0.0 if number == signal.SIGINT else STAYS.hurried)
+
+
+def test_who_has_not_come_into_the_run_is_gone_soon_whatever_holds_up_its_goodbye(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[Callable[[], object]] = []
+    monkeypatch.setattr("swarmcli.cli.session.end_soon", lambda say: said.append(say) or object())
+    summary = Summary("run", "trainer", "Ada", "a" * 52)
+    home = SimpleNamespace(path="h")
+    for has_trained, kept in ((True, 0), (False, 64), (False, 0)):
+        activity = Activity()
+        activity.hands_in = lambda stays, kept=kept: (kept, 1.0)  # type: ignore[misc]
+        leaving = session(activity=activity, outcome="", has_trained=has_trained, summary=summary, home=home)
+        leaving._signalled(signal.SIGINT, False)
+    leaving._signalled(signal.SIGINT, True)
+    [say] = said  # of the last one alone, and once
+    say()
+    say()
+    assert capsys.readouterr().err.count("left at epoch 0 after 0 samples; my files are in h") == 1
 
 
 def test_who_leaves_is_told_what_is_lost() -> None:
