@@ -3,9 +3,9 @@
 The DHT knows no recipes, so the fingerprint (one short hash for each recipe key that must agree) is shown to the
 first contacts when a peer joins. A contact answers with the keys that differ; hashes travel, never values.
 
-A peer leaves again if all contacts that answer refuse it: one that lies, among several, stops nobody. A newcomer that
-no contact has answered goes by most of the networks that it sees. A peer that begins a run, has been taken in, or has a
-state of this very recipe stays, whatever strangers say.
+A peer leaves again if all contacts that it reaches refuse it: one that lies, among several, stops nobody. A newcomer
+that no contact has answered goes by most of the networks that it sees. A peer that begins a run, has been taken in, or
+has a state of this very recipe stays, whatever strangers say.
 """
 
 from __future__ import annotations
@@ -95,42 +95,42 @@ class Admission:
         return Welcome(self._hello.run_id, differing[:MAX_KEYS], build())
 
     def _report(self, peer: PeerID, reason: str) -> None:
-        self._endpoint.events.emit(PeerRefused(peer.text, reason, what="recipe"))
+        self._endpoint.events.emit(PeerRefused(peer.text, printable(reason, 600), what="recipe"))
 
     async def ask(self, contacts: Iterable[PeerID], *, named: bool = True) -> list[PeerID]:
         """Shows the fingerprint to every contact; returns those of them that are in this run.
 
-        Raises FingerprintError when all that answer refuse; those that nobody has `named` may be of other runs, and
+        Raises FingerprintError when all refuse; those that nobody has `named` may be of other runs, and
         count for nothing then. A contact that serves no run yet, or does not answer in 5 seconds, is passed over:
         `keep_asking` asks it again, and matchmaking checks the fingerprint before any round.
         """
         asked = list(contacts)
         await asyncio.gather(*(self._ask(peer, named=named) for peer in asked))
-        welcomed = [peer for peer in asked if peer in self.welcomed]
-        if (error := self._refused_by(asked)) is not None:
-            if not welcomed:
-                raise error
-            self._endpoint.events.emit(Noticed("warning", f"another contact takes this peer in, but: {error}"))
-        return welcomed
+        if refused := self._refused_by(asked):
+            if len(refused) == len(asked):
+                raise refused[0]
+            text = f"of {len(asked)} contacts {len(refused)} take this peer for one of another run: {refused[0]}"
+            self._endpoint.events.emit(Noticed("warning", text))
+        return [peer for peer in asked if peer in self.welcomed]
 
     async def keep_asking(
         self, contacts: Collection[PeerID], others: Callable[[], Iterable[PeerID]], then: Callable[[], object]
     ) -> None:
         """Goes on until somebody has taken this peer in, and calls `then`; or it is told (MembershipEnded) that it has
-        no part in the run: since all contacts refuse it that answer; or, for its first minute and if none of them does,
-        since most networks of the `others` do, who have reports in the run."""
+        no part in the run: since all contacts refuse it that are connected; or, for its first minute, since most
+        networks of the `others` do, who have reports in the run."""
         began, network, connected = loop_time(), self._endpoint.prefix, self._endpoint.is_connected
         while not self.welcomed:
             await asyncio.sleep(ASK_AGAIN)
             seen = [*filter(connected, others())] if loop_time() - began < NEWCOMER else []
-            due = [peer for peer in (*filter(connected, contacts), *seen) if peer not in self._refusals]
+            known = [*filter(connected, contacts)]
+            due = [peer for peer in (*known, *seen) if peer not in self._refusals]
             await asyncio.gather(*map(self._ask, due[:MOST_ASKED]))
-            error = self._refused_by(contacts)
             refusing = {network(peer) for peer in seen if peer in self._refusals}
-            if error is None and 2 * len(refusing) > len({*map(network, seen)}):
-                error = self._refused_by(seen)
-            if error is not None and not self.welcomed:
-                self._endpoint.events.emit(MembershipEnded(str(error)))
+            most = 2 * len(refusing) > len({*map(network, seen)})
+            refused = self._refused_by([*seen, *known] if most else known)
+            if refused and (most or len(refused) == len(known)) and not self.welcomed:
+                self._endpoint.events.emit(MembershipEnded(str(refused[0])))
                 return
         then()
 
@@ -149,8 +149,8 @@ class Admission:
         else:
             self.welcomed.add(peer)
 
-    def _refused_by(self, peers: Iterable[PeerID]) -> FingerprintError | None:
-        return next((self._refusals[peer] for peer in peers if peer in self._refusals), None)
+    def _refused_by(self, peers: Iterable[PeerID]) -> list[FingerprintError]:
+        return [self._refusals[peer] for peer in peers if peer in self._refusals]
 
     async def close(self) -> None:
         self._endpoint.withdraw(METHOD)

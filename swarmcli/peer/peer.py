@@ -299,9 +299,8 @@ class RunPeer:
 
     def _way_apart(self) -> str:
         """How this peer could be a run of its own, in words."""
-        home, run_id = self.home.path, self.recipe.run_id
-        place = "latest" if home.parent == self.recipe.output_dir / run_id else shlex.quote(str(home))
-        begins = f" --resume {place} --from-run {run_id}" if self._has_state else ""
+        home, run_id = shlex.quote(str(self.home.path)), self.recipe.run_id
+        begins = f" --resume {home} --from-run {run_id}" if self._has_state else ""
         return f"begin another run with this one: add `--set run_id={run_id}-2{begins}`"
 
     async def _ask_for_admission(self, hello: Hello, proved: bool) -> Admission:

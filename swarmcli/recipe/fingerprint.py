@@ -79,22 +79,19 @@ def agreed_values(recipe: Recipe) -> dict[str, Any]:
     return values
 
 
-def _telling(recipe: Recipe) -> dict[str, Any]:
+def _telling(recipe: Recipe) -> Any:
     """Those of them that are not the default. What tells the kinds of a section apart always counts."""
 
     def tells(section: BaseModel, name: str) -> bool:
         info = type(section).model_fields[name]
         return getattr(section, name) != info.default or len(get_args(info.annotation)) == 1  # Literal["files"]
 
-    values: dict[str, Any] = values_of(recipe, is_shared, tells)
-    return values
+    return values_of(recipe, is_shared, tells)
 
 
-def values_of(
-    value: Any, fits: Callable[[FieldInfo], bool], only: Callable[[BaseModel, str], bool] | None = None
-) -> Any:
-    """The fields of a section that fit, sections within sections, tuples as lists. `only`: a further condition;
-    sections of which nothing is left are left out."""
+def values_of(value: Any, fits: Callable[[FieldInfo], bool], only: Callable[..., bool] | None = None) -> Any:
+    """The fields of a section that fit, sections within sections, tuples as lists. `only`: a further condition, asked
+    with a section and the name of a field; sections of which nothing is left are left out."""
     if not isinstance(value, BaseModel):
         return [values_of(item, fits, only) for item in value] if isinstance(value, tuple) else value
     found: dict[str, Any] = {}

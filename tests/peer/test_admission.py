@@ -79,7 +79,8 @@ def test_one_contact_among_several_that_refuses_stops_nobody() -> None:
     told: list[Event] = []
     assert run(asked(OTHER, MINE, told=told)) == 1
     (warning,) = texts(told, Noticed, "text")
-    assert "another contact takes this peer in, but" in warning and "sequence_len" in warning
+    assert "of 2 contacts 1 take this peer for one of another run" in warning and "sequence_len" in warning
+    assert run(asked(OTHER, None)) == 0, "nor while another one has no time"
 
 
 async def ended(*others: Mapping[str, str] | None, has_state: bool = False, late: bool = False) -> str:
