@@ -13,7 +13,7 @@ export function learnNames(some) {
 }
 
 // A text with names in place of short ids.
-function named(text) {
+export function named(text) {
   return text.replace(/\b[a-z2-7]{10}\b/g, (id) => names.get(id) || id);
 }
 

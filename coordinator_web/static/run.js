@@ -7,7 +7,7 @@ import { $, element, few, link, reconcile, say, write } from "/static/dom.js";
 import { bytes, clock, count, day, decimal, duration, percent, plural, rate, roughly } from "/static/format.js";
 import { follow, here } from "/static/live.js";
 import { listPeers } from "/static/peers.js";
-import { learnNames, roundsNote, showFailures, showRounds, showStragglers } from "/static/rounds.js";
+import { learnNames, named, roundsNote, showFailures, showRounds, showStragglers } from "/static/rounds.js";
 
 const MOST_ROUNDS = 60;
 const MOST_EVENTS = 120;
@@ -150,13 +150,13 @@ function drawRounds() {
 
 function drawEvents() {
   $("events-empty").hidden = view.events.length > 0;
-  reconcile($("events"), few($("events"), view.events.toReversed(), drawEvents), (event) => event.id, createEvent, () => {});
+  reconcile($("events"), few($("events"), view.events.toReversed(), drawEvents), (event) => event.id, createEvent, (node, event) => write(node.lastChild, named(event.text)));
 }
 
 function createEvent(event) {
   const time = element("time", "", clock(event.time));
   time.title = day(event.time);
-  const node = element("li", event.level, time, element("bdi", "", event.text));
+  const node = element("li", event.level, time, element("bdi"));
   if (event.level === "warning" || event.level === "error") node.insertBefore(element("span", "level", event.level), node.lastChild);
   return node;
 }

@@ -280,8 +280,9 @@ class EpochEnd:
         self._other_rounds = self._other_rounds + 1 if other else 0
         if told is None or self._other_rounds >= self.options.other_rounds:
             self._told_work, self._other_rounds = work, 0
+            assisted = f"auxiliaries {helpers:.0%}, " if helpers else ""
             text = (
-                f"of each round this computer adds up {own:.0%}, auxiliaries {helpers:.0%}, others "
+                f"of each round this computer adds up {own:.0%}, {assisted}others "
                 f"{max(0.0, 1 - own - helpers):.0%}, as the lines of the {len(group.members)} members allow"
             )
             self._events.emit(Noticed("info", text))
