@@ -130,7 +130,7 @@ def test_each_task_is_written_with_its_small_data_validated_and_trained_a_step(t
     text = file.read_text()
     assert "# Of real size: " in text and "recipes/" not in text
     assert (f"make_data DIRECTORY/data {TASK_TEMPLATES[template].toy}\n" in text) is bool(TASK_TEMPLATES[template].toy)
-    validate(str(file), None, False, False)
+    validate(str(file), [], False, False)
     offered(recipe)
     a_step_of(recipe)
 
@@ -270,7 +270,7 @@ def test_data_of_ones_own_take_the_place_of_the_small_ones(template: str, here: 
     recipe = load_recipe("mine/recipe.yaml")
     if TASK_TEMPLATES[template].labels:
         assert recipe.labels == ("blue", "red")
-    validate("mine/recipe.yaml", None, False, False)
+    validate("mine/recipe.yaml", [], False, False)
     offered(recipe)
     said("hub", "--template", template, "--data", "owner/name")
     dataset: Any = load_recipe("hub/recipe.yaml").datasets[0]
@@ -305,10 +305,10 @@ def test_an_adapter_is_trained_beside_a_model_of_the_hub(hub: Hub, few_rows: Non
     file = Path("mine/recipe.yaml")
     assert "it tells the line frozen_weights" in file.read_text() and "recipes/" not in file.read_text()
     with pytest.raises(RecipeError, match=r"frozen_weights: [0-9a-f]{64}") as told:
-        validate(str(file), None, False, False)
+        validate(str(file), [], False, False)
     line = "frozen_weights: " + str(told.value).partition("frozen_weights: ")[2][:64]
     file.write_text(f"{file.read_text()}{line}\n")
-    validate(str(file), None, False, False)
+    validate(str(file), [], False, False)
     recipe = load_recipe(file)
     assert (recipe.base_model, recipe.revision, recipe.tokenizer) == ("acme/tiny", commit, None)
     assert (recipe.adapter, recipe.lora_target_modules) == ("lora", "all-linear")

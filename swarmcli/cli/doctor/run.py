@@ -294,7 +294,8 @@ def check_sending(context: Context) -> Iterator[Finding]:
     if recipe is None or demand is None:
         return
     seen = _last_rounds(context.homes, recipe, demand.message)
-    known = [rate for rate in (context.uplink, LimitStore(recipe).limits.upload) if rate]
+    limit = LimitStore(recipe).limits.upload
+    known = [rate for rate in (context.uplink, limit) if rate]
     uplink = min(known, default=seen.uplink if seen else 0.0)
     if not uplink:
         text = f"an epoch sends {amount(demand.round)}, which takes {on_lines_of_homes(demand.round)}"
@@ -318,6 +319,8 @@ def check_sending(context: Context) -> Iterator[Finding]:
     fix = f"the run's owner can write {keys}{beside}: {way} (docs/modes.md)"
     if way.sending * computing >= sending * way.computing:
         fix = "a larger target_batch_size makes rounds rarer, a smaller model makes them smaller (docs/modes.md)"
+    if uplink == limit:
+        fix = "that is your own limit: `swarm limits set upload=…` sets a higher one, or none"
     yield Finding("sending", "WARN", text, fix)
 
 

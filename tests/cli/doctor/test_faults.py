@@ -162,9 +162,15 @@ def sending(world: World) -> list[Finding]:
 
 
 def a_line_that_is_too_slow(world: World) -> None:
-    world.config("limits: {upload: 40 kbit/s}")
+    world.context.uplink = 5000.0
     world.recipe()
     a_journal_of_the_run(world)
+
+
+def a_limit_that_is_too_low(world: World) -> None:
+    world.config("limits: {upload: 40 kbit/s}")
+    a_line_that_is_too_slow(world)
+    world.context.uplink = 1e6
 
 
 def a_line_that_is_too_slow_for_sparse_gradients(world: World) -> None:
@@ -321,6 +327,7 @@ FAULTS = [
           run.check_data, "no data come by a link", "put them there"),
     Fault("too little memory", too_little_memory, run.check_memory, "it needs about", "take a smaller model"),
     Fault("a slow line", a_line_that_is_too_slow, SENDING, TOO_SLOW, FASTER, "WARN"),
+    Fault("a limit that is too low", a_limit_that_is_too_low, SENDING, TOO_SLOW, "that is your own limit", "WARN"),
     Fault("a slow line for sparse gradients", a_line_that_is_too_slow_for_sparse_gradients,
           SENDING, "compute an epoch", "and remove gradient_averaging: ", "WARN"),
     Fault("a slow line that no way to train makes good", a_line_that_no_way_to_train_makes_good,
