@@ -9,7 +9,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from swarmcli.averaging.config import AllreduceOptions
+from swarmcli.averaging.group import Group, Member
+from swarmcli.averaging.round.allreduce import contributions
+from swarmcli.averaging.round.buffers import Average
 from swarmcli.events import EpochCredited, RoundsReplayed
+from swarmcli.network.identity import Identity
 from swarmcli.optim.gradients.accumulator import GradientAccumulator, Weighed
 from swarmcli.optim.modes import LocalUpdates, PowerEF, PowerSGD, Synchronous
 from swarmcli.optim.modes.base import Mode, StateOptions
@@ -120,6 +125,16 @@ def test_the_weight_of_a_member_is_capped_and_so_are_the_samples_that_it_claims(
             assert len(digests(trainers)) == 1
 
     virtual_time.run(main())
+
+
+def test_one_reducer_cannot_change_what_a_member_is_credited_with() -> None:
+    """Of three parts one says other samples; of the members, one is within no bound."""
+    members = [Member(Identity.from_seed(number).peer_id) for number in range(2)]
+    group = Group.form(b"", members, [1.0, 1.0], bytes(16))
+    told = [(5.0, 2.0, 7.0, 8.0), (5.0, 2.0, 1e6, 8.0), (5.0, 2.0, 7.0, 8.0)]
+    averages = [Average(part=None, senders=(0, 1), weights=each, message=None, digest=b"") for each in told]
+    weights, samples, partly = contributions(group, averages, AllreduceOptions())
+    assert (list(weights.values()), list(samples.values()), partly) == ([5.0, 2.0], [7.0, 8.0], {})
 
 
 def lie(work, other: Callable[[Weighed], Weighed]) -> None:

@@ -128,6 +128,35 @@ def test_the_samples_of_void_sums_are_not_handed_in() -> None:
 
 
 @ranks(2)
+def test_gradients_count_by_weight_whether_ranks_sum_them_or_average_them_in_every_step() -> None:
+    """Rank 0 has four samples that weigh 1, rank 1 one sample that weighs 3."""
+    with Site.form(timeout=10) as site:
+        trained, batch = parameters(), Weighed.of(1, 3.0) if site.rank else Weighed.of(4, 1.0)
+        gradients(trained, 10.0 * site.rank + 1.0)
+        if site.rank:
+            sums, means = MemberSums(site, trained), MemberMeans(site, trained)
+            follower = CommandFollower(site, sums.handlers)
+            follower.start()
+            sums.prepare(batch)
+            send_report(site, StepReport(batch.samples, batch.weight))
+            hear_verdict(site)
+            follower.join()
+            send_report(site, StepReport(batch.samples, batch.weight))
+            means.contribute(batch)
+            return
+        commands = LeaderCommands(site)
+        leader = LeaderSums(commands)
+        own = leader.make_accumulator(trained, reuse=False)
+        total = leader.take(batch, gather_reports(site))
+        own.add(total.samples, weight=total.weight)
+        announce(site, StepVerdict(0))
+        assert own.freeze() == total == Weighed(5, 4.0) and float(own.means[0][0, 0]) == (1 * 1 + 3 * 11) / 4
+        commands.close()
+        assert LeaderMeans(site, trained).take(batch, gather_reports(site)) == total
+        assert float(trained[0].grad[0, 0]) == (1 * 1 + 3 * 11) / 4
+
+
+@ranks(2)
 def test_large_tensors_are_summed_in_pieces_and_small_ones_together() -> None:
     with Site.form(timeout=20) as site:
         tensors = [torch.arange(count, dtype=torch.float64) * (site.rank + 1) for count in (5, 1_500_000, 1, 7)]

@@ -139,6 +139,21 @@ def test_smaller_batches_add_up_to_an_inner_step() -> None:
         parts.differences.add(5)
 
 
+def test_parts_of_an_inner_step_count_by_weight_and_one_without_weight_by_its_samples_alone() -> None:
+    whole, parts = Peer(batch=4), Peer(batch=4)
+    torch.manual_seed(1)
+    one, other = torch.randn(2, STEPS, dtype=torch.float64)
+    whole.model.grad = (6 * one + 2 * other) / 8
+    assert whole.differences.add(4, weight=8)
+    for gradient, samples, weight in ((one, 1, 6), (other * float("nan"), 2, 0), (other, 1, 2)):
+        parts.model.grad = gradient.clone()
+        assert parts.differences.add(samples, weight=weight)
+    torch.testing.assert_close(parts.model, whole.model, rtol=0, atol=1e-12)
+    before = parts.model.detach().clone()
+    assert parts.differences.add(4, weight=0) and torch.equal(parts.model.detach(), before)
+    assert parts.differences.freeze() == Weighed(8, 8.0)
+
+
 def test_what_is_not_finite_is_dropped() -> None:
     peer = Peer()
     peer.learn()
@@ -157,3 +172,4 @@ def test_the_mean_of_equal_differences_for_each_step_is_the_difference() -> None
     assert steps_of([(10, 10)], 5) == 2
     assert steps_of([], 5) == 0 and steps_of([(0, 0)], 5) == 0
     assert steps_of([(96, 96), (32, 32)], 8) == (96 * 12 + 32 * 4) / 128
+    assert steps_of([(3, 80), (1, 16)], 8) == (3 * 10 + 1 * 2) / 4
