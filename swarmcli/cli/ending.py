@@ -98,7 +98,11 @@ SIGNALS = (*INTERRUPTS, signal.SIGTERM)
 SOON = 1.0  # seconds: who has just begun to join, and presses Ctrl-C, waits for no goodbye to peers that do not answer
 
 
-def end_soon(say: Callable[[], object], end_process: Callable[[int], object] = os._exit) -> threading.Timer:
+def end_soon(
+    say: Callable[[], object],
+    end_process: Callable[[int], object] = os._exit,
+    code: ExitCode = ExitCode.INTERRUPTED,
+) -> threading.Timer:
     """Ends the process SOON, with what `say` tells, if it still runs and the timer is not cancelled: for one that has
     nothing to save. What it waits for may be others' code, which nothing interrupts."""
 
@@ -106,7 +110,7 @@ def end_soon(say: Callable[[], object], end_process: Callable[[int], object] = o
         try:
             say()
         finally:
-            end_process(ExitCode.INTERRUPTED)
+            end_process(code)
 
     timer = threading.Timer(SOON, end)
     timer.daemon = True

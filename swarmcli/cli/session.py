@@ -254,7 +254,8 @@ class Session:
         """A peer that has not come into the run leaves without the goodbye if that takes long. `keeps`: samples that it
         has to hand in."""
         if not (keeps or self.peer.has_trained or self._process or self._end):
-            self._end = end_soon(self._say_farewell)
+            code = ExitCode.INTERRUPTED if self._interrupted else ExitCode.DONE
+            self._end = end_soon(self._say_farewell, code=code)
 
     def _say_farewell(self) -> None:
         if not self._parted:

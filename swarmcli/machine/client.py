@@ -47,6 +47,12 @@ def ask(
 ) -> Any:
     """One request. `timeout`: seconds for each answer of the other end. `most`: bytes of an answer; the longest is
     a list of a thousand peers. Raises ControlError that says what helps."""
+    if peer.port is None and body is not None:
+        try:
+            (registry or LocalPeers()).leave_wish(peer, path, body)
+        except OSError as error:
+            raise ControlError(f"{peer.label} is still joining, and no word can be left for it: {error}") from error
+        return {"sentence": "still joining; it has been told, and does so from its start on"}
     if peer.port is None:
         raise ControlError(f"{peer.label} is still joining {peer.run_id} and cannot be asked yet; try in a moment")
     token = (registry or LocalPeers()).token(peer)

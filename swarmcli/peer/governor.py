@@ -239,14 +239,15 @@ class GovernorThread:
         activity: Activity,
         take: Callable[[PeerShare], object],
         notice: Callable[[str], object],
+        heed: Callable[[], object] = bool,
     ) -> None:
-        """`take`: gives the peer its share of the computer, whenever that is another one. `notice`: is told what the
-        user should know."""
+        """`heed`: takes up what the user has asked of a peer that cannot be asked yet. `take`: gives the peer its
+        share of the computer, whenever that is another one. `notice`: is told what the user should know."""
         self._limits = limits
         self._sensors = sensors
         self._activity = activity
         self._take = take
-        self._notice = notice
+        self._notice, self._heed = notice, heed
         self._governor = Governor()
         self._held: Mapping[ReasonKind, Reason] = {}
         self._share = PeerShare()
@@ -291,6 +292,7 @@ class GovernorThread:
     def _run(self) -> None:
         while not self._ended.wait(1.0):
             try:
+                self._heed()
                 self.look()
             except Exception:  # a driver's fault; the limits that hold stay
                 logger.exception("the limits could not be looked after")

@@ -48,6 +48,7 @@ from swarmcli.owner.invitations import membership_of
 from swarmcli.owner.revocations import Revocations
 from swarmcli.peer.activity import Activity
 from swarmcli.peer.admission import HELLO, Admission, Hello
+from swarmcli.peer.controls import PeerControls
 from swarmcli.peer.governor import GovernorThread
 from swarmcli.peer.home import CONTACTS, LINK, PORT, Home, addresses_in, remembered, running_beside
 from swarmcli.peer.lending import Lending, files_of
@@ -269,7 +270,12 @@ class RunPeer:
         def warn(text: str) -> None:
             self.events.emit(Noticed("warning", text))
 
-        governor = GovernorThread(self.limits, sensors, self.activity, self.lending.take, warn)
+        controls = PeerControls(self.activity, self.limits, bool)
+
+        def heed() -> None:
+            controls.take_up(self.processors.entry.take_wishes())
+
+        governor = GovernorThread(self.limits, sensors, self.activity, self.lending.take, warn, heed)
         self.governor = undo.enter_context(governor)  # first: limits hold for the first byte too
         self.dht.run_in_background(await_ready=True)
         no_more()

@@ -100,7 +100,7 @@ def test_who_has_not_come_into_the_run_is_gone_soon_whatever_holds_up_its_goodby
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said: list[Callable[[], object]] = []
-    monkeypatch.setattr("swarmcli.cli.session.end_soon", lambda say: said.append(say) or object())
+    monkeypatch.setattr("swarmcli.cli.session.end_soon", lambda say, code: said.append(say) or object())
     summary = Summary("run", "trainer", "Ada", "a" * 52)
     home = SimpleNamespace(path="h")
     for has_trained, kept in ((True, 0), (False, 64), (False, 0)):
