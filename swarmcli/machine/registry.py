@@ -253,11 +253,19 @@ def runtime_directory() -> Path:
     if base := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(base) / "swarm"
     if not hasattr(os, "getuid"):
-        return Path(tempfile.gettempdir()) / f"swarm-{getpass.getuser()}"
+        return temporary_directory() / f"swarm-{getpass.getuser()}"
     # Programs that cron or sudo start are not told of it, and should see the same peers.
     if is_own_directory(own := OF_USERS / str(os.getuid())):
         return own / "swarm"
-    return Path(tempfile.gettempdir()) / f"swarm-{os.getuid()}"
+    return temporary_directory() / f"swarm-{os.getuid()}"
+
+
+def temporary_directory() -> Path:
+    """As tempfile finds it, which finds none while the disk is full: then where it was before, for who only reads."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        return Path(next(filter(None, map(os.environ.get, ("TMPDIR", "TEMP", "TMP"))), "/tmp"))
 
 
 def make_private(directory: Path) -> None:

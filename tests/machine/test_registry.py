@@ -4,9 +4,11 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -116,6 +118,9 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setattr(registry, "OF_USERS", tmp_path)
     assert runtime_directory().name == f"swarm-{os.getuid()}"
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", Mock(side_effect=FileNotFoundError))  # as on a full disk
+    assert runtime_directory() == tmp_path / f"swarm-{os.getuid()}"
     (tmp_path / str(os.getuid())).mkdir(mode=0o700)  # a user who is logged in, and a program that was not told so
     assert runtime_directory() == tmp_path / str(os.getuid()) / "swarm"
 

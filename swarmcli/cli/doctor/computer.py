@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -93,12 +92,13 @@ def _relative_error(device: torch.device, dtype: torch.dtype) -> float:
 def check_disk(context: Context) -> Iterator[Finding]:
     """Room where homes, downloads and temporary files lie, and whether this user may write there."""
     from swarmcli.machine.places import data_directory
+    from swarmcli.machine.registry import temporary_directory
 
     cache = Path(os.environ.get("HF_HOME", Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")))
     places = [
         ("runs that you joined", data_directory(), "set SWARM_DATA_DIR to another directory"),
         ("downloads", cache.expanduser(), "set HF_HOME to another directory"),
-        ("temporary files", Path(tempfile.gettempdir()), "set TMPDIR to another directory"),
+        ("temporary files", temporary_directory(), "set TMPDIR to another directory"),
     ]
     for peer in context.registry.peers():
         places.insert(0, ("directory of a running peer", Path(peer.home), "start it with another --home"))
