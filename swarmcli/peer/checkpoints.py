@@ -297,7 +297,7 @@ class BackgroundCheckpoints:
 
     def _keep_last(self) -> None:
         """Writes the state unless it is written, or another peer keeps it. `outcome` says what was done."""
-        self.failed = False
+        self.failed, before = False, self.outcome
         optimizer = self._optimizer
         fresh = optimizer.is_averaging or self._lineage != self._written
         if not (fresh or self.path):
@@ -322,7 +322,7 @@ class BackgroundCheckpoints:
             self.outcome = f"epoch {optimizer.local_epoch} could not be saved in {self._store.directory}"
         elif self.path is not None:
             self.outcome = f"saved epoch {optimizer.local_epoch} at {self.path}"
-        if heir is None:
+        if heir is None and self.outcome != before:
             text = f"nobody else who can be reached holds the model of this run: {self.outcome}"
             self._events.emit(Noticed("info", text))
 

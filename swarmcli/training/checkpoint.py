@@ -188,6 +188,7 @@ class CheckpointStore:
         self._averages = averages
         self._run_id = run_id
         self._events = events or Events()
+        self._told: tuple[type[Exception], int | None] | None = None  # why the last one was not written
         self.shelf = Shelf(directory, keep or Keep(), lambda text: self._events.emit(Noticed("warning", text)))
 
     def write(
@@ -207,13 +208,17 @@ class CheckpointStore:
             self._fill(partial, model, optimizer_state, epoch, shards)
             place = self.shelf.put(partial)
         except (OSError, CheckpointError) as error:
-            text = f"the checkpoint of epoch {epoch} was not written to {self.directory} ({error})"
-            self._events.emit(Noticed("warning", text))
+            reason = type(error), getattr(error, "errno", None)
+            if reason != self._told:
+                text = f"the checkpoint of epoch {epoch} was not written to {self.directory} ({error})"
+                self._events.emit(Noticed("warning", f"{text}; later ones that fail so are not told of"))
+            self._told = reason
             if shards is not None:
                 shards.settle(partial, "", [])
             return None
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+        self._told = None
         self.shelf.prune(place)
         if shards is not None:
             shards.settle(partial, place.name, [path.name for path in self.shelf.all()])

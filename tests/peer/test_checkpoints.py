@@ -290,16 +290,20 @@ def test_a_trainer_writes_only_where_nobody_else_does() -> None:
 
 
 def test_a_last_state_that_was_not_written_is_tried_again_and_no_good_end() -> None:
-    run = Run(every=0, yields=True)
+    events, told = Events(), list[str]()
+    events.subscribe(lambda event: told.append(cast(Noticed, event).text))
+    run = Run(every=0, yields=True, events=events)
     run.store.full = True
     with run.checkpoints:
         run.come_to(5)
     assert run.checkpoints.outcome == "epoch 5 could not be saved in home/checkpoints"
     with pytest.raises(CheckpointError, match=r"is not in home/checkpoints.*as they were.*make room"):
         run.checkpoints.require()
+    assert len(told) == 1 and told[0].endswith(run.checkpoints.outcome), "at each try the same"
     run.store.full = False
     run.checkpoints.require()
     assert run.epochs == [5] and run.checkpoints.outcome == "saved epoch 5 at epoch-000005"
+    assert len(told) == 2 and told[1].endswith(run.checkpoints.outcome)
 
 
 def test_evaluations_measure_the_average_and_checkpoints_hold_the_weights_themselves() -> None:
