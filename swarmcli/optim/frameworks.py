@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import reduce
 from traceback import walk_stack
-from typing import Any
+
+import torch
 
 from swarmcli.errors import OptimizerError
 
@@ -17,27 +19,36 @@ _CLIPPING = {
 }
 
 
+_UNPREPARED = (
+    "step: accelerate knows the model and not this Optimizer, so save_state leaves it out, and inside accumulate() it "
+    "gets a fraction of each gradient: hand it to accelerator.prepare() too, with batch_size_per_step = batch size × "
+    "gradient_accumulation_steps, and step what that returns (examples/README.md)"
+)
+
+
 def refuse_partial_sums() -> None:
     """Raises OptimizerError within accelerate's `accumulate()`, but for the batch that ends an accumulation: accelerate
     has divided the losses by their number, and steps what it has prepared behind the last one alone."""
     state = sys.modules.get("accelerate.state")
     if state is not None and state.GradientState._shared_state.get("sync_gradients") is False:
-        raise OptimizerError(
-            "step: accelerate is accumulating, and has divided the loss of this batch by gradient_accumulation_steps. "
-            "Hand the Optimizer to accelerator.prepare() too, which then steps it behind the last batch and saves it, "
-            "and give it batch_size_per_step = batch size × gradient_accumulation_steps (examples/README.md)"
-        )
+        raise OptimizerError(_UNPREPARED)
 
 
-def refuse_local_clipping() -> None:
-    """Raises OptimizerError if a Trainer of transformers, trl or Lightning that clips gradients is what calls `step`:
-    clipped batches have another average than one process would get that clips the whole batch."""
+def look_at_callers(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
+    """Raises OptimizerError if what calls `step` is a Trainer of transformers, trl or Lightning that clips gradients
+    (clipped batches have another average than one process gets that clips the whole batch), or has an Accelerator that
+    was handed the model of these parameters and not the optimizer."""
     for frame, _ in walk_stack(None):
         variable, *names = _CLIPPING.get(str(frame.f_globals.get("__name__")).partition(".")[0], ("",))
-        found: Any = frame.f_locals.get(variable)
-        if norm := reduce(lambda owner, name: getattr(owner, name, None), names, found):
+        if norm := reduce(lambda owner, name: getattr(owner, name, None), names, frame.f_locals.get(variable)):
             raise OptimizerError(
                 f"step: a Trainer clips the gradients of each of this peer's batches to {norm}, which changes the "
                 "average of all peers: write `max_grad_norm=0` there (Lightning: no `gradient_clip_val`), and give the "
                 f"Optimizer max_grad_norm={norm}, which clips the average"
             )
+        for found in list(frame.f_locals.values()):
+            if type(found).__module__ == "accelerate.accelerator" and type(found).__name__ == "Accelerator":
+                saved = [*(each.optimizer for each in found._optimizers), *found._custom_objects]
+                of_models = (each for model in found._models for each in model.parameters())
+                if optimizer not in saved and any(each is parameters[0] for each in of_models):
+                    raise OptimizerError(_UNPREPARED)

@@ -25,7 +25,7 @@ from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription, RefreshOptions
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.epoch.seat import SeatLost
-from swarmcli.optim.frameworks import refuse_local_clipping, refuse_partial_sums
+from swarmcli.optim.frameworks import look_at_callers, refuse_partial_sums
 from swarmcli.optim.grad_scaler import GradScaler, ScaledSteps, check_grad_scaler, refuse_plain_scaler
 from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.optim.gradients.grad_averager import GradientAverager
@@ -272,7 +272,7 @@ class Optimizer(torch.optim.Optimizer):
             return None
         refuse_partial_sums()
         if not self._stepped:
-            refuse_local_clipping()
+            look_at_callers(self, self._parameters)
         samples = self.batch_size_per_step if batch_size is None else batch_size
         if samples is None:
             raise ValueError("batch_size: give the number of samples here, or batch_size_per_step at creation")

@@ -93,10 +93,13 @@ def test_accelerate_accumulates_for_an_optimizer_that_it_prepared(tmp_path, monk
         given = accelerator.prepare(net)
         options = {"run_id": "accumulates", "target_batch_size": 8, "batch_size_per_step": 8}
         with Optimizer(dht=dht, optimizer=torch.optim.AdamW(net.parameters()), **options) as opt:
-            with pytest.raises(OptimizerError, match=r"Hand the Optimizer to accelerator\.prepare"):
+            given(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+            with pytest.raises(OptimizerError, match="save_state leaves it out"):
+                opt.step()
+            with pytest.raises(OptimizerError, match=r"hand it to accelerator\.prepare"):
                 train_accumulating(opt, accelerator, given)
-            accelerator.step = 0
             net.zero_grad()
+            accelerator.step = 0
             train_accumulating(accelerator.prepare(opt), accelerator, given)
             assert opt.local_epoch == 2
             accelerator.save_state(str(tmp_path))
@@ -104,6 +107,8 @@ def test_accelerate_accumulates_for_an_optimizer_that_it_prepared(tmp_path, monk
             assert opt.local_epoch == 4
             accelerator.load_state(str(tmp_path))
             assert opt.local_epoch == 2
+            with accelerator.accumulate(given), pytest.raises(OptimizerError, match="a fraction of each gradient"):
+                opt.step()  # and not what was prepared
     inner = torch.optim.AdamW(again.parameters())
     for batch in torch.arange(64.0, dtype=torch.float64).reshape(2, 8, 4):
         inner.zero_grad()
