@@ -140,7 +140,8 @@ def keep_limits(changes: Mapping[str, Any], file: Path | None = None) -> None:
         write_file(file, (text if text.strip() else "limits:\n").encode())  # an empty one says that they are lost
     except OSError as error:
         raise RecipeError(
-            f"{file}: cannot be written ({error.strerror}); the limits hold until the peers end"
+            f"{file}: cannot be written ({error.strerror}), so nothing has changed; set them for now only, or make "
+            "room there"
         ) from error
 
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import os
+from errno import ENOSPC
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from swarmcli.errors import RecipeError
+from swarmcli.recipe import config
 from swarmcli.recipe.limit_store import COMMANDED, KEYS, RUNNING, LimitStore
 
 from .recipes import small
@@ -52,6 +55,14 @@ def test_every_limit_can_be_lifted_by_a_word(file: Path, word: str | None) -> No
     store = LimitStore(file=file)
     lifted = store.change(dict.fromkeys(KEYS, word)).model_dump()
     assert lifted.pop("busy_above") == 1.0 and set(lifted.values()) == {None}
+
+
+def test_on_a_full_disk_limits_are_set_for_now_or_not_at_all(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LimitStore(file=file)
+    monkeypatch.setattr(config, "write_file", Mock(side_effect=OSError(ENOSPC, "No space left on device")))
+    with pytest.raises(RecipeError, match=r"No space left on device\), so nothing has changed; .* for now only"):
+        store.change({"threads": 2}, keep=True)
+    assert store.limits.threads is None and store.change({"threads": 2}).threads == 2
 
 
 def test_what_is_kept_follows_the_file_but_where_the_command_line_says_something_else(file: Path) -> None:
