@@ -16,6 +16,8 @@ import ctypes
 import gc
 import os
 import platform
+import tempfile
+from pathlib import Path
 
 USUAL = gc.get_threshold()
 # For so many turns threads of GNU's OpenMP wait for each other before they sleep: in a user's own program, and …
@@ -55,6 +57,19 @@ def _keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, HEAP_BYTES)
         libc.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def find_places() -> None:
+    """A user without a home, or a process without a directory for temporary files, as hardened services have it, gets
+    both in $SWARM_DATA_DIR. Raises OSError."""
+    data = os.environ.get("SWARM_DATA_DIR")
+    for name, find in (("HOME", Path.home), ("TMPDIR", tempfile.gettempdir)):
+        try:
+            find()
+        except (RuntimeError, OSError):
+            if data:  # otherwise whoever needs it tells what to set
+                Path(data).mkdir(0o700, parents=True, exist_ok=True)
+                os.environ[name] = str(Path(data).absolute())
 
 
 def over() -> None:

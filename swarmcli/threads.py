@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import torch
@@ -40,8 +40,9 @@ def on_one_thread(work: Callable[[], T]) -> T:
             torch.set_num_threads(1)
             # That holds for this thread, and for all that begin later: those get back what they would have had.
             restoring = threading.Thread(target=torch.set_num_threads, args=(_here.usual,), name="swarm-threads")
-            restoring.start()
-            restoring.join()
+            with suppress(RuntimeError):  # this computer lets it have no further thread, and so no team
+                restoring.start()
+                restoring.join()
     return work()
 
 

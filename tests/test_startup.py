@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -44,3 +45,24 @@ def test_teams_of_a_command_wait_longer_than_those_of_a_program_unless_a_person_
     code = "import os; from swarmcli import startup; startup.begin(); print(os.environ['GOMP_SPINCOUNT'])"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == turns
+
+
+def test_a_process_without_a_home_or_temporary_files_has_both_where_its_runs_lie(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def missing() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    def unwritable() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(Path, "home", missing)
+    monkeypatch.setattr("tempfile.gettempdir", unwritable)
+    for name in ("HOME", "TMPDIR", "SWARM_DATA_DIR"):
+        monkeypatch.setenv(name, "/nowhere")
+    monkeypatch.delenv("SWARM_DATA_DIR")
+    startup.find_places()
+    assert os.environ["HOME"] == os.environ["TMPDIR"] == "/nowhere"
+    monkeypatch.setenv("SWARM_DATA_DIR", str(tmp_path / "data"))
+    startup.find_places()
+    assert os.environ["HOME"] == os.environ["TMPDIR"] == str(tmp_path / "data") and (tmp_path / "data").is_dir()

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+import pytest
 import torch
 
 from swarmcli.threads import count_threads_by, on_all_threads, on_one_thread
@@ -66,3 +67,15 @@ def test_a_team_is_as_large_as_this_process_may_have_now() -> None:
 def test_the_main_thread_is_the_users() -> None:
     before = torch.get_num_threads()
     assert on_one_thread(torch.get_num_threads) == before == on_all_threads(torch.get_num_threads)
+
+
+def test_where_no_thread_is_left_work_beside_the_loop_is_done_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def work() -> int:
+        with monkeypatch.context() as here:
+            here.setattr(threading.Thread, "start", fail)
+            return on_one_thread(lambda: 7)
+
+    assert in_a_thread(work) == 7

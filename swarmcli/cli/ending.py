@@ -8,8 +8,10 @@ import signal
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import IntEnum
+from pathlib import Path
+from queue import SimpleQueue
 from types import FrameType
 
 from swarmcli.errors import (
@@ -22,6 +24,7 @@ from swarmcli.errors import (
     SwarmError,
     UsageError,
 )
+from swarmcli.files.durable import foreign
 from swarmcli.words import printable
 
 
@@ -70,9 +73,24 @@ def words(error: SwarmError) -> str:
     return said + "\nif they have gone, anybody in the run has another link: `swarm link` prints it there"
 
 
-def is_full(error: BaseException) -> bool:
-    """Whether a disk, or what this user may have of it, has no room left."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+def plight(error: BaseException) -> str:
+    """What this computer refuses to any program of this user, and what helps; "": the error is something else."""
+    code, text = getattr(error, "errno", None), str(error).lower()
+    for name, what in (("HOME", "home directory"), ("TMPDIR", "temporary directory")):
+        if f"determine {what}" in text or f"determine the {what}" in text or f"no usable {what}" in text:
+            return f"this user has no {what}; set {name}, or SWARM_DATA_DIR, to a directory that it may write"
+    if "can't start new thread" in text or (isinstance(error, OSError) and code == errno.EAGAIN):
+        return (
+            "this computer lets this user have no further thread; end other programs, or raise the limit (ulimit -u, "
+            "the limit of processes of a container, TasksMax of a service)"
+        )
+    if code in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
+        return "the disk is full; make room where this computer keeps its files, then start the same again"
+    if code in (errno.EACCES, errno.EPERM, errno.EROFS) and isinstance(error, OSError) and error.filename:
+        file = Path(os.fsdecode(error.filename))
+        fix = foreign(file) or "name another directory: --home, output_dir, SWARM_DATA_DIR, HF_HOME or TMPDIR"
+        return f"{file}: {error.strerror}; {fix}"
+    return ""
 
 
 def _no_member(error: BootstrapError) -> bool:
@@ -114,7 +132,8 @@ def end_soon(
 
     timer = threading.Timer(SOON, end)
     timer.daemon = True
-    timer.start()
+    with suppress(RuntimeError):  # where no thread is left the process ends as quickly as it can
+        timer.start()
     return timer
 
 
@@ -148,20 +167,29 @@ def stop_on_signals(
 
     For the main thread only (Python gives signals to no other). The handlers of before are put back at the end.
     """
-    askers: list[threading.Thread] = []
+    came: list[int] = []
+    wishes = [SimpleQueue[int | None](), SimpleQueue[int | None]()]
+
+    def wait(nth: int) -> None:
+        if (number := wishes[nth].get()) is not None:
+            ask(signal.Signals(number), nth > 0)
 
     def handle(number: int, frame: FrameType | None) -> None:
         if number == HANGUP:
             _forget_terminal()
-            if askers:
+            if came:
                 return
-        if len(askers) == 2:
+        came.append(number)
+        if len(came) > len(wishes):
             end_process(ExitCode.INTERRUPTED)
-            return
-        # A thread of its own asks the peer: that takes locks, and the interrupted main thread may hold one of them.
-        wish = (signal.Signals(number), bool(askers))
-        askers.append(threading.Thread(target=ask, args=wish, name="ask on signal"))
-        askers[-1].start()
+        else:
+            wishes[len(came) - 1].put(number)
+
+    # Threads of their own ask the peer: that takes locks, and the interrupted main thread may hold one of them. They
+    # begin here: later this computer may have no thread left.
+    askers = [threading.Thread(target=wait, args=(nth,), name="ask on signal") for nth in range(len(wishes))]
+    for asker in askers:
+        asker.start()
 
     numbers = list(SIGNALS)
     if HANGUP is not None and signal.getsignal(HANGUP) is not signal.SIG_IGN:  # nohup ignores it, and means it
@@ -172,7 +200,8 @@ def stop_on_signals(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for asker in askers:
+        for wish, asker in zip(wishes, askers, strict=True):
+            wish.put(None)
             asker.join()
 
 

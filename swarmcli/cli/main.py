@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from swarmcli import startup
-from swarmcli.cli.ending import ExitCode, exit_code, is_full, words
+from swarmcli.cli.ending import ExitCode, exit_code, plight, words
 from swarmcli.cli.processes import end_with_parent_of_environment
 from swarmcli.errors import SwarmError
 from swarmcli.words import printable
@@ -216,6 +216,7 @@ def main() -> None:
     end_with_parent_of_environment()
     show_what_can_be_shown()
     try:
+        startup.find_places()
         app()
     except SwarmError as error:
         _say(f"swarm: {words(error)}")
@@ -223,8 +224,8 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
     except Exception as error:
-        if is_full(error):
-            _say("swarm: the disk is full; make room where this computer keeps its files, then start the same again")
+        if said := plight(error):
+            _say(f"swarm: {said}")
             sys.exit(ExitCode.FAILURE)
         _say(traceback.format_exc())
         typer.echo("swarm: this is a fault in swarm itself; please report it with the lines above", err=True)

@@ -53,6 +53,14 @@ class _Hashed:
         return self._stream.write(data)
 
 
+def foreign(path: Path, tree: Path | None = None) -> str:
+    """Says that what is there is another user's, and that `tree` (None: only this) has to change hands; "": it is this
+    user's, or nothing is there."""
+    if not hasattr(os, "geteuid") or not os.path.lexists(path) or (owner := path.lstat().st_uid) == os.geteuid():
+        return ""
+    return f"{path} belongs to another user (id {owner}); run: sudo chown -R {os.geteuid()} {tree or path}"
+
+
 def forget(file: Path) -> None:
     """Has the system forget what it remembers of a flushed file, so that who reads it next learns what the disk has.
     Where a system cannot be told, nothing happens."""

@@ -203,7 +203,14 @@ class BackgroundCheckpoints:
         if self._work is not None and not self._work.done():
             return
         ended, self._work = self._work, None
-        must = ended is not None and ended.result()
+        try:
+            self._begin_what_is_due(epoch, writes, passed, must=ended is not None and ended.result())
+        except RuntimeError as error:  # no thread, no memory
+            if isinstance(error, SwarmError):
+                raise
+            self._events.emit(Noticed("warning", f"no checkpoint of epoch {epoch} is written or evaluated: {error}"))
+
+    def _begin_what_is_due(self, epoch: int, writes: bool, passed: bool, *, must: bool) -> None:
         measures = passed and self._evaluation is not None and self._evaluation.is_due(epoch, self._lineage)
         if must or measures or (writes and not self._yields):
             self._begin(must or (writes and not self._yields), asks=writes and self._yields and not must)
@@ -282,6 +289,7 @@ class BackgroundCheckpoints:
         return path
 
     def __enter__(self) -> Self:
+        self._writer.submit(int).result()  # its thread begins here: later this computer may have none left
         if self._offers:
             self._optimizer.call(lambda core: core.offer_checkpoints(True))
         return self

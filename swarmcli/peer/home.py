@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from filelock import BaseFileLock, FileLock, Timeout
 
 from swarmcli.errors import AddressError, SwarmError
-from swarmcli.files.durable import write_file
+from swarmcli.files.durable import foreign, write_file
 from swarmcli.machine.registry import LocalPeer
 from swarmcli.network.addresses import parse_address
 
@@ -73,7 +73,12 @@ class Home:
         except Timeout:
             return None
         except OSError as error:
-            raise SwarmError(f"{path} cannot be used as a peer's directory: {error.strerror}") from error
+            fix = (
+                foreign(path / "in-use", path)
+                or foreign(path)
+                or "name another: --home, output_dir, or SWARM_DATA_DIR for links"
+            )
+            raise SwarmError(f"{path} cannot be used as a peer's directory: {error.strerror}; {fix}") from error
         return cls(path, claim, new=new)
 
     def dashboard_token(self) -> str:

@@ -4,10 +4,11 @@ import errno
 import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 
-from swarmcli.cli.ending import interrupted_soon, is_full, stop_on_signals, words
+from swarmcli.cli.ending import interrupted_soon, plight, stop_on_signals, words
 from swarmcli.errors import BootstrapError, ConnectError
 
 
@@ -64,9 +65,30 @@ def test_a_closed_terminal_asks_to_stop_and_asks_no_harder_when_it_says_so_twice
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_full_disk_is_no_fault_of_the_program() -> None:
-    assert is_full(OSError(errno.ENOSPC, "No space left on device"))
-    assert not is_full(OSError(errno.EIO, "Input/output error")) and not is_full(ValueError())
+def test_what_this_computer_refuses_is_no_fault_of_the_program(tmp_path: Path) -> None:
+    assert "the disk is full" in plight(OSError(errno.ENOSPC, "No space left on device"))
+    assert "no further thread" in plight(RuntimeError("can't start new thread"))
+    assert "no further thread" in plight(BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"))
+    assert "Permission denied; name another directory" in plight(
+        PermissionError(errno.EACCES, "Permission denied", tmp_path)
+    )
+    for said in ("Could not determine home directory.", "could not determine the home directory for '~/.config', set"):
+        assert "set HOME, or SWARM_DATA_DIR" in plight(RuntimeError(said)), "of pathlib, of platformdirs"
+    assert "set TMPDIR, or SWARM_DATA_DIR" in plight(FileNotFoundError(2, "No usable temporary directory found in []"))
+    for error in (OSError(errno.EIO, "Input/output error"), ValueError(), PermissionError(errno.EACCES, "denied")):
+        assert not plight(error)
+
+
+def no_thread(*ignored: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_where_no_thread_is_left_signals_are_heard_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked()
+    with stop_on_signals(asked):
+        monkeypatch.setattr(threading.Thread, "start", no_thread)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert asked.wishes == [(signal.SIGTERM, False)]
 
 
 def test_the_handlers_of_before_come_back_also_after_an_error() -> None:

@@ -162,6 +162,24 @@ def test_multiples_are_written_and_the_end() -> None:
         assert run.epochs == written, "data that cannot be read on cost no state; after another error nothing is known"
 
 
+def test_a_computer_without_a_further_thread_costs_no_more_than_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    events, told = Events(), list[Any]()
+    events.subscribe(told.append)
+    run, state = Run(events=events), FakeOptimizer.state_dict
+    with run.checkpoints:
+        monkeypatch.setattr(threading.Thread, "start", fail)
+        monkeypatch.setattr(FakeOptimizer, "state_dict", fail)  # which has others copy
+        run.come_to(1)
+        monkeypatch.setattr(FakeOptimizer, "state_dict", state)
+        run.pass_through(2)
+    text = "no checkpoint of epoch 1 is written or evaluated: can't start new thread"
+    assert run.epochs == [2] and told[0] == Noticed("warning", text)
+
+
+def fail(self: object) -> dict[str, Any]:
+    raise RuntimeError("can't start new thread")
+
+
 def test_a_slow_disk_costs_checkpoints_and_each_is_of_one_moment() -> None:
     run = Run()
     with run.checkpoints:

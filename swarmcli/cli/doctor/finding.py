@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from swarmcli.cli.ending import plight
 from swarmcli.errors import AddressError, MembershipError, SwarmError
 from swarmcli.machine.registry import LocalPeers
 
@@ -88,8 +89,8 @@ def _told(check: Check, context: Context) -> Iterator[Finding]:
     except SwarmError as error:
         yield from of_error(next((name for kind, name in NAMES.items() if isinstance(error, kind)), check.name), error)
     except Exception as error:
-        fix = "please report this with `swarm doctor --report`"
-        yield Finding(check.name, "FAIL", f"{type(error).__name__}: {error}", fix)
+        said = plight(error) or f"{type(error).__name__}: {error}; please report this with `swarm doctor --report`"
+        yield from of_error(check.name, SwarmError(said))
 
 
 def of_error(check: str, error: SwarmError) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from swarmcli.cli.console import plural
 from swarmcli.cli.doctor.finding import Context, Finding, of_error
 from swarmcli.cli.status import reports
 from swarmcli.errors import JournalError, SwarmError
+from swarmcli.files.durable import foreign
 from swarmcli.journal import JOURNAL_NAME, JournalReader
 from swarmcli.machine.registry import OURS, VARIABLE, is_running
 
@@ -79,6 +80,8 @@ def _each(check: str, files: list[Path], look: Callable[[Path], object], what: s
     good = 0
     for file in filter(Path.exists, files):
         try:
+            if said := foreign(file, file.parent):
+                raise SwarmError(said)
             found = look(file)
         except SwarmError as error:
             yield from of_error(check, error)

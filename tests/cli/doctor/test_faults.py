@@ -193,6 +193,12 @@ def a_damaged_journal(world: World) -> None:
     file.write_bytes(data)
 
 
+def a_home_of_another_user(world: World) -> None:
+    world.home()
+    another = os.geteuid() + 1
+    world.set.setattr(os, "geteuid", lambda: another)
+
+
 def a_checkpoint_with(world: World, weights: bytes) -> None:
     (put(Shelf(world.home() / "checkpoints"), 1) / MODEL).write_bytes(weights)
 
@@ -339,6 +345,8 @@ FAULTS = [
     Fault("a torn membership", lambda world: (world.home() / "membership.json").write_text("{"),
           peers.check_identities, "membership.json cannot be read", "backup"),
     Fault("a damaged journal", a_damaged_journal, peers.check_journals, "journal: ", "mv "),
+    Fault("files of another user", a_home_of_another_user,
+          peers.check_journals, "journal.sqlite belongs to another user (id ", "run: sudo chown -R"),
     Fault("a kill", lambda world: world.home(ended=False),
           peers.check_journals, "ended without a goodbye", "start it again", "WARN"),
     Fault("a flipped bit", lambda world: a_checkpoint_with(world, b"weightr"),
