@@ -46,7 +46,7 @@ def _own() -> FakeRun:
 
 
 PICTURES = (
-    Picture("dashboard.png", _run, "run", height=1330),
+    Picture("dashboard.png", _run, "run", height=1240),
     Picture("dashboard-you.png", _own, ""),
 )
 

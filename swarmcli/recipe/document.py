@@ -147,6 +147,7 @@ def read_text(file: Path, what: str = "recipe") -> str:
 def parse_document(text: str, name: str, what: str = "recipe") -> RecipeEntry:
     """Reads a whole file. RecipeError with `name:line` for what is no YAML, has duplicate keys or tags."""
     try:
+        text = text.strip("\0")  # a power cut leaves zeros
         _refuse_tags(text, name)
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
@@ -154,7 +155,7 @@ def parse_document(text: str, name: str, what: str = "recipe") -> RecipeEntry:
     except RecursionError:
         raise RecipeError(f"{name}:1: nested too deeply; a {what} needs no more than a few levels") from None
     if node is None:
-        raise RecipeError(f"{name}:1: the {what} is empty; recipes/stdlib-lm.yaml is one to start from")
+        raise RecipeError(f"{name}:1: the {what} is empty; restore it; recipes/stdlib-lm.yaml is one to start from")
     root = _Builder(name).build(node)
     if not isinstance(root.value, dict):
         raise RecipeError(f"{root.origin}: a {what} is a list of `key: value` lines; this is something else")

@@ -86,9 +86,9 @@ def test_what_matters_is_refused_by_name_and_what_does_not_is_made_anew(torn: by
     refused: list[tuple[str, type[SwarmError], Callable[[Path], object], str]] = [
         ("identity.key", IdentityError, Identity.load_or_create, "move it away and a new one is made"),
         ("members", MembershipError, read_remembered, "restore it from a backup"),
-        ("config.yaml", RecipeError, load_config, ""),
-        ("config.yaml", RecipeError, lambda file: LimitStore(small(), file), ""),
-        ("recipe.yaml", RecipeError, load_recipe, ""),
+        ("config.yaml", RecipeError, load_config, "swarm limits reset"),
+        ("config.yaml", RecipeError, lambda file: LimitStore(small(), file), "swarm limits set"),
+        ("recipe.yaml", RecipeError, load_recipe, "is empty; restore it"),
     ]
     for name, kind, read, helps in refused:
         with pytest.raises(kind) as error:
