@@ -61,7 +61,7 @@ def test_it_says_whether_the_recipe_can_travel_in_a_link(recipe: Path) -> None:
     assert "datasets.0.path leads out of the run's data directory" in output and "local.data_dir" in output
     assert "is in order as far as the file goes, for those who have the file" in output
     found = json.loads(run(recipe, "--json", "--quick", "--set", "datasets.0.path=~/x", "--set", "seed=9"))
-    assert "cannot be joined" in found["no_link"] and "optimizer.learning_rate" in found["fingerprint"]
+    assert "cannot be joined" in found["no_link"] and "base_model.n_head" in found["fingerprint"]
     assert found["values"]["seed"] == 9 and found["values"]["optimizer"]["name"] == "adamw"
     (recipe.parent / "texts" / "a.txt").unlink()
     output = run(recipe, "--quick")
