@@ -21,7 +21,7 @@ from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.gradients.accumulator import Shapes
 from swarmcli.optim.gradients.sparse_method import SparseMethod
 from swarmcli.optim.modes import choose_mode
-from swarmcli.optim.modes.base import Trained
+from swarmcli.optim.modes.base import CommittedRound, Trained
 from swarmcli.optim.modes.sparse import Sparse
 from swarmcli.testing import virtual_time
 from tests.adversary.lies import Liar
@@ -203,7 +203,8 @@ def test_a_round_that_is_replayed_takes_what_it_counted_of_the_error_feedback(co
             message = late.method.tensors[0].clone()
             await work.restore()  # the outcome is not known here
             contributor = late.node.peer_id if counted else swarm.contact.peer_id  # type: ignore[union-attr]
-            await work.replay([message], bytes(32), 4, {contributor: 4.0})
+            own = {contributor: 4.0}
+            await work.replay([message], CommittedRound(bytes(32), 4, (contributor,), weights=own, contributed=own))
             left = 4 * (late.parameters[0].grad - message) if counted else torch.zeros_like(message)
             torch.testing.assert_close(late.method.own["residual0"], left)
             told = [notice.text for notice in notices if "4 samples of this peer are lost" in notice.text]

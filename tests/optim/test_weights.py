@@ -16,7 +16,7 @@ from swarmcli.averaging.round.buffers import Average
 from swarmcli.events import EpochCredited, RoundsReplayed
 from swarmcli.network.identity import Identity
 from swarmcli.optim.gradients.accumulator import GradientAccumulator, Weighed
-from swarmcli.optim.modes import LocalUpdates, PowerEF, PowerSGD, Synchronous
+from swarmcli.optim.modes import LocalUpdates, PowerEF, PowerSGD, Sparse, Synchronous
 from swarmcli.optim.modes.base import Mode, StateOptions
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import (
@@ -167,6 +167,24 @@ def test_an_impossible_weight_is_refused_and_nothing_is_added(weight: float) -> 
     with pytest.raises(ValueError, match="weight="):
         sums.add(2, weight=weight)
     assert sums.samples == 0 and not sums.accumulators[0].any()
+
+
+@pytest.mark.parametrize("mode", [PowerSGD(averager_rank=1, min_compression_ratio=0.1), Sparse()])
+def test_what_was_kept_back_is_not_sent_with_next_to_no_weight(mode: PowerSGD | Sparse) -> None:
+    """Divided by that, a residual would be far beyond what others send, and its peer left out."""
+    parameter = torch.nn.Parameter(torch.zeros(16, 16))
+    sums = GradientAccumulator([parameter])
+    method = mode.method(sums)
+    for residual in method.own.values():
+        residual.fill_(3.0)
+    parameter.grad = torch.ones(16, 16)
+    sums.add(3, weight=0.0)
+    handed = sums.freeze()
+    method.load(handed.weight)
+    tensors = method.program.begin(b"seed").inputs(0) if method.program else method.tensors
+    assert tensors and not any(tensor.any() for tensor in tensors)
+    method.finish(handed.weight, counted=True)
+    assert all((residual == 3.0).all() for residual in method.own.values())
 
 
 def test_a_batch_without_weight_brings_its_samples_and_no_gradient() -> None:

@@ -19,7 +19,7 @@ import torch
 
 from swarmcli.averaging.checks import check_numbers
 from swarmcli.averaging.round.phases import run_alone
-from swarmcli.optim.gradients.accumulator import Accumulator, GradientMethod, Shapes
+from swarmcli.optim.gradients.accumulator import LEAST_WEIGHT, Accumulator, GradientMethod, Shapes
 from swarmcli.optim.gradients.low_rank import Difference, flattened, orthonormalized, redrawn, saved, stuck, vanished
 
 P_PHASE, Q_PHASE = 0, 1
@@ -101,8 +101,8 @@ class LowRankMethod(GradientMethod, ABC):
     def shared(self) -> Mapping[str, torch.Tensor]:
         return {f"q{index}": matrix.right for index, matrix in zip(self.indices, self.matrices, strict=True)}
 
-    def load(self, samples: float) -> None:
-        self.samples = float(samples)
+    def load(self, weight: float) -> None:
+        self.samples = weight if weight > LEAST_WEIGHT else 0.0  # a residual divided by next to nothing is no mean
 
     def alone(self) -> None:
         seed = hashlib.sha256(b"swarm alone" + b"".join(m.right.numpy().tobytes() for m in self.matrices)).digest()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression, PerTensorCompression, TopK
-from swarmcli.optim.gradients.accumulator import Accumulator, GradientMethod, Shapes
+from swarmcli.optim.gradients.accumulator import LEAST_WEIGHT, Accumulator, GradientMethod, Shapes
 
 
 @dataclass
@@ -60,8 +60,8 @@ class SparseMethod(GradientMethod):
         return sum(_sum(each) for each in self._residuals)
 
     @torch.no_grad()
-    def load(self, samples: float) -> None:
-        self._samples = float(samples)
+    def load(self, weight: float) -> None:
+        self._samples = samples = weight if weight > LEAST_WEIGHT else 0.0
         for message, mean, residual in zip(self._messages, self.averaged, self._residuals, strict=True):
             if samples:
                 message.copy_(self._sent(self._with(mean, residual)))
