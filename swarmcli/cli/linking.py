@@ -96,8 +96,8 @@ def typed_link(given: str) -> Link:
     with suppress(OSError, AttributeError):  # no terminal; Windows, where nothing goes into the background like that
         if "?" in given and "&" not in given and os.tcgetpgrp(0) != os.getpgrp():
             raise AddressError(
-                "the shell has put this command into the background: it cuts a link at an &, unless the link stands in "
-                f'double quotes; if this one has none, write it as "{link}"'
+                "the shell has put this command into the background, as it does at an & outside of double quotes; "
+                f'quote the link or, if this is all of it, write "{link}"'
             )
     return link
 

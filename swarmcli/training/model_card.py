@@ -37,7 +37,6 @@ class CardBounds:
 
 
 BOUNDS = CardBounds()
-_NO_LICENCE = "unknown; ask whoever began the run, and mind those of the texts"
 _PIPELINE = """\
 from transformers import pipeline
 
@@ -175,7 +174,7 @@ def _facts(recipe: Recipe, epoch: int, samples: int | None, trainers: int | None
         **({"adapter": f"{recipe.adapter}, beside {began}"} if recipe.adapter else {"began with": began}),
         **({"tokenizer": _code(_public(tokenizer))} if recipe.sequence_len else {}),
         **({"labels": ", ".join(map(_code, recipe.labels[: BOUNDS.items]))} if recipe.labels else {}),
-        "licence": _code(recipe.license) if recipe.license else _NO_LICENCE,
+        "licence": _code(recipe.license or "unknown; ask whoever began the run, and mind those of the texts"),
     }
 
 

@@ -48,7 +48,7 @@ def test_it_tells_the_run_the_data_how_far_it_came_how_good_it_is_and_what_is_no
         "- trainers: 3 when this was written",
         "- began with: random `gpt2`",
         "- tokenizer: `bytes`",
-        "- licence: unknown",
+        "- licence: `unknown; ask",
         "- the sources of Python's standard library, weight 1",
         "- text files `*.md` of `texts`, weight 2",
         "- dataset `owner/name`, split `train`, configuration `en`, revision `v1`, weight 1",

@@ -319,8 +319,7 @@ def check_sending(context: Context) -> Iterator[Finding]:
     fix = f"the run's owner can write {keys}{beside}: {way} (docs/modes.md)"
     if way.sending * computing >= sending * way.computing:
         fix = "a larger target_batch_size makes rounds rarer, a smaller model makes them smaller (docs/modes.md)"
-    if uplink == limit:
-        fix = "that is your own limit: `swarm limits set upload=…` sets a higher one, or none"
+    fix = "that is your own limit: `swarm limits set upload=…` sets a higher one" if uplink == limit else fix
     yield Finding("sending", "WARN", text, fix)
 
 
