@@ -1,7 +1,7 @@
 """Rounds over slow links, and what a trainer beside them notices of it.
 
 Each peer is a process behind a link of its own (network namespaces with tbf; see _namespaces.py). Printed is which
-part of the speed that the links allow a round reaches: the linear program's optimum for these links, with the bytes of
+part of the speed that the links allow a round reaches: the best division's time on these links, with the bytes of
 Ethernet, IP and TCP counted as transport. The vector is averaged with finding the group, as users do it.
 
     python -m benchmarks.links [equal] [unequal] [measured] [step] [lost] [lost_late]
@@ -94,7 +94,7 @@ class Swarm:
 
 
 def optimum(links: Sequence[float], nbytes: int) -> float:
-    """Seconds of a round that the links allow: the linear program's, with real bandwidths."""
+    """Seconds of a round that the links allow: the best division's, with real bandwidths."""
     members = [Member(PeerID(bytes([index]) * 32), bandwidth=mbit) for index, mbit in enumerate(links)]
     vectors = slowest_link(members, reducing_shares(members, nbytes // 4))
     return vectors * nbytes / (1e6 / 8 * namespaces.PAYLOAD)

@@ -174,7 +174,7 @@ def test_every_mixture_gives_finite_bandwidths(group: list[tuple[float | None, f
 class Round:
     group: Group
     seconds: float  # of the all-reduce, until the last member has everything
-    optimum: float  # that the linear program allows when every bandwidth is known
+    optimum: float  # that the best shares allow when every bandwidth is known
 
 
 async def rounds_over(links: Sequence[tuple[float, float]], count: int) -> list[Round]:
