@@ -116,19 +116,13 @@ SIGNALS = (*INTERRUPTS, signal.SIGTERM)
 SOON = 1.0  # seconds: who has just begun to join, and presses Ctrl-C, waits for no goodbye to peers that do not answer
 
 
-def end_soon(
-    say: Callable[[], object],
-    end_process: Callable[[int], object] = os._exit,
-    code: ExitCode = ExitCode.INTERRUPTED,
-) -> threading.Timer:
+def end_soon(say: Callable[[], object], code: ExitCode = ExitCode.INTERRUPTED) -> threading.Timer:
     """Ends the process SOON, with what `say` tells, if it still runs and the timer is not cancelled: for one that has
     nothing to save. What it waits for may be others' code, which nothing interrupts."""
 
     def end() -> None:
-        try:
-            say()
-        finally:
-            end_process(code)
+        say()
+        os._exit(code)
 
     timer = threading.Timer(SOON, end)
     timer.daemon = True
@@ -138,12 +132,12 @@ def end_soon(
 
 
 @contextmanager
-def interrupted_soon(*, end_process: Callable[[int], object] = os._exit) -> Iterator[None]:
+def interrupted_soon() -> Iterator[None]:
     """Within this block Ctrl-C raises KeyboardInterrupt, and the process ends SOON. For the main thread only."""
     timers: list[threading.Timer] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        timers.append(end_soon(bool, end_process))
+        timers.append(end_soon(bool))
         signal.default_int_handler(number, frame)
 
     before = signal.signal(signal.SIGINT, handle)

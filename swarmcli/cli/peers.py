@@ -229,9 +229,6 @@ class PagedOptions(PeerOptions):
                 f"--from-run {self.from_run}: name the checkpoint as well, --resume PATH or --resume latest"
             )
 
-        if self.resume is not None and self.begin_anew:
-            raise UsageError("--begin-anew begins without a checkpoint, and --resume from one: give one of them")
-
     @property
     def begins_from(self) -> Resume | None:
         from swarmcli.training.resumed import Resume

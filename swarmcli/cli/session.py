@@ -131,7 +131,6 @@ class Session:
         self._local: socket.socket | None = None  # where this user's other processes ask; perhaps the same
         self._process = process
         self._interrupted = False
-        self._end: threading.Timer | None = None  # of a peer that has nothing to save
         self._parted = False  # its last words were said
         self._expelled = ""  # why the others do not take this peer any more
         self._watch: RunWatch | None = None
@@ -253,9 +252,8 @@ class Session:
     def _hurry(self, keeps: int) -> None:
         """A peer that has not come into the run leaves without the goodbye if that takes long. `keeps`: samples that it
         has to hand in."""
-        if not (keeps or self.peer.has_trained or self._process or self._end):
-            code = ExitCode.INTERRUPTED if self._interrupted else ExitCode.DONE
-            self._end = end_soon(self._say_farewell, code=code)
+        if not (keeps or self.peer.has_trained or self._process):
+            end_soon(self._say_farewell, ExitCode.INTERRUPTED if self._interrupted else ExitCode.DONE)
 
     def _say_farewell(self) -> None:
         if not self._parted:

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 VARIABLE = "SWARM_RUNTIME_DIR"
 OF_USERS = Path("/run/user")  # where Linux has a directory for each user who is logged in
 MAX_BYTES = 1 << 16  # of a file
-OURS = re.compile(r"(\d{1,10})-(\d{15,19})\.(?:json|token|writing|wishes|taken)")  # former versions have fewer digits
+OURS = re.compile(r"(\d{1,10})-(\d{15,19})\.(?:json|token|writing|wishes)")  # former versions have fewer digits
 LOOPBACK = re.compile(r"http://127\.0\.0\.1:(\d{1,5})")  # no other computer, and no name that leads elsewhere
 
 
@@ -99,7 +99,7 @@ class LocalPeers:
         try:
             yield entry
         finally:
-            for suffix in (".json", ".token", ".writing", ".wishes", ".taken"):
+            for suffix in (".json", ".token", ".writing", ".wishes"):
                 with suppress(OSError):  # Windows removes no file that somebody reads at this moment
                     self._file(peer, suffix).unlink(missing_ok=True)
 
@@ -153,17 +153,6 @@ class LocalPeers:
                 with os.fdopen(os.open(self._file(each, ".wishes"), flags, 0o600), "wb") as stream:
                     stream.write(msgspec.json.encode([path, body]) + b"\n")
 
-    def take_wishes(self, peer: LocalPeer) -> list[tuple[str, dict[str, Any]]]:
-        """What was left for this process, in order, each once. Raises OSError and ValueError."""
-        taken = self._file(peer, ".taken")
-        try:
-            self._file(peer, ".wishes").replace(taken)
-        except FileNotFoundError:
-            return []
-        lines = _read_own(taken, private=True).splitlines()
-        taken.unlink()
-        return [msgspec.json.decode(line, type=tuple[str, dict[str, Any]]) for line in lines]
-
     def write(self, peer: LocalPeer, token: str) -> None:
         """Writes the peer's files, the token first: a reader of an API finds the token too. Raises OSError."""
         make_private(self.directory)
@@ -204,7 +193,13 @@ class RegistryEntry:
                 self._written = True
 
     def take_wishes(self) -> list[tuple[str, dict[str, Any]]]:
-        return self._registry.take_wishes(self.peer)
+        """What was left for this process, in order, each once. Raises OSError and ValueError."""
+        left = self._registry.directory / f"{self.peer.stem}.wishes"
+        if not left.exists():
+            return []
+        lines = _read_own(left, private=True).splitlines()
+        left.unlink()
+        return [msgspec.json.decode(line, type=tuple[str, dict[str, Any]]) for line in lines]
 
     def announce(self, *, name: str, api: str, token: str) -> None:
         """From now on the peer can be asked there by anyone with the token. Raises OSError; `renew` tries again."""

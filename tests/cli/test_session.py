@@ -108,7 +108,6 @@ def test_who_has_not_come_into_the_run_is_gone_soon_whatever_holds_up_its_goodby
         activity.hands_in = lambda stays, kept=kept: (kept, 1.0)  # type: ignore[misc]
         leaving = session(activity=activity, outcome="", has_trained=has_trained, summary=summary, home=home)
         leaving._signalled(signal.SIGINT, False)
-    leaving._signalled(signal.SIGINT, True)
     [say] = said  # of the last one alone, and once
     say()
     say()
