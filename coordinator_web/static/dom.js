@@ -56,7 +56,6 @@ export function few(list, items, draw) {
   const button = box.nextElementSibling?.matches(".more") ? box.nextElementSibling : element("button", "more");
   if (!button.isConnected) box.after(button);
   const all = button.getAttribute("aria-expanded") === "true";
-  button.type = "button";
   button.hidden = items.length <= FEW || !phone.matches;
   button.onclick = () => {
     button.setAttribute("aria-expanded", String(!all));

@@ -96,17 +96,9 @@ class AuxiliaryCore:
 
     def report(self) -> PeerReport:
         """Returns what this peer says about itself under `{run_id}_peers`."""
-        config = self.config
-        return describe(
-            self.node,
-            config.description,
-            config.terms,
-            self.metrics,
-            "assisting",
-            self.position,
-            pause=self.pausing.told,
-            leaving=self.leaving,
-        )
+        told = self.config.description, self.config.terms, self.metrics
+        pause, leaving = self.pausing.told, self.leaving
+        return describe(self.node, *told, "assisting", self.position, pause=pause, leaving=leaving)
 
     @property
     def is_averaging(self) -> bool:
