@@ -48,5 +48,6 @@ def test_a_trainer_that_is_started_again_while_the_monitor_is_gone_finds_the_oth
     place = run.contact.split("/")[2]
     assert place in ann.last_words(40) and "Ctrl-C" in ann.last_words(40)
     port = place.rpartition(":")[2]
-    back = run.start("monitor", "monitor", "--port", port, "--web", "0")
+    # Nobody holds a state any more, and each home tells that there was one: somebody has to say that it is lost.
+    back = run.start("monitor", "monitor", "--port", port, "--web", "0", "--begin-anew")
     run.wait(lambda: run.epoch("ann") > epoch + 3, "ann goes on with the monitor", ann, back)
