@@ -88,7 +88,10 @@ def plight(error: BaseException) -> str:
         return "the disk is full; make room where this computer keeps its files, then start the same again"
     if code in (errno.EACCES, errno.EPERM, errno.EROFS) and isinstance(error, OSError) and error.filename:
         file = Path(os.fsdecode(error.filename))
-        fix = foreign(file) or "name another directory: --home, output_dir, SWARM_DATA_DIR, HF_HOME or TMPDIR"
+        fix = foreign(file) or (
+            "name another directory (--home, output_dir, SWARM_DATA_DIR, HF_HOME, TMPDIR), or give this one to this "
+            "user (chown)"
+        )
         return f"{file}: {error.strerror}; {fix}"
     return ""
 
