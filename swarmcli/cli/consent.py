@@ -172,12 +172,10 @@ def _traffic(recipe: Recipe, role: Role, demand: Demand) -> str:
     relays = (role != "trainer" if recipe.local.relay is None else recipe.local.relay) and not recipe.local.client_mode
     rate = megabytes(recipe.local.relay_rate or RelayBudgets().rate or 0)
     others = f"; besides, the connections of others, at most {rate} a second (--no-relay: none)" if relays else ""
-    amounts = demand.sent, demand.received
-    if demand.told_pace:
-        up, down = (f"{megabytes(demand.an_hour(each))} an hour" for each in amounts)
-        pace = f"an epoch in {format_time(demand.pace)}, as the contact says"
-    else:
-        up, down = (f"{megabytes(each)} an epoch" for each in amounts)
+    amounts, told = (demand.sent, demand.received), demand.told_pace
+    up, down = (f"{megabytes(demand.an_hour(n))} an hour" if told else f"{megabytes(n)} an epoch" for n in amounts)
+    pace = f"an epoch in {format_time(demand.pace)}, as the contact says"
+    if not told:
         minute, second = (megabytes(count * max(amounts)) for count in (60, 3600))
         pace = f"how long one takes is not known yet: {minute} an hour if a minute, {second} if a second"
     if demand.peers_are_told:

@@ -352,17 +352,19 @@ def _agreed(role: Role, words: Sequence[str]) -> Named:
     from swarmcli.cli import main, peers
 
     kinds = {"trainer": peers.JoinOptions, "auxiliary": peers.PeerOptions, "monitor": peers.MonitorOptions}
+    quiet = err.quiet
     typed = main.VERBS[VERBS[role]].load().make_context(f"swarm {VERBS[role]}", list(words)).params
+    err.quiet = quiet  # `-q` behind the dashes is the service's
     return kinds[role](**typed).agreed(role, typed.get("nproc"))
 
 
 def _name(system: Manager, usual: str, recipe: Path) -> str:
     """The usual one, or with a number where services of that name start other runs."""
-    for name in chain([usual], (f"{usual}-{number}" for number in count(2))):
-        file = system.file(name)
-        if not file.exists() or system.word(str(recipe)) in file.read_text(encoding=ENCODING, errors="replace"):
-            return name
-    raise AssertionError("names do not end")
+    word, names = system.word(str(recipe)), chain([usual], (f"{usual}-{number}" for number in count(2)))
+    files = ((name, system.file(name)) for name in names)
+    return next(
+        name for name, file in files if not file.exists() or word in file.read_text(encoding=ENCODING, errors="replace")
+    )
 
 
 @app.command()

@@ -257,10 +257,9 @@ def runtime_directory() -> Path:
 
 def temporary_directory() -> Path:
     """As tempfile finds it, which finds none while the disk is full: then where it was before, for who only reads."""
-    try:
+    with suppress(FileNotFoundError):
         return Path(tempfile.gettempdir())
-    except FileNotFoundError:
-        return Path(next(filter(None, map(os.environ.get, ("TMPDIR", "TEMP", "TMP"))), "/tmp"))
+    return Path(next(filter(None, map(os.environ.get, ("TMPDIR", "TEMP", "TMP"))), "/tmp"))
 
 
 def make_private(directory: Path) -> None:

@@ -104,7 +104,10 @@ def test_what_stands_behind_the_dashes_is_checked_as_the_verb_would(here: Path) 
         said("install", "my.yaml", "--role", "auxiliary", "--", "--limit", "upload=3 apples")
     assert "No such option: --wbe" in typed(service.app)("install", "my.yaml", "--", "--wbe", "0", code=2).output
     assert not list(here.rglob("*.service"))
-    said("install", "my.yaml", "--", "--set", "run_id=other", "-q", "--nproc", "2", "--announce", "tcp://h:1")
+    done = typed(service.app)(
+        "install", "my.yaml", "--", "--set", "run_id=other", "-q", "--nproc", "2", "--announce", "tcp://h:1"
+    )
+    assert "the service other runs" in done.stderr, "it is the peer that is to be quiet"
     assert [file.name for file in here.rglob("*.service")] == ["swarm-other.service"]
 
 
