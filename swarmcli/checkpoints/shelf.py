@@ -146,10 +146,12 @@ class Shelf:
 
     def _undo_copy(self, link: Path) -> None:
         """`scp -r` makes a directory of a link, a checkpoint that would stay old under this name. Where only that was
-        copied it gets its own name."""
-        with suppress(CheckpointError, OSError):
-            link.rename(self.directory / f"epoch-{read_manifest(link)['epoch']:06d}")  # fails where that is there
-        discard(link)
+        copied it gets its own name. A directory that is no checkpoint is somebody's own, and stays."""
+        with suppress(CheckpointError):
+            place = self.directory / f"epoch-{read_manifest(link)['epoch']:06d}"
+            with suppress(OSError):
+                link.rename(place)  # fails where that is there
+            discard(link)
 
     def _clear(self, left: Path) -> None:
         """Nobody but this process writes here, and it writes one at a time: its own number was another process's, as
