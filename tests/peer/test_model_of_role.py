@@ -83,6 +83,9 @@ class FakeOptimizer:
     def report(self) -> SimpleNamespace:
         return SimpleNamespace(name="me", team="")
 
+    def call(self, wish: Any) -> None:
+        """It has heard of no run."""
+
     def review_seat(self, divided: float = 1.0) -> None:
         """Its samples count."""
 

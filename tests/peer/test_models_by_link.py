@@ -13,7 +13,7 @@ import pytest
 import torch
 import typer
 
-from swarmcli.cli import consent
+from swarmcli.cli import consent, linking
 from swarmcli.cli.linking import recipe_named
 from swarmcli.errors import RecipeError, SwarmError
 from swarmcli.network.endpoint import Endpoint
@@ -194,6 +194,7 @@ def test_a_volunteer_needs_nothing_but_the_link(
 
 def test_who_does_not_agree_keeps_nothing(owned: Recipe, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consent, "ask", lambda role: False)
+    monkeypatch.setattr(linking, "check_at_once", lambda role, recipe, *, yes: None)  # there is a terminal
 
     def action(link: Link) -> None:
         with pytest.raises(typer.Exit):
