@@ -558,12 +558,13 @@ class Endpoint:
         if word is not None and seen.boot_id != self._met and word.is_of(self.peer_id, seen.boot_id, context.boot_id):
             self._met, where = seen.boot_id, printable(f"({peer.short} sees it at {seen.address})", 200)
             if was_first(word.age, seen.boot_id, age, context.boot_id):
-                self.gave_way = (
+                why = (
                     f"another process {where} has this peer's key, and was there first: stop that one, or start this "
                     "one again without its identity file (identity.key in its home), and it gets a key of its own"
                 )
-                self.events.emit(MembershipEnded(self.gave_way))
-                context.tasks.spawn(self._control.farewell(self.gave_way))  # it would go on in the other one's name
+                self.events.emit(MembershipEnded(why))  # first: a role that hears of it leaves in good order
+                self.gave_way = why
+                context.tasks.spawn(self._control.farewell(why))  # it would go on in the other one's name
             else:
                 told = f"another process {where} has a copy of this peer's key; it began later, and has to leave"
                 self.events.emit(Noticed("warning", told))
