@@ -194,9 +194,7 @@ class Limits(Section):
         if info.field_name in ("on_battery", "on_metered"):
             return None if word in ("none", "null", "") else value
         lifted = value is False or (isinstance(word, str) and word in NO_LIMIT)
-        if info.field_name == "busy_above":
-            return 1.0 if lifted else value
-        return None if lifted else value
+        return value if not lifted else 1.0 if info.field_name == "busy_above" else None
 
     @property
     def zone(self) -> tzinfo | None:
