@@ -171,7 +171,7 @@ def test_what_a_peer_learned_was_sent_or_is_left_or_given_up_number_by_number(se
             differences.add(INNER)
             learned += INNER * model.grad.double()
             fresh += INNER * model.grad.double()
-        samples, outcome = differences.freeze(), draws.choice(outcomes)
+        samples, outcome = differences.freeze().samples, draws.choice(outcomes)
         method.load(samples)
         if outcome == "failed":
             differences.restore()
