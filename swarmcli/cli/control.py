@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from swarmcli.cli.local import At, Called, Json, OfRun, Quiet, chosen, described
+from swarmcli.cli.local import AskedPeers, described, spread
 from swarmcli.errors import ControlError, UsageError
 from swarmcli.machine import client
 from swarmcli.machine.moments import duration, moment
@@ -25,7 +24,7 @@ from swarmcli.words import printable
 
 
 @dataclass(frozen=True, slots=True)
-class StopOptions:
+class StopTimes:
     """How long `stop` waits for a peer. Seconds."""
 
     save: float = 120.0  # for one that hands nothing in (any more): for its step, perhaps a checkpoint
@@ -34,22 +33,26 @@ class StopOptions:
     look: float = 0.25  # between two looks at who still runs
 
 
-STOP = StopOptions()
+STOP = StopTimes()
 
 
-def pause(
-    run: OfRun = None,
-    peer: Called = None,
-    home: At = None,
+@dataclass(frozen=True, kw_only=True)
+class PauseOptions(AskedPeers):
     lasting: Annotated[
         str | None, typer.Option("--for", metavar="TIME", help="Go on by itself after 2h, 45 min, 1h30m.")
-    ] = None,
+    ] = None
     until: Annotated[
         str | None, typer.Option("--until", metavar="MOMENT", help="Go on by itself at 18:00, tomorrow 8:00, mon 8:00.")
-    ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopOptions(AskedPeers):
+    now: Annotated[bool, typer.Option("--now", help="At once: no goodbye, and nothing is saved.")] = False
+
+
+@spread
+def pause(options: PauseOptions) -> None:
     """Let your peers on this computer pause: they hand in what is computed, and leave the processor alone.
 
     The others are told, so nobody waits. A pause ends with swarm resume, or at its time.
@@ -60,19 +63,15 @@ def pause(
     swarm pause --until 18:00
     swarm pause --peer trainer-2  one of them, by its name or directory
     """
+    lasting, until = options.lasting, options.until
     if lasting is not None and until is not None:
         raise UsageError("--for and --until say the same in two ways; give one of them")
     end = {"seconds": duration(lasting)} if lasting else {"until": moment(until)} if until else {}
-    _change("pause", end, run, peer, home, as_json=as_json, quiet=quiet)
+    _change("pause", end, options)
 
 
-def resume(
-    run: OfRun = None,
-    peer: Called = None,
-    home: At = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+@spread
+def resume(options: AskedPeers) -> None:
     """Let your peers on this computer go on after a pause.
 
     What your limits forbid at the moment (on battery, say) stays forbidden, and is named.
@@ -81,33 +80,17 @@ def resume(
     swarm resume                   all of them
     swarm resume --run stdlib-lm   those of one run
     """
-    _change("resume", {}, run, peer, home, as_json=as_json, quiet=quiet)
+    _change("resume", {}, options)
 
 
-def _change(
-    path: str,
-    body: dict[str, Any],
-    run: str | None,
-    name: str | None,
-    home: Path | None,
-    *,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def _change(path: str, body: dict[str, Any], options: AskedPeers) -> None:
     registry = LocalPeers()
-    peers = chosen(registry, run=run, name=name, home=home)
-    results = [_asked(each, partial(client.post, each, path, body, registry=registry)) for each in peers]
-    _tell(results, as_json=as_json, quiet=quiet)
+    asks = {peer: partial(client.post, peer, path, body, registry=registry) for peer in options.chosen(registry)}
+    _tell([_asked(peer, ask) for peer, ask in asks.items()], options)
 
 
-def stop(
-    run: OfRun = None,
-    peer: Called = None,
-    home: At = None,
-    now: Annotated[bool, typer.Option("--now", help="At once: no goodbye, and nothing is saved.")] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+@spread
+def stop(options: StopOptions) -> None:
     """Let your peers on this computer leave, once they have handed in what they have computed.
 
     They stay for the round that takes it, ten minutes at most, save what nobody else holds and say goodbye; the command
@@ -118,13 +101,13 @@ def stop(
     swarm stop --peer trainer-2   one of them, by its name or directory
     swarm stop --now              without waiting for anything
     """
-    registry = LocalPeers()
-    peers = chosen(registry, run=run, name=peer, home=home)
-    results = [_asked(each, partial(_ask_to_stop, registry, each, now)) for each in peers]
+    registry, silently = LocalPeers(), options.quiet or options.as_json
+    peers = options.chosen(registry)
+    results = [_asked(each, partial(_ask_to_stop, registry, each, options.now)) for each in peers]
     asked = [each for each, result in zip(peers, results, strict=True) if "error" not in result]
-    if not quiet and not as_json:
+    if not silently:
         _say_what_takes_time(results)
-    with _shown(quiet or as_json) as show:
+    with _shown(silently) as show:
         left = _wait_for_end(registry, asked, show)
     unasked = {each.home for each in peers} - {each.home for each in asked}
     silent = _left_after(STOP.answer, registry, unasked)
@@ -134,7 +117,7 @@ def stop(
         if each.home in left:
             result["error"] = "it has not ended yet; it may be saving; `swarm stop --now` ends it"
         result["stopped"] = "error" not in result
-    _tell(results, as_json=as_json, quiet=quiet)
+    _tell(results, options)
 
 
 def _ask_to_stop(registry: LocalPeers, peer: LocalPeer, now: bool) -> Any:
@@ -244,14 +227,14 @@ def _asked(peer: LocalPeer, ask: Callable[[], Any]) -> dict[str, Any]:
     return result | ({"activity": answer} if isinstance(answer, dict) else {})
 
 
-def _tell(results: list[dict[str, Any]], *, as_json: bool, quiet: bool) -> None:
+def _tell(results: list[dict[str, Any]], options: AskedPeers) -> None:
     """Ends the command with 1 if somebody did not do it."""
-    if as_json:
+    if options.as_json:
         typer.echo(json.dumps(results))
     for result in results:
         if "error" in result:
             typer.echo(f"swarm: {_who(result)}: {result['error']}", err=True)
-        elif not quiet and not as_json:
+        elif not options.quiet and not options.as_json:
             said = "has stopped" if "stopped" in result else result["activity"]["sentence"]
             typer.echo(f"{_who(result)}: {said}", err=True)
     if any("error" in result for result in results):

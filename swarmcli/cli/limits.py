@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
-from swarmcli.cli.local import At, Called, Json, OfRun, Quiet, chosen, described
+from swarmcli.cli.local import AskedPeers, WhichPeers, described, spread
 from swarmcli.errors import ControlError, RecipeError
 from swarmcli.machine import client
 from swarmcli.machine.registry import LocalPeer, LocalPeers
@@ -24,29 +25,40 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-NowOnly = Annotated[
-    bool, typer.Option("--now-only", help="Until the peers that run now end; later ones begin as before.")
-]
+
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions(AskedPeers):
+    every: Annotated[bool, typer.Option("--all", help="Also those that are not set, and what each means.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeOptions(WhichPeers):
+    now_only: Annotated[
+        bool, typer.Option("--now-only", help="Until the peers that run now end; later ones begin as before.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetOptions(ChangeOptions):
+    values: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="For example upload=2MB/s.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResetOptions(ChangeOptions):
+    keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY...]", help="All, if none is named.")] = None
 
 
 @app.command()
-def show(
-    run: OfRun = None,
-    peer: Called = None,
-    home: At = None,
-    every: Annotated[bool, typer.Option("--all", help="Also those that are not set, and what each means.")] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+@spread
+def show(options: ShowOptions) -> None:
     """Show the limits of your running peers, or of those that you will start.
 
     \b
     swarm limits show         those that are set, and where
     swarm limits show --all   every limit, and what it means
     """
-    registry = LocalPeers()
-    found = _asked(registry, run=run, name=peer, home=home)
-    if as_json:
+    found = _asked(LocalPeers(), options)
+    if options.as_json:
         typer.echo(json.dumps(found))
         return
     for each in found:
@@ -54,18 +66,12 @@ def show(
         if "error" in each:
             typer.echo(f"  {each['error']}")
         else:
-            typer.echo("\n".join(f"  {line}" for line in lines_of(each["limits"], every=every)))
+            typer.echo("\n".join(f"  {line}" for line in lines_of(each["limits"], every=options.every)))
 
 
 @app.command("set")
-def set_(
-    values: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="For example upload=2MB/s.")],
-    now_only: NowOnly = False,
-    run: OfRun = None,
-    peer: Called = None,
-    home: At = None,
-    quiet: Quiet = False,
-) -> None:
+@spread
+def set_(options: SetOptions) -> None:
     """Set limits: for your running peers at once, and for those that you will start.
 
     \b
@@ -74,35 +80,28 @@ def set_(
     swarm limits set on_battery=no temperature=80
     swarm limits set upload=none --now-only
     """
-    change(commanded(values, "swarm limits set"), now_only=now_only, run=run, name=peer, home=home, quiet=quiet)
+    change(commanded(options.values, "swarm limits set"), options)
 
 
 @app.command()
-def reset(
-    keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY...]", help="All, if none is named.")] = None,
-    now_only: NowOnly = False,
-    run: OfRun = None,
-    peer: Called = None,
-    home: At = None,
-    quiet: Quiet = False,
-) -> None:
+@spread
+def reset(options: ResetOptions) -> None:
     """Forget limits that you have set: what the command line or the recipe says holds again.
 
     \b
     swarm limits reset upload hours
     swarm limits reset
     """
-    changes = dict.fromkeys(keys or KEYS, DEFAULT)
+    changes = dict.fromkeys(options.keys or KEYS, DEFAULT)
     read_changes(changes, "swarm limits reset")
-    change(changes, now_only=now_only, run=run, name=peer, home=home, quiet=quiet)
+    change(changes, options)
 
 
-def change(changes: dict[str, str], *, now_only: bool, quiet: bool, **which: Any) -> None:
+def change(changes: dict[str, str], options: ChangeOptions) -> None:
     """At the running peers that are meant and, unless `now_only`, in the user's file. Ends the command with 1 if one of
     them did not do it."""
-    registry = LocalPeers()
-    named = any(value is not None for value in which.values())
-    peers = chosen(registry, **which) if named or now_only or registry.peers() else []
+    registry, now_only = LocalPeers(), options.now_only
+    peers = options.chosen(registry) if options.are_named or now_only or registry.peers() else []
     told, failed, was_empty = [_in_words(changes)], False, is_empty(config_file())
     if not now_only:
         load_config(may_be_empty=True)  # a file that cannot be used is told of before anything changes
@@ -122,7 +121,7 @@ def change(changes: dict[str, str], *, now_only: bool, quiet: bool, **which: Any
         keep_limits(read_changes(changes, "swarm limits"))
         again = ", which was empty; what your peers held of it stands there again" if was_empty and peers else ""
         told.append(f"kept in {config_file()}{again}")
-    for line in [] if quiet else told:
+    for line in [] if options.quiet else told:
         typer.echo(line, err=True)
     if failed:
         raise typer.Exit(1)
@@ -137,11 +136,11 @@ def _in_words(changes: dict[str, str]) -> str:
     )
 
 
-def _asked(registry: LocalPeers, **which: Any) -> list[dict[str, Any]]:
+def _asked(registry: LocalPeers, options: WhichPeers) -> list[dict[str, Any]]:
     """The limits of each running peer that is meant, or, if none runs, of the next one."""
-    if not registry.peers() and not any(value is not None for value in which.values()):
+    if not registry.peers() and not options.are_named:
         return [{"who": "peers that you start now", "limits": LimitStore().shown()}]
-    return [{"who": described(peer), **_limits_of(registry, peer)} for peer in chosen(registry, **which)]
+    return [{"who": described(peer), **_limits_of(registry, peer)} for peer in options.chosen(registry)]
 
 
 def _limits_of(registry: LocalPeers, peer: LocalPeer) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """Which of this user's running peers a verb means, and how they are called. Light to import: it answers at once."""
 
-from __future__ import annotations
-
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from inspect import signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -44,6 +45,43 @@ def chosen(
     if not found:
         raise ControlError(f"none of your peers is meant by that; there are: {', '.join(map(described, running))}")
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhichPeers:
+    """Options of verbs about this user's running peers."""
+
+    run: OfRun = None
+    peer: Called = None
+    home: At = None
+    quiet: Quiet = False
+
+    @property
+    def are_named(self) -> bool:
+        return (self.run, self.peer, self.home) != (None, None, None)
+
+    def chosen(self, registry: LocalPeers) -> list[LocalPeer]:
+        """See the function of this name."""
+        return chosen(registry, run=self.run, name=self.peer, home=self.home)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedPeers(WhichPeers):
+    as_json: Json = False
+
+
+def spread(verb: Callable[[Any], None]) -> Callable[..., None]:
+    """The verb as typer reads one: each field of its `options` is an option of its own."""
+    kind = signature(verb, eval_str=True).parameters["options"].annotation
+    fields = signature(kind, eval_str=True)
+
+    @wraps(verb)
+    def spread_out(**given: Any) -> None:
+        verb(kind(**given))
+
+    spread_out.__signature__ = fields  # type: ignore[attr-defined]
+    spread_out.__annotations__ = {name: field.annotation for name, field in fields.parameters.items()}
+    return spread_out
 
 
 def running_homes() -> set[Path]:

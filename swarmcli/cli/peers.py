@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import wraps
-from inspect import signature
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from swarmcli.cli.ending import interrupted_soon
+from swarmcli.cli.local import spread
 from swarmcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -270,22 +269,8 @@ class MonitorOptions(PagedOptions):
     ] = False
 
 
-def _spread(verb: Callable[[Any], None]) -> Callable[..., None]:
-    """The verb as typer reads one: each field of its `options` is an option of its own."""
-    kind = signature(verb, eval_str=True).parameters["options"].annotation
-    fields = signature(kind, eval_str=True)
-
-    @wraps(verb)
-    def spread(**given: Any) -> None:
-        with interrupted_soon():
-            verb(kind(**given))
-
-    spread.__signature__ = fields  # type: ignore[attr-defined]
-    spread.__annotations__ = {name: field.annotation for name, field in fields.parameters.items()}
-    return spread
-
-
-@_spread
+@spread
+@interrupted_soon()
 def join(options: JoinOptions) -> None:
     """Train with the others: compute gradients, average them, step together.
 
@@ -313,7 +298,8 @@ def join(options: JoinOptions) -> None:
         run_trainer(session.peer, session.show(), session.stop, resume=options.begins_from)
 
 
-@_spread
+@spread
+@interrupted_soon()
 def aux(options: PeerOptions) -> None:
     """Help without computing gradients: add up the parts of others, on a processor alone.
 
@@ -328,7 +314,8 @@ def aux(options: PeerOptions) -> None:
         run_auxiliary(session.peer, session.show(), session.stop)
 
 
-@_spread
+@spread
+@interrupted_soon()
 def monitor(options: MonitorOptions) -> None:
     """Follow the run without computing: serve the dashboard, keep checkpoints, hand out the state.
 

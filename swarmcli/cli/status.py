@@ -6,25 +6,25 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
-from swarmcli.cli.local import HOW_TO_JOIN, NOBODY, At, Called, Json, OfRun, Quiet, chosen
+from swarmcli.cli.local import HOW_TO_JOIN, NOBODY, AskedPeers, spread
 from swarmcli.errors import ControlError
 from swarmcli.machine import client
 from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.words import printable, roughly
 
 
-def status(
-    run: OfRun = None,
-    peer: Called = None,
-    home: At = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every second, until Ctrl-C.")] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class StatusOptions(AskedPeers):
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every second, until Ctrl-C.")] = False
+
+
+@spread
+def status(options: StatusOptions) -> None:
     """Show what your peers on this computer do, and how their runs go.
 
     \b
@@ -35,17 +35,15 @@ def status(
     registry = LocalPeers()
 
     def look() -> list[dict[str, Any]]:
-        if not registry.peers():
-            return []
-        return reports(registry, chosen(registry, run=run, name=peer, home=home))
+        return reports(registry, options.chosen(registry)) if registry.peers() else []
 
-    if watch:
+    if options.watch:
         with suppress(KeyboardInterrupt):  # that is how one ends it
-            _watch(look, as_json=as_json)
+            _watch(look, as_json=options.as_json)
         return
     found = look()
-    typer.echo(json.dumps(found) if as_json else text(found))
-    if not found and not as_json and not quiet:
+    typer.echo(json.dumps(found) if options.as_json else text(found))
+    if not found and not options.as_json and not options.quiet:
         typer.echo(HOW_TO_JOIN, err=True)
 
 
