@@ -20,7 +20,8 @@ from swarmcli.cli.journals import Which, journal_of
 from swarmcli.cli.log_tables import print_summary, print_table
 from swarmcli.errors import JournalError, UsageError
 from swarmcli.events import EpochAdvanced, Event, RoundFinished
-from swarmcli.journal import JournalReader, Line, RunRecord
+from swarmcli.journal import JournalReader, Line, RunRecord, printable
+from swarmcli.journal.describe import short
 
 FOLLOWED = ("epochs", "rounds", "events")  # what is added row by row; a peer's row changes in place
 
@@ -61,7 +62,9 @@ def show(
                     console.print(f"# {name}")
                 records = rows(reader, run_id, name, selection.last)
                 if not selection.as_json:
-                    print_table(console, name, records)
+                    known = reader.peers(run_id) if name == "rounds" else []
+                    names = {short(peer.peer): printable(peer.name, 40) for peer in known if peer.name}
+                    print_table(console, name, records, names)
                     continue
                 for record in records:
                     _print_json(console, name, asdict(record))

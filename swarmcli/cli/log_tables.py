@@ -15,6 +15,7 @@ from swarmcli.cli.console import day, format_time, number, peers_of, plural
 from swarmcli.cli.local import in_columns
 from swarmcli.events import EpochAdvanced, PeerSeen, RoundFinished
 from swarmcli.journal import JournalReader, Line, RunRecord, megabytes, printable
+from swarmcli.journal.describe import with_names
 
 
 class Column(NamedTuple):
@@ -85,30 +86,35 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
 
 
 def print_table(
-    console: Console, name: str, records: Sequence[EpochAdvanced | RoundFinished | Line | PeerSeen]
+    console: Console,
+    name: str,
+    records: Sequence[EpochAdvanced | RoundFinished | Line | PeerSeen],
+    names: Mapping[str, str],
 ) -> None:
-    """One list, with a heading. An empty one says so."""
+    """One list, with a heading. An empty one says so. `names`: by short ids, which they stand beside."""
     if not records:
         console.print(f"no {name} yet")
     elif console.is_terminal:
-        console.print(_terminal_table(name, records))
+        console.print(_terminal_table(name, records, names))
     else:
-        _print_plain(console, name, records)
+        _print_plain(console, name, records, names)
 
 
-def _terminal_table(name: str, records: Sequence[Any]) -> Table:
+def _terminal_table(name: str, records: Sequence[Any], names: Mapping[str, str]) -> Table:
     columns = COLUMNS[name]
     table = Table(title=name, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         table.add_column(column.title, justify="right" if column.right else "left")
     for record in records:
-        table.add_row(*(Text(column.text(record), style=column.style(record)) for column in columns))
+        cells = [(with_names(column.text(record), names), column.style(record)) for column in columns]
+        table.add_row(*(Text(text, style=style) for text, style in cells))
     return table
 
 
-def _print_plain(console: Console, name: str, records: Sequence[Any]) -> None:
+def _print_plain(console: Console, name: str, records: Sequence[Any], names: Mapping[str, str]) -> None:
     columns = COLUMNS[name]
-    cells = [[column.title for column in columns], *([column.text(record) for column in columns] for record in records)]
+    rows = ([with_names(column.text(record), names) for column in columns] for record in records)
+    cells = [[column.title for column in columns], *rows]
     for line in in_columns(cells, right=[n for n, column in enumerate(columns) if column.right]):
         console.print(line, soft_wrap=True)
 

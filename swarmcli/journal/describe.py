@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -51,6 +51,7 @@ class Recorder:
         self._reports = TokenBucket(JOURNAL.reports_per_second, JOURNAL.report_burst)
         self._lines = TokenBucket(JOURNAL.lines_per_second, JOURNAL.burst)
         self._suppressed = 0
+        self._measured: tuple[object, ...] = ()  # of the evaluation that was told last
 
     def kept(self, event: happened.Event, now: float) -> Iterator[happened.Event]:
         """The event itself, where it has a table of its own, and its line. `now` is wall-clock seconds."""
@@ -66,7 +67,12 @@ class Recorder:
             case happened.RunObserved() | happened.EpochLoss():
                 yield replace(event, time=now)
                 return
-            case happened.EpochAdvanced() | happened.RoundFinished() | happened.EpochReported() | happened.Evaluated():
+            case happened.Evaluated():
+                yield replace(event, time=now)
+                measured = event.epoch, event.loss, event.metrics
+                # What this peer has measured is the middle of all as well where it is the only one.
+                line, self._measured = None if measured == self._measured else line, measured
+            case happened.EpochAdvanced() | happened.RoundFinished() | happened.EpochReported():
                 yield replace(event, time=now)
                 line = self._calmed(event, line)
             case happened.Booked() | happened.BookHead():
@@ -93,7 +99,9 @@ class Recorder:
                 text = f"{self._suppressed} lines about connections left out"
                 yield Line("detail", "suppressed", "", text, time=now)
                 self._suppressed = 0
-            yield replace(line, text=self._named(printable(line.text, JOURNAL.max_text), line.level), time=now)
+            alone = line.level in ("info", "detail")
+            text = with_names(printable(line.text, JOURNAL.max_text), self._names, alone=alone)
+            yield replace(line, text=text, time=now)
 
     def losses(self, now: float = math.inf) -> Iterator[Line]:
         """What has been summed for long enough; without `now` all of it, for nothing follows."""
@@ -101,17 +109,6 @@ class Recorder:
             if not since <= now < since + _SUMMED:
                 del self._lost[fate]
                 yield Line("warning", "notice", "", f"{samples} {fate}", time=since)
-
-    def _named(self, text: str, level: str) -> str:
-        """The text with names in place of short ids. Anybody may take any name: where two have it, and where a line
-        warns of somebody, the id stays beside it."""
-
-        def called(found: re.Match[str]) -> str:
-            name = self._names.get(found[0], found[0])
-            plain = name == found[0] or (level in ("info", "detail") and list(self._names.values()).count(name) == 1)
-            return name if plain else f"{name} ({found[0]})"
-
-        return _SHORT_ID.sub(called, text) if self._names else text
 
     def _leave(self, peer: str) -> None:
         self._gone[peer] = None
@@ -132,6 +129,18 @@ class Recorder:
             return True
         self._suppressed += 1
         return False
+
+
+def with_names(text: str, names: Mapping[str, str], *, alone: bool = False) -> str:
+    """The text with `names` (by short ids) in place of short ids. Anybody may take any name, so the id stays beside it,
+    unless it may stand `alone` and nobody else has it."""
+
+    def called(found: re.Match[str]) -> str:
+        name = names.get(found[0], found[0])
+        plain = name == found[0] or (alone and list(names.values()).count(name) == 1)
+        return name if plain else f"{name} ({found[0]})"
+
+    return _SHORT_ID.sub(called, text) if names else text
 
 
 def short(peer: str) -> str:

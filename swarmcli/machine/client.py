@@ -47,6 +47,8 @@ def ask(
 ) -> Any:
     """One request. `timeout`: seconds for each answer of the other end. `most`: bytes of an answer; the longest is
     a list of a thousand peers. Raises ControlError that says what helps."""
+    if not peer.lives:
+        raise ControlError(f"{peer.label} has just ended")
     if peer.port is None and body is not None:
         try:
             (registry or LocalPeers()).leave_wish(peer, path, body)
@@ -56,8 +58,6 @@ def ask(
     if peer.port is None:
         raise ControlError(f"{peer.label} is still joining {peer.run_id} and cannot be asked yet; try in a moment")
     token = (registry or LocalPeers()).token(peer)
-    if not peer.lives:
-        raise ControlError(f"{peer.label} has just ended")
     connection = http.client.HTTPConnection("127.0.0.1", peer.port, timeout=timeout)
     headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
     if body is not None:

@@ -273,7 +273,11 @@ class RunPeer:
         controls = PeerControls(self.activity, self.limits, bool)
 
         def heed() -> None:
-            controls.take_up(self.processors.entry.take_wishes())
+            for path, body in self.processors.entry.take_wishes():
+                try:
+                    controls.take_up(path, body)
+                except SwarmError as error:
+                    warn(f"what was asked while this peer was joining cannot be done: {error}")
 
         governor = GovernorThread(self.limits, sensors, self.activity, self.lending.take, warn, heed)
         self.governor = undo.enter_context(governor)  # first: limits hold for the first byte too

@@ -114,7 +114,7 @@ def test_a_peer_that_was_killed_while_the_journals_owner_was_away_is_not_counted
     ("name", "expected"),
     [
         ("epochs", ["epoch", "loss", "4.7500", "4,096", "8.0 s", "gradient", " 1.23", "update", "0.0625"]),
-        ("rounds", ["outcome", "committed", "failed", "bob was killed; without bbbbbbbbbb: silent", "2.0 MB"]),
+        ("rounds", ["outcome", "committed", "failed", "bob (bbbbbbbbbb): silent", "2.0 MB"]),
         ("events", ["warning", "(bbbbbbbbbb): its recipe differs in seed", "checkpoint of epoch 12"]),
         ("peers", ["bbbbbbbbbb", "trainer", "12.5"]),
     ],

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from swarmcli.errors import ControlError
 from swarmcli.machine import client
@@ -86,7 +87,9 @@ def test_whatever_answers_ends_in_a_sentence(
 
 def test_one_that_joins_or_has_ended_is_not_asked(registry: LocalPeers, peer_at: Callable[[int], LocalPeer]) -> None:
     with pytest.raises(ControlError, match="Ada is still joining a-run"):
-        client.get(LocalPeer(1, 1.0, "trainer", "a-run", "/home", "Ada"), "state", registry=registry)
+        client.get(replace(LocalPeer.here("trainer", "a-run", Path("/home")), name="Ada"), "state", registry=registry)
+    with pytest.raises(ControlError, match="Ada has just ended"):  # nobody takes up what was left for it
+        client.post(LocalPeer(1, 1.0, "trainer", "a-run", "/home", "Ada"), "pause", {}, registry=registry)
     assert LocalPeer(1, 1.0, "trainer", "a-run", "/home", api="http://127.0.0.1:70000").port is None  # there is none
     with socket.create_server(("127.0.0.1", 0)) as server:
         ended = LocalPeer(

@@ -295,7 +295,8 @@ def test_what_is_asked_of_a_peer_that_waits_for_its_contacts_holds_from_its_star
         port = free.getsockname()[1]
     contact = peer(tmp_path / "a", "monitor", f"local.port={port}")
     waiting = peer(tmp_path / "b", "trainer", contacts=(f"tcp://127.0.0.1:{port}",))
-    paused, went_on, slow = threading.Event(), threading.Event(), threading.Event()
+    paused, went_on, slow, told = threading.Event(), threading.Event(), threading.Event(), list[str]()
+    waiting.events.subscribe(lambda event: told.append(getattr(event, "text", "")))
     waiting.activity.subscribe(lambda: (paused if waiting.activity.is_held else went_on).set())
     with ThreadPoolExecutor(1) as pool:
         joined = pool.submit(waiting.__enter__)
@@ -310,8 +311,10 @@ def test_what_is_asked_of_a_peer_that_waits_for_its_contacts_holds_from_its_star
 
         assert "has been told" in ask("pause")
         assert paused.wait(PATIENCE) and not joined.done()
+        ask("limits", changes={"upload": "much"}, keep=False)
         ask("resume")
-        assert went_on.wait(PATIENCE)
+        assert went_on.wait(PATIENCE), "what cannot be done is told, and hinders nothing else"
+        assert any("cannot be done" in text and "much" in text for text in told)
         ask("pause", seconds=3600.0)
         ask("limits", changes={"upload": "100kB/s"}, keep=False)
         with contact, ExitStack() as leaving:
