@@ -129,12 +129,12 @@ def test_where_nobody_has_seen_an_epoch_figures_go_by_what_the_others_say() -> N
             told: list[float] = []
 
             async def look() -> None:
-                for epoch in range(5, 7):
+                for epoch in range(6, 8):
                     await until(lambda epoch=epoch: quick.core.position.epoch >= epoch)
                     assert slow.core.seat.lost is not None
                     told.append(slow.core.seat.lost.reason.epoch)
 
-            await together(quick.run(7), slow.run(7), look())
+            await together(quick.run(8), slow.run(8), look())
             assert all(0.3 < epoch < 1.5 for epoch in told), told  # six batches of 0.1 s
 
     virtual_time.run(main(), timeout=3600)
