@@ -18,7 +18,7 @@ from swarmcli.checkpoints.shelf import Keep, Shelf
 from swarmcli.cli.local import Json, Quiet, in_columns
 from swarmcli.errors import CheckpointError
 from swarmcli.machine.places import places_of_runs
-from swarmcli.words import megabytes, printable
+from swarmcli.words import megabytes, printable, roughly
 
 CheckpointsPath = Annotated[
     Path | None,
@@ -187,16 +187,16 @@ def lines_of(found: Sequence[CheckpointInfo], now: float) -> list[str]:
 def _row(info: CheckpointInfo, now: float) -> tuple[str, ...]:
     loss = "" if info.loss is None else f"{info.loss:.4f}"
     links = [name for name, is_it in (("latest", info.latest), ("best", info.best)) if is_it]
-    stays = ", ".join(info.kept) or "no"
+    stays, age = ", ".join(info.kept) or "no", roughly(now - info.written)
     said = f"DAMAGED: {info.problem}" if info.problem else " ".join(links)
-    return str(info.epoch), f"{_age(now - info.written)} ago", megabytes(info.bytes), loss, stays, printable(said, 300)
-
-
-def _age(seconds: float) -> str:
-    for unit, length in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"
+    return (
+        str(info.epoch),
+        f"{age} ago",
+        megabytes(info.bytes),
+        loss,
+        stays,
+        printable(said, 300),
+    )
 
 
 def _plain(info: CheckpointInfo) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from swarmcli.events import EpochAdvanced, RoundFinished, notices
 from swarmcli.journal import Line, megabytes, printable
+from swarmcli.words import roughly
 
 STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "bold red"}
 
@@ -92,18 +93,8 @@ def moment(time: float) -> str:
 
 
 def format_time(seconds: float) -> str:
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    if seconds < 5970:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
-
-
-def remaining(seconds: float) -> str:
-    """Nobody needs an estimate to the tenth of a second."""
-    return f"{max(1.0, seconds):.0f} s" if seconds < 99.5 else format_time(seconds)
+    """As exact as it is long. Of an estimate nobody needs tenths of a second: that is what `roughly` is for."""
+    return f"{seconds:.1f} s" if seconds < 9.95 else roughly(seconds)
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -19,10 +19,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from swarmcli.cli.console import clock as time_of_day
-from swarmcli.cli.console import epoch_line, event_line, format_time, number, plural, remaining
+from swarmcli.cli.console import epoch_line, event_line, format_time, number, plural
 from swarmcli.events import EpochAdvanced, Event, Events
 from swarmcli.journal import Line, Recorder, megabytes, printable
 from swarmcli.run.values import Me, PeerStatus, RunStatus
+from swarmcli.words import roughly
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +210,9 @@ def _progress(status: RunStatus, width: int) -> RenderableType:
     if status.state == "synchronizing":
         return _one_line(Text(printable(status.download or "looking where the run is", 200)))
     of = "" if status.max_epochs is None else f" of {status.max_epochs}"
-    etas = [] if status.eta_seconds is None else [f"{remaining(status.eta_seconds)} left"]
+    etas = [] if status.eta_seconds is None else [f"{roughly(status.eta_seconds)} left"]
     if status.run_eta_seconds is not None:
-        etas.append(f"about {remaining(status.run_eta_seconds)} to the last epoch")
+        etas.append(f"about {roughly(status.run_eta_seconds)} to the last epoch")
     epoch = Text(f"epoch {status.epoch}{of}", style="bold")
     counted = Text(f"{status.samples:,} of {plural(status.target, 'sample')}")
     eta = _fitting(etas, width - len(epoch) - len(counted) - 2, ", ")
@@ -401,9 +402,9 @@ class LiveView:
             if not status.alarm and not status.waits:
                 self._print(self._clock(), printable(status.download or STATES[status.state], 200))
             return
-        eta = "" if status.eta_seconds is None else f", about {remaining(status.eta_seconds)} left"
+        eta = "" if status.eta_seconds is None else f", about {roughly(status.eta_seconds)} left"
         if status.run_eta_seconds is not None:
-            eta += f", about {remaining(status.run_eta_seconds)} to the last epoch"
+            eta += f", about {roughly(status.run_eta_seconds)} to the last epoch"
         counted = f"{status.samples:,} of {plural(status.target, 'sample')}"
         rate = number(status.samples_per_second, 1)
         self._print(self._clock(), f"epoch {status.epoch}: {counted}{eta}, {rate} per second")

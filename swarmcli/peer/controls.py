@@ -11,7 +11,7 @@ from typing import Any
 from swarmcli.errors import ControlError
 from swarmcli.peer.activity import STAYS, Activity, asked
 from swarmcli.recipe.limit_store import LimitStore
-from swarmcli.run.values import ActivityShown
+from swarmcli.run.values import ActivityShown, shown_as
 
 OF_CARD = ("gpu", "gpu_memory")
 
@@ -41,15 +41,7 @@ class PeerControls:
         self._end_process = end_process
 
     def activity(self) -> ActivityShown:
-        status = self._activity.status()
-        return ActivityShown(
-            state=status.state,
-            reasons=status.reasons,
-            since=status.since,
-            sentence=status.sentence,
-            keeps=status.keeps,
-            seconds_left=status.seconds_left,
-        )
+        return shown_as(ActivityShown, self._activity.status())
 
     def pause(self, until: float | None, seconds: float | None = None) -> None:
         """Raises ControlError when the peer is about to leave."""

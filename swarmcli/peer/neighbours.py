@@ -12,7 +12,7 @@ from typing import Any
 from swarmcli.errors import ControlError
 from swarmcli.machine import client
 from swarmcli.machine.registry import LocalPeer, LocalPeers
-from swarmcli.run.values import MachinePeer
+from swarmcli.run.values import MachinePeer, shown_as
 
 
 class Neighbours:
@@ -60,13 +60,10 @@ def described(peer: LocalPeer, state: dict[str, Any], url: str) -> MachinePeer:
     activity = (me.get("activity") or {}).get("state", "running")
     own = me.get("share")
     rate = run.get("samples_per_second") or 0.0
-    return MachinePeer(
-        pid=peer.pid,
+    return shown_as(
+        MachinePeer,
+        peer,
         name=peer.label,
-        role=peer.role,
-        run_id=peer.run_id,
-        home=peer.home,
-        started=peer.started,
         me=peer.pid == os.getpid(),
         url=url,
         answers=bool(state),

@@ -34,6 +34,7 @@ from swarmcli.run.values import (
     Rounds,
     RunStatus,
     State,
+    shown_as,
 )
 
 __all__ = ["DashboardSource", "Health", "PeerStatus", "Providers", "RunStatus", "State"]
@@ -177,16 +178,7 @@ class DashboardSource:
         return PeerDetails(
             peer=shown or _departed(known),  # type: ignore[arg-type]
             first_seen=known.first_seen if known else None,
-            history=tuple(
-                PeerEpoch(
-                    epoch=each.epoch,
-                    time=each.time,
-                    loss=each.loss,
-                    samples=each.samples,
-                    samples_per_second=each.samples_per_second,
-                )
-                for each in reports
-            ),
+            history=tuple(shown_as(PeerEpoch, each) for each in reports),
             rounds=tuple(views.as_member(each, peer_id) for each in rounds),
             contribution=next((each for each in self._providers.contributions() if each.peer == peer_id), None),
         )
@@ -254,16 +246,7 @@ class DashboardSource:
         if directory is None:
             return ()
         return [
-            CheckpointShown(
-                name=each.path.name,
-                epoch=each.epoch,
-                time=each.written,
-                bytes=each.bytes,
-                latest=each.latest,
-                loss=each.loss,
-                best=each.best,
-                problem=each.problem,
-            )
+            shown_as(CheckpointShown, each, name=each.path.name, time=each.written)
             for each in listing(directory)
             if each.path.parent == directory
         ]

@@ -7,12 +7,13 @@ seconds since 1970, durations seconds, sizes bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeVar
 
 from swarmcli.events import Contribution, EpochAdvanced, Evaluated, RoundFinished
 from swarmcli.journal import Moment, Totals
 
+T = TypeVar("T")
 State = Literal[
     "waiting",  # nobody computes yet
     "training",
@@ -322,3 +323,9 @@ class MachinePeer:
     epoch: int | None = None
     max_epochs: int | None = None
     samples_per_second: float = 0.0
+
+
+def shown_as(kind: type[T], record: object, **further: Any) -> T:
+    """A value of this kind with what the record has under the names of its fields, and with `further` ones."""
+    names = {each.name for each in fields(kind)} - further.keys()  # type: ignore[arg-type]  # a dataclass
+    return kind(**{name: getattr(record, name) for name in names if hasattr(record, name)}, **further)

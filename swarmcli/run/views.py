@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 from swarmcli.events import Contribution, Evaluated, RoundFinished
@@ -19,6 +18,7 @@ from swarmcli.run.values import (
     Rounds,
     RunStatus,
     Straggler,
+    shown_as,
 )
 from swarmcli.words import roughly
 
@@ -180,13 +180,12 @@ def missing(accounted: float) -> str:
 
 
 def round_row(each: RoundFinished) -> RoundRow:
-    named = {
-        "members": each.members[:MOST_NAMED],
-        "contributors": each.contributors[:MOST_NAMED],
-        "left_out": dict(list(each.left_out.items())[:MOST_NAMED]),
-    }
-    return RoundRow(
-        **{field.name: getattr(each, field.name) for field in fields(each)} | named,
+    return shown_as(
+        RoundRow,
+        each,
+        members=each.members[:MOST_NAMED],
+        contributors=each.contributors[:MOST_NAMED],
+        left_out=dict(list(each.left_out.items())[:MOST_NAMED]),
         members_total=len(each.members),
         contributors_total=len(each.contributors),
         left_out_total=len(each.left_out),
@@ -223,12 +222,9 @@ def stragglers(rounds: Sequence[RoundFinished], names: Mapping[str, str]) -> tup
 def as_member(each: RoundFinished, peer: str) -> PeerRound:
     """A round as it went for one of its members."""
     out = each.left_out.get(peer)
-    return PeerRound(
-        id=each.id,
-        time=each.time,
-        epoch=each.epoch,
-        purpose=each.purpose,
-        outcome=each.outcome,
+    return shown_as(
+        PeerRound,
+        each,
         part="left out" if out is not None else "contributed" if peer in each.contributors else "helped",
         led=each.leader == peer,
         reason=out if out is not None else each.reason,

@@ -16,12 +16,12 @@ from swarmcli.cli.console import (
     format_time,
     out,
     plural,
-    remaining,
     round_line,
     setup_logging,
 )
 from swarmcli.events import EpochAdvanced, Events, Noticed, RoundFinished
 from swarmcli.journal import Line
+from swarmcli.words import roughly
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ ROUND = RoundFinished(
 def test_durations_are_as_exact_as_they_are_long_and_many_are_told_as_many() -> None:
     durations = [format_time(seconds) for seconds in (0.0, 9.94, 9.96, 99.4, 100, 7200)]
     assert durations == ["0.0 s", "9.9 s", "10 s", "99 s", "2 min", "2.0 h"]
-    assert [remaining(seconds) for seconds in (0.0, 3.4, 200.0)] == ["1 s", "3 s", "3 min"]
+    assert [roughly(seconds) for seconds in (0.0, 3.4, 200.0)] == ["1 s", "3 s", "3 min"]
     assert [plural(1, "peer"), plural(1200, "peer"), plural(2, "auxiliary", "auxiliaries")] == [
         "1 peer", "1,200 peers", "2 auxiliaries",
     ]  # fmt: skip

@@ -17,9 +17,9 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from swarmcli.cli.console import day
-from swarmcli.cli.journals import find_journal, journal_of
+from swarmcli.cli.journals import journal_of
 from swarmcli.cli.log import Selection, followed, log, show
-from swarmcli.errors import JournalError, UsageError
+from swarmcli.errors import UsageError
 from swarmcli.events import Booked, CheckpointWritten, EpochAdvanced, PeerRefused, PeerSeen, RoundFinished
 from swarmcli.journal import Journal, JournalReader, RunRecord
 from swarmcli.machine.registry import LocalPeer, LocalPeers, birth_of
@@ -174,17 +174,17 @@ def test_a_journal_is_found_by_its_directory_and_above_it_and_where_there_is_non
     path: Path, tmp_path: Path
 ) -> None:
     for named in (path, path.parent, tmp_path):
-        assert find_journal(named) == path
-    assert find_journal(None).absolute() == path
+        assert journal_of(str(named)) == path
+    assert journal_of(None).absolute() == path
     write_run(tmp_path / "trainer-2" / "journal.sqlite")
     (tmp_path / "elsewhere").mkdir()
     for named, words in (
-        (tmp_path, r"(?s)holds 2 journals; give the path of one:.*trainer-[12]"),
-        (tmp_path / "elsewhere", r"there is no journal\.sqlite in .* give the path of one"),
-        (tmp_path / "nothing", "does not exist; give a journal"),
+        (tmp_path, r"(?s)2 peers have a journal; name one of these directories.*trainer-[12]"),
+        (tmp_path / "elsewhere", "there is no journal in .*elsewhere or below; name the directory of a peer"),
+        (tmp_path / "nothing", "there is no journal of the run .*nothing on this computer; name the directory"),
     ):
-        with pytest.raises(JournalError, match=words):
-            find_journal(named)
+        with pytest.raises(UsageError, match=words):
+            journal_of(str(named))
 
 
 def test_where_the_command_is_given_none_lies_the_only_one_of_the_user_is_meant(
@@ -214,15 +214,15 @@ def living(home: Path) -> AbstractContextManager[object]:
 def test_of_several_peers_the_one_that_runs_is_meant(two: tuple[Path, Path], tmp_path: Path) -> None:
     path, other = two
     assert journal_of("stdlib-lm") == other, "of those that do not run a monitor saw most"
-    with pytest.raises(UsageError, match="2 peers of yours have a journal"):
+    with pytest.raises(UsageError, match="2 peers have a journal"):
         journal_of(None)
     with living(path.parent):
-        assert journal_of(None) == journal_of("stdlib-lm") == find_journal(tmp_path) == path
+        assert journal_of(None) == journal_of("stdlib-lm") == journal_of(str(tmp_path)) == path
     second = replace(
         LocalPeer.here("monitor", "stdlib-lm", other.parent), pid=os.getppid(), born=birth_of(os.getppid())
     )
     with living(path.parent), LocalPeers().entered(second):
-        with pytest.raises(UsageError, match=r"2 peers of yours run now; name one"):
+        with pytest.raises(UsageError, match=r"2 peers run now; name one"):
             journal_of(None)
         assert journal_of("stdlib-lm") == other
 
