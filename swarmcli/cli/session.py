@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -86,6 +87,7 @@ def twin_of(role: Role, run_id: str, home: Path) -> str:
     )
 
 
+@dataclass(eq=False)
 class Session:
     """A context manager. Entering it joins the run; leaving it says goodbye, and after Ctrl-C exits with 130.
 
@@ -93,43 +95,25 @@ class Session:
     The second sets `stop` at once; the third ends the process.
     """
 
-    def __init__(
-        self,
-        role: Role,
-        recipe: Recipe,
-        contacts: Sequence[str],
-        home: Path | None,
-        *,
-        port: int = 0,
-        verbose: bool = False,
-        plain: bool = False,
-        web_port: int | None = None,
-        web_host: str = "127.0.0.1",
-        web_names: Sequence[str] = (),
-        wheel: Path | None = None,
-        begins_anew: bool = False,
-        process: SiteProcess | None = None,
-    ) -> None:
-        """`port`: where this peer listens if the recipe names none; 0: where it did before. `web_port`: where the
-        dashboard is served; None: nowhere. `web_names`: under which browsers may ask for it. `wheel`: the
-        file that it hands out for newcomers to install. `begins_anew`: see RunPeer. `process`: this one is rank 0 of a
-        site, and asked to stop as such."""
-        self._role = role
-        self._recipe = recipe
-        self._contacts = contacts
-        self._home = home
-        self._port = port
-        self._verbose = verbose
-        self._plain = plain
-        self._web_port = web_port
-        self._web_host = web_host
-        self._web_names = tuple(web_names)
-        self._wheel_file = wheel
+    role: Role
+    recipe: Recipe
+    contacts: Sequence[str]
+    home: Path | None
+    _: KW_ONLY
+    port: int = 0  # where this peer listens if the recipe names none; 0: where it did before
+    verbose: bool = False
+    plain: bool = False
+    web_port: int | None = None  # where the dashboard is served; None: nowhere
+    web_host: str = "127.0.0.1"
+    web_names: Sequence[str] = ()  # under which browsers may ask for it
+    wheel: Path | None = None  # the file that it hands out for newcomers to install
+    begins_anew: bool = False  # see RunPeer
+    process: SiteProcess | None = None  # this one is rank 0 of a site, and asked to stop as such
+
+    def __post_init__(self) -> None:
         self._wheel: Wheel | None = None
-        self._begins_anew = begins_anew
         self._web: socket.socket | None = None  # where the page is served, if that was asked for
         self._local: socket.socket | None = None  # where this user's other processes ask; perhaps the same
-        self._process = process
         self._interrupted = False
         self._parted = False  # its last words were said
         self._expelled = ""  # why the others do not take this peer any more
@@ -139,37 +123,37 @@ class Session:
         self.stop = threading.Event()
 
     def __enter__(self) -> Session:
-        setup_logging(self._verbose)
-        recipe = self._recipe
-        for contact in self._contacts:
+        setup_logging(self.verbose)
+        recipe = self.recipe
+        for contact in self.contacts:
             parse_address(contact)
-        if self._wheel_file is not None:
-            self._wheel = self._read_wheel(self._wheel_file)
+        if self.wheel is not None:
+            self._wheel = self._read_wheel(self.wheel)
         with ExitStack() as undo:
             self._reserve_web(undo)  # before anybody can meet a peer that would leave at once for want of the port
             home = undo.enter_context(self._claim_home(recipe))
             site = f"a site of {recipe.local.site.processes} processes"
-            as_what = site if self._process else self._role
+            as_what = site if self.process else self.role
             err.print(
                 f"joining the run {recipe.run_id} as {as_what}; my files are in {home.path}",
                 soft_wrap=True,
             )
-            if self._process is None and (twin := twin_of(self._role, recipe.run_id, home.path)):
+            if self.process is None and (twin := twin_of(self.role, recipe.run_id, home.path)):
                 err.print(twin, soft_wrap=True)
             self.peer = RunPeer(
                 recipe,
-                self._role,
+                self.role,
                 home,
-                contacts=self._contacts,
-                port=self._port,
+                contacts=self.contacts,
+                port=self.port,
                 listener=self._heard,
-                begins_anew=self._begins_anew,
+                begins_anew=self.begins_anew,
             )
             undo.push(self._discard_unused)
             with _naming("--port"):
                 undo.enter_context(self.peer)
             self._say_where_it_begins(recipe)
-            stopping = self._process.stopping if self._process else stop_on_signals
+            stopping = self.process.stopping if self.process else stop_on_signals
             undo.enter_context(stopping(self._signalled))
             self._exit = undo.pop_all()
         return self
@@ -177,27 +161,27 @@ class Session:
     def _read_wheel(self, file: Path) -> Wheel:
         from coordinator_web.wheel import Wheel
 
-        if self._web_port is None:
+        if self.web_port is None:
             raise UsageError("--wheel needs the page that hands it out: add --web PORT")
         wheel = Wheel.read(file)
         err.print(f"the page /join hands out {file.name}, SHA-256 {wheel.sha256}", soft_wrap=True)
         return wheel
 
     def _say_where_it_begins(self, recipe: Recipe) -> None:
-        if self._contacts or recipe.network.initial_peers:
+        if self.contacts or recipe.network.initial_peers:
             return
         if self.peer.contacts:
             told = "no first contact is given; a peer of this run runs on this computer, and this one joins it there"
-        elif self._role != "monitor":
+        elif self.role != "monitor":
             told = "no first contact is given, so this peer begins a network of its own; others join it"
         else:
             return
         err.print(told, soft_wrap=True)  # in a log it is one line
 
     def _reserve_web(self, undo: ExitStack) -> None:
-        if self._web_port is not None:
+        if self.web_port is not None:
             with _naming("--web"):
-                self._web = undo.enter_context(closing(listen(self._web_host, self._web_port)))
+                self._web = undo.enter_context(closing(listen(self.web_host, self.web_port)))
             if self._web.getsockname()[0] in ("127.0.0.1", "0.0.0.0"):
                 self._local = self._web
                 return
@@ -208,11 +192,11 @@ class Session:
 
     def _claim_home(self, recipe: Recipe) -> Home:
         """A site that was started anew takes up the home of its life before, and with it the peer's identity."""
-        before = self._process.past.home if self._process else ""
-        path = self._home or (Path(before) if before else None)
-        home = Home.at(path) if path else Home.claim(recipe.output_dir / recipe.run_id, self._role)
-        if self._process:
-            self._process.note_home(home.path)
+        before = self.process.past.home if self.process else ""
+        path = self.home or (Path(before) if before else None)
+        home = Home.at(path) if path else Home.claim(recipe.output_dir / recipe.run_id, self.role)
+        if self.process:
+            self.process.note_home(home.path)
         return home
 
     def _discard_unused(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -234,7 +218,7 @@ class Session:
         activity, by_hand = self.peer.activity, number in INTERRUPTS
         # Ctrl-C after `swarm stop` is as good as a second one.
         now = again or (by_hand and activity.status().state == "stopping")
-        patience = self._process.patience if self._process else math.inf
+        patience = self.process.patience if self.process else math.inf
         stays = STAYS.asked if number == signal.SIGINT else STAYS.hurried
         status = activity.stop(0.0 if now else min(stays, patience))
         self._hurry(status.keeps)
@@ -252,7 +236,7 @@ class Session:
     def _hurry(self, keeps: int) -> None:
         """A peer that has not come into the run leaves without the goodbye if that takes long. `keeps`: samples that it
         has to hand in."""
-        if not (keeps or self.peer.has_trained or self._process):
+        if not (keeps or self.peer.has_trained or self.process):
             end_soon(self._say_farewell, ExitCode.INTERRUPTED if self._interrupted else ExitCode.DONE)
 
     def _say_farewell(self) -> None:
@@ -290,7 +274,7 @@ class Session:
             machine=Neighbours().look,
         )
         source = DashboardSource(self.peer.journal, watch.look, providers)
-        observer = Observer(source.look, self.peer.events, alerts, self._recipe.local.webhook, watch.news)
+        observer = Observer(source.look, self.peer.events, alerts, self.recipe.local.webhook, watch.news)
         self._exit.enter_context(observer)
         address = self._serve(source, controls)
         self._say_how_to_join(watch.look())
@@ -301,7 +285,7 @@ class Session:
             self.peer.events,
             console=err,
             me=lambda status: source.overview_of(status).me,
-            plain=self._plain,
+            plain=self.plain,
             clock=time.time,
         )
         self._view = self._exit.enter_context(view)
@@ -313,7 +297,7 @@ class Session:
         sockets = [each for each in dict.fromkeys((self._web, self._local)) if each is not None]
         if not sockets:
             return ""
-        exposed = self._web is not None and is_exposed(self._web_host, self._web_names)
+        exposed = self._web is not None and is_exposed(self.web_host, self.web_names)
         control = secrets.token_urlsafe(24)
         # A page that nobody asked for is nobody else's to see, on a computer that several people use.
         token = (
@@ -323,7 +307,7 @@ class Session:
         def make_app() -> FastAPI:
             from coordinator_web.app import create_app
 
-            hosts = [self._web_host, *self._web_names]
+            hosts = [self.web_host, *self.web_names]
             addresses = self._web_addresses() if exposed else ()
             return create_app(
                 source,
@@ -345,13 +329,13 @@ class Session:
     def _say_where_the_page_is(self, web: socket.socket, token: str | None, control: str) -> str:
         """The link on this machine lets its user control the peer; the one for others lets them look."""
         port = web.getsockname()[1]
-        address = url_of(self._web_host, port)
+        address = url_of(self.web_host, port)
         own = control if web is self._local else token
         out.print(f"dashboard: {address}" + (f"?token={own}" if own else ""), soft_wrap=True)
-        if is_exposed(self._web_host, self._web_names):
+        if is_exposed(self.web_host, self.web_names):
             query = f"?token={token}"
             places = [f"{url}/{query}" for url in self._web_addresses()] + [
-                f"{name} with /{query} behind it" for name in self._web_names
+                f"{name} with /{query} behind it" for name in self.web_names
             ]
             err.print(f"from other computers: {', '.join(places)}", soft_wrap=True)
             err.print("whoever has that link can look; nothing can be changed there")
@@ -361,7 +345,7 @@ class Session:
         """Where other computers find the page, without names that only its operator knows."""
         assert self._web is not None
         port = self._web.getsockname()[1]
-        return [each.replace("tcp://", "http://") for each in announced_addresses(self._web_host, port)]
+        return [each.replace("tcp://", "http://") for each in announced_addresses(self.web_host, port)]
 
     def _asked_to_stop(self) -> None:
         """By this user's command or page."""
@@ -390,15 +374,15 @@ class Session:
     def _join_line(self) -> str:
         """The command with which others join by the recipe file, where links are none; what they have to override
         likewise is in it."""
-        shared = [word for word in self._recipe.overrides if not word.startswith(OWN_KEYS)]
+        shared = [word for word in self.recipe.overrides if not word.startswith(OWN_KEYS)]
         addresses = self.peer.dht.get_visible_addresses()[:1]
-        words = ["swarm", "join", self._recipe.file]
+        words = ["swarm", "join", self.recipe.file]
         words += [part for word in shared for part in ("--set", word)]
         return shlex.join([*words, *(part for address in addresses for part in ("--peer", address))])
 
     def _farewell(self) -> str:
         summary = self.peer.summary
-        work = f" after {summary.samples:,} samples" if self._role == "trainer" else ""
+        work = f" after {summary.samples:,} samples" if self.role == "trainer" else ""
         lost = f"; {summary.lost:,} more are lost, of an epoch that had not ended" if summary.lost else ""
         over = "the run has finished; " if self._watch is not None and self._watch.state == "finished" else ""
         return f"{over}left at epoch {summary.epoch}{work}{lost}; my files are in {self.peer.home.path}"
