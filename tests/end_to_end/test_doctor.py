@@ -18,10 +18,11 @@ pytestmark = pytest.mark.e2e
 
 def test_all_is_well_with_a_run_until_its_peer_is_killed(swarm: Callable[..., Swarm], tmp_path: Path) -> None:
     run = swarm(5)
+    data = ["--set", f"local.data_dir={run.directory}"]
     own = {"SWARM_DATA_DIR": str(tmp_path / "data"), "SWARM_RUNTIME_DIR": str(tmp_path / "runtime")}
 
     def doctor(*words: str) -> tuple[int, list[dict[str, Any]]]:
-        done = command(["doctor", "--json", *words], os.environ | own, tmp_path)
+        done = command(["doctor", "--json", *data, *words], os.environ | own, tmp_path)
         return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
     monitor = run.start("monitor", "monitor", "--port", "0", environment=own)

@@ -28,7 +28,7 @@ def test_who_does_not_fit_is_refused_with_the_reason(swarm: MakeSwarm) -> None:
         (
             ["sequence_len=16", "optimizer.learning_rate=1"],
             4,
-            "it differs in optimizer.learning_rate (here 1.0), sequence_len (here 16)",
+            "the recipe differs in optimizer.learning_rate (here 1.0), sequence_len (here 16)",
         ),
         (["run_id=elsewhere"], 4, "another run: 'test-run', not 'elsewhere'"),
         ([f"local.port={port}"], 1, f"127.0.0.1:{port}"),

@@ -175,7 +175,7 @@ def test_a_newcomer_with_other_weights_and_one_that_was_frozen_are_in_step_soon(
             assert len({peer.core.replica.state.digest() for peer in peers}) == 1
             await together(*(peer.train(5) for peer in peers[1:]))
             await peers[0].compute()
-            await together(*(peer.train(7) for peer in peers))
+            await together(*(peer.train(9) for peer in peers))  # it has come back, and then taken part in an average
             assert len({peer.core.replica.state.digest() for peer in peers}) == 1
             assert len({peer.core.position for peer in peers}) == 1
 
