@@ -20,6 +20,9 @@ def write_file(
     hash of hashlib, which takes in what is written before the disk has it. `private`: readable by this user alone from
     the first byte on.
     """
+    if isinstance(content, bytes) and (file.is_fifo() or file.is_char_device()):  # /dev/stdout: no file may replace it
+        file.write_bytes(content)
+        return
     partial = file.with_name(f".{file.name}.{platform.node()}-{os.getpid()}")
     try:
         partial.unlink(missing_ok=True)  # a killed process had this number

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -26,6 +27,15 @@ def test_a_certificate_comes_back_from_its_file_and_holds(tmp_path: Path) -> Non
     assert found == made
     assert found.fault == ""
     assert said().signature.hex().startswith("1c7566a040cfa58360f17cbfc6cbba19"), "as an older swarm signed it"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with a name")
+def test_a_pipe_or_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    reader = os.open(pipe, os.O_RDWR)
+    ContributionCertificate.make([said()], ADA).write(pipe)
+    assert pipe.is_fifo() and b'"swarm": "contribution"' in os.read(reader, 1 << 16)
+    os.close(reader)
 
 
 def change(**changes: object) -> Attestation:
