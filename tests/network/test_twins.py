@@ -9,8 +9,9 @@ import pytest
 from swarmcli.clock import Clock
 from swarmcli.errors import ConnectError
 from swarmcli.events import Event, MembershipEnded, Noticed, PeerConnected, PeerDisconnected
-from swarmcli.network import Endpoint, Identity
+from swarmcli.network import Endpoint, Identity, Purpose, wire
 from swarmcli.network.twins import METHOD, Presence, TwinSeen
+from swarmcli.network.wire.messages import ControlHello
 from tests.simulation import now, simulated
 
 from .worlds import reaches, town
@@ -107,3 +108,17 @@ async def test_beside_a_process_of_a_former_version_that_knows_nothing_of_this()
         await former.connect(contact.addresses[0], timeout=5)
         await asyncio.sleep(1)
         assert await reaches(contact, peer) and not former.connected(), "it does not come back"
+
+
+@simulated
+async def test_who_starts_again_has_its_place_though_its_former_connection_ends_before_it_greets() -> None:
+    async with town() as made:
+        contact, peer = await made.peer(1, "5.1.0.1"), made.attacker(9, "5.3.0.1")
+        former, _ = await peer.dial(contact, Purpose.CONTROL)
+        new, _ = await peer.dial(contact, Purpose.CONTROL, greet=False)
+        former.abort("it was killed")
+        await asyncio.sleep(0.1)
+        heard = heard_by(contact)
+        await new.send(wire.encode(ControlHello(b"n" * 16)))
+        await asyncio.sleep(3.5)
+        assert contact.connected() and not heard, "it is asked for nobody beside it"

@@ -224,7 +224,8 @@ class ControlPool:
 
     def _greeted(self, channel: ControlChannel, hello: ControlHello) -> None:
         pair = self._pairs[channel.peer_id]
-        pair.boot_id = pair.boot_id or hello.boot_id
+        if pair.boot_id not in {each.boot_id for each in pair.channels} - {None}:
+            pair.boot_id = hello.boot_id  # the first, or the one that was here has no connection any more
         self._moved(channel, hello)
         self._prefer(pair)
         if pair.current is not None and pair.boot_id != hello.boot_id:
