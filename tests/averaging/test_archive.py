@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -106,6 +107,21 @@ async def test_a_late_member_gets_what_its_group_committed(codec: CompressionBas
             await keepers.fetch(group_id=bytes(32))
         with pytest.raises(StateDownloadError, match="another result"):
             await keepers.fetch(group_id=group_id, digest=bytes(32))
+
+
+@simulated
+async def test_a_donor_cannot_change_the_weights_for_which_the_group_has_signed() -> None:
+    async with Keepers(members=5) as keepers:
+        result = await keepers.round()
+        signed = {"group_id": keepers.group.group_id, "part_size_bytes": keepers.swarm.options.part_size_bytes}
+        assert_is(await keepers.fetch(**signed), result)
+        await asyncio.sleep(30)  # the donors let go of their snapshots
+        for archive in keepers.archives[:-1]:
+            stored = archive._rounds.pop()
+            record = msgspec.structs.replace(stored.record, weights=stored.record.weights[::-1])  # of the same sum
+            archive._rounds.append(replace(stored, record=record))
+        with pytest.raises(StateDownloadError, match="other weights"):
+            await keepers.fetch(**signed)
 
 
 @simulated

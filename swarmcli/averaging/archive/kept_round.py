@@ -136,6 +136,11 @@ class KeptRound:
         if signed_for != (record.group_id, record.tag, record.digest) or not certificate.verify():
             raise ValueError("averages for which their group has not signed")
         self.check(Plan.make(layout, record.shares, part_size_bytes))
+        counted = [set(zip(senders, weights, strict=False)) for _, senders, weights in record.runs]
+        peers = dict(enumerate(certificate.peers))
+        whole = {(peers.get(sender), weight) for sender, weight in set.intersection(*counted)}
+        if whole != set(zip(record.contributors, record.weights, strict=True)):
+            raise ValueError("other weights than those of its parts, for which its group has signed")
 
 
 def replay_prefix(prefix: str) -> str:
