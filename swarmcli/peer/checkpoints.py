@@ -210,6 +210,11 @@ class BackgroundCheckpoints:
                 raise
             self._events.emit(Noticed("warning", f"no checkpoint of epoch {epoch} is written or evaluated: {error}"))
 
+    def keep(self) -> None:
+        """Writes what the optimizer holds, and waits for it."""
+        report = self._optimizer.report()
+        self._write(on_host(self._model), copied_to_cpu(self._take()), report.epoch, report.lineage)
+
     def _begin_what_is_due(self, epoch: int, writes: bool, passed: bool, *, must: bool) -> None:
         measures = passed and self._evaluation is not None and self._evaluation.is_due(epoch, self._lineage)
         if must or measures or (writes and not self._yields):
@@ -381,6 +386,9 @@ def saving(
             card=partial(write_card, collaboration),
             upload=upload,
         ) as checkpoints:
+            begins_with = collaboration.resumed
+            if begins_with and not begins_with.resolve().is_relative_to(peer.home.path.resolve()):
+                checkpoints.keep()  # where this peer looks when it starts again, which may be before its first epoch
             yield checkpoints
     finally:
         if uploads is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from swarmcli.errors import CheckpointError, FingerprintError
+from swarmcli.events import CheckpointWritten
 from swarmcli.training import load_checkpoint
 from swarmcli.training.resumed import Resume
 
@@ -115,3 +116,11 @@ def test_statistics_of_another_optimizer_are_refused_before_the_run_is_joined(st
     settings = ("run_id=new", "optimizer={name: sgd, learning_rate: 0.01, momentum: 0.9}")
     with pytest.raises(CheckpointError, match=r"of another optimizer than sgd.* optimizer\.name"):
         start("other", settings=settings, resume=Resume(str(before), "old")).end()
+
+
+def test_what_a_peer_begins_with_is_in_its_home_before_its_first_epoch(start: Any, before: Path) -> None:
+    begun = start("begun", role="monitor", settings=NEW, resume=Resume(str(before), "old"))
+    begun.until(lambda: any(isinstance(event, CheckpointWritten) for event in begun.events))
+    kept = load_checkpoint(begun.home / "checkpoints" / "latest", "new")  # should it be killed now
+    assert kept.epoch == load_checkpoint(before).epoch
+    assert begun.leave_saved().is_relative_to(begun.home)
