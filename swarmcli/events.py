@@ -217,7 +217,7 @@ class Contribution:
 class Booked(Event):
     """An addition to an identity's contribution, as one who keeps count writes it down: the journal adds up, by peer.
 
-    `own_samples` are those that its own rounds have credited; the others another writer told of.
+    `own_samples` are those that its own rounds have credited; the others an earlier version took over.
     """
 
     run_id: str
@@ -241,7 +241,8 @@ class BookHead(Event):
     run_id: str
     epoch: int
     run_samples: int  # of all epochs up to that one
-    vouched: int  # others by whose word it is known what this peer has not seen
+    vouched: int  # others by whose word it is known what this peer has not seen; this version takes over nobody's
+    since: int = 0  # the first epoch that was counted; 0: an earlier version began, and did not note it
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -18,6 +17,7 @@ from rich.text import Text
 from swarmcli.checkpoints.layout import OWNER, position_of
 from swarmcli.cli import contributions
 from swarmcli.cli.console import err, moment, out, plain_table, plural
+from swarmcli.cli.contributions import Told
 from swarmcli.cli.journals import journal_of
 from swarmcli.cli.link import contacts_of, links_of, only
 from swarmcli.cli.peers import Overrides, Peers
@@ -36,7 +36,7 @@ from swarmcli.recipe import Link, Recipe, digest_of, is_link, load_recipe, parse
 from swarmcli.recipe.offered import data_in_words
 from swarmcli.recipe.run_key import RunKey, is_owners_position
 from swarmcli.recipe.ticket import Ticket
-from swarmcli.run.asking import Given, ask_for_books, visit
+from swarmcli.run.asking import ask_for_books, visit
 
 RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="The recipe file of the run.")]
 KeyFile = Annotated[
@@ -181,13 +181,11 @@ def members(
         _show_closed(run.recipe, run.contacts, run_key, shown, as_json)
         return
     with _waiting("looking who has given what"):
-        given = _given(run)
-    if isinstance(given, _ToldHere):
-        _show_told_here(run, given, shown, as_json)
-    elif as_json:
-        typer.echo(json.dumps(contributions.as_json(given, sort=sort, last=last), indent=2))
+        told = _told(run)
+    if as_json:
+        typer.echo(json.dumps(told.as_json(shown), indent=2))
     else:
-        contributions.print_contributions(given, shown)
+        told.print(shown)
 
 
 def _is_owner(recipe: Recipe, run_key: Path | None) -> bool:
@@ -195,26 +193,19 @@ def _is_owner(recipe: Recipe, run_key: Path | None) -> bool:
     return recipe.access == "invite" and (run_key is not None or key_file(recipe).exists())
 
 
-@dataclass(frozen=True, slots=True)
-class _ToldHere:
-    """The contributions that a running peer of this user knows; `rests_on` says whose word they are."""
-
-    contributions: Sequence[Contribution]
-    rests_on: str
-
-
-def _given(run: _Run) -> Given | _ToldHere:
+def _told(run: _Run) -> Told:
     """As somebody who looks on; where a closed run shows itself to members alone, what this user's own peer knows.
     Raises SwarmError."""
     try:
-        return visit(run.contacts, lambda node: ask_for_books(node, run.run_id), visitor_of(run.recipe or run.link))
+        visitor = visitor_of(run.recipe or run.link)
+        return contributions.told_by(visit(run.contacts, lambda node: ask_for_books(node, run.run_id), visitor))
     except SwarmError:
         if (told := _told_here(run.run_id)) is None:
             raise
         return told
 
 
-def _told_here(run_id: str) -> _ToldHere | None:
+def _told_here(run_id: str) -> Told | None:
     """None: no peer of this user runs in it that can be asked. A peer that was never asked before asks the monitors."""
     own = next((peer for peer in LocalPeers().peers() if peer.run_id == run_id and peer.api), None)
     if own is None:
@@ -222,17 +213,9 @@ def _told_here(run_id: str) -> _ToldHere | None:
     deadline = time.monotonic() + 12.0
     while not (found := client.get(own, "contributions")) and time.monotonic() < deadline:
         time.sleep(0.5)
-    return _ToldHere([Contribution(**each) for each in found], client.get(own, "state")["me"]["rests_on"])
-
-
-def _show_told_here(run: _Run, told: _ToldHere, shown: contributions.Shown, as_json: bool) -> None:
-    if as_json:
-        found = contributions.list_as_json(run.run_id, told.contributions, sort=shown.sort, last=shown.last)
-        typer.echo(json.dumps(found | {"rests_on": told.rests_on}, indent=2))
-    elif told.contributions:
-        contributions.print_list(told.contributions, [told.rests_on], shown)
-    else:
-        err.print("nobody could be asked who keeps count of this run", soft_wrap=True)
+    rests_on = client.get(own, "state")["me"]["rests_on"]
+    lines = [rests_on or "nobody could be asked who keeps count of this run"]
+    return Told(run_id, [Contribution(**each) for each in found], lines, {"rests_on": rests_on})
 
 
 def _show_closed(
@@ -242,13 +225,14 @@ def _show_closed(
     visit = Visit(recipe, key, InvitationLedger.beside(path), contacts)
     with _waiting("looking who takes part"):
         found, given = visit.do(visit.look_with_books)
+    told = contributions.told_by(given)
     if as_json:
         listed = {
             "members": [asdict(each) for each in found],
             "invited": [asdict(each) for each in visit.ledger.invited],
             "revoked": visit.ledger.revoked,
         }
-        typer.echo(json.dumps(listed | contributions.as_json(given, sort=shown.sort, last=shown.last), indent=2))
+        typer.echo(json.dumps(listed | told.as_json(shown), indent=2))
         return
     out.print(_members_table(found))
     others = _invitations_table(found, visit.ledger)
@@ -257,7 +241,7 @@ def _show_closed(
         out.print(others)
     if given.books:
         out.print(Text("\nwhat each has given", style="bold"))
-        contributions.print_contributions(given, shown)
+        told.print(shown)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,17 +24,14 @@ if TYPE_CHECKING:
     from swarmcli.network.identity import PeerID
     from swarmcli.peer.peer import Summary
     from swarmcli.run.asking import Given
-    from swarmcli.run.bookkeeping import Attested
     from swarmcli.run.certificate import ContributionCertificate
     from swarmcli.run.contributions import Attestation, Book
 
 COLUMNS = ("samples", "hours", "rounds", "reduced_bytes", "uptime", "name", "team", "last")
 CLAIMED, SEEN = ("samples", "hours"), ("rounds", "reduced_bytes", "uptime")
-ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
-NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 LEGEND = (
     "Samples and hours are claimed: rounds accepted them, and nobody can check more. Rounds, bytes added up and time "
-    "there were seen by those who keep the book."
+    "there were seen by the one who keeps count."
 )
 
 
@@ -89,29 +86,36 @@ def ordered(contributions: Sequence[Contribution], sort: str) -> list[Contributi
     return sorted(contributions, key=lambda each: -getattr(each, sort))
 
 
-def print_contributions(given: Given, wanted: Shown) -> None:
-    """The table, and what it rests on."""
-    from swarmcli.run.contributions import listed
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What was found out. `rests_on`: whose count it is, in lines; `details`: of those who keep count, for JSON."""
 
-    if given.books:
-        print_list(listed(given.entries), rests_on(given), wanted)
-        return
-    asked = "; ".join(f"{short(peer.text)}: {why}" for peer, why in given.failed.items())
-    why = f" ({asked})" if asked else ": none takes part now; `swarm monitor` begins to keep count"
-    err.print(f"nobody who keeps the book of this run could be asked what each has given{why}", soft_wrap=True)
+    run_id: str
+    contributions: Sequence[Contribution]
+    rests_on: Sequence[str]
+    details: dict[str, Any]
 
+    def print(self, wanted: Shown) -> None:
+        """The table, and whose count it is."""
+        found, narrow = self.contributions, out.width < 79  # columns, in which only the samples have room beside a name
+        if found and wanted.by_team:
+            out.print(_team_table(teams_of(found), narrow=narrow))
+        elif found:
+            shown = ordered(found, wanted.sort)[: wanted.last]
+            out.print(contributions_table(shown, sum(each.samples for each in found), narrow=narrow))
+        if found:
+            err.print(f"\n{LEGEND}", soft_wrap=True)
+        for line in self.rests_on:
+            err.print(printable(line, 400), soft_wrap=True)
 
-def print_list(found: Sequence[Contribution], rests_on: Sequence[str], wanted: Shown) -> None:
-    """The table, and whose word it is."""
-    shown = ordered(found, wanted.sort)[: wanted.last]
-    narrow = out.width < 79  # columns, in which only the samples have room beside a name
-    if wanted.by_team:
-        out.print(_team_table(teams_of(found), narrow=narrow))
-    else:
-        out.print(contributions_table(shown, sum(each.samples for each in found), narrow=narrow))
-    err.print(f"\n{LEGEND}", soft_wrap=True)
-    for line in rests_on:
-        err.print(printable(line, 400), soft_wrap=True)
+    def as_json(self, wanted: Shown) -> dict[str, Any]:
+        return {
+            "run_id": self.run_id,
+            "claimed": CLAIMED,
+            "seen": SEEN,
+            "contributions": [asdict(each) for each in ordered(self.contributions, wanted.sort)[: wanted.last]],
+            "teams": [asdict(each) for each in teams_of(self.contributions)],
+        } | self.details
 
 
 def contributions_table(shown: Sequence[Contribution], total: int, *, narrow: bool = False) -> Table:
@@ -170,93 +174,69 @@ def span(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 100 * 3600 else f"{seconds / 86400:.0f} d"
 
 
-def accounted(given: Given) -> float:
-    """The part of the run's samples that is in the list, as those who keep count have the run's."""
-    whole = max((book.until.samples for book in given.books.values()), default=0)
-    return sum(entry.samples for entry in given.entries.values()) / max(1, whole)
-
-
-def rests_on(given: Given) -> list[str]:
-    """Whose word the numbers are, and what is missing in them."""
-    from swarmcli.run import views
-    from swarmcli.run.values import Basis
+def told_by(given: Given) -> Told:
+    """The count of one who keeps count, and who counts otherwise."""
+    from swarmcli.run.contributions import listed, samples_of
 
     def called(peer: PeerID) -> str:
         report = given.present.get(peer)
         named = report is not None and report.name and not peer.text.startswith(report.name)
         return f"{report.name} {short(peer.text)[:6]}" if report is not None and named else short(peer.text)
 
-    lines = [f"{called(writer)} {_knows(book)}" for writer, book in given.books.items()]
-    lines.append(views.rests_on(Basis(monitors=len(given.books), accounted=accounted(given))))
-    return lines + [f"The book of {called(peer)} could not be read: {why}" for peer, why in given.failed.items()]
-
-
-def _knows(book: Book) -> str:
-    seen = min(1.0, book.witnessed / max(1, book.until.samples))
-    counted = f"has counted up to epoch {book.until.epoch} ({book.until.samples:,} samples)"
-    if not book.vouched:
-        return f"{counted}, and has seen {seen:.0%} of that itself."
-    return f"{counted}: it has seen {seen:.0%} of that itself, and knows the rest by the word of another peer."
-
-
-def as_json(given: Given, *, sort: str = "samples", last: int | None = None) -> dict[str, Any]:
-    """Returns the contributions as `swarm members --json` prints them."""
-    from swarmcli.run.contributions import listed
-
-    return list_as_json(given.run_id, listed(given.entries), sort=sort, last=last) | {
-        "accounted": accounted(given),
+    lines, shown = [], given.shown
+    if shown is not None:
+        alone = "; nobody else confirms it" if len(given.books) == 1 else ""
+        lines.append(f"This is the count of one peer, {called(shown.writer)}: {shown.in_words}{alone}.")
+    else:
+        lines.append("nobody who keeps count of this run could be asked; `swarm monitor` begins to keep count")
+    for writer, book in given.books.items():
+        if shown is not None and book is not shown:
+            how = "the same" if _samples(book) == _samples(shown) else f"otherwise: {book.in_words}"
+            lines.append(f"{called(writer)} counts {how}.")
+    lines += [f"{called(peer)} did not tell what it counts: {why}" for peer, why in given.failed.items()]
+    rows = shown.lines if shown is not None else {}
+    details = {
+        "accounted": samples_of(rows) / max(1, shown.until.samples if shown is not None else 0),
         "monitors": [
             {
                 "peer": writer.text,
-                "epoch": book.until.epoch,
-                "samples": book.until.samples,
-                "witnessed": book.witnessed,
-                "vouched": book.vouched,
+                "shown": book is shown,
+                "since": book.since or 0,
+                **{"epoch": book.until.epoch, "samples": book.until.samples, "witnessed": book.witnessed},
             }
             for writer, book in given.books.items()
         ],
         "failed": {writer.text: why for writer, why in given.failed.items()},
     }
+    return Told(given.run_id, listed(rows), lines, details)
 
 
-def list_as_json(run_id: str, found: Sequence[Contribution], *, sort: str, last: int | None) -> dict[str, Any]:
-    """The part that says nothing of those who keep count."""
-    return {
-        "run_id": run_id,
-        "claimed": CLAIMED,
-        "seen": SEEN,
-        "contributions": [asdict(each) for each in ordered(found, sort)[:last]],
-        "teams": [asdict(each) for each in teams_of(found)],
-    }
+def _samples(book: Book) -> dict[str, int]:
+    return {peer: round(entry.samples) for peer, entry in book.lines.items() if entry.samples}
 
 
 # the last line of a peer
 
 
-def thanks(summary: Summary, standing: Attested | None) -> str:
-    """Says in a line what this peer has given; "" for nothing. `standing`: monitors' word; None: there was none to ask,
-    and the peer's own count of this start is told."""
+def thanks(summary: Summary, standing: Attestation | None) -> str:
+    """Says in a line what this peer has given; "" for nothing. `standing`: a monitor's word; None: there was none to
+    ask, and the peer's own count of this start is told."""
     if standing is None:
         if not summary.samples:
             return ""
         return f"{summary.samples:,} samples by this peer's own count, since nobody else could be asked; thank you"
-    attestation, given = standing.best, []
-    entry = attestation.entry
+    entry, given = standing.entry, []
     if entry.samples >= 1:
-        # A monitor that came late knows how many samples the run had before, and not who gave them.
-        alone = attestation.peers == 1 and entry.samples < 0.99 * attestation.until.samples
-        others = " (who gave the others was not counted)" if alone else ""
-        given.append(f"{entry.samples:,.0f} of {attestation.until.samples:,} samples{others}")
+        since = f" (counted since epoch {standing.since:,})" if standing.since else ""
+        given.append(f"{entry.samples:,.0f} of {standing.until.samples:,} samples{since}")
     elif entry.reduced_bytes:
         given.append(f"{megabytes(entry.reduced_bytes)} added up for others in {plural(entry.rounds, 'round')}")
     if not given:
         return ""
     given.append(_hours(entry.hours))
-    if attestation.rank and attestation.peers > 1:
-        given.append(f"{ordinal(attestation.rank)} of {counted(attestation.peers)}")
-    if len(standing.attestations) == 1:
-        given.append("by one peer's count")
-    return f"in all your starts: {', '.join(given)}; thank you"
+    if standing.rank and standing.peers > 1:
+        given.append(f"place {standing.rank:,} of {standing.peers:,}")
+    return f"in all your starts: {', '.join(given)}, by one peer's count; thank you"
 
 
 def _hours(hours: float) -> str:
@@ -265,22 +245,10 @@ def _hours(hours: float) -> str:
     return f"{hours:,.1f} hours"
 
 
-def ordinal(number: int) -> str:
-    """For example "third" or "23rd"."""
-    if 0 < number <= len(ORDINALS):
-        return ORDINALS[number - 1]
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number:,}{ending}"
-
-
-def counted(number: int) -> str:
-    return NUMBERS[number - 1] if 0 < number <= len(NUMBERS) else f"{number:,}"
-
-
 # certificates
 
 certificate = typer.Typer(
-    help="Write a certificate of what you gave, signed by those who keep count of the run.",
+    help="Write a certificate of what you gave, signed by one who keeps count of the run.",
     epilog="Example: swarm certificate --for 'Ada Lovelace' --out ada.json; then: swarm certificate verify ada.json",
     invoke_without_command=True,
     add_completion=False,
@@ -306,19 +274,19 @@ def write(
         list[str] | None, typer.Option("--peer", metavar="ADDRESS", help="A peer of the run to ask by.")
     ] = None,
 ) -> None:
-    """Write a certificate of what you gave, signed by those who keep count of the run."""
+    """Write a certificate of what you gave, signed by one who keeps count of the run."""
     if ctx.invoked_subcommand is not None:
         return
     from swarmcli.run.certificate import ContributionCertificate
 
     directory = home if home is not None else only_home()
-    attestations = _attestations(directory, peer or [])
-    if not attestations:
+    said = _attestation(directory, peer or [])
+    if said is None:
         raise SwarmError(
             f"no monitor of the run could be asked, and none was when the peer in {directory} left last; try again "
             "when the run goes on, or name one of its peers with --peer"
         )
-    made = ContributionCertificate.make(attestations, _identity(directory, attestations[0]), whom[:200])
+    made = ContributionCertificate.make(said, _identity(directory, said), whom[:200])
     if made.fault:
         raise SwarmError(f"no certificate was written: {made.fault}")
     made.write(to)
@@ -332,7 +300,7 @@ def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The certificate.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print what it says as JSON.")] = False,
 ) -> None:
-    """Check the signatures of a certificate, and say whose word it is. Needs no network.
+    """Check the signature of a certificate, and say whose word it is. Needs no network.
 
     \b
     swarm certificate verify ada.json
@@ -358,8 +326,9 @@ def in_words(made: ContributionCertificate) -> list[str]:
     lines = [f"{whose}{name}peer {made.peer.text} in the run {first.run_id} ({first.run})"]
     for each in made.attestations:
         entry = each.entry
+        since = f"counted since epoch {each.since:,}, " if each.since else ""
         lines.append(
-            f"  the peer {each.monitor.short} says, on {day(each.time)[:10]}: {entry.samples:,.0f} of "
+            f"  the peer {each.monitor.short} says, on {day(each.time)[:10]}: {since}{entry.samples:,.0f} of "
             f"{each.until.samples:,} samples and {entry.hours:,.1f} hours (claimed, accepted by rounds); "
             f"{plural(entry.rounds, 'round')}, {megabytes(entry.reduced_bytes)} added up, "
             f"there for {span(entry.uptime)} (seen)"
@@ -383,6 +352,7 @@ def _as_json(made: ContributionCertificate) -> dict[str, Any]:
             "run_samples": each.until.samples,
             "rank": each.rank,
             "of": each.peers,
+            "since": each.since or 0,
             **{name: getattr(each.entry, name) for name in ("name", "team", *CLAIMED, *SEEN)},
             "samples": round(each.entry.samples),
         }
@@ -428,12 +398,12 @@ def beside(home: Path) -> list[Path]:
     return [file.parent for file in home.parent.glob(f"*/{LINK}") if made.fullmatch(file.parent.name)]
 
 
-def _attestations(home: Path, peers: Sequence[str]) -> Sequence[Attestation]:
-    """Returns the attestations of monitors that run now, or else those that the home has kept."""
+def _attestation(home: Path, peers: Sequence[str]) -> Attestation | None:
+    """Returns the word of a monitor that runs now, or else the one that the home has kept."""
     from swarmcli.cli.link import contacts_of
     from swarmcli.peer.home import read_link
     from swarmcli.peer.linked import LinkedRun
-    from swarmcli.run.asking import ask_for_attestations, visit
+    from swarmcli.run.asking import ask_for_attestation, visit
     from swarmcli.run.certificate import FILE, ContributionCertificate
 
     kept = ContributionCertificate.read(home / FILE) if (home / FILE).is_file() else None
@@ -441,15 +411,16 @@ def _attestations(home: Path, peers: Sequence[str]) -> Sequence[Attestation]:
     try:
         link, _ = read_link(home)
         contacts, visitor = [*peers, *contacts_of(home, link)], LinkedRun(link).visitor()
-        found = visit(contacts, lambda node: ask_for_attestations(node, link.run_id, about), visitor)
+        found = visit(contacts, lambda node: ask_for_attestation(node, link.run_id, about), visitor)
     except (OSError, SwarmError) as error:
-        found = []
+        found = None
         err.print(f"the run could not be asked ({printable(str(error).splitlines()[0], 200)})", soft_wrap=True)
-    if found or kept is None or kept.fault:
+    if found is not None or kept is None or kept.fault:
         return found
-    when = day(kept.attestations[0].time)
+    said = max(kept.attestations, key=lambda each: each.entry.samples)
+    when = day(said.time)
     err.print(f"nobody answers who keeps count; this was signed on {when}, when the peer left last", soft_wrap=True)
-    return kept.attestations
+    return said
 
 
 def _who(home: Path, kept: ContributionCertificate | None) -> Any:

@@ -59,7 +59,7 @@ _PANELS = {
         "after a failure.",
         "limits:app": "Show and set how much of this computer your peers may take, and when.",
         "doctor.verb:doctor": "Look at all that a peer needs, and say for each thing that is wrong what helps.",
-        "contributions:certificate": "Write a certificate of what you gave, signed by those who keep count of the run.",
+        "contributions:certificate": "Write a certificate of what you gave, signed by one who keeps count of the run.",
     },
     "Look into runs and models": {
         "log:log": "Show what a peer went through: a summary, or the lists that are asked for.",

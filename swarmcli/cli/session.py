@@ -268,7 +268,7 @@ class Session:
             activity=controls.activity,
             limits=controls.limits,
             contributions=self.peer.contributions,
-            basis=self.peer.basis,
+            rests_on=self.peer.rests_on,
             checkpoints=self.peer.home.path / "checkpoints",
             alerts=lambda: alerts.standing,
             machine=Neighbours().look,

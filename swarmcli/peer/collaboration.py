@@ -31,8 +31,8 @@ from swarmcli.peer.peer import RunPeer
 from swarmcli.recipe import AggregatorSettings, GradientAveragingSettings, Recipe, digest_of
 from swarmcli.recipe.run_key import is_owners_position
 from swarmcli.recipe.task_names import CUSTOM
-from swarmcli.run.bookkeeping import Attested, Bookkeeper, BookReader, RunView
-from swarmcli.run.contributions import Mark
+from swarmcli.run.bookkeeping import Bookkeeper, BookReader, RunView
+from swarmcli.run.contributions import Attestation
 from swarmcli.run.evaluations import RunEvaluations
 from swarmcli.training import (
     Checkpoint,
@@ -256,7 +256,7 @@ class Collaboration:
         self.optimizer.linger(self.optimizer.local_epoch, seconds)
 
     def close(self) -> None:
-        async def settle() -> Attested | None:
+        async def settle() -> Attestation | None:
             """Others' word of this peer's part, where one of those that keep count answers at once."""
             standing = await self.accounts.standing()
             await self.accounts.close()
@@ -272,11 +272,6 @@ def keep_accounts(peer: RunPeer, optimizer: Optimizer) -> BookReader:
     them."""
     recipe = peer.recipe
 
-    def position() -> Mark | None:
-        report = optimizer.report()
-        stands = report.phase in ("training", "following", "lingering")
-        return Mark(report.epoch, report.samples_seen) if stands else None
-
     async def begin(dht: DHT, node: DHTNode) -> BookReader:
         around = RunView(
             node=node,
@@ -286,10 +281,7 @@ def keep_accounts(peer: RunPeer, optimizer: Optimizer) -> BookReader:
             own=optimizer.report,
             others=optimizer.peers,
             answers=optimizer.directory.hearing.answers,
-            position=position,
             clock=peer.journal.clock,
-            exact=optimizer.use_gradient_averaging and recipe.averaging.target_group_size is None,
-            network=node.endpoint.prefix,
         )
         counts = peer.role == "monitor" or (peer.role == "trainer" and recipe.checkpoint.every_epochs > 0)
         accounts = Bookkeeper(around, peer.journal) if counts else BookReader(around)

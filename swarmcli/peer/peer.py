@@ -59,9 +59,9 @@ from swarmcli.recipe.fingerprint import agreed_leaves
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.recipe.link import BOUNDS, places_of, scope_of_places
 from swarmcli.recipe.offered import needs_in_words, offered_contents, offered_files
-from swarmcli.run.bookkeeping import Attested, BookReader
+from swarmcli.run.bookkeeping import BookReader
 from swarmcli.run.certificate import FILE, ContributionCertificate
-from swarmcli.run.values import Basis
+from swarmcli.run.contributions import Attestation
 from swarmcli.training.loop import ComputePace
 from swarmcli.version import build
 
@@ -170,7 +170,7 @@ class RunPeer:
         self._patience = patience
         self._optimizer: Optimizer | None = None  # once this peer takes part in the run
         self._accounts: BookReader | None = None  # likewise
-        self.standing: Attested | None = None  # of this peer's part, by the monitors; known when it leaves
+        self.standing: Attestation | None = None  # of this peer's part, by a monitor; known when it leaves
         self._remembered = -math.inf  # when whom this peer knows was written last
         self._told: Link | None = None  # the link that was told last
         self._offered = ""  # the recipe as links hand it out; "": it cannot travel
@@ -205,9 +205,9 @@ class RunPeer:
         """Most samples first. From any thread."""
         return () if self._accounts is None else self._accounts.contributions()
 
-    def basis(self) -> Basis:
-        """Whose word the contributions are."""
-        return Basis() if self._accounts is None else self._accounts.basis()
+    def rests_on(self) -> str:
+        """Whose count the contributions are, in a sentence."""
+        return "" if self._accounts is None else self._accounts.rests_on()
 
     def __enter__(self) -> RunPeer:
         with ExitStack() as undo:
@@ -447,11 +447,11 @@ class RunPeer:
         except (OSError, ValueError):
             return False
 
-    def stand(self, standing: Attested) -> None:
-        """The monitors have told of this peer's part: what they signed stays in the home, for a certificate."""
+    def stand(self, standing: Attestation) -> None:
+        """A monitor has told of this peer's part: what it signed stays in the home, for a certificate."""
         self.standing = standing
         with suppress(SwarmError):  # a full disk costs no more than this
-            ContributionCertificate.make(standing.attestations).write(self.home.path / FILE)
+            ContributionCertificate.make(standing).write(self.home.path / FILE)
 
     def _port_before(self) -> int:
         """0: none is known."""

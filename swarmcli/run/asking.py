@@ -3,7 +3,6 @@ torch."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ import pydantic
 from pydantic import ConfigDict, Field
 
 from swarmcli.dht import DHT, DHTNode, OwnedSubkey
-from swarmcli.errors import NetworkError
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.limits import MAX_ADDRESSES
 from swarmcli.network.membership import Membership
@@ -21,10 +19,9 @@ from swarmcli.run.contributions import (
     MOST_WRITERS,
     Attestation,
     Book,
-    Entries,
-    agreed,
     fetch_attestation,
     fetch_books,
+    fullest,
     writers_among,
 )
 
@@ -67,31 +64,26 @@ class Given:
     """The books of those who keep count in a run. `failed`: who of them gave no book, and why."""
 
     run_id: str
-    entries: Entries = field(default_factory=dict)
     books: dict[PeerID, Book] = field(default_factory=dict)
     failed: dict[PeerID, str] = field(default_factory=dict)
     present: dict[PeerID, ShownReport] = field(default_factory=dict)
 
+    @property
+    def shown(self) -> Book | None:
+        """Returns the one that a command shows. A command has made no rounds, so nobody vouches for any of them but
+        the owner of a closed run."""
+        return fullest(self.books) if self.books else None
+
 
 async def ask_for_books(node: DHTNode, run_id: str) -> Given:
-    """Returns of each number what most writers hold, where three answer; of two writers, the fuller book. A command has
-    made no rounds, so nobody vouches for any of them but the owner of a closed run."""
     present = await reports(node, run_id)
-    books, failed = await fetch_books(node.endpoint, _writers(node, present), run_id)
-    return Given(run_id, agreed(books.values()), books, failed, present)
+    return Given(run_id, *await fetch_books(node.endpoint, _writers(node, present), run_id), present)
 
 
-async def ask_for_attestations(node: DHTNode, run_id: str, peer: PeerID) -> Sequence[Attestation]:
-    """Returns what those who keep count sign of this peer's part; whoever does not answer is left out."""
-    found: list[Attestation] = []
-
-    async def ask(writer: PeerID) -> None:
-        with suppress(NetworkError, ValueError):
-            # It may have to be dialed through a relay.
-            found.append(await fetch_attestation(node.endpoint, writer, run_id, peer, timeout=8.0))
-
-    await asyncio.gather(*map(ask, _writers(node, await reports(node, run_id))))
-    return sorted(found, key=lambda each: each.monitor)
+async def ask_for_attestation(node: DHTNode, run_id: str, peer: PeerID) -> Attestation | None:
+    """None: nobody answers who keeps count. One may have to be dialed through a relay."""
+    writers = _writers(node, await reports(node, run_id))
+    return await fetch_attestation(node.endpoint, writers, run_id, peer, timeout=8.0)
 
 
 def visit(contacts: Sequence[str], action: Callable[[DHTNode], Awaitable[T]], visitor: Visitor | None = None) -> T:

@@ -1,8 +1,8 @@
 """Reading what each peer has given to a run, and keeping count of it.
 
-Monitors keep count, and trainers that write checkpoints: what their rounds credit goes into their journals, which add
-up, and they sign the sums for whoever asks. One that comes to the run, or has missed epochs, takes over another one's
-book. Others keep nothing: they ask when somebody wants to see, and for their own part when they leave.
+Monitors keep count, and trainers that write checkpoints: each notes what its own rounds credit in its journal, which
+adds up, and tells the sums to whoever asks. Others keep nothing: they ask when somebody wants to see, show one
+writer's count and say whose it is, and ask for their own part when they leave.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import asyncio
 import logging
 import math
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET
+from msgspec.structs import replace as replace_fields
+
 from swarmcli.dht import DHTNode
-from swarmcli.errors import CallRefused, JournalError, NetworkError
+from swarmcli.errors import CallRefused, JournalError
 from swarmcli.events import Booked, BookHead, Contribution, EpochCredited, Event, PeerSeen, RoundFinished
 from swarmcli.journal import Journal
 from swarmcli.network.identity import Identity, PeerID
@@ -25,8 +28,7 @@ from swarmcli.network.loop_thread import offload
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.recent import Recent
 from swarmcli.run import contributions as given
-from swarmcli.run.contributions import NOTHING, Attestation, Book, BookEntry, Entries, Mark, samples_of
-from swarmcli.run.values import Basis
+from swarmcli.run.contributions import NOTHING, Attestation, Book, BookEntry, Entries, Mark
 
 if TYPE_CHECKING:
     from swarmcli.optim import PeerReport
@@ -39,7 +41,6 @@ class BookTiming:
     """Seconds."""
 
     presence: float = 30.0  # between two notes of who is there
-    catch_up: float = 5.0  # between two questions for a book that could be taken over
     fresh: float = 5.0  # for which sums are told as they are …
     behind: float = 1.0  # … and where an epoch has been counted since: who leaves asks for what it has just given
     refresh: float = 30.0  # at the earliest a reader asks again
@@ -57,25 +58,8 @@ class RunView:
     own: Callable[[], PeerReport]
     others: Callable[[], Mapping[PeerID, PeerReport]]
     answers: Callable[[PeerID], bool]
-    position: Callable[[], Mark | None]  # where this peer stands; None: it has not joined yet
     clock: Callable[[], float]  # seconds since 1970
-    exact: bool = True  # as `most_samples` has it
-    network: Callable[[PeerID], Hashable] = lambda peer: None
     timing: BookTiming = BookTiming()
-
-
-@dataclass(frozen=True, slots=True)
-class Attested:
-    """Attestations of one peer's part, by those who keep count."""
-
-    attestations: tuple[Attestation, ...]
-
-    @property
-    def best(self) -> Attestation:
-        """Returns the one of the writer that knows most of the run: where there are three, the one with the lower
-        median of the samples."""
-        ranked = sorted(self.attestations, key=lambda each: each.entry.samples)
-        return ranked[(len(ranked) - 1) // 2] if len(ranked) >= 3 else ranked[-1]
 
 
 class BookReader:
@@ -92,7 +76,7 @@ class BookReader:
         self._own = Recent[int, float](4096)  # epoch → this peer's samples in it, of those that nobody has told of yet
         self._asked = -math.inf
         self._listed: Sequence[Contribution] = ()
-        self._basis = Basis()
+        self._rests_on = ""
         self._closed = False
 
     async def start(self) -> None:
@@ -111,9 +95,9 @@ class BookReader:
         own, since = self._around.node.peer_id.text, round(math.fsum(list(self._own.values())))
         return tuple(replace(each, samples=each.samples + since) if each.peer == own else each for each in self._listed)
 
-    def basis(self) -> Basis:
-        """Whose word that is. From any thread."""
-        return self._basis
+    def rests_on(self) -> str:
+        """Whose count that is, in a sentence; "": nobody's yet. From any thread."""
+        return self._rests_on
 
     def _note(self, event: Event) -> None:
         match event:
@@ -131,19 +115,21 @@ class BookReader:
             self._tasks.spawn(self._read())
 
     async def _read(self) -> None:
-        """Reads books, and keeps what most writers say: one that lies deceives nobody, unless it is the only one."""
-        own, books = self._around.node.peer_id.text, list((await self._books(self.LINES)).values())
+        """Reads books, and keeps the fullest of those whose writers are vouched for, or of all where none is."""
+        around, own, writers = self._around, self._around.node.peer_id.text, self._writers()
+        books, failed = await given.fetch_books(around.node.endpoint, writers, around.run_id, self.LINES)
+        for writer, why in failed.items():
+            logger.debug("no book of contributions from %s: %s", writer.short, why)
         if not books:
             return
-        entries, until = given.agreed(books), max((book.until for book in books), key=lambda mark: mark.epoch)
+        book = given.fullest({writer: each for writer, each in books.items() if self.vouched(writer)} or books)
+        entries = dict(book.lines)
         if own not in entries and (standing := await self.standing()) is not None:
-            entries[own] = standing.best.entry
+            entries[own] = standing.entry
         self._listed = given.listed(entries)
-        for epoch in [each for each in self._own if each <= until.epoch]:
+        for epoch in [each for each in self._own if each <= book.until.epoch]:
             del self._own[epoch]
-        whole = all(len(book.peers) < self.LINES for book in books)
-        accounted = samples_of(entries) / max(1, until.samples) if whole else None
-        self._basis = Basis(monitors=len(books), accounted=accounted)
+        self._rests_on = f"This is the count of one peer, {book.writer.short}: {book.in_words}."
 
     def vouched(self, writer: PeerID) -> bool:
         """The owner of a closed run has let it in; in an open run, it was in two rounds of this peer's."""
@@ -155,79 +141,48 @@ class BookReader:
         self._around.node.endpoint.random.shuffle(reports)
         return sorted(given.writers_among(dict(reports)), key=lambda peer: not self.vouched(peer))[: given.MOST_WRITERS]
 
-    async def _books(self, lines: int = given.MOST_LINES) -> Mapping[PeerID, Book]:
-        """Takes the books of writers that are vouched for, or of all where none of those answers. One with more samples
-        than the run has counts for nothing: the lineage, which everybody trains on, counts these, and a writer is an
-        epoch or two ahead of this peer at most. Of each network one, where there are three: identities cost nothing,
-        addresses in several networks do, and few networks are those of friends."""
-        around, here = self._around, self._around.position()
-        most = given.most_samples(here, around.exact) * (1 + 3 / max(1, here.epoch)) if here else math.inf
-        books, failed = await given.fetch_books(around.node.endpoint, self._writers(), around.run_id, lines)
-        for writer, why in failed.items():
-            logger.debug("no book of contributions from %s: %s", writer.short, why)
-        books = {writer: book for writer, book in books.items() if samples_of(book.lines) <= most}
-        books = {writer: book for writer, book in books.items() if self.vouched(writer)} or books
-        of_networks = {around.network(writer): writer for writer in books}
-        return {each: books[each] for each in of_networks.values()} if len(of_networks) >= 3 else books
-
-    async def standing(self) -> Attested | None:
-        """This peer's own part, as others sign it; None where none of them answers at once. One that has yet to count
-        the last epoch that this peer knows of is asked again, for about as long."""
-        around, last, found = self._around, self._last, dict[PeerID, Attestation]()
-        until = self._loop.time() + self._timing.ask
-
-        def is_behind(said: Attestation | None) -> bool:
-            return said is None or (last is not None and said.until.epoch < last.epoch)
-
-        async def ask(writer: PeerID) -> None:
-            wanted = writer, around.run_id, around.node.peer_id, self._timing.ask
-            try:
-                while is_behind(found.get(writer)) and self._loop.time() < until:
-                    if writer in found:
-                        await asyncio.sleep(self._timing.ask / 4)
-                    found[writer] = await given.fetch_attestation(around.node.endpoint, *wanted)
-            except (NetworkError, ValueError) as error:
-                logger.debug("nothing of this peer's part from %s: %s", writer.short, error)
-
-        await asyncio.gather(*map(ask, self._writers()))
-        return Attested(tuple(found.values())) if found else None
+    async def standing(self) -> Attestation | None:
+        """This peer's own part, as the one signs it that has counted most of it; None where none of them answers at
+        once. One that has yet to count the last epoch that this peer knows of is asked again, for about as long."""
+        node, run_id, ask = self._around.node, self._around.run_id, self._timing.ask
+        last, until = self._last, self._loop.time() + ask
+        while True:
+            said = await given.fetch_attestation(node.endpoint, self._writers(), run_id, node.peer_id, ask)
+            is_behind = said is not None and last is not None and said.until.epoch < last.epoch
+            if not is_behind or self._loop.time() >= until:
+                return said
+            await asyncio.sleep(ask / 4)
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
     """The sums of a journal."""
 
-    until: Mark = given.START
-    vouched: int = 0  # others by whose word it knows what it has not seen
-    witnessed: float = 0.0  # samples that this peer's own rounds have credited
-    entries: Entries = field(default_factory=dict)  # most samples first
-    peers: tuple[PeerID, ...] = ()  # of the first of these, as many as a book has
-    listed: Sequence[Contribution] = ()
+    head: BookHead
+    book: Book  # not signed yet
+    entries: Entries  # of everybody, most samples first
+    listed: Sequence[Contribution]
 
 
 class Bookkeeper(BookReader):
-    """Counts, and signs what its journal has added up for whoever asks."""
-
-    ATTEMPTS = 3  # to take over the book of somebody who is vouched for; then anybody's
+    """Counts, and tells what its journal has added up to whoever asks."""
 
     def __init__(self, around: RunView, journal: Journal) -> None:
         super().__init__(around)
         self._journal = journal
         self._lock = threading.Lock()  # around what was read: threads of pages ask as well
-        self._read_at, self._sums = -math.inf, Sums()
-        self._counted = self._vouchers = 0  # the last epoch; others by whose word that is known which was not seen here
-        self._tries: int | None = None  # to learn of epochs that this peer has missed; None: it has not
+        self._head = BookHead(around.run_id, 0, 0, 0)  # up to where this peer has counted
+        self._read_at, self._sums = -math.inf, self._sums_of(self._head, [])
         self._names = Recent[PeerID, tuple[str, str]](4096)  # and teams
 
     async def start(self) -> None:
-        sums = await offload(self._look)
-        self._counted, self._vouchers = sums.until.epoch, sums.vouched
+        self._head = (await offload(self._look)).head
         await super().start()
         endpoint = self._around.node.endpoint
         endpoint.serve(given.BOOK, given.BookWanted, self._answer_book)
         endpoint.serve(given.ENTRY, given.EntryWanted, self._answer_entry)
         self._see(self._around.node.peer_id, self._around.own())
-        self._tasks.keep(endpoint.events, self._keep_noting_presence, self._keep_catching_up)
+        self._tasks.keep(endpoint.events, self._keep_noting_presence)
 
     async def close(self) -> None:
         self._around.node.endpoint.withdraw(given.BOOK, given.ENTRY)
@@ -236,17 +191,15 @@ class Bookkeeper(BookReader):
     def contributions(self) -> Sequence[Contribution]:
         return self._look().listed
 
-    def basis(self) -> Basis:
-        sums = self._look()
-        whole = max(1, sums.until.samples)
-        return Basis(monitors=sums.vouched, seen=sums.witnessed / whole, accounted=samples_of(sums.entries) / whole)
+    def rests_on(self) -> str:
+        return f"This is this peer's own count: {self._look().book.in_words}."
 
-    def _look(self, *, anew: bool = False) -> Sums:
+    def _look(self) -> Sums:
         """Returns the journal's sums, read now and then; it may wait for the disk. From any thread."""
         with self._lock:
             now = self._around.clock()
-            lasting = self._timing.fresh if self._sums.until.epoch >= self._counted else self._timing.behind
-            if anew or not self._read_at <= now < self._read_at + lasting:
+            lasting = self._timing.fresh if self._sums.head.epoch >= self._head.epoch else self._timing.behind
+            if not self._read_at <= now < self._read_at + lasting:
                 self._read_at = now
                 self._journal.flush(1.0)
                 try:
@@ -255,12 +208,17 @@ class Bookkeeper(BookReader):
                 except JournalError as error:
                     logger.warning("contributions are told as they were: %s", error)
                 else:
-                    until, vouched = (Mark(head.epoch, head.run_samples), head.vouched) if head else (given.START, 0)
-                    witnessed = math.fsum(row.own_samples for row in rows)
-                    entries = {row.peer: BookEntry.of(row) for row in rows}
-                    peers = tuple(map(PeerID.parse, islice(entries, given.MOST_LINES)))
-                    self._sums = Sums(until, vouched, witnessed, entries, peers, given.listed(entries))
+                    self._sums = self._sums_of(head or self._sums.head, rows)
             return self._sums
+
+    def _sums_of(self, head: BookHead, rows: Sequence[Booked]) -> Sums:
+        around, entries = self._around, {row.peer: BookEntry.of(row) for row in rows}
+        about = around.run_id, around.run, around.identity.peer_id, Mark(head.epoch, head.run_samples)
+        counted = math.fsum(row.own_samples for row in rows), head.vouched
+        peers, lines = list(islice(entries, given.MOST_LINES)), tuple(islice(entries.values(), given.MOST_LINES))
+        since = head.since if head.since > 1 else UNSET
+        book = Book(*about, *counted, tuple(map(PeerID.parse, peers)), lines, around.clock(), since=since)
+        return Sums(head, book, entries, given.listed(entries))
 
     # what is seen here
 
@@ -272,9 +230,7 @@ class Bookkeeper(BookReader):
                 if (report := self._around.others().get(peer)) is not None:
                     self._see(peer, report)
             # An epoch counts once. Of a run that was begun anew, or from an old checkpoint, they count from there.
-            case EpochCredited(epoch=epoch) if not self._counted - 64 <= epoch <= self._counted:
-                if epoch != self._counted + 1 and self._tries is None:
-                    self._tries = 0
+            case EpochCredited(epoch=epoch) if not self._head.epoch - 64 <= epoch <= self._head.epoch:
                 self._count(event)
 
     def _see(self, peer: PeerID, report: PeerReport) -> None:
@@ -293,11 +249,10 @@ class Bookkeeper(BookReader):
         for peer in event.samples.keys() | event.reduced.keys():
             samples, reduced = event.samples.get(peer, 0.0), event.reduced.get(peer, 0)
             self._add(peer, samples=samples, own_samples=samples, hours=hours, rounds=1, reduced_bytes=reduced)
-        self._come_to(Mark(event.epoch, event.run_samples))
-
-    def _come_to(self, mark: Mark) -> None:
-        self._counted = mark.epoch
-        self._journal.record(BookHead(self._around.run_id, mark.epoch, mark.samples, self._vouchers))
+        # One that comes later counts from there on: what came before is in the tables of those who were there.
+        since = self._head.since if self._head.epoch else event.epoch
+        self._head = replace(self._head, epoch=event.epoch, run_samples=event.run_samples, since=since)
+        self._journal.record(self._head)
 
     async def _keep_noting_presence(self) -> None:
         period, before = self._timing.presence, self._loop.time()
@@ -308,62 +263,25 @@ class Bookkeeper(BookReader):
             self._see(peer, report)
             self._add(peer.text, uptime=seconds)
 
-    # what others have seen
-
-    async def _keep_catching_up(self) -> None:
-        """Where this peer has missed epochs, it takes over a book that goes as far as the run does now: of
-        several the one that differs least from what a reader of all of them is told."""
-        before = self._around.position()
-        await asyncio.sleep(self._timing.catch_up)
-        if before is not None and before.epoch > self._counted:
-            self._tries = self._tries or 0
-        if self._tries is None or not (found := await self._books()):
-            return
-        self._tries += 1
-        here, sums = self._around.position(), await offload(self._look, anew=True)
-        books = [book for writer, book in found.items() if self.vouched(writer) or self._tries > self.ATTEMPTS]
-        books = [book for book in books if book.until == here and sums.until.epoch <= here.epoch]
-        if fuller := [book for book in books if self._is_fuller(book, sums)]:
-            shown = given.agreed(fuller)
-            self._take_over(min(fuller, key=lambda book: given.distance(book.lines, shown)), sums)
-        if books:
-            self._tries = None
-
-    def _is_fuller(self, book: Book, sums: Sums) -> bool:
-        """Whether it knows more than this peer, and both can be true: nobody has given less than was seen here, nor all
-        together more than the run has."""
-        both = given.greater(sums.entries, book.lines)
-        possible = samples_of(both) <= given.most_samples(book.until, self._around.exact)
-        possible = possible and all(entry.rounds <= book.until.epoch for entry in both.values())
-        return possible and samples_of(book.lines) > samples_of(sums.entries)
-
-    def _take_over(self, book: Book, sums: Sums) -> None:
-        """Both tell of the same epochs, so of each number the greater one holds: what is missing is added."""
-        for peer, entry in given.greater(sums.entries, book.lines).items():
-            more = given.less(entry, sums.entries.get(peer, NOTHING))
-            self._add(peer, **more, first=entry.first, last=entry.last, name=entry.name, team=entry.team)
-        self._vouchers, self._read_at = 1, -math.inf
-        if self._counted <= book.until.epoch:
-            self._come_to(book.until)
-
     # what it hands out
 
     async def _answer_book(self, _: PeerID, wanted: given.BookWanted) -> Book:
-        about, sums, now = await self._asked_for(wanted.run_id)
-        lines = sums.peers[: wanted.most], tuple(islice(sums.entries.values(), wanted.most))
-        return given.signed(self._around.identity, Book(*about, sums.until, sums.witnessed, sums.vouched, *lines, now))
+        book, most = (await self._asked_for(wanted.run_id)).book, wanted.most
+        first = replace_fields(book, peers=book.peers[:most], entries=book.entries[:most], since=UNSET)
+        return replace_fields(given.signed(self._around.identity, first), since=book.since)
 
     async def _answer_entry(self, _: PeerID, wanted: given.EntryWanted) -> Attestation:
         """With nothing in it for a peer that has given nothing."""
-        about, sums, now = await self._asked_for(wanted.run_id)
+        sums = await self._asked_for(wanted.run_id)
+        book, asked = sums.book, wanted.peer.text
         giving = [peer for peer, entry in sums.entries.items() if entry.samples > 0]
-        entry, asked = sums.entries.get(wanted.peer.text, NOTHING), wanted.peer.text
         rank = giving.index(asked) + 1 if asked in giving else 0
-        said = Attestation(*about, wanted.peer, entry, rank, len(giving), sums.until, sums.vouched, now)
+        about, rest = (book.run_id, book.run, book.writer), (book.until, book.vouched, book.time)
+        entry, since = sums.entries.get(asked, NOTHING), book.since if wanted.since else UNSET
+        said = Attestation(*about, wanted.peer, entry, rank, len(giving), *rest, since=since)
         return given.signed(self._around.identity, said)
 
-    async def _asked_for(self, run_id: str) -> tuple[tuple[str, str, PeerID], Sums, float]:
-        around = self._around
-        if run_id != around.run_id:
-            raise CallRefused("run", f"this peer takes part in {around.run_id!r}")
-        return (run_id, around.run, around.identity.peer_id), await offload(self._look), around.clock()
+    async def _asked_for(self, run_id: str) -> Sums:
+        if run_id != self._around.run_id:
+            raise CallRefused("run", f"this peer takes part in {self._around.run_id!r}")
+        return await offload(self._look)

@@ -1,13 +1,12 @@
-"""A certificate of one's own contribution: a file that says what monitors have signed, and that its owner shows it.
+"""A certificate of one's own contribution: a file that says what a monitor has signed, and that its owner shows it.
 
-It proves that these monitors said so, and that whoever made the file holds the key of the peer. Whether the monitors
-told the truth it cannot prove: who wants to know that asks who they were.
+It proves that the monitor said so, and that whoever made the file holds the key of the peer. Whether the monitor told
+the truth it cannot prove: who wants to know that asks who it was.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,9 +18,9 @@ from swarmcli.network import wire
 from swarmcli.network.identity import Identity, PeerID, verify
 from swarmcli.run.contributions import Attestation, is_signed
 
-FILE = "contribution.json"  # in a home: what the monitors have said when the peer left last
-FORMAT = 1
-MOST_ATTESTATIONS = 16
+FILE = "contribution.json"  # in a home: what a monitor has said when the peer left last
+FORMAT = 2  # earlier versions read 1, whose rows do not say since when they were counted
+MOST_ATTESTATIONS = 16  # this version writes one; earlier ones wrote what each monitor said
 
 
 class ContributionCertificate(msgspec.Struct, frozen=True):
@@ -33,11 +32,9 @@ class ContributionCertificate(msgspec.Struct, frozen=True):
     signature: Annotated[bytes, msgspec.Meta(max_length=64)] = b""  # of the peer that it is about; b"": not signed
 
     @classmethod
-    def make(
-        cls, attestations: Sequence[Attestation], identity: Identity | None = None, whom: str = ""
-    ) -> ContributionCertificate:
+    def make(cls, said: Attestation, identity: Identity | None = None, whom: str = "") -> ContributionCertificate:
         """`identity`: of the peer that it is about, if its key is at hand."""
-        made = cls(FORMAT, tuple(attestations)[:MOST_ATTESTATIONS], whom)
+        made = cls(FORMAT if said.since else 1, (said,), whom)
         if identity is None:
             return made
         return msgspec.structs.replace(made, signature=identity.sign("certificate", made._unsigned()))
@@ -86,7 +83,7 @@ class ContributionCertificate(msgspec.Struct, frozen=True):
             raise UsageError(f"{path} cannot be read: {error.strerror}") from error
         except (ValueError, msgspec.ValidationError, RecursionError) as error:
             raise UsageError(f"{path} is no certificate of swarm, or it is damaged: {error}") from error
-        if found.format != FORMAT:
+        if found.format not in (1, FORMAT):
             raise UsageError(f"{path} was written by another version of swarm (format {found.format}); update swarm")
         return found
 

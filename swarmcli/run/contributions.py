@@ -1,5 +1,5 @@
-"""Contributions of each identity to a run, as somebody who keeps count signs them: a book for everybody, and one peer's
-part for a certificate.
+"""Contributions of each identity to a run, as one who keeps count hands them out: its table, called a book, for
+everybody, and one peer's row, signed, for a certificate.
 
 Everything here is one writer's word. Its signature says whose word it is, to anyone and for good, and proves no more.
 """
@@ -7,9 +7,9 @@ Everything here is one writer's word. Its signature says whose word it is, to an
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
-from collections.abc import Collection, Iterable, Mapping
-from statistics import median_low
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 import msgspec
@@ -24,6 +24,8 @@ from swarmcli.words import harmless
 if TYPE_CHECKING:
     from swarmcli.optim import PeerReport
     from swarmcli.run.asking import ShownReport
+
+logger = logging.getLogger(__name__)
 
 BOOK, ENTRY = "run.signed_book", "run.contribution"
 FORMAT = 1  # of a book
@@ -57,7 +59,6 @@ class BookEntry(msgspec.Struct, frozen=True):
 
 
 Entries: TypeAlias = Mapping[str, BookEntry]  # by peer id
-NUMBERS = ("samples", "hours", "rounds", "reduced_bytes", "uptime")
 NOTHING = BookEntry()
 
 
@@ -72,19 +73,36 @@ START = Mark()
 
 
 class Book(msgspec.Struct, frozen=True):
-    """A writer's word for what each has given until an epoch, who gave most first; `entries[i]` is of `peers[i]`."""
+    """A writer's word for what each has given until an epoch, who gave most first; `entries[i]` is of `peers[i]`.
+
+    It comes over the writer's own connection. Peers of earlier versions want it signed, and know nothing of `since`.
+    """
 
     run_id: _RunID
     run: _RunID  # the hash of the recipe, as in links
     writer: PeerID
     until: Mark  # with the samples of the whole run
     witnessed: _Amount  # samples of the rounds that it was in itself
-    vouched: _Count  # writers by whose word it knows the rest
+    vouched: _Count  # others by whose word it has what it did not see; only an earlier version takes that over
     peers: Annotated[tuple[PeerID, ...], msgspec.Meta(max_length=MOST_LINES)]
     entries: Annotated[tuple[BookEntry, ...], msgspec.Meta(max_length=MOST_LINES)]
     time: Moment
     format: _Count = FORMAT
     signature: _Signature = b""
+    since: _Count | msgspec.UnsetType = msgspec.UNSET  # the first epoch that it has counted, if that is not the run's
+
+    @property
+    def counted(self) -> float:
+        """Returns which part of the run's samples the writer has counted itself."""
+        return min(1.0, self.witnessed / max(1, self.until.samples))
+
+    @property
+    def in_words(self) -> str:
+        """For people: "55% of the run's 98,000 samples, counted since epoch 40 up to epoch 90"."""
+        since = f" since epoch {self.since:,}" if self.since else ""
+        rest = "; the rest is another peer's word" if self.vouched else ""
+        part = f"{self.counted:.0%} of the run's {self.until.samples:,} samples"
+        return f"{part}, counted{since} up to epoch {self.until.epoch:,}{rest}"
 
     @property
     def lines(self) -> Entries:
@@ -94,8 +112,8 @@ class Book(msgspec.Struct, frozen=True):
         """Why it is no book of this writer and run; "" if it is one."""
         if self.format != FORMAT:
             return f"its book is of format {self.format}, known here is {FORMAT}; update swarm"
-        if (self.writer, self.run_id) != (writer, run_id) or not is_signed(self):
-            return "its book is not signed by it"
+        if (self.writer, self.run_id) != (writer, run_id):
+            return "its book is of another peer or run"
         if not len(self.peers) == len(self.entries) == len(set(self.peers)):
             return "its book names a peer twice, or has lines of nobody"
         return ""
@@ -115,6 +133,7 @@ class Attestation(msgspec.Struct, frozen=True):
     vouched: _Count
     time: Moment
     signature: _Signature = b""
+    since: _Count | msgspec.UnsetType = msgspec.UNSET  # as in its book
 
 
 Signed = TypeVar("Signed", Book, Attestation)
@@ -126,9 +145,8 @@ def signed(identity: Identity, said: Signed) -> Signed:
     return msgspec.structs.replace(said, signature=identity.sign(_PURPOSES[type(said)], _unsigned(said)))
 
 
-def is_signed(said: Book | Attestation) -> bool:
-    author = said.writer if isinstance(said, Book) else said.monitor
-    return verify(author, _PURPOSES[type(said)], said.signature, _unsigned(said))
+def is_signed(said: Attestation) -> bool:
+    return verify(said.monitor, _PURPOSES[Attestation], said.signature, _unsigned(said))
 
 
 def _unsigned(said: Book | Attestation) -> bytes:
@@ -146,10 +164,12 @@ class BookWanted(msgspec.Struct, frozen=True):
 
 
 class EntryWanted(msgspec.Struct, frozen=True):
-    """Asks for one peer's entry."""
+    """Asks for one peer's entry. Peers of earlier versions do not ask since when it was counted: with that they would
+    not find it signed."""
 
     run_id: _RunID
     peer: PeerID
+    since: bool = False
 
 
 def writers_among(reports: Mapping[PeerID, PeerReport] | Mapping[PeerID, ShownReport]) -> list[PeerID]:
@@ -159,92 +179,54 @@ def writers_among(reports: Mapping[PeerID, PeerReport] | Mapping[PeerID, ShownRe
 
 
 async def fetch_books(
-    endpoint: Endpoint, writers: Iterable[PeerID], run_id: str, most: int = MOST_LINES
+    endpoint: Endpoint, writers: Sequence[PeerID], run_id: str, most: int = MOST_LINES
 ) -> tuple[dict[PeerID, Book], dict[PeerID, str]]:
-    """The books of these writers; and who gave none that counts, and why."""
-    books: dict[PeerID, Book] = {}
-    failed: dict[PeerID, str] = {}
+    """The books of these writers, in their order; and who gave none that counts, and why."""
 
-    async def ask(writer: PeerID) -> None:
+    async def ask(writer: PeerID) -> Book | str:
         try:
             book = await endpoint.call(writer, BOOK, BookWanted(run_id, most), Book, timeout=60.0)
         except UnknownMethod:
-            failed[writer] = "it runs an older swarm, whose books are not read any more; update it"
+            return "it runs an older swarm, whose books are not read any more; update it"
         except NetworkError as error:
-            failed[writer] = str(error)
-        else:
-            if fault := book.fault(writer, run_id):
-                failed[writer] = fault
-            else:
-                books[writer] = book
+            return str(error)
+        return book.fault(writer, run_id) or book
 
-    await asyncio.gather(*map(ask, sorted(writers)))
-    return books, failed
+    told = dict(zip(writers, await asyncio.gather(*map(ask, writers)), strict=True))
+    books = {writer: book for writer, book in told.items() if isinstance(book, Book)}
+    return books, {writer: why for writer, why in told.items() if isinstance(why, str)}
+
+
+def fullest(books: Mapping[PeerID, Book]) -> Book:
+    """Returns the book whose writer has counted most of the run itself, the first one among equals."""
+    return max(books.values(), key=lambda book: book.counted)
 
 
 async def fetch_attestation(
-    endpoint: Endpoint, writer: PeerID, run_id: str, peer: PeerID, timeout: float
-) -> Attestation:
-    """Raises NetworkError, and ValueError for one that is not of this writer, run and peer."""
-    answer = await endpoint.call(writer, ENTRY, EntryWanted(run_id, peer), Attestation, timeout=timeout)
-    if (answer.monitor, answer.run_id, answer.peer) != (writer, run_id, peer) or not is_signed(answer):
-        raise ValueError("what it says is not signed by it, or of somebody else")
-    return answer
+    endpoint: Endpoint, writers: Sequence[PeerID], run_id: str, peer: PeerID, timeout: float
+) -> Attestation | None:
+    """Returns a peer's part, as the one of these writers signs it that has counted most of it; None: none answers."""
+
+    async def ask(writer: PeerID) -> Attestation | None:
+        try:
+            wanted = EntryWanted(run_id, peer, since=True)
+            said = await endpoint.call(writer, ENTRY, wanted, Attestation, timeout=timeout)
+        except NetworkError as error:
+            logger.debug("nothing of the part of %s from %s: %s", peer.short, writer.short, error)
+            return None
+        is_its = (said.monitor, said.run_id, said.peer) == (writer, run_id, peer) and is_signed(said)
+        return said if is_its else None
+
+    found = filter(None, await asyncio.gather(*map(ask, writers)))
+    return max(found, key=lambda said: said.entry.samples, default=None)
 
 
-# what holds
+# what is shown
 
 
 def samples_of(entries: Entries) -> float:
     """Returns the samples of all entries together."""
     return math.fsum(entry.samples for entry in entries.values())
-
-
-def most_samples(mark: Mark, exact: bool) -> float:
-    """How many all together may have. `exact`: the run's lineage counts what its rounds count, and rounds each epoch's.
-    Otherwise (local updates, several groups an epoch) it counts epochs, and says roughly how many there were."""
-    return mark.samples + 0.5 * mark.epoch if exact else 2.0 * mark.samples
-
-
-def agreed(books: Collection[Book]) -> dict[str, BookEntry]:
-    """Merges books for a reader: of three and more it takes the lower median of each number, of two the book that
-    counts more samples."""
-    voices: list[Entries] = [book.lines for book in books]
-    if len(voices) < 3:
-        return dict(sorted(voices, key=samples_of)[-1]) if voices else {}
-    # One that came late and knows little has no say. By the second fullest: one that invents samples would otherwise
-    # leave itself as the only one with a say.
-    least = sorted(map(samples_of, voices))[-2] / 2
-    voices = [voice for voice in voices if samples_of(voice) >= least]
-    found: dict[str, BookEntry] = {}
-    for peer in dict.fromkeys(peer for voice in voices for peer in voice):
-        entries = [voice.get(peer, NOTHING) for voice in voices]
-        numbers = {number: median_low([getattr(entry, number) for entry in entries]) for number in NUMBERS}
-        if any(numbers.values()):
-            told = next((entry for entry in entries if entry.name or entry.last), NOTHING)
-            found[peer] = msgspec.structs.replace(told, **numbers)
-    return found
-
-
-def greater(held: Entries, told: Entries) -> dict[str, BookEntry]:
-    """Takes of each number of each peer the greater one."""
-    found = dict(held)
-    for peer, entry in told.items():
-        mine = held.get(peer, NOTHING)
-        numbers = {number: max(getattr(mine, number), getattr(entry, number)) for number in NUMBERS}
-        found[peer] = msgspec.structs.replace(entry, **numbers)
-    return found
-
-
-def less(entry: BookEntry, held: BookEntry) -> dict[str, float]:
-    """Each number less that of another entry."""
-    return {number: getattr(entry, number) - getattr(held, number) for number in NUMBERS}
-
-
-def distance(some: Entries, others: Entries) -> float:
-    """By how many samples two books differ."""
-    peers = some.keys() | others.keys()
-    return math.fsum(abs(some.get(peer, NOTHING).samples - others.get(peer, NOTHING).samples) for peer in peers)
 
 
 def listed(entries: Entries) -> list[Contribution]:

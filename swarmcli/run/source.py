@@ -20,7 +20,6 @@ from swarmcli.run.tables import EXPORTS
 from swarmcli.run.values import (
     ActivityShown,
     Alert,
-    Basis,
     CheckpointShown,
     Health,
     History,
@@ -52,7 +51,7 @@ class Providers:
     activity: Callable[[], ActivityShown] = ActivityShown
     limits: Callable[[], Mapping[str, object]] = dict
     contributions: Callable[[], Sequence[Contribution]] = tuple
-    basis: Callable[[], Basis] = Basis  # of the contributions
+    rests_on: Callable[[], str] = str  # whose count the contributions are, in a sentence
     machine: Callable[[], Sequence[MachinePeer]] = tuple
     alerts: Callable[[], Sequence[Alert]] = tuple
     checkpoints: Path | None = None  # the directory that holds them
@@ -137,7 +136,6 @@ class DashboardSource:
         activity, contributions = self._providers.activity(), self._providers.contributions()
         own = next((each for each in contributions if each.peer == status.peer_id), None)
         rank, ranked = views.rank(contributions, status.peer_id)
-        basis = self._providers.basis()
         pace = me.samples_per_second if me else 0.0
         shown = Me(
             peer_id=status.peer_id,
@@ -152,8 +150,8 @@ class DashboardSource:
             hours=own.hours if own else 0.0,
             rank=rank,
             ranked=ranked,
-            told_by=views.told_by(basis) if own else "",
-            rests_on=views.rests_on(basis),
+            told_by="by one peer's count" if own else "",
+            rests_on=self._providers.rests_on(),
             totals=self._totals,
             limits=self._providers.limits(),
         )

@@ -138,15 +138,6 @@ class ActivityShown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Basis:
-    """Whose word the list of contributions is."""
-
-    monitors: int = 0  # others by whose word it is known
-    seen: float | None = None  # part of the run's samples that the shown peer has counted; None: it keeps no book
-    accounted: float | None = None  # part of the run's samples that is in the list, about; None: unknown
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Me:
     """The shown peer as its user cares for it."""
 
@@ -162,8 +153,8 @@ class Me:
     hours: float = 0.0  # that it was there, over all its starts
     rank: int | None = None  # by samples, from 1; None: not among those that contributed
     ranked: int = 0  # how many are
-    told_by: str = ""  # whose word samples, hours and rank are, if it is a single peer's
-    rests_on: str = ""  # whose word the list of contributions is, and how much is missing in it, in sentences
+    told_by: str = ""  # whose word samples, hours and rank are; "": its own totals
+    rests_on: str = ""  # whose count the list of contributions is, and of which part of the run, in a sentence
     totals: Totals = field(default_factory=Totals)
     limits: Mapping[str, object] = field(default_factory=dict)  # as `GET limits` gives them
 

@@ -9,7 +9,6 @@ from typing import Any
 from swarmcli.events import Contribution, Evaluated, RoundFinished
 from swarmcli.run.values import (
     ActivityShown,
-    Basis,
     Counts,
     PeerPage,
     PeerRound,
@@ -137,46 +136,6 @@ def rank(contributions: Iterable[Contribution], peer: str) -> tuple[int | None, 
     given = {each.peer: each.samples for each in contributions if each.samples > 0}
     own = given.get(peer)
     return (None if own is None else 1 + sum(samples > own for samples in given.values())), len(given)
-
-
-def told_by(basis: Basis) -> str:
-    """For beside a number, for example "by one peer's count"; "" where more than one voice was heard."""
-    return "by one peer's count" if basis.seen is None and basis.monitors == 1 else ""
-
-
-def rests_on(basis: Basis) -> str:
-    """For people: whose word a list of contributions is, and what is missing in it. "": nothing is known yet."""
-    if basis.seen is None and not basis.monitors:
-        return ""
-    told = [_voices(basis.monitors) if basis.seen is None else _own_eyes(basis.seen, basis.monitors)]
-    if basis.accounted is not None:
-        told.append(missing(basis.accounted))
-    return " ".join(filter(None, told))
-
-
-def _voices(monitors: int) -> str:
-    if monitors == 1:
-        return "This is told by one peer only: nobody else can confirm it."
-    if monitors == 2:
-        return "Two books tell this; where they differ, the one that counts more is shown."
-    return f"Of {monitors} books, what most of them tell is shown."
-
-
-def _own_eyes(seen: float, monitors: int) -> str:
-    own = f"This peer has counted {min(1.0, seen):.0%} of the run's samples itself"
-    if not monitors:
-        return f"{own}."
-    return f"{own}, and knows the rest by the word of {monitors} {'other' if monitors == 1 else 'others'}."
-
-
-def missing(accounted: float) -> str:
-    """That a list accounts for a part of the run's samples only; "" if it is (about) whole."""
-    if accounted >= 0.95:
-        return ""
-    return (
-        f"The list has {accounted:.0%} of the run's samples: those of epochs that nobody counted are missing, and "
-        "those of groups that none was in."
-    )
 
 
 def round_row(each: RoundFinished) -> RoundRow:

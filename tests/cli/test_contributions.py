@@ -9,16 +9,15 @@ import pytest
 from rich.console import Console
 
 from swarmcli.cli.contributions import (
-    as_json,
+    Shown,
     check_order,
     contributions_table,
     in_words,
     only_home,
     ordered,
-    ordinal,
-    rests_on,
     teams_of,
     thanks,
+    told_by,
 )
 from swarmcli.cli.link import Places
 from swarmcli.errors import UsageError
@@ -28,7 +27,6 @@ from swarmcli.network.identity import Identity, PeerID
 from swarmcli.peer.home import LINK
 from swarmcli.peer.peer import Summary
 from swarmcli.run.asking import Given
-from swarmcli.run.bookkeeping import Attested
 from swarmcli.run.certificate import ContributionCertificate
 from swarmcli.run.contributions import Attestation, Book, BookEntry, Mark, signed
 
@@ -44,10 +42,6 @@ def summary(samples: int = 0) -> Summary:
     return Summary("run", "trainer", "Ada", ADA.peer_id.text, samples=samples)
 
 
-def standing(*attestations: Attestation) -> Attested:
-    return Attested(attestations)
-
-
 def attestation(samples: float = 12_400.0, rank: int = 3, reduced: int = 0, hours: float = 3.1) -> Attestation:
     entry = BookEntry(samples, hours, 12, reduced)
     return signed(
@@ -55,29 +49,27 @@ def attestation(samples: float = 12_400.0, rank: int = 3, reduced: int = 0, hour
     )
 
 
-def book(identity: Identity, entries: dict[str, BookEntry], *, vouched: int = 0, witnessed: float = 1000.0) -> Book:
+def book(identity: Identity, entries: dict[str, BookEntry], *, since: int | msgspec.UnsetType = msgspec.UNSET) -> Book:
     peers, lines = tuple(map(PeerID.parse, entries)), tuple(entries.values())
-    made = Book("run", "recipe", identity.peer_id, Mark(10, 1000), witnessed, vouched, peers, lines, 1.0)
-    return signed(identity, made)
+    whole = sum(each.samples for each in lines)
+    return Book("run", "recipe", identity.peer_id, Mark(10, 1000), whole, 0, peers, lines, 1.0, since=since)
 
 
 def test_the_last_line_of_a_trainer_says_what_it_gave_and_how_it_stands() -> None:
-    said = thanks(summary(), standing(attestation(), attestation()))
-    assert said == "in all your starts: 12,400 of 98,000 samples, 3.1 hours, third of seven; thank you"
-    assert "third of seven, by one peer's count; thank you" in thanks(summary(), standing(attestation()))
-    assert "20 minutes" in thanks(summary(), standing(attestation(hours=1 / 3)))
-    told = ["tenth", "11th", "21st", "22nd", "113th", "1,003rd"]
-    assert [ordinal(number) for number in (10, 11, 21, 22, 113, 1003)] == told
-    said = thanks(summary(), standing(msgspec.structs.replace(attestation(), peers=1)))
-    assert "12,400 of 98,000 samples (who gave the others was not counted), 3.1 hours" in said
+    said = thanks(summary(), attestation())
+    whole = "in all your starts: 12,400 of 98,000 samples, 3.1 hours, place 3 of 7, by one peer's count; thank you"
+    assert said == whole
+    assert "20 minutes" in thanks(summary(), attestation(hours=1 / 3))
+    said = thanks(summary(), msgspec.structs.replace(attestation(), since=40))
+    assert "12,400 of 98,000 samples (counted since epoch 40), 3.1 hours" in said
 
 
 def test_without_a_monitor_the_last_line_says_whose_count_it_is_and_an_auxiliary_is_thanked_for_what_it_added() -> None:
     alone = "512 samples by this peer's own count, since nobody else could be asked; thank you"
     assert (thanks(summary(512), None), thanks(summary(0), None)) == (alone, "")
-    added = thanks(summary(), standing(attestation(0.0, 0, reduced=3_000_000)))
+    added = thanks(summary(), attestation(0.0, 0, reduced=3_000_000))
     assert "3.0 MB added up for others in 12 rounds" in added
-    assert thanks(summary(), standing(attestation(0.0, 0))) == ""
+    assert thanks(summary(), attestation(0.0, 0)) == ""
 
 
 def test_the_table_tells_claimed_from_seen_and_shows_no_strangers_control_characters() -> None:
@@ -104,28 +96,39 @@ def test_teams_are_the_sums_of_those_who_name_them_and_lists_are_sorted_by_any_c
         check_order("wealth")
 
 
-def test_it_is_said_whose_word_the_numbers_are() -> None:
-    honest = {ADA.peer_id.text: BookEntry(600.0), BOB.peer_id.text: BookEntry(400.0)}
-    alone = Given("run", honest, {MONITOR.peer_id: book(MONITOR, honest, vouched=1, witnessed=250.0)})
-    assert "has seen 25% of that itself, and knows the rest by the word of another peer" in rests_on(alone)[0]
-    assert rests_on(alone)[-1] == "This is told by one peer only: nobody else can confirm it."
-    half = {ADA.peer_id.text: BookEntry(450.0)}  # of 1,000: the others were in groups that this monitor was not in
-    found = Given("run", half, {MONITOR.peer_id: book(MONITOR, half)})
-    assert "The list has 45% of the run's samples" in rests_on(found)[-1] and as_json(found)["accounted"] == 0.45
-    three = {each.peer_id: book(each, honest) for each in (MONITOR, ADA, OTHER)}
-    said = rests_on(Given("run", honest, three, {BOB.peer_id: "no answer"}))
-    assert any("what most of them tell is shown" in line for line in said)
-    assert said[-1] == f"The book of {BOB.peer_id.text[:10]} could not be read: no answer"
-    assert as_json(alone)["monitors"] == [
-        {"peer": MONITOR.peer_id.text, "epoch": 10, "samples": 1000, "witnessed": 250.0, "vouched": 1}
+def test_it_is_said_whose_count_is_shown_and_who_counts_otherwise() -> None:
+    whole = book(MONITOR, {ADA.peer_id.text: BookEntry(600.0), BOB.peer_id.text: BookEntry(400.0)})
+    late = book(OTHER, {ADA.peer_id.text: BookEntry(450.0)}, since=6)
+    alone = told_by(Given("run", {OTHER.peer_id: late}))
+    part = "45% of the run's 1,000 samples, counted since epoch 6 up to epoch 10"
+    (said,) = alone.rests_on
+    assert said == f"This is the count of one peer, {OTHER.peer_id.short}: {part}; nobody else confirms it."
+    assert alone.as_json(Shown())["accounted"] == 0.45
+    books = {
+        OTHER.peer_id: late,
+        MONITOR.peer_id: whole,
+        ADA.peer_id: msgspec.structs.replace(whole, writer=ADA.peer_id),
+    }
+    told = told_by(Given("run", books, {BOB.peer_id: "no answer"}))
+    assert [each.samples for each in told.contributions] == [600, 400], "nothing is merged"
+    assert told.rests_on == [
+        f"This is the count of one peer, {MONITOR.peer_id.short}: 100% of the run's 1,000 samples, "
+        "counted up to epoch 10.",
+        f"{OTHER.peer_id.short} counts otherwise: {part}.",
+        f"{ADA.peer_id.short} counts the same.",
+        f"{BOB.peer_id.short} did not tell what it counts: no answer",
     ]
+    shown = [(each["since"], each["shown"]) for each in told.as_json(Shown())["monitors"]]
+    assert shown == [(6, False), (0, True), (0, False)]
+    (nobody,) = told_by(Given("run")).rests_on
+    assert "`swarm monitor` begins to keep count" in nobody
 
 
 def test_a_certificate_in_words_says_what_it_does_not_prove() -> None:
-    said = "\n".join(in_words(ContributionCertificate.make([attestation()], ADA, "Ada Lovelace")))
+    said = "\n".join(in_words(ContributionCertificate.make(attestation(), ADA, "Ada Lovelace")))
     assert "Ada Lovelace" in said and "12,400 of 98,000 samples" in said
     assert "claimed" in said and "seen" in said and "whether they are to be believed" in said
-    assert "has not signed it" in "\n".join(in_words(ContributionCertificate.make([attestation()])))
+    assert "has not signed it" in "\n".join(in_words(ContributionCertificate.make(attestation())))
 
 
 def test_an_owner_gets_the_certificate_of_the_trainer_beside_his_monitor(

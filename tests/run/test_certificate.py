@@ -21,11 +21,15 @@ def said(monitor: Identity = MONITOR, samples: float = 12_400.0, run: str = "rec
 
 
 def test_a_certificate_comes_back_from_its_file_and_holds(tmp_path: Path) -> None:
-    made = ContributionCertificate.make([said(), said(OTHER)], ADA, "Ada Lovelace")
+    made = ContributionCertificate.make(said(), ADA, "Ada Lovelace")
     made.write(tmp_path / "ada.json")
     found = ContributionCertificate.read(tmp_path / "ada.json")
     assert found == made
     assert found.fault == ""
+    assert found.format == 1, "which earlier versions read, that know of no `since`"
+    since = ContributionCertificate.make(signed(MONITOR, change(since=40)), ADA)
+    since.write(tmp_path / "ada.json")
+    assert ContributionCertificate.read(tmp_path / "ada.json") == since and since.fault == "" and since.format == 2
     assert said().signature.hex().startswith("1c7566a040cfa58360f17cbfc6cbba19"), "as an older swarm signed it"
 
 
@@ -33,9 +37,17 @@ def test_a_certificate_comes_back_from_its_file_and_holds(tmp_path: Path) -> Non
 def test_a_pipe_or_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
     reader = os.open(pipe, os.O_RDWR)
-    ContributionCertificate.make([said()], ADA).write(pipe)
+    ContributionCertificate.make(said(), ADA).write(pipe)
     assert pipe.is_fifo() and b'"swarm": "contribution"' in os.read(reader, 1 << 16)
     os.close(reader)
+
+
+def of_earlier_version(*each: Attestation) -> ContributionCertificate:
+    return ContributionCertificate(1, each)
+
+
+def test_a_certificate_of_an_earlier_version_with_the_words_of_several_monitors_still_holds() -> None:
+    assert of_earlier_version(said(), said(OTHER)).fault == ""
 
 
 def change(**changes: object) -> Attestation:
@@ -45,13 +57,14 @@ def change(**changes: object) -> Attestation:
 @pytest.mark.parametrize(
     ("forged", "why"),
     [
-        (ContributionCertificate.make([change(rank=1)], ADA), "has not signed what"),
-        (ContributionCertificate.make([change(entry=BookEntry(99_000.0))], ADA), "has not signed what"),
-        (ContributionCertificate.make([change(monitor=OTHER.peer_id)], ADA), "has not signed what"),
-        (ContributionCertificate.make([said(), said(OTHER, run="another")], ADA), "several peers or runs"),
-        (ContributionCertificate.make([said(), said()], ADA), "one voice twice"),
-        (ContributionCertificate.make([said()], OTHER), "has not signed it"),
-        (msgspec.structs.replace(ContributionCertificate.make([said()], ADA, "Ada"), whom="Eve"), "has not signed it"),
+        (ContributionCertificate.make(change(rank=1), ADA), "has not signed what"),
+        (ContributionCertificate.make(change(entry=BookEntry(99_000.0)), ADA), "has not signed what"),
+        (ContributionCertificate.make(change(monitor=OTHER.peer_id), ADA), "has not signed what"),
+        (of_earlier_version(said(), said(OTHER, run="another")), "several peers or runs"),
+        (of_earlier_version(said(), said()), "one voice twice"),
+        (ContributionCertificate.make(said(), OTHER), "has not signed it"),
+        (ContributionCertificate.make(change(since=1), ADA), "has not signed what"),
+        (msgspec.structs.replace(ContributionCertificate.make(said(), ADA, "Ada"), whom="Eve"), "has not signed it"),
     ],
 )
 def test_what_nobody_has_signed_is_found(forged: ContributionCertificate, why: str) -> None:
@@ -65,6 +78,6 @@ def test_a_file_that_is_no_certificate_or_of_a_day_that_no_calendar_has_is_told_
         with pytest.raises(UsageError, match="no certificate"):
             ContributionCertificate.read(file)
     for moment in (1e300, -1e20, float("inf"), float("nan")):
-        ContributionCertificate.make([signed(MONITOR, change(time=moment, signature=b""))], ADA).write(file)
+        ContributionCertificate.make(signed(MONITOR, change(time=moment)), ADA).write(file)
         with pytest.raises(UsageError, match="no certificate"):
             ContributionCertificate.read(file)

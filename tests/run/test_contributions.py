@@ -7,17 +7,7 @@ import pytest
 
 from swarmcli.network import wire
 from swarmcli.network.identity import Identity
-from swarmcli.run.contributions import (
-    Book,
-    BookEntry,
-    Mark,
-    agreed,
-    distance,
-    greater,
-    listed,
-    most_samples,
-    samples_of,
-)
+from swarmcli.run.contributions import Book, BookEntry, Mark, fullest, listed
 
 ADA, BOB, EVE = [Identity.from_seed(seed).peer_id for seed in (1, 2, 3)]
 MONITOR = Identity.from_seed(9)
@@ -29,29 +19,11 @@ def book(ada: float = 0.0, bob: float = 0.0, eve: float = 0.0) -> Book:
     return Book("run", "recipe", MONITOR.peer_id, Mark(9, 900), 0.0, 0, tuple(there), tuple(there.values()), 1.0)
 
 
-def samples(*books: Book) -> dict[str, float]:
-    return {peer: entry.samples for peer, entry in agreed(books).items()}
-
-
-def test_of_three_books_one_that_lies_moves_nothing_and_of_two_the_fuller_one_is_shown() -> None:
-    honest = book(540, 360)
-    assert samples(honest, honest, book(bob=360, eve=540)) == {ADA.text: 540, BOB.text: 360}
-    assert samples(honest, book(60, 40)) == {ADA.text: 540, BOB.text: 360} and samples() == {}
-
-
-def test_a_book_that_knows_little_has_no_say_and_one_that_invents_samples_silences_nobody() -> None:
-    honest = book(540, 360)
-    assert samples(honest, honest, book(60, 40), book(60, 40), book(60, 40))[ADA.text] == 540
-    assert samples(honest, honest, book(eve=1e6)) == {ADA.text: 540, BOB.text: 360}
-
-
-def test_of_each_number_of_two_books_the_greater_one() -> None:
-    one = {"A": BookEntry(540.0, rounds=2), "B": BookEntry(40.0)}
-    other = {"A": BookEntry(60.0, rounds=9), "C": BookEntry(1.0)}
-    both = greater(one, other)
-    assert both == {"A": BookEntry(540.0, rounds=9), "B": BookEntry(40.0), "C": BookEntry(1.0)}
-    assert most_samples(Mark(9, 900), exact=True) == 904.5 and most_samples(Mark(9, 900), exact=False) == 1800.0
-    assert samples_of(both) == 581.0 and distance(one, other) == 480.0 + 40.0 + 1.0
+def test_the_fullest_book_is_shown_and_one_that_invents_samples_is_no_fuller_than_a_whole_one() -> None:
+    whole, part, invented = [msgspec.structs.replace(book(), witnessed=each) for each in (900.0, 100.0, 1e9)]
+    assert fullest({ADA: part, BOB: whole}) is whole
+    assert fullest({BOB: whole, EVE: invented}) is whole, "who was named first"
+    assert invented.in_words == "100% of the run's 900 samples, counted up to epoch 9"
 
 
 def test_lists_begin_with_who_gave_most_then_with_who_added_up_and_who_stayed() -> None:

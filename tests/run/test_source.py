@@ -23,9 +23,8 @@ from swarmcli.journal import Journal, RunRecord
 from swarmcli.journal import reader as reader_module
 from swarmcli.journal.options import JournalOptions
 from swarmcli.run import source as source_module
-from swarmcli.run import views
 from swarmcli.run.source import REREAD_SECONDS, DashboardSource, PeerStatus, RunStatus
-from swarmcli.run.values import Basis, History
+from swarmcli.run.values import History
 
 ALICE, BOB, CAROL = "a" * 52, "b" * 52, "c" * 52
 START = 1_790_000_000.0
@@ -219,15 +218,3 @@ def test_lists_are_exported_whole(world: World, monkeypatch: pytest.MonkeyPatch)
     for name in ("epochs", "rounds"):
         kind, rows = world.source.export(name)
         assert [each.epoch for each in rows] == list(range(1, 8)) and kind.__name__.lower().startswith(name[:5])
-
-
-def test_it_is_told_whose_word_the_contributions_are_and_what_is_missing() -> None:
-    assert views.told_by(Basis()) == views.rests_on(Basis()) == ""
-    one = Basis(monitors=1, accounted=0.5)
-    assert views.told_by(one) == "by one peer's count"
-    assert "told by one peer only" in views.rests_on(one) and "has 50% of the run's samples" in views.rests_on(one)
-    several = Basis(monitors=3, accounted=0.99)
-    assert views.told_by(several) == "" and views.rests_on(several) == "Of 3 books, what most of them tell is shown."
-    own = Basis(monitors=1, seen=0.25, accounted=1.0)
-    assert views.told_by(own) == "" and "counted 25%" in views.rests_on(own)
-    assert views.rests_on(own).endswith("by the word of 1 other.")

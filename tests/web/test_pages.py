@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from swarmcli.events import EpochAdvanced
-from swarmcli.run import views
 from swarmcli.run.values import Alert
 
 from .conftest import PATIENCE, Open, Serve, expect_text
@@ -288,7 +287,7 @@ def test_names_and_teams_of_others_are_text_everywhere(serve: Serve, open_page: 
     page.goto(url + "contributions")
     page.get_by_label("teams").check()
     expect_text(page, "#given tr:nth-child(1) .sub", "6 peers")
-    expect_text(page, "#given-word", views.rests_on(run.basis))
+    expect_text(page, "#given-word", run.rests_on)
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1280, "dark")])
