@@ -31,13 +31,13 @@ def lie_about_tensors(liar: Liar, change: Change) -> None:
     core, had = liar.averager, list[Tensors]()
     make = core._make_round
 
-    def make_with_lies(group: Any, weight: float, **how: Any) -> Any:
+    def make_with_lies(group: Any, weight: float, samples: float | None, **how: Any) -> Any:
         honest = core._tensors
         had.append([tensor.detach().clone() for tensor in honest])
         core._tensors = change(had, liar.random)
         liar.told.append("a gradient")
         try:
-            return make(group, weight, **how)
+            return make(group, weight, samples, **how)
         finally:
             core._tensors = honest
 
@@ -115,8 +115,8 @@ def tell_each_reducer_something_else(liar: Liar) -> None:
     core = liar.averager
     make = core._make_round
 
-    def make_with_lies(group: Any, weight: float, **how: Any) -> Any:
-        round_: Any = make(group, weight, **how)
+    def make_with_lies(group: Any, weight: float, samples: float | None, **how: Any) -> Any:
+        round_: Any = make(group, weight, samples, **how)
         prepare = round_._prepare
 
         async def prepare_with_lies() -> None:
