@@ -244,18 +244,17 @@ async def test_a_book_of_somebody_else_or_of_another_shape_is_refused(run: Run) 
 
 @monitors(5)
 async def test_those_count_first_who_were_in_two_rounds_of_the_readers(run: Run) -> None:
-    known, reading = await run.monitor(), run.nodes[0]
-    reader = run.reader(reading)
-    await reader.start()
     liars = [await run.monitor() for _ in range(2)]
     for liar in liars:
         liar.lie(give_all_to_eve)
-    met, liars_there = {known.node.peer_id: known}, run.monitors
     await run.epochs(1)
-    run.monitors = met
+    strangers, run.monitors = run.monitors, {}
+    known, reading = await run.monitor(), run.nodes[0]  # who has counted less than they say they have
+    reader = run.reader(reading)
+    await reader.start()
     await run.epochs(2, reading)
-    run.monitors = liars_there
-    assert await read(reader) == [(ADA, 225), (BOB, 75)]
+    run.monitors |= strangers
+    assert await read(reader) == [(ADA, 150), (BOB, 50)]
     await known.leave()
     stranger = run.reader(reading)
     assert (await read(stranger))[0][0] == EVE, "whom nobody has met is believed where nobody else is"
