@@ -140,7 +140,7 @@ def test_who_stops_waiting_for_a_round_may_go_on_later() -> None:
     """As after a KeyboardInterrupt: the end of the epoch goes on by itself."""
 
     async def main() -> None:
-        async with DelayedSwarm(seed=8, latency=0.2) as swarm:
+        async with DelayedSwarm(seed=8, latency=0.25) as swarm:
             trainers = [await swarm.delayed(Timing.DELAYED_STEP, seed=1, batch_size=TARGET // 2) for _ in range(2)]
             await together(*(trainer.train(3) for trainer in trainers))
             await together(*(trainer.core._end_is_over() for trainer in trainers))
