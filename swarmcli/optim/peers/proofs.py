@@ -90,6 +90,14 @@ class LineageProof(msgspec.Struct, frozen=True):
         joined = befores == [each.lineage for each in positions[:-1]]
         return joined and epochs == list(range(epochs[0], epochs[0] + len(epochs))) and positions[-1] == position
 
+    def shows(self) -> LineagePosition | None:
+        """Where its steps lead, if they follow from each other and the members of each round, whoever these are, have
+        signed it. To be called off the loop, as `signed`."""
+        if not self.steps or not self.leads_to(self.steps[-1].position):
+            return None
+        rounds = [step.certificate for step in self.steps if step.certificate is not None]
+        return self.steps[-1].position if all(_names_signers(each) and each.verify() for each in rounds) else None
+
     def signed(self, known: Collection[PeerID], needed: int, holders: Collection[PeerID] = ()) -> Signed:
         """Finds those `known` that bear the last step out; nobody if it is not signed, or not by enough.
 
@@ -109,7 +117,7 @@ class LineageProof(msgspec.Struct, frozen=True):
                 if bearing and any(len(lone & group) >= least for group, least in trusted):
                     members, alone = bearing, True
                 continue
-            if any(index >= len(certificate.peers) for index in certificate.votes.signatures):
+            if not _names_signers(certificate):
                 continue
             signers = certificate.signers
             if any(len(signers & group) >= least for group, least in trusted) and certificate.verify():
@@ -117,6 +125,10 @@ class LineageProof(msgspec.Struct, frozen=True):
                 bearing |= signers & trusted[0][0]
                 members = bearing
         return Signed(members, frozenset(step.before for step in self.steps), alone)
+
+
+def _names_signers(certificate: RoundCertificate) -> bool:
+    return all(index < len(certificate.peers) for index in certificate.votes.signatures)
 
 
 def weekday(moment: float) -> str:
@@ -222,17 +234,16 @@ class ProofRequest(msgspec.Struct, frozen=True):
 
 
 async def hear(endpoint: Endpoint, run_id: str, peer: PeerID, named: str) -> Heard | None:
-    """Asks how far the run is. None: the peer, `named` so for people, shows nothing. A stranger may have made up all of
-    it, members and signatures too, so these are not looked at: whatever is heard makes a newcomer wait, and moves
-    nobody."""
+    """Asks how far the run is. None: the peer, `named` so for people, proves nothing. A stranger may have made up all
+    of it, so whatever is heard makes a newcomer wait, and moves nobody."""
     try:
         method = method_of(run_id)
         proof = await endpoint.call(peer, method, ProofRequest(b""), LineageProof, timeout=ANSWER_TIMEOUT)
     except NetworkError as error:
         logger.debug("%s does not show how far the run is: %s", peer.short, error)
         return None
-    shown = bool(proof.steps) and proof.leads_to(proof.steps[-1].position)
-    return Heard(proof.steps[-1].epoch, named, endpoint.clock.now(), proof) if shown else None
+    position = await offload(proof.shows)
+    return Heard(position.epoch, named, endpoint.clock.now(), proof) if position else None
 
 
 class Vouching:
