@@ -213,13 +213,16 @@ class CatchUp:
         claims = (self._directory.others[peer].claim for peer in self._claims.holders())  # those in doubt, too
         reported = max((claim.position.epoch for claim in claims if claim.settled), default=0)
         if heard is not None and heard.epoch > epoch and (early or epoch == 0):
-            told = heard.sentence
+            told, ends = heard.sentence, epoch > 0
         elif early and reported > epoch:
-            told = f"reports say that this run is at epoch {reported}"
+            told, ends = f"reports say that this run is at epoch {reported}", True
         else:
             return ""
         since = weekday(self._clock.now() - waited)
-        return f"{told}; nobody who holds it can be reached since {since}. {HELP}"
+        at_most = (
+            f", and this peer goes on without them after {self.options.patience_with_reports:.0f} s" if ends else ""
+        )
+        return f"{told}; nobody who holds it can be reached since {since}{at_most}. {HELP}"
 
     def _why(self, wanted: LineagePosition, reason: str) -> str:
         """The reason, for people: a round that was missed accounts for one epoch and no more."""

@@ -66,7 +66,9 @@ async def test_a_report_alone_delays_by_as_long_as_it_is_kept() -> None:
         await gone.train(3)
         await swarm.kill(gone)
         newcomer, began = await swarm.trainer(seed=2), now()
+        said = record(newcomer.node, Noticed)
         assert gone.node.peer_id in newcomer.core.directory.others, "its record is still there"
         await newcomer.train(1)
         assert 30 < now() - began < 70
+        assert any("goes on without them after 60 s" in each.text for each in said), "the wait says when it ends"
         assert newcomer.epochs[0].samples > 0
