@@ -88,7 +88,7 @@ def ordered(contributions: Sequence[Contribution], sort: str) -> list[Contributi
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What was found out. `rests_on`: whose count it is, in lines; `details`: of those who keep count, for JSON."""
+    """The outcome of asking. `rests_on`: whose count it is, in lines; `details`: of those who keep count, for JSON."""
 
     run_id: str
     contributions: Sequence[Contribution]

@@ -74,7 +74,7 @@ def words(error: SwarmError) -> str:
 
 
 def plight(error: BaseException) -> str:
-    """What this computer refuses to any program of this user, and what helps; "": the error is something else."""
+    """Says what this computer refuses to any program of this user, and what helps; "": the error is something else."""
     code, text = getattr(error, "errno", None), str(error).lower()
     for name, what in (("HOME", "home directory"), ("TMPDIR", "temporary directory")):
         if f"determine {what}" in text or f"determine the {what}" in text or f"no usable {what}" in text:

@@ -181,7 +181,7 @@ class NoCompression(CompressionBase):
     name = "none"
 
     def __init_subclass__(cls) -> None:
-        # What it sends is read in place, wherever a codec is one of this type.
+        # The wire reads payloads of this type in place, without calling the codec.
         raise TypeError(f"{cls.__name__}: methods of its own would not be called; derive it from CompressionBase")
 
     def compress(self, tensor: torch.Tensor, info: CompressionInfo | None = None) -> TensorMessage:

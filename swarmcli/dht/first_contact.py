@@ -112,7 +112,7 @@ class FirstContacts:
                 self._failures[address] = error
                 return False
             except SwarmError as error:
-                # Who waits on may see its peer come back.
+                # A peer that waits on may see the other one come back.
                 if core.endpoint.gave_way or (isinstance(error, WrongPeerError) and not self._patient):
                     self._failures[address] = error
                     return False

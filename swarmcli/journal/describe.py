@@ -70,7 +70,7 @@ class Recorder:
             case happened.Evaluated():
                 yield replace(event, time=now)
                 measured = event.epoch, event.loss, event.metrics
-                # What this peer has measured is the middle of all as well where it is the only one.
+                # If this peer alone has measured, its figure is the middle of all as well.
                 line, self._measured = None if measured == self._measured else line, measured
             case happened.EpochAdvanced() | happened.RoundFinished() | happened.EpochReported():
                 yield replace(event, time=now)
@@ -104,7 +104,7 @@ class Recorder:
             yield replace(line, text=text, time=now)
 
     def losses(self, now: float = math.inf) -> Iterator[Line]:
-        """What has been summed for long enough; without `now` all of it, for nothing follows."""
+        """Returns the sums that have waited for long enough; without `now` all of them, for nothing follows."""
         for fate, (samples, since) in list(self._lost.items()):
             if not since <= now < since + _SUMMED:
                 del self._lost[fate]

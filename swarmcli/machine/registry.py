@@ -193,7 +193,7 @@ class RegistryEntry:
                 self._written = True
 
     def take_wishes(self) -> list[tuple[str, dict[str, Any]]]:
-        """What was left for this process, in order, each once. Raises OSError and ValueError."""
+        """Returns what was left for this process, in order, each once. Raises OSError and ValueError."""
         left = self._registry.directory / f"{self.peer.stem}.wishes"
         if not left.exists():
             return []

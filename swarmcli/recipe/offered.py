@@ -206,7 +206,7 @@ def web_host(file: str) -> str:
     return "" if not separator else "huggingface.co" if scheme == "hf" else rest.partition("/")[0]
 
 
-# What no link brings
+# Data, which no link brings
 
 
 def needs_in_words(recipe: Recipe) -> str:

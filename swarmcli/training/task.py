@@ -90,11 +90,11 @@ class WeighsBatches(Protocol):
     """A task, if its loss is a mean over something else than samples, such as the tokens that are learned."""
 
     def weight(self, batch: Batch) -> float:
-        """What the loss of this batch is a mean over. 0: nothing in it is learned, and no loss is asked for."""
+        """Returns how much this batch's loss is a mean over. 0: nothing in it is learned, so no loss is asked for."""
 
 
 def weight_of(task: Task, batch: Batch) -> float:
-    """What the gradients of a batch weigh beside those of others: in a step, in the swarm, and in an evaluation."""
+    """The weight of a batch's gradients beside those of others: in a step, in the swarm, and in an evaluation."""
     return task.weight(batch) if isinstance(task, WeighsBatches) else samples_in(batch)
 
 

@@ -23,7 +23,7 @@ MOST_WEIGHT, LEAST_WEIGHT = 1e12, 1e-9  # of one batch, and of one peer's in a r
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """What gradients count: `samples` towards the epoch's target, `weight` in the average."""
+    """Gradients count by `samples` towards the epoch's target, and by `weight` in the average."""
 
     samples: int = 0
     weight: float = 0.0

@@ -124,7 +124,7 @@ class CommittedRound:
     several: bool = False  # other groups end this epoch as well: its lineage only counts epochs
     apart: bool = False  # the members held unlike states of one position
     certificate: RoundCertificate | None = None  # that the group has committed it; None: this peer was alone
-    # Of each contributor, as they were counted: its weight in the average, and its samples.
+    # Each contributor's weight in the average and its samples, as they were counted.
     weights: Mapping[PeerID, float] = field(default_factory=dict)
     contributed: Mapping[PeerID, float] = field(default_factory=dict)
     reduced: Mapping[PeerID, int] = field(default_factory=dict)  # bytes that each reducer has added up

@@ -138,7 +138,7 @@ def weekday(moment: float) -> str:
 
 @dataclass(frozen=True)
 class Heard:
-    """What somebody has shown of how far the run is: a peer over its own connection, or this peer's own home."""
+    """Somebody has shown how far the run is: a peer over its own connection, or this peer's own home."""
 
     epoch: int
     by: str  # in words
