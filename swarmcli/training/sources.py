@@ -312,7 +312,7 @@ class HuggingFaceSource:
         }  # fmt: skip
         self._text_column = text_column
         self._held_out = held_out
-        self._images: list[str] = []  # columns
+        self._images: dict[str, str | None] = {}  # columns, with the mode that their images are converted to
         self._told_of_image = False
         self._dataset: Any = None
 
@@ -434,13 +434,13 @@ class HuggingFaceSource:
         for name, feature in list((dataset.features or {}).items()):
             if isinstance(feature, Image):
                 dataset = dataset.cast_column(name, Image(decode=False))
-                self._images.append(name)
+                self._images[name] = feature.mode
             elif _is_decoded(feature):
                 dataset = dataset.remove_columns(name)
         return dataset
 
-    def _image_of(self, stored: Any) -> Any:
-        """An image, of which only the size was read; None for what is none."""
+    def _image_of(self, stored: Any, mode: str | None) -> Any:
+        """An image, of which only the size was read, with the mode that its column wants; None for what is none."""
         from PIL import Image
 
         try:
@@ -450,6 +450,7 @@ class HuggingFaceSource:
             image = Image.open(io.BytesIO(data))
             if image.width * image.height > self._options.most_pixels:
                 raise ValueError(f"it has {image.width} × {image.height} pixels")
+            image.mode_of_column = mode  # type: ignore[attr-defined]
             image.stored = data  # type: ignore[attr-defined]  # tells images apart before they are decoded
             return image
         except (OSError, ValueError, TypeError, KeyError, Image.DecompressionBombError) as error:
@@ -460,7 +461,7 @@ class HuggingFaceSource:
 
     def _content_of(self, row: dict[str, object]) -> Content:
         if self._text_column is None:
-            return row | {name: self._image_of(row[name]) for name in self._images if name in row}
+            return row | {name: self._image_of(row[name], mode) for name, mode in self._images.items() if name in row}
         if self._text_column not in row:
             raise DataError(
                 f"{self._called} has no column {self._text_column!r}; set field to one of " + ", ".join(sorted(row))

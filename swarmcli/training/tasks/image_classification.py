@@ -37,11 +37,16 @@ class ImageClassification(LabelledTask, RowTask):
     @cached_property
     def processor(self) -> Any:
         """That of the saved model, or one that scales images to the size in the config and colours to -1 … 1."""
+        config: Any = self._models.build(outline=True).config
+        if (channels := getattr(config, "num_channels", 3)) != 3:
+            raise RecipeError(
+                f"{self.recipe.origin('base_model', 'num_channels')}: base_model: num_channels is {channels}, and "
+                "images are read in 3 colours, grey ones too; take a model with num_channels: 3"
+            )
         if (saved := saved_model(self.recipe)) is not None:
             return self._saved_processor(saved.directory())
         from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-        config: Any = self._models.build(outline=True).config
         size = getattr(config, "image_size", 224)  # resnet and its like read any size; most were made for this one
         height, width = (size, size) if isinstance(size, int) else size
         return ViTImageProcessorPil(size={"height": height, "width": width})
@@ -81,17 +86,17 @@ class ImageClassification(LabelledTask, RowTask):
 
     def encode(self, row: Mapping[str, Any]) -> Example:
         image = row["image"]
+        if not hasattr(image, "convert"):
+            raise BadRow(
+                f"image is {image!r:.80}, and should be an image; read files with `path: imagefolder`, or "
+                "name another column by `columns`"
+            )
         try:
             if hasattr(image, "draft"):
                 image.draft("RGB", self._enough)
-            image = image.convert("RGB") if hasattr(image, "convert") else None
+            image = _in_colours(image)
         except Exception as error:  # pillow raises many kinds
             raise BadRow(f"an image cannot be decoded ({first_words(error)})") from error
-        if image is None:
-            raise BadRow(
-                f"image is {row['image']!r:.80}, and should be an image; read files with `path: imagefolder`, or "
-                "name another column by `columns`"
-            )
         # All in one call: a processor that swaps the order of the colours would do so in each.
         made = self.processor(image, return_tensors="np")
         return {"pixel_values": made["pixel_values"][0], "labels": np.asarray(self.number_of(row["label"]))}
@@ -101,3 +106,19 @@ class ImageClassification(LabelledTask, RowTask):
 
     def save_preprocessing(self, directory: Path) -> None:
         self.processor.save_pretrained(str(directory))
+
+
+def _in_colours(image: Any) -> Any:
+    """An image as the library `datasets` decodes it, and then in the colours of transformers' pipelines, which leave
+    transparency out. Of 16 bits of grey the upper 8 count, as pillow has it for those of colours. Raises ValueError
+    for numbers without a known white."""
+    from PIL import Image, ImageOps
+
+    ImageOps.exif_transpose(image, in_place=True)
+    if mode := getattr(image, "mode_of_column", None):
+        image = image.convert(mode)
+    elif image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError(f"nobody knows which number is white in mode {image.mode}; save it with 8 or 16 bits")
+    return image.convert("RGB")
