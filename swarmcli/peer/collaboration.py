@@ -152,7 +152,7 @@ class Collaboration:
             params=parameter_groups(recipe, self.model),
             extra_tensors=saved_buffers(self.model),
             **(self._frozen_options(recipe.frozen_weights) if recipe.frozen_weights else {}),
-            scheduler=lambda made: build_scheduler(recipe, made),
+            scheduler=None if auxiliary else partial(build_scheduler, recipe),
             matchmaking_time=averaging.matchmaking_time,
             averaging_timeout=averaging.averaging_timeout,
             load_state_timeout=averaging.load_state_timeout,

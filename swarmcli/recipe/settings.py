@@ -135,7 +135,7 @@ class OptimizerSettings(Section):
 
     name: Annotated[OptimizerName, BeforeValidator(_optimizer_name)] = shared("adamw", "which optimizer of torch")
     learning_rate: float = shared(1e-3, "the peak of the schedule", gt=0)
-    weight_decay: float = shared(0.0, "decay of matrices and embeddings; biases and norms have none", ge=0)
+    weight_decay: float = shared(0.0, "decay of what the Trainer decays: all but biases and norms", ge=0)
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = shared(
         (0.9, 0.999), f"decay rates of the two moments ({_takers('betas')})"
     )
@@ -203,7 +203,7 @@ class SchedulerSettings(Section):
     """How the learning rate moves, epoch by epoch: an epoch is one step of the optimizer by the whole swarm."""
 
     name: Shape = shared("constant", "the shape behind the warm-up, by transformers' names")
-    warmup_epochs: int = shared(0, "epochs in which the rate rises from near zero to its peak", ge=0)
+    warmup_epochs: int = shared(0, "epochs in which the rate rises from 0, which the first one has, to its peak", ge=0)
     total_epochs: int | None = shared(None, "the epoch at which a shape that falls ends; null: max_epochs", ge=1)
     min_lr_ratio: float = shared(0.0, "where a shape that falls ends, as a fraction of learning_rate", ge=0, le=1)
     cycles: int = shared(1, "how often the rate begins anew (cosine_with_restarts)", ge=1)

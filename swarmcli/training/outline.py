@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import psutil
@@ -36,6 +36,7 @@ from swarmcli.recipe import Recipe, digest_of, parse_recipe
 from swarmcli.training.adapters import base_dtype
 from swarmcli.training.checkpoint import saved_buffers
 from swarmcli.training.memory import sizes_of_config
+from swarmcli.training.schedule import parameter_groups
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -69,6 +70,7 @@ class OutlineTold(msgspec.Struct, frozen=True):
     config: dict[str, float] = {}  # the model's sizes, by which its memory is estimated
     refused: str = ""
     buffers: list[Shape] = []  # that are saved with the weights
+    groups: list[dict[str, Any]] = []  # of the recipe's optimizer; `params` are places in `parameters`
 
 
 def outline_of(recipe: Recipe) -> nn.Module:
@@ -99,7 +101,7 @@ def outline_in_process(recipe: Recipe, bounds: OutlineBounds = BOUNDS) -> nn.Mod
 
 
 def _module_of(told: OutlineTold) -> nn.Module:
-    """Raises ValueError or RuntimeError for what no process of this module says."""
+    """Raises ValueError, LookupError or RuntimeError for what no process of this module says."""
     outline = nn.Module()
     for index, shape in enumerate([*told.parameters, *told.buffers]):
         dtype = getattr(torch, shape.dtype, None)
@@ -110,15 +112,24 @@ def _module_of(told: OutlineTold) -> nn.Module:
             outline.register_parameter(str(index), nn.Parameter(tensor, requires_grad=shape.trained))
         else:
             outline.register_buffer(str(index), tensor)
+    own = list(outline.parameters())
+    outline.optimizer_groups = [  # type: ignore[assignment]  # no module, as modules may hold
+        {**group, "params": [own[place] for place in group["params"]]} for group in told.groups
+    ]
     outline.config = SimpleNamespace(**told.config)  # type: ignore[assignment]  # as models of transformers have it
     return outline
 
 
-def _told_of(model: nn.Module) -> OutlineTold:
+def _told_of(recipe: Recipe, model: nn.Module) -> OutlineTold:
     def shapes(tensors: Iterable[torch.Tensor]) -> list[Shape]:
         return [Shape(list(t.shape), str(t.dtype).partition(".")[2], t.requires_grad) for t in tensors]
 
-    return OutlineTold(shapes(model.parameters()), sizes_of_config(model), buffers=shapes(saved_buffers(model)))
+    places = {id(parameter): place for place, parameter in enumerate(model.parameters())}
+    groups = [
+        {**group, "params": [places[id(each)] for each in group["params"]]} for group in parameter_groups(recipe, model)
+    ]
+    buffers = shapes(saved_buffers(model))
+    return OutlineTold(shapes(model.parameters()), sizes_of_config(model), buffers=buffers, groups=groups)
 
 
 def _output_within(bounds: OutlineBounds, process: subprocess.Popen[bytes], recipe: Recipe) -> tuple[bytes, bytes]:
@@ -154,7 +165,7 @@ def _taken_by(pid: int) -> tuple[float, int]:
 def keep_outline(recipe: Recipe, model: nn.Module) -> None:
     """Keeps the shapes of the recipe's model, or of its outline, for the next `outline_of`. Where they cannot be
     written nothing happens: then they are found out again."""
-    data = msgspec.json.encode(_told_of(model))
+    data = msgspec.json.encode(_told_of(recipe, model))
     file = _file_of(recipe)
     if file is None or len(data) > BOUNDS.file_bytes:
         return
@@ -175,8 +186,8 @@ def kept_outline(recipe: Recipe) -> nn.Module | None:
     try:
         with file.open("rb") as stream:
             told = msgspec.json.decode(stream.read(BOUNDS.file_bytes), type=OutlineTold)
-        return _module_of(told) if told.parameters and not told.refused else None
-    except (OSError, ValueError, RuntimeError):
+        return _module_of(told) if told.groups and not told.refused else None
+    except (OSError, ValueError, LookupError, RuntimeError):
         return None
 
 
@@ -196,7 +207,7 @@ def main() -> None:
     text, overrides, name, directory = msgspec.json.decode(sys.stdin.buffer.read())
     try:
         recipe = parse_recipe(text, overrides, name=name, directory=directory)
-        told = _told_of(build_task(recipe).build_model(outline=True))
+        told = _told_of(recipe, build_task(recipe).build_model(outline=True))
     except RecipeError as error:
         told = OutlineTold(refused=str(error))
     sys.stdout.buffer.write(msgspec.json.encode(told))

@@ -21,6 +21,9 @@ from swarmcli.recipe.optimizers import OPTIMIZERS
 from swarmcli.training.muon import BY_MUON, MuonWithAdamW
 from swarmcli.words import some
 
+# Names of biases and norms, from transformers' Trainer. Peers count parameters by what decays, so this is not left to
+# the transformers that each of them has.
+_NO_DECAY = ["bias", "layernorm", "rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 AVERAGE = "ema"  # the statistic of a parameter that is its average over epochs
 
 
@@ -100,9 +103,14 @@ def _as_torch(value: Any) -> Any:
 
 
 def parameter_groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
-    """The parameters that need gradients, as torch optimizers take them. Matrices and embeddings decay, others do
-    not, unless `optimizer.groups` says otherwise. Raises RecipeError for an item of it that fits none."""
-    settings = recipe.optimizer
+    """The parameters that need gradients, as torch optimizers take them. Those decay that the Trainer has decay, unless
+    `optimizer.groups` says otherwise. Raises RecipeError for an item of it that fits none."""
+    if (told := getattr(model, "optimizer_groups", None)) is not None:  # an outline, which has no names
+        return [dict(group) for group in told]
+    # Imported here: it takes seconds, which an auxiliary need not wait for.
+    from transformers.trainer_pt_utils import get_parameter_names
+
+    settings, decaying = recipe.optimizer, set(get_parameter_names(model, [nn.LayerNorm], _NO_DECAY))
     rules = [re.compile(group.match) for group in settings.groups]
     by_tokens = _of_tokens(model) if settings.name == "muon" else set()
     groups: dict[tuple[int, bool, bool], dict[str, Any]] = {}
@@ -116,8 +124,9 @@ def parameter_groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             rule = next((number for number, pattern in enumerate(rules) if pattern.match(name)), -1)
-            by_muon = settings.name == "muon" and parameter.ndim == 2 and id(parameter) not in by_tokens
-            groups.setdefault((rule, parameter.ndim >= 2, by_muon), {"params": []})["params"].append(parameter)
+            decays = name in decaying
+            by_muon = settings.name == "muon" and parameter.ndim == 2 and decays and id(parameter) not in by_tokens
+            groups.setdefault((rule, decays, by_muon), {"params": []})["params"].append(parameter)
     for (rule, decays, by_muon), group in groups.items():
         own = settings.groups[rule] if rule >= 0 else None
         group["weight_decay"] = settings.weight_decay if decays else 0.0
@@ -160,44 +169,38 @@ def build_scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer) -> LambdaL
 
 
 def rate_by_epoch(settings: SchedulerSettings, max_epochs: int | None) -> Callable[[int], float]:
-    """The factor on the learning rate at an epoch, from 0 to 1. Behind the end it stays as it is there."""
+    """The factor on the learning rate at an epoch, from 0 to 1: that of transformers' schedule of this name at a step
+    of the Trainer, which begins at step 0. Behind the end it stays as it is there."""
     if settings.pieces:
         return partial(_rate_in_pieces, settings.pieces)
-    warmup = settings.warmup_epochs
+    # Imported here: it takes seconds, and an auxiliary has no schedule.
+    from transformers import get_scheduler
+
+    name, warmup, floor = settings.name, settings.warmup_epochs, settings.min_lr_ratio
     end = settings.total_epochs or max_epochs or 0
-    decay, cycles, power = settings.decay_epochs or 0, settings.cycles, settings.power
-    shapes: dict[str, Callable[[float], float]] = {
-        "constant": lambda progress: 1.0,
-        "constant_with_warmup": lambda progress: 1.0,
-        "linear": lambda progress: 1.0 - progress,
-        "cosine": _cosine,
-        "cosine_with_min_lr": _cosine,
-        "cosine_with_restarts": lambda progress: _cosine(progress * cycles % 1.0) if progress < 1 else 0.0,
-        "polynomial": lambda progress: (1.0 - progress) ** power,
-        "warmup_stable_decay": lambda progress: _cosine(max(0.0, 1 - (1 - progress) * max(1, end - warmup) / decay)),
+    further = {
+        "cosine_with_min_lr": {"min_lr_rate": 0.0},  # floors are below, for all shapes
+        "cosine_with_restarts": {"num_cycles": settings.cycles},
+        "polynomial": {"power": settings.power, "lr_end": 0.0},
+        "warmup_stable_decay": {"num_decay_steps": settings.decay_epochs},
     }
-    shape, floor = shapes.get(settings.name), settings.min_lr_ratio
+    called = "constant_with_warmup" if name == "constant" else name
+    stepped = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    shape = get_scheduler(called, stepped, warmup, end, further.get(name)).lr_lambdas[0]
 
     def factor(epoch: int) -> float:
-        if epoch < warmup:
-            return (epoch + 1) / (warmup + 1)
-        if shape is None:  # inverse_sqrt; without a warm-up it falls from the first epoch on
-            return math.sqrt(max(1, warmup) / max(1, warmup, epoch))
-        progress = min(1.0, (epoch - warmup) / max(1, end - warmup))
-        return floor + (1.0 - floor) * shape(progress)
+        rate: float = shape(min(epoch, end) if settings.ends else epoch)
+        rises = epoch < warmup and name != "warmup_stable_decay"  # from 0; that one rises from its floor
+        return rate if rises else floor + (1.0 - floor) * rate
 
     return factor
-
-
-def _cosine(progress: float) -> float:
-    return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 def _rate_in_pieces(pieces: Sequence[PieceSettings], epoch: int) -> float:
     for piece in pieces:
         if epoch < piece.epochs:
             progress = epoch / piece.epochs
-            left = 1.0 - progress if piece.shape == "linear" else _cosine(progress)
+            left = 1.0 - progress if piece.shape == "linear" else 0.5 + 0.5 * math.cos(math.pi * progress)
             return piece.end + (piece.start - piece.end) * left
         epoch -= piece.epochs
     return pieces[-1].end

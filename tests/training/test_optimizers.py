@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from swarmcli.errors import RecipeError
@@ -121,6 +122,13 @@ def test_muon_steps_the_matrices_within_the_model_and_adamw_all_else(tmp_path: P
     check_travel(optimizer.state_dict()["state"], [p for group in optimizer.param_groups for p in group["params"]])
 
 
+def test_muon_leaves_a_bias_of_two_dimensions_to_adamw(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    model.bias = nn.Parameter(torch.zeros(1, 2))
+    groups = parameter_groups(small(tmp_path, "optimizer.name=muon"), model)
+    assert [(group["params"], group["by_muon"]) for group in groups] == [([model.weight], True), ([model.bias], False)]
+
+
 def test_muon_is_torchs_and_goes_on_from_its_state(tmp_path: Path) -> None:
     recipe = small(tmp_path, "optimizer={name: muon, learning_rate: 0.01}")
     torch.manual_seed(1)
@@ -175,6 +183,29 @@ def test_biases_and_norms_do_not_decay_and_frozen_parameters_are_left_out(tmp_pa
 
 
 @pytest.mark.parametrize(
+    ("auto", "fields"),
+    [
+        ("AutoModelForCausalLM", {"model_type": "gpt_oss", "num_hidden_layers": 1}),
+        ("AutoModelForMaskedLM", {"model_type": "mpnet"}),
+        ("AutoModelForSequenceClassification", {"model_type": "xlnet"}),
+        ("AutoModelForImageClassification", {"model_type": "swin"}),
+        ("AutoModelForImageClassification", {"model_type": "convnextv2"}),
+        ("AutoModelForImageClassification", {"model_type": "resnet"}),
+    ],
+)
+def test_what_decays_is_what_the_trainer_has_decay(tmp_path: Path, auto: str, fields: dict[str, Any]) -> None:
+    """Among them biases of two and four dimensions, and weights of one."""
+    with torch.device("meta"):
+        model = getattr(transformers, auto).from_config(transformers.AutoConfig.for_model(**fields))
+    decayed, plain = parameter_groups(small(tmp_path, "optimizer.weight_decay=0.1"), model)
+    theirs = set(transformers.Trainer.get_decay_parameter_names(None, model))
+    assert {id(parameter) for parameter in decayed["params"]} == {
+        id(parameter) for name, parameter in model.named_parameters() if name in theirs
+    }
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0) and plain["params"]
+
+
+@pytest.mark.parametrize(
     ("bound", "gradient", "step"),
     [
         ("max_grad_norm", [30.0, 40.0], [0.3, 0.4]),
@@ -198,9 +229,9 @@ def rates(settings: SchedulerSettings, max_epochs: int | None, count: int) -> li
 
 
 def test_a_rate_rises_in_its_warm_up_and_falls_to_its_floor_and_stays() -> None:
-    assert rates(SchedulerSettings(warmup_epochs=3), None, 6) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-    settings = SchedulerSettings(name="linear", min_lr_ratio=0.2)
-    assert rates(settings, 4, 6) == [1.0, 0.8, 0.6, 0.4, 0.2, 0.2]
+    assert rates(SchedulerSettings(warmup_epochs=4), None, 6) == [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
+    settings = SchedulerSettings(name="linear", min_lr_ratio=0.2, warmup_epochs=1)
+    assert rates(settings, 5, 8) == [0.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2]
     pieces = [{"epochs": 2, "start": 0, "end": 1}, {"epochs": 2, "start": 1, "end": 0.5, "shape": "cosine"}]
     assert rates(SchedulerSettings.model_validate({"pieces": pieces}), None, 6) == [0.0, 0.5, 1.0, 0.75, 0.5, 0.5]
 
@@ -225,31 +256,33 @@ def test_the_schedule_moves_once_per_epoch_and_goes_on_from_its_state(tmp_path: 
     assert seen == pytest.approx([0.4, 0.3]) and rates_of(2, state)[0] == pytest.approx([0.2, 0.1])
 
 
+@pytest.mark.parametrize("warmup", [0, 1, 5])
 @pytest.mark.parametrize(
     ("name", "extra", "keys"),
     [
         ("constant_with_warmup", {}, {}),
-        ("linear", {}, {}),
-        ("cosine", {}, {}),
-        ("polynomial", {"power": 2.0, "lr_end": 0.0}, {"power": 2.0}),
-        ("cosine_with_restarts", {"num_cycles": 3}, {"cycles": 3}),
+        ("linear", {}, {"total_epochs": 40}),
+        ("cosine", {}, {"total_epochs": 40}),
+        ("polynomial", {"power": 2.0, "lr_end": 0.1}, {"power": 2.0, "min_lr_ratio": 0.1, "total_epochs": 40}),
+        ("cosine_with_restarts", {"num_cycles": 3}, {"cycles": 3, "total_epochs": 40}),
         ("inverse_sqrt", {}, {}),
-        ("warmup_stable_decay", {"num_decay_steps": 10}, {"decay_epochs": 10}),
-        ("cosine_with_min_lr", {"min_lr_rate": 0.1}, {"min_lr_ratio": 0.1}),
+        (
+            "warmup_stable_decay",
+            {"num_decay_steps": 10, "min_lr_ratio": 0.2},
+            {"decay_epochs": 10, "min_lr_ratio": 0.2, "total_epochs": 40},
+        ),
+        ("cosine_with_min_lr", {"min_lr_rate": 0.1}, {"min_lr_ratio": 0.1, "total_epochs": 40}),
     ],
 )
-def test_shapes_are_those_of_transformers_behind_the_warm_up(
-    name: Any, extra: dict[str, Any], keys: dict[str, Any]
+def test_an_epoch_has_the_rate_of_the_trainers_step(
+    name: Any, extra: dict[str, Any], keys: dict[str, Any], warmup: int
 ) -> None:
     from transformers import get_scheduler
 
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
-    theirs = get_scheduler(name, optimizer, 4, 40, scheduler_specific_kwargs=extra)
-    if name in ("linear", "cosine", "cosine_with_restarts", "polynomial", "cosine_with_min_lr", "warmup_stable_decay"):
-        keys = keys | {"total_epochs": 40}
-    ours = rate_by_epoch(SchedulerSettings(name=name, warmup_epochs=4, **keys), None)
-    for epoch in range(45):
-        if epoch >= 4 and (epoch < 40 or "total_epochs" not in keys):  # some of theirs rise again behind the end
-            assert ours(epoch) == pytest.approx(theirs.get_last_lr()[0], abs=1e-9), epoch
+    theirs = get_scheduler(name, optimizer, warmup, 40, scheduler_specific_kwargs=extra)
+    ours = rate_by_epoch(SchedulerSettings(name=name, warmup_epochs=warmup, **keys), None)
+    for epoch in range(40):
+        assert ours(epoch) == pytest.approx(theirs.get_last_lr()[0], abs=1e-12), epoch
         optimizer.step()
         theirs.step()

@@ -19,7 +19,7 @@ from torch import nn
 import swarmcli
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import Recipe
-from swarmcli.training import build_task, outline, saved_buffers
+from swarmcli.training import build_task, outline, parameter_groups, saved_buffers
 from swarmcli.training.memory import sizes_of_config
 from swarmcli.training.outline import keep_outline, outline_of
 from tests.training.small_tasks import small
@@ -74,6 +74,20 @@ def test_who_only_looks_leaves_nothing_and_who_takes_part_builds_once(tmp_path: 
     assert shapes(found) == shapes(model()) and sizes_of_config(found) == sizes_of_config(model())
     keep_outline(recipe, found)
     assert shapes(outline_of(recipe)) == shapes(model()) and len(files(tmp_path)) == 1
+
+
+def test_an_auxiliary_counts_parameters_as_trainers_do(tmp_path: Path, builds: Builds) -> None:
+    """Their order follows from names and from what their modules are, which an outline does not have."""
+    groups = "groups: [{match: 'transformer.h', learning_rate: 0.1}], weight_decay: 0.2"
+    recipe = small(tmp_path, f"optimizer={{name: muon, {groups}}}")
+    built = build_task(recipe).build_model(outline=True)
+    keep_outline(recipe, built)
+
+    def told(model: nn.Module) -> list[Any]:
+        every = parameter_groups(recipe, model)
+        return [{**group, "params": [each.shape for each in group["params"]]} for group in every]
+
+    assert told(outline_of(recipe)) == told(built)
 
 
 def test_another_recipe_or_version_and_a_model_with_code_of_its_own_are_built(
