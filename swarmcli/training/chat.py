@@ -9,11 +9,13 @@ the turn's. So a template may trim, or treat turns by their place, and still eac
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from copy import deepcopy
+from copy import copy, deepcopy
+from datetime import date
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -35,21 +37,16 @@ IGNORED = -100  # torch's cross entropy leaves out labels of this value
 
 _TEMPLATES = {
     CHATML: """\
-{%- for message in messages -%}
-{{- '<|im_start|>' + message.role + '\\n' -}}
-{%- if message.role == 'assistant' -%}
-{%- generation -%}{{- message.content + '<|im_end|>' -}}{%- endgeneration -%}
-{%- else -%}
-{{- message.content + '<|im_end|>' -}}
-{%- endif -%}
-{{- '\\n' -}}
-{%- endfor -%}
+{%- for message in messages -%}{{- '<|im_start|>' + message.role + '\\n' -}}
+{%- if message.role == 'assistant' -%}{%- generation -%}{{- message.content + '<|im_end|>' -}}{%- endgeneration -%}
+{%- else -%}{{- message.content + '<|im_end|>' -}}{%- endif -%}{{- '\\n' -}}{%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
 }
-_ROLES = {"human": "user", "gpt": "assistant"} | {
-    role: role for role in ("system", "developer", "user", "assistant", "tool")
-}
+_ROLES = {"human": "user", "gpt": "assistant"} | {r: r for r in ("system", "developer", "user", "assistant", "tool")}
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_CALLS = ("tool_calls", "function_call")
+_JSON = ("arguments", "parameters", "tools")  # what others write as values, or as JSON in a text
+_TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 
 Span: TypeAlias = tuple[int, int]  # characters of a rendered conversation: first, behind the last
 Message: TypeAlias = Mapping[str, Any]
@@ -164,7 +161,11 @@ class ChatReader:
             raise ValueError(
                 "the tokenizer has no chat template; write `chat_template: chatml`, or a Jinja template there"
             ) from None
-        self._tokenizer = tokenizer
+        # Today is another day at another peer, so it is the one that Llama 3 takes where there is no clock.
+        self._rendered = _TODAY.sub(lambda found: repr(date(2024, 7, 26).strftime(found[2])), self.template)
+        if "strftime_now(" in self._rendered:
+            raise ValueError("the chat template writes today's date, which differs between peers; write a date there")
+        self._tokenizer, self._tools = tokenizer, None  # the tools of a row, while it is read
         self._dataset = dataset
         self._called = called
         self._names = {"role": "role", "content": "content", **dataset.message_property_mappings}
@@ -176,7 +177,9 @@ class ChatReader:
 
     def __call__(self, row: Content) -> Read:
         """Raises BadRow, and DataError if the data cannot have such rows at all."""
-        text, spans = self._learned(self._messages(row))
+        reader = copy(self)
+        messages, reader._tools = self._messages(row)
+        text, spans = reader._learned(messages)
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         begin, end = np.asarray(encoded["offset_mapping"], int).reshape(-1, 2).T
         learned = np.zeros(len(begin), bool)
@@ -219,7 +222,8 @@ class ChatReader:
                     )
             self._marked = True
 
-    def _messages(self, row: Content) -> list[dict[str, Any]]:
+    def _messages(self, row: Content) -> tuple[list[dict[str, Any]], Any]:
+        """The messages of a row, and the tools that stand beside them."""
         field = self._dataset.field_messages
         if not isinstance(row, Mapping) or field not in row:
             columns = ", ".join(sorted(map(str, row))) if isinstance(row, Mapping) else "none"
@@ -227,31 +231,53 @@ class ChatReader:
         value = row[field]
         if not isinstance(value, Sequence) or isinstance(value, str) or not value:
             raise BadRow(f"{field} is {value!r:.60}, and not a list of messages")
-        return [self._message(each, number) for number, each in enumerate(value)]
+        messages = [self._message(each, number) for number, each in enumerate(value)]
+        if isinstance(system := row.get("system"), str) and system and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": system})
+        if (tools := _plain({"tools": row.get("tools")}).get("tools") or None) and "tools" not in self.template:
+            raise BadRow("it has tools, which the chat template does not write; take one that does")
+        return messages, tools
 
     def _message(self, value: Any, number: int) -> dict[str, Any]:
         where = f"message {number}"
         if not isinstance(value, Mapping):
             raise BadRow(f"{where} is {value!r:.60}, and not a mapping")
-        found = {name: value.get(column) for name, column in self._names.items()}
+        value = _plain(value)
+        found = value | {name: value[column] for name, column in self._names.items() if column in value}
+        parts = found.get("content")
+        if isinstance(parts, list) and all(isinstance(p, dict) and p.keys() == {"type", "text"} for p in parts):
+            found["content"] = "".join(str(p["text"]) for p in parts)
+        elif parts is None and any(map(found.get, _CALLS)):
+            found["content"] = ""
         for name in ("role", "content"):
-            if not isinstance(found[name], str):
+            if not isinstance(found.get(name), str):
                 column, there = self._names[name], ", ".join(sorted(map(str, value)))
                 fix = "" if column in value else f"; it has {there[:100]}: set message_property_mappings"
-                raise BadRow(f"{where} has no text in {column!r}, but {found[name]!r:.60}{fix}")
+                raise BadRow(f"{where} has no text in {column!r}, but {found.get(name)!r:.60}{fix}")
         if found["role"] not in self._roles:
             raise BadRow(f"{where} is of {found['role']!r:.60}, and not of {', '.join(self._roles)}")
-        return {name: each for name, each in found.items() if each is not None} | {"role": self._roles[found["role"]]}
+        found["role"] = self._roles[found["role"]]
+        if lost := [name for name in _CALLS if found.get(name) and name not in self.template]:
+            raise BadRow(f"{where} has {lost[0]}, which the chat template does not write; take one that does")
+        if odd := [n for n in ("weight", "train", "training", "train_detail") if found.get(n, 1) not in (0, 1)]:
+            raise BadRow(f"{where} has {odd[0]} {found[odd[0]]!r:.40}, and a turn is learned or not: 0 or 1")
+        if self._learns(found) and not (found["content"].strip() or any(map(found.get, _CALLS))):
+            raise BadRow(f"{where} of {found['role']} says nothing that could be learned")
+        return found
+
+    def _learns(self, message: Message) -> bool:
+        """Whether a turn is learned: axolotl's flag outweighs its role, OpenAI's weight of 0 takes it out."""
+        learned = message.get("train", message.get("training", message["role"] in self._dataset.roles_to_train))
+        return bool(learned and message.get("weight", 1))
 
     def _learned(self, messages: Sequence[Message]) -> tuple[str, list[Span]]:
         """A conversation as text, and which characters of it are learned."""
-        if self._marked:
-            text, spans = self._render(messages, marks=True)
-            return text, list(spans)
+        if self._marked and all(self._learns(each) == (each["role"] == "assistant") for each in messages):
+            return self._render(messages, return_assistant_tokens_mask=True)
         text, _ = self._render(messages)
         spans, when = [], self._dataset.train_on_eos
         for number, message in enumerate(messages):
-            last, learned = number == len(messages) - 1, message["role"] in self._dataset.roles_to_train
+            last, learned = number == len(messages) - 1, self._learns(message)
             if not learned and not (when == "all" or (when == "last" and last)):
                 continue
             begin, end = self._turn(messages, number, text)
@@ -262,9 +288,14 @@ class ChatReader:
         return text, spans
 
     def _turn(self, messages: Sequence[Message], number: int, text: str) -> Span:
-        """Where the content of a message stands in the text of all."""
+        """Where the content of a message stands in the text of all; what an assistant says begins where a prompt to
+        generate it ends."""
         role = messages[number]["role"]
         before, after = self._around(messages, number, text)
+        if role == "assistant" and number and "add_generation_prompt" in self.template:
+            with suppress(BadRow):  # a template need not take a beginning of a conversation
+                prompt, _ = self._render(messages[:number], add_generation_prompt=True)
+                before = prompt if before.startswith(prompt) else before
         if not (text.startswith(before) and text.endswith(after) and len(before) + len(after) <= len(text)):
             raise BadRow(f"what the template writes around a message of {role} changes with what the message says")
         return len(before), len(text) - len(after)
@@ -300,16 +331,27 @@ class ChatReader:
             raise BadRow(f"the template writes what a message of {role} says {len(after)} times")
         return before, after[0]
 
-    def _render(self, messages: Sequence[Message], *, marks: bool = False) -> tuple[str, list[Span]]:
+    def _render(self, messages: Sequence[Message], **options: bool) -> tuple[str, list[Span]]:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
             texts, spans = render_jinja_template(
-                [list(messages)],
-                chat_template=self.template,
-                return_assistant_tokens_mask=marks,
-                **self._tokenizer.special_tokens_map,
+                [list(messages)], self._tools, None, self._rendered, **options, **self._tokenizer.special_tokens_map
             )
         except Exception as error:  # whatever a template meets in a conversation that it was not written for
             raise BadRow(f"the chat template refuses it: {first_words(error)}") from error
-        return texts[0], spans[0] if marks else []
+        return texts[0], spans[0] if spans else []
+
+
+def _plain(value: Any) -> Any:
+    """What a row says, as others read such data: without the nulls of a column whose other rows hold more, and with
+    calls and tools as values where they are JSON in a text. Raises BadRow."""
+    try:
+        return json.loads(json.dumps(value, default=str), object_hook=_without_nulls)
+    except ValueError as error:
+        raise BadRow(f"a call or a tool is no JSON ({error})") from error
+
+
+def _without_nulls(found: Mapping[str, Any]) -> dict[str, Any]:
+    texts = {k for k, v in found.items() if k in _JSON and isinstance(v, str) and v.lstrip()[:1] in "{["}
+    return {k: json.loads(v or "{}") if k in texts else v for k, v in found.items() if v is not None}

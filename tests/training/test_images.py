@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from swarmcli.errors import RecipeError
 from swarmcli.recipe import parse_recipe
 from swarmcli.training import build_task
 from swarmcli.training.chat import BadRow
@@ -165,9 +164,3 @@ def test_the_mode_of_a_column_counts(tmp_path: Path, task: ImageClassification) 
     (document,) = source.documents("seed")
     assert isinstance(document.content, dict)
     assert np.array_equal(pixels(task, document.content["image"]), pixels(task, rows[0]["image"]))
-
-
-def test_a_model_of_other_channels_than_colours_is_refused_by_name() -> None:
-    recipe = parse_recipe(RECIPE, ["base_model.num_channels=1"], name="images.yaml", directory=Path())
-    with pytest.raises(RecipeError, match="num_channels is 1, and images are read in 3 colours, grey ones too; take"):
-        build_task(recipe).batches(0)

@@ -126,10 +126,8 @@ class CausalLanguageModelling(TextTask):
         template = dataset.chat_template or self.recipe.chat_template
         place = self.place_of(dataset)
         try:
-            where = self.recipe.origin(*place)
-            return ChatReader(
-                self.tokenizer.of_transformers(), dataset, template, f"{where}: {'.'.join(map(str, place))}"
-            )
+            called = f"{self.recipe.origin(*place)}: {'.'.join(map(str, place))}"
+            return ChatReader(self.tokenizer.of_transformers(), dataset, template, called)
         except ValueError as error:
             key = (*place, "chat_template") if dataset.chat_template else ("chat_template",) if template else place
             raise RecipeError(f"{self.recipe.origin(*key)}: {'.'.join(map(str, key))}: {error}") from error

@@ -37,16 +37,11 @@ class ImageClassification(LabelledTask, RowTask):
     @cached_property
     def processor(self) -> Any:
         """That of the saved model, or one that scales images to the size in the config and colours to -1 … 1."""
-        config: Any = self._models.build(outline=True).config
-        if (channels := getattr(config, "num_channels", 3)) != 3:
-            raise RecipeError(
-                f"{self.recipe.origin('base_model', 'num_channels')}: base_model: num_channels is {channels}, and "
-                "images are read in 3 colours, grey ones too; take a model with num_channels: 3"
-            )
         if (saved := saved_model(self.recipe)) is not None:
             return self._saved_processor(saved.directory())
         from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
+        config: Any = self._models.build(outline=True).config
         size = getattr(config, "image_size", 224)  # resnet and its like read any size; most were made for this one
         height, width = (size, size) if isinstance(size, int) else size
         return ViTImageProcessorPil(size={"height": height, "width": width})
@@ -92,8 +87,7 @@ class ImageClassification(LabelledTask, RowTask):
                 "name another column by `columns`"
             )
         try:
-            if hasattr(image, "draft"):
-                image.draft("RGB", self._enough)
+            image.draft("RGB", self._enough)
             image = _in_colours(image)
         except Exception as error:  # pillow raises many kinds
             raise BadRow(f"an image cannot be decoded ({first_words(error)})") from error
