@@ -51,6 +51,7 @@ HINTS: Mapping[str, str] = {
     "hub_model_id": "write `checkpoint: {{upload: {{repo: {}}}}}`",
     "message_field_role": "write `message_property_mappings: {{role: {}, content: …}}`",
     "message_field_content": "write `message_property_mappings: {{role: …, content: {}}}`",
+    "message_field_training": "write `message_property_mappings: {{train: {}, role: …, content: …}}`",
     "roles": "human and gpt are read as user and assistant; remove it, or name the data's own in roles_to_train",
     "train_on_inputs": "of a conversation the model learns what roles_to_train of its dataset say; remove it",
     "special_tokens": "they are the tokenizer's; remove it, and save them with one that `tokenizer` names",

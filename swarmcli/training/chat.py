@@ -244,11 +244,10 @@ class ChatReader:
             raise BadRow(f"{where} is {value!r:.60}, and not a mapping")
         value = _plain(value)
         found = value | {name: value[column] for name, column in self._names.items() if column in value}
-        parts = found.get("content")
-        if isinstance(parts, list) and all(isinstance(p, dict) and p.keys() == {"type", "text"} for p in parts):
-            found["content"] = "".join(str(p["text"]) for p in parts)
-        elif parts is None and any(map(found.get, _CALLS)):
-            found["content"] = ""
+        content = found.get("content", "" if any(map(found.get, _CALLS)) else None)
+        if isinstance(content, list) and all(isinstance(p, dict) and p.keys() == {"type", "text"} for p in content):
+            content = "".join(str(p["text"]) for p in content)
+        found["content"] = content
         for name in ("role", "content"):
             if not isinstance(found.get(name), str):
                 column, there = self._names[name], ", ".join(sorted(map(str, value)))
@@ -292,7 +291,8 @@ class ChatReader:
         generate it ends."""
         role = messages[number]["role"]
         before, after = self._around(messages, number, text)
-        if role == "assistant" and number and "add_generation_prompt" in self.template:
+        asked = "add_generation_prompt" in self.template or messages[number].get("tool_calls")
+        if role == "assistant" and number and asked:
             with suppress(BadRow):  # a template need not take a beginning of a conversation
                 prompt, _ = self._render(messages[:number], add_generation_prompt=True)
                 before = prompt if before.startswith(prompt) else before

@@ -121,6 +121,17 @@ def test_tools_are_read_where_the_template_writes_them(tokenizer: Any) -> None:
     assert learned(reader(tokenizer, CHATML), [ASKS, ANSWERS], tools=[]) == ["Two millimetres.<|im_end|>"]
 
 
+def test_a_call_is_found_where_it_follows_the_question_itself(tokenizer: Any) -> None:
+    """As in Mistral's template: a space stands before what is said, and none before a call."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% if m.tool_calls %}[CALLS]"
+        "{{ m.tool_calls[0].function | tojson }}{% else %}{{ ' ' + m.content }}{% endif %}{{ eos_token }}"
+        "{% else %}[INST] {{ m.content }}[/INST]{% endif %}{% endfor %}"
+    )
+    found = learned(reader(tokenizer, template), [ASKS, calls({}), TOOL, ANSWERS])
+    assert found == ['[CALLS]{"name": "rain", "arguments": {}}</s>', "Two millimetres.</s>"]
+
+
 def test_nulls_of_columns_that_other_rows_fill_are_no_arguments(tokenizer: Any, tmp_path: Path) -> None:
     rows = [{"messages": [ASKS, calls(each)]} for each in ({"city": "Oslo"}, {"days": 3})]
     source = HuggingFaceSource("json", data_files=[str(write_rows(tmp_path / "a.jsonl", *rows))], text_column=None)
@@ -159,6 +170,11 @@ def test_flags_say_which_turns_are_learned(
     talk = [{"role": r, "content": c, **f} for r, c, f in zip(roles, said, flags, strict=True)]
     found = learned(reader(tokenizer, template), talk)
     assert [text.split("</think>\n\n")[-1] for text in found] == [f"{said[n]}<|im_end|>" for n in expected]
+
+
+def test_a_flag_may_have_another_name(tokenizer: Any) -> None:
+    made = reader(tokenizer, CHATML, message_property_mappings={"train": "keep"})
+    assert learned(made, [ASKS, {**ANSWERS, "keep": False}, ASKS, ANSWERS]) == ["Two millimetres.<|im_end|>"]
 
 
 def test_parts_of_text_are_one_text(tokenizer: Any) -> None:
