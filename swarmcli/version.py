@@ -33,7 +33,7 @@ __version__ = _release(_ROOT)
 
 @cache
 def build(root: Path = _ROOT) -> str:
-    """The version, with the commit where git knows it, for example 0.2.0+g1a2b3c4d. Asks git once in a process."""
+    """The version, with the commit where git knows it, for example 0.3.0+g1a2b3c4d. Asks git once in a process."""
     release = _release(root)
     if not (root / ".git").exists():  # a repository further up is not this code's
         return release

@@ -17,10 +17,9 @@ from swarmcli.recipe.document import is_section
 from swarmcli.recipe.pretrained import CONFIG, PREPROCESSING, Pretrained, saved_model, saved_tokenizer
 from swarmcli.recipe.schema import Recipe
 from swarmcli.recipe.section import is_shared
-from swarmcli.recipe.task_names import BUILT_IN
 
 DIGEST_LENGTH = 32  # characters of base32: 160 bits, so that a link's recipe cannot be exchanged for another
-PROTOCOL = 2  # peers of another number compute or speak differently and cannot train together
+PROTOCOL = 3  # peers of another number compute or speak differently and cannot train together
 
 
 def fingerprint_of(recipe: Recipe) -> dict[str, str]:
@@ -34,9 +33,6 @@ def fingerprint_of(recipe: Recipe) -> dict[str, str]:
     Raises RecipeError when it cannot be read, or be had from the Hub.
     """
     values = {**dict(_leaves(_telling(recipe))), **contents_of(recipe)}
-    rows = recipe.sample_packing or any(item.type != "text" for item in recipe.datasets)
-    if recipe.task in BUILT_IN and BUILT_IN[recipe.task].tokens and (rows or recipe.task != "causal_lm"):
-        values["loss"] = "tokens"  # former versions weigh gradients of these by samples
     hashes = {key: _hash(value) for key, value in values.items()}
     return {"protocol": _hash(PROTOCOL), **dict(sorted(hashes.items()))}
 
