@@ -105,7 +105,7 @@ class CountedRows:
 
 
 class RowEncoder(CountedRows):
-    """Makes examples {"input_ids": (n,), "labels": (n,)} of rows, 2 ≤ n ≤ sequence_len."""
+    """Makes examples {"input_ids", "attention_mask", "labels": (n,)} of rows, 2 ≤ n ≤ sequence_len."""
 
     def __init__(self, name: str, reader: TextReader | ChatReader, sequence_len: int) -> None:
         """`name`: of the item of the recipe, for messages."""
@@ -124,7 +124,8 @@ class RowEncoder(CountedRows):
             known = np.concatenate([[False], learned[begin + 1 : begin + size]])
             if known.any():
                 ids = tokens[begin : begin + size]
-                yield {"input_ids": ids.copy(), "labels": np.where(known, ids, IGNORED)}
+                labels = np.where(known, ids, IGNORED)
+                yield {"input_ids": ids.copy(), "attention_mask": np.ones_like(ids), "labels": labels}
 
 
 class TextReader:

@@ -22,6 +22,12 @@ from swarmcli.training.tasks.base import TextTask
 
 _DECODERS = ("gpt_neox", "gpt_neox_japanese", "trocr")  # although their configs do not call them so
 _BOTH_WAYS = ("flaubert", "xlm", "xlnet")  # whatever their configs say
+_PADS_IN_FRONT = ("cpmant",)  # takes token 0 for padding, also inside a text
+# Their losses compare what they tell at a token with the label of that token, and not with the next one's.
+_LABELS_IN_PLACE = (
+    "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus",
+    "plbart", "prophetnet", "trocr", "whisper",
+)  # fmt: skip
 
 
 class CausalLanguageModelling(TextTask):
@@ -49,7 +55,7 @@ class CausalLanguageModelling(TextTask):
         encoder = is_decoder is False and not config.is_encoder_decoder and name not in _DECODERS
         if encoder:
             return "set is_decoder: true to have it read one way, or "
-        return "" if name in _BOTH_WAYS else None
+        return "" if name in (*_BOTH_WAYS, *_PADS_IN_FRONT) else None
 
     def maker(self, datasets: Sequence[AnyDataset]) -> SampleMaker:
         """Texts follow each other, cut wherever a sample is full; or rows, if a dataset has those."""
@@ -57,9 +63,7 @@ class CausalLanguageModelling(TextTask):
         if not self.reads_rows(datasets):
             return TextRun(self.tokenizer, length)
         encoders = [self.encoder(dataset) for dataset in datasets]
-        # Padding stands behind all that is learned, so no attention mask has to hide it; and beside a mask
-        # transformers would not tell packed rows apart by their positions.
-        fill = {"input_ids": 0, "labels": IGNORED, **({"position_ids": 0} if packing else {})}
+        fill = {"input_ids": 0, "attention_mask": 0, "labels": IGNORED, **({"position_ids": 0} if packing else {})}
         rows = RowByRow(
             encoders,
             partial(padded, fill=fill),
@@ -89,18 +93,16 @@ class CausalLanguageModelling(TextTask):
         return model
 
     def outputs(self, model: nn.Module, batch: Batch) -> Any:
-        """The loss is the mean negative log likelihood in nats over the tokens that are learned."""
-        if "labels" not in batch:  # all tokens are learned; the model shifts the labels itself
-            return model(input_ids=batch["input_ids"], labels=batch["input_ids"])
-        outputs = model(**{name: tensor for name, tensor in batch.items() if name != "labels"})
-        logits = outputs.logits.float()  # (samples, tokens, vocabulary)
-        # The labels are moved, not the logits: those would be copied.
-        labels = functional.pad(batch["labels"], (0, 1), value=IGNORED)[:, 1:]  # (samples, tokens)
-        losses = functional.cross_entropy(
-            logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none"
-        ).view(labels.shape)
-        outputs.loss = self.mean(losses, labels != IGNORED)
-        return outputs
+        """The loss is the model's own: the mean over the tokens that are learned, and what its routers add."""
+        config: Any = model.config
+        labels = batch.get("labels", batch["input_ids"])
+        if config.model_type in _LABELS_IN_PLACE:
+            labels = functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        # Padding stands behind all that is learned, so only routers, which count tokens, need a mask that hides it; and
+        # beside a mask transformers would not tell packed rows apart by their positions.
+        routed = getattr(config, "output_router_logits", False) and not self.recipe.sample_packing
+        inputs = {name: tensor for name, tensor in batch.items() if name != "attention_mask" or routed}
+        return model(**{**inputs, "labels": labels})
 
     def labels(self, batch: Batch) -> Tensor:
         return batch.get("labels", batch["input_ids"])[:, 1:]
