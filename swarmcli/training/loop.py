@@ -272,7 +272,7 @@ class TrainingLoop:
         loss, batch = accumulated
         sound = math.isfinite(loss)
         if not (sound and (self._scaler is None or self._scaler.unscale(self._model.parameters()))):
-            self._give_up_step("gradients" if sound else "loss", loss)
+            self._give_up_step("gradients" if sound else "loss")
             return ()
         self._bad_steps = 0
         self._on_loss(loss, batch.weight)
@@ -284,8 +284,8 @@ class TrainingLoop:
 
     def _accumulate(self, batches: RememberedStream) -> tuple[float, Weighed] | None:
         """Adds the gradients of the mean loss over `accumulation_steps` micro-batches by their weights; that loss, and
-        what it is of."""
-        losses, total, unit = [], Weighed(), 0.0
+        what it is of. A micro-batch whose loss is no number is dropped alone; of nothing else the loss is none."""
+        summed, total, unit, bad = 0.0, Weighed(), 0.0, math.nan
         for number in range(self._settings.accumulation_steps):
             if number:
                 self._rest_between()
@@ -293,27 +293,31 @@ class TrainingLoop:
             if batch is None:
                 return None
             own = Weighed.of(samples_in(batch), weight_of(self._task, batch))
+            if own.weight:
+                self._pace.begin()
+                placed = self._compute.place(batch)
+                with self._compute.autocast():
+                    loss = self._loss(placed)
+                # Read before the backward pass, since nothing takes a micro-batch's gradients out of the sum again.
+                if sound := math.isfinite(value := loss.item()):
+                    scale = self._scaler.scale if self._scaler is not None else 1.0
+                    unit = unit or own.weight * self._settings.accumulation_steps  # the total, if all weigh the same
+                    (loss * (scale * own.weight / unit)).backward()
+                    summed += value * own.weight
+                if self._pace.share < 1:
+                    self._compute.wait()
+                self._pace.end()
+                if not sound:
+                    bad = value
+                    logger.warning("the loss of a micro-batch of %d samples is %s; it is dropped", own.samples, value)
+                    continue
             total += own
-            if not own.weight:
-                continue
-            self._pace.begin()
-            placed = self._compute.place(batch)
-            with self._compute.autocast():
-                loss = self._loss(placed)
-            scale = self._scaler.scale if self._scaler is not None else 1.0
-            unit = unit or own.weight * self._settings.accumulation_steps  # the total, if all weigh the same
-            (loss * (scale * own.weight / unit)).backward()
-            losses.append(loss.detach() * own.weight)
-            if self._pace.share < 1:
-                self._compute.wait()
-            self._pace.end()
-        if not losses:
-            return 0.0, total
-        if unit != total.weight:
+        if not total.samples:
+            return bad, total
+        if unit and unit != total.weight:
             gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
             torch._foreach_mul_(gradients, unit / total.weight)
-        # One read at the end: each makes the processor wait for the device.
-        return torch.stack(losses).sum().item() / total.weight, total
+        return summed / (total.weight or 1.0), total
 
     def _loss(self, batch: Batch) -> Tensor:
         if self._compiled is not None:
@@ -330,12 +334,10 @@ class TrainingLoop:
         while (owed := self._pace.owed) > 0 and not (self._optimizer.is_averaging or self._pace.interrupted()):
             time.sleep(min(owed, self._settings.look_seconds))
 
-    def _give_up_step(self, what: str, loss: float) -> None:
+    def _give_up_step(self, what: str) -> None:
         """`what` is no number: the loss, or the gradients, which in float16 a smaller scale of the loss may help."""
         self._bad_steps += 1
         self._model.zero_grad()
-        if what == "loss":
-            logger.warning("the loss of a step is %s; its gradients are dropped", loss)
         if self._bad_steps >= self._settings.most_bad_steps:
             scaled = f" (float16, the loss scaled by {self._scaler.scale:g} at last)" if self._scaler else ""
             raise TrainingError(
