@@ -323,9 +323,10 @@ def stacked(samples: Sequence[Example]) -> Batch:
     return {name: tensor_of(np.stack([sample[name] for sample in samples])) for name in samples[0]}
 
 
-def padded(samples: Sequence[Example], fill: Mapping[str, int]) -> Batch:
-    """A batch of samples whose arrays (n,) have unlike lengths: the shorter ones end with their name's `fill`."""
-    longest = max(len(sample[name]) for sample in samples for name in fill)
+def padded(samples: Sequence[Example], fill: Mapping[str, int], least: int = 0) -> Batch:
+    """A batch of samples whose arrays (n,) have unlike lengths: those shorter than the longest, or than `least`, end
+    with their name's `fill`."""
+    longest = max(least, *(len(sample[name]) for sample in samples for name in fill))
     return stacked(
         [
             {

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from difflib import get_close_matches
+from functools import cached_property
 from itertools import chain
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from swarmcli.errors import DataError, RecipeError
 from swarmcli.recipe import AnyDataset, HuggingFaceDataset, Recipe
+from swarmcli.recipe.pretrained import CONFIG, saved_model
 from swarmcli.training.chat import IGNORED, BadRow, CountedRows
 from swarmcli.training.data import evaluation_batches, place_of, sample_stream
 from swarmcli.training.models import ModelKind, ModelSource
@@ -32,6 +36,9 @@ _BEHIND_PADDING = (
     "camembert", "data2vec-text", "ibert", "longformer", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta",
     "xlm-roberta-xl", "xmod",
 )  # fmt: skip
+
+# What these tell of a text changes with the padding behind it, whatever the mask says. So they always get as much.
+_SEE_PADDING = ("big_bird", "bigbird_pegasus", "canine", "convbert", "fnet", "nystromformer", "yoso")
 
 
 class ModelTask(ABC):
@@ -123,8 +130,15 @@ class ModelTask(ABC):
         return loss
 
     def build_model(self, *, outline: bool = False) -> nn.Module:
-        """The model on the CPU in float32, as ModelSource builds it."""
-        return self._models.build(outline=outline)
+        """The model on the CPU in float32, as ModelSource builds it. Raises RecipeError too where it would learn
+        something else by the `micro_batch_size` of this machine."""
+        model, recipe = self._models.build(outline=outline), self.recipe
+        if recipe.micro_batch != recipe.micro_batch_size and any(isinstance(m, _BatchNorm) for m in model.modules()):
+            raise RecipeError(
+                f"{recipe.origin('local', 'micro_batch_size')}: local.micro_batch_size: this model normalizes over a "
+                f"micro-batch, so all peers need the recipe's, {recipe.micro_batch_size}; remove it"
+            )
+        return model
 
     def batches(self, seed: int, position: Mapping[str, Any] | None = None) -> SampleStream:
         maker = self.maker(self.recipe.datasets)
@@ -293,7 +307,9 @@ class RowTask(ModelTask):
                     )
             row = {name: content[names[name]] for name in names if names[name] in content}
             if None not in row.values():
-                yield self.encode(row)
+                example = self.encode(row)
+                if all(array.size for array in example.values()) and (example["labels"] != IGNORED).any():
+                    yield example
 
         def begin(content: Content) -> Iterator[Example]:
             assert pool is not None
@@ -308,8 +324,17 @@ class TextRowTask(RowTask, TextTask):
 
     def collate(self, samples: Sequence[Example]) -> Batch:
         fill = {"input_ids": self.tokenizer.padding, "attention_mask": 0, "token_type_ids": 0, "labels": IGNORED}
-        first = samples[0]
-        return padded(samples, {name: value for name, value in fill.items() if name in first and first[name].ndim})
+        first, least = samples[0], self.recipe.sequence_len if self._sees_padding else 0
+        given = {name: value for name, value in fill.items() if name in first and first[name].ndim}
+        return padded(samples, given, least)
+
+    @cached_property
+    def _sees_padding(self) -> bool:
+        name = self._model_type()
+        if (saved := saved_model(self.recipe)) is not None:
+            config = json.loads((saved.directory() / CONFIG).read_text(encoding="utf-8"))
+            name = config.get("model_type", "")
+        return name in _SEE_PADDING
 
     def save_preprocessing(self, directory: Path) -> None:
         self.tokenizer.save(directory, whole=True)

@@ -45,8 +45,8 @@ class SequenceToSequence(TextRowTask):
         loss = super().measure(model, batch, {name: each for name, each in metrics.items() if name != self.written})
         if self.written in metrics:
             inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-            length = batch["labels"].shape[1]
-            wrote = model.generate(**inputs, max_new_tokens=length, do_sample=False)  # type: ignore[operator]
+            most = self.recipe.sequence_len  # as long as a target may be, whatever stands beside it in the batch
+            wrote = model.generate(**inputs, max_new_tokens=most, do_sample=False)  # type: ignore[operator]
             right = batch["labels"].masked_fill(batch["labels"] == IGNORED, self.tokenizer.padding)
             metrics[self.written].update(*([self._text(each) for each in texts.tolist()] for texts in (wrote, right)))
         return loss
