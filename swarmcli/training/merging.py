@@ -6,7 +6,9 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from inspect import signature
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -43,26 +45,80 @@ _NOT_FOR_USERS = {
 
 def merge(checkpoint: Path, directory: Path, base: Path | None = None, *, last_epoch: bool = False) -> None:
     """Writes a plain model of transformers, in the type that its base has in its files, with all that the checkpoint
-    has beside the weights; `last_epoch`: see load_adapted. Raises CheckpointError, and OSError where it cannot be
-    written."""
+    has beside the weights; `last_epoch`: see load_adapted. No file is left of one that does not compute what base and
+    adapter compute. Raises CheckpointError, and OSError where it cannot be written."""
     if not (checkpoint / ADAPTER_CONFIG).is_file():
         raise CheckpointError(f"{checkpoint} holds a whole model, so there is nothing to merge; copy it as it is")
     if directory.exists() and any(directory.iterdir()):
         raise CheckpointError(f"{directory} holds something already; name a new directory by --output")
     tensors = base_of(checkpoint, base)
-    model = load_adapted(checkpoint, tensors, torch.float32, last_epoch=last_epoch).merge_and_unload()
+    model = load_adapted(checkpoint, tensors, last_epoch=last_epoch, to_merge=True)
     directory.mkdir(parents=True, exist_ok=True)
-    for file in checkpoint.iterdir():
-        if file.is_file() and file.name not in _NOT_FOR_USERS:
-            shutil.copyfile(file, directory / file.name)
-    model.to(_type_of(tensors)).save_pretrained(directory)
+    with TemporaryDirectory(prefix=".", dir=directory) as place:
+        made = Path(place)
+        for file in checkpoint.iterdir():
+            if file.is_file() and file.name not in _NOT_FOR_USERS:
+                shutil.copyfile(file, made / file.name)
+        try:
+            _write_merged(model, made, _type_of(tensors))
+        except OSError:
+            raise
+        except Exception as error:  # architectures and peft raise whatever they meet
+            raise CheckpointError(
+                f"{checkpoint} cannot be merged into its base: {first_words(error)}; use it as an adapter, by peft"
+            ) from error
+        for file in made.iterdir():
+            file.replace(directory / file.name)
+
+
+@torch.no_grad()
+def _write_merged(model: Any, directory: Path, stored: torch.dtype) -> None:
+    """Writes the model with its adapter in its weights, rounded to `stored`. Raises ValueError unless it computes what
+    it did before, but for the rounding."""
+    inputs = _few_inputs(model.get_base_model(), directory)
+    beside = model(**inputs).logits
+    with warnings.catch_warnings(action="ignore"):  # of ties, which load_adapted has undone
+        whole = model.merge_and_unload()
+    _compare(beside, whole(**inputs).logits)
+    if tied := whole.all_tied_weights_keys:
+        alike = (torch.equal(whole.get_parameter(one), whole.get_parameter(other)) for one, other in tied.items())
+        whole.config.tie_word_embeddings = all(alike)
+        whole.tie_weights()
+    for each in whole.parameters():
+        each.copy_(each.to(stored))
+    rounded = whole(**inputs).logits
+    whole.to(stored).save_pretrained(directory)
+    _compare(rounded, load_quietly(type(whole), str(directory), dtype=torch.float32)(**inputs).logits)
+
+
+def _few_inputs(model: Any, directory: Path) -> dict[str, Any]:
+    """An image as the processor in `directory` gives it, if there is one, or tokens from all over the vocabulary."""
+    if (directory / "preprocessor_config.json").is_file():
+        from transformers import AutoImageProcessor
+
+        processor = AutoImageProcessor.from_pretrained(str(directory), backend="pil", local_files_only=True)
+        return dict(processor(torch.arange(3072).view(32, 32, 3).to(torch.uint8).numpy(), return_tensors="pt"))
+    text = model.config.get_text_config(decoder=True)
+    tokens = torch.linspace(0, text.vocab_size - 1, 16).long()[None]
+    if isinstance(text.eos_token_id, int):
+        tokens[0, -1] = text.eos_token_id  # some classifiers read there
+    taken = signature(model.forward).parameters
+    return {name: tokens for name in ("input_ids", "decoder_input_ids") if name in taken}
+
+
+def _compare(expected: Tensor, found: Tensor) -> None:
+    """Raises ValueError unless both are of one model. In float32 other orders of adding make a millionth or so."""
+    off = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
+    if not off < 1e-3:  # nor is what is no number
+        raise ValueError(f"the merged model computes something else (its logits differ by {off:.1g} of the largest)")
 
 
 def load_adapted(
-    checkpoint: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None, *, last_epoch: bool = False
+    checkpoint: Path, tensors: Mapping[str, Tensor], *, last_epoch: bool = False, to_merge: bool = False
 ) -> Any:
-    """peft's model of a checkpoint over a base with these tensors, in `dtype` or theirs; the average over epochs, if
-    there is one, unless `last_epoch`. Raises CheckpointError."""
+    """peft's model of a checkpoint over a base with these tensors, in their type; the average over epochs, if there is
+    one, unless `last_epoch`. `to_merge`: in float32, and each place of a tied weight has its own: peft would add what
+    was learned in one of them to all. Raises CheckpointError."""
     import transformers
     from peft import PeftModel, set_peft_model_state_dict
 
@@ -70,7 +126,12 @@ def load_adapted(
     try:
         config = transformers.AutoConfig.from_pretrained(str(checkpoint), local_files_only=True)
         kind = getattr(transformers, config.architectures[0])
-        base = load_quietly(kind, None, config=config, state_dict=dict(tensors), dtype=dtype or _type_of(tensors))
+        dtype = torch.float32 if to_merge else _type_of(tensors)
+        base = load_quietly(kind, None, config=config, state_dict=dict(tensors), dtype=dtype)
+        for name in base.all_tied_weights_keys if to_merge else ():
+            place, _, leaf = name.rpartition(".")
+            own = nn.Parameter(base.get_parameter(name).detach().clone(), requires_grad=False)
+            setattr(base.get_submodule(place), leaf, own)
         with warnings.catch_warnings(action="ignore"):  # of what peft calls in transformers
             model: Any = PeftModel.from_pretrained(base, str(checkpoint)).eval()
         if not last_epoch and (checkpoint / _AVERAGED).is_file():
