@@ -9,6 +9,7 @@ learning rate.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,33 +20,9 @@ BY_MUON = "by_muon"  # of a parameter group
 class MuonWithAdamW(torch.optim.Optimizer):
     """One state and one list of groups, which two optimizers of torch step. A group says which by `by_muon`."""
 
-    def __init__(
-        self,
-        groups: Any,
-        lr: float,
-        *,
-        betas: tuple[float, float],
-        eps: float,
-        momentum: float,
-        nesterov: bool,
-        ns_steps: int,
-        weight_decay: float = 0.0,
-    ) -> None:
-        self._muon: torch.optim.Optimizer | None = None
-        self._adamw: torch.optim.Optimizer | None = None
-        defaults = {
-            "lr": lr, "betas": betas, "eps": eps, "momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps,
-            "weight_decay": weight_decay, BY_MUON: False,
-        }  # fmt: skip
-        super().__init__(groups, defaults)
-        matrices, others = self._divided()
-        if matrices:
-            self._muon = torch.optim.Muon(
-                matrices, lr, weight_decay, momentum=momentum, nesterov=nesterov, ns_steps=ns_steps,
-                adjust_lr_fn="match_rms_adamw",
-            )  # fmt: skip
-        if others:
-            self._adamw = torch.optim.AdamW(others, lr, betas, eps, weight_decay)
+    def __init__(self, groups: Any, lr: float, **settings: Any) -> None:
+        """`settings`: of both, by torch's names."""
+        super().__init__(groups, {"lr": lr, "weight_decay": 0.0, BY_MUON: False, **settings})
         self._join()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -55,20 +32,15 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step of both."""
         loss = closure() if closure is not None else None
-        for part in (self._muon, self._adamw):
-            if part is not None:
-                part.step()
+        for part in self._parts:
+            part.step()
         return loss
-
-    def _divided(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        matrices = [group for group in self.param_groups if group[BY_MUON]]
-        return matrices, [group for group in self.param_groups if not group[BY_MUON]]
 
     def _join(self) -> None:
         """Both step these groups with this state: loading a state has made new ones."""
-        for part, groups in zip((self._muon, self._adamw), self._divided(), strict=True):
-            if part is not None:
-                for group in groups:
-                    for name, value in part.defaults.items():
-                        group.setdefault(name, value)
-                part.param_groups, part.state = groups, self.state
+        muon = partial(torch.optim.Muon, adjust_lr_fn="match_rms_adamw")
+        self._parts: list[torch.optim.Optimizer] = []
+        for kind, by_muon in ((muon, True), (torch.optim.AdamW, False)):
+            if own := [group for group in self.param_groups if group[BY_MUON] == by_muon]:
+                self._parts.append(kind(own))
+                self._parts[-1].state = self.state

@@ -114,28 +114,21 @@ def parameter_groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
     rules = [re.compile(group.match) for group in settings.groups]
     by_tokens = _of_tokens(model) if settings.name == "muon" else set()
     groups: dict[tuple[int, bool, bool], dict[str, Any]] = {}
-    # In this order, whichever parameter comes first: checkpoints and peers count parameters by it.
-    keys = [
-        (rule, decays, by_muon)
-        for rule in [*range(len(rules)), -1]
-        for decays in (True, False)
-        for by_muon in (True, False)
-    ]
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            rule = next((number for number, pattern in enumerate(rules) if pattern.match(name)), -1)
+            rule = next((number for number, pattern in enumerate(rules) if pattern.match(name)), len(rules))
             decays = name in decaying
             by_muon = settings.name == "muon" and parameter.ndim == 2 and decays and id(parameter) not in by_tokens
-            groups.setdefault((rule, decays, by_muon), {"params": []})["params"].append(parameter)
-    for (rule, decays, by_muon), group in groups.items():
-        own = settings.groups[rule] if rule >= 0 else None
-        group["weight_decay"] = settings.weight_decay if decays else 0.0
+            groups.setdefault((rule, not decays, not by_muon), {"params": []})["params"].append(parameter)
+    for (rule, stays, by_adamw), group in groups.items():
+        own = settings.groups[rule] if rule < len(rules) else None
+        group["weight_decay"] = 0.0 if stays else settings.weight_decay
         if own is not None and own.weight_decay is not None:
             group["weight_decay"] = own.weight_decay
         if own is not None and own.learning_rate is not None:
             group["lr"] = own.learning_rate
         if settings.name == "muon":
-            group[BY_MUON] = by_muon
+            group[BY_MUON] = not by_adamw
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     for number, of_recipe in enumerate(settings.groups):
         if not any(rule == number for rule, *_ in groups):
@@ -143,7 +136,8 @@ def parameter_groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
                 f"{recipe.origin('optimizer', 'groups', number)}: optimizer.groups: {of_recipe.match!r} begins no name "
                 f"of a parameter that is trained ({some(trained)}), or those before it take all; correct or remove it"
             )
-    return [groups[key] for key in keys if key in groups]
+    # In this order, whichever parameter comes first: checkpoints and peers count parameters by it.
+    return [groups[key] for key in sorted(groups)]
 
 
 def averages_in(recipe: Recipe, model: nn.Module, optimizer_state: Mapping[str, Any]) -> list[tuple[Tensor, Tensor]]:
