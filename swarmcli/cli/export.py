@@ -4,9 +4,8 @@ an adapter has learned, as a whole model."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -111,20 +110,16 @@ def rows_of(reader: JournalReader, run_id: str, name: str) -> tuple[type[Any], I
 
 
 def _write(pieces: Iterator[bytes], output: Path | None, name: str, *, one: bool) -> None:
-    with ExitStack() as until:
-        if output is None:
-            _pour(pieces, typer.get_binary_stream("stdout"))
-            return
-        file = output if one and not output.is_dir() else output / name
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            _pour(pieces, until.enter_context(file.open("wb")))
-        except OSError as error:
-            raise SwarmError(f"{file} cannot be written ({error.strerror}); name another place by --output") from error
+    if output is None:
+        stdout = typer.get_binary_stream("stdout")
+        stdout.writelines(pieces)
+        stdout.flush()
+        return
+    file = output if one and not output.is_dir() else output / name
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("wb") as stream:
+            stream.writelines(pieces)
+    except OSError as error:
+        raise SwarmError(f"{file} cannot be written ({error.strerror}); name another place by --output") from error
     err.print(f"{file} is written", soft_wrap=True)
-
-
-def _pour(pieces: Iterator[bytes], stream: BinaryIO) -> None:
-    for piece in pieces:
-        stream.write(piece)
-    stream.flush()

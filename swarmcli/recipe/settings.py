@@ -177,17 +177,14 @@ Shape: TypeAlias = Literal[
     "inverse_sqrt",
     "warmup_stable_decay",
 ]
+_FALLING = "linear", "cosine", "cosine_with_restarts", "cosine_with_min_lr", "polynomial", "warmup_stable_decay"
 _SHAPE_OF = {  # keys that only some shapes know
-    "total_epochs": (
-        "linear", "cosine", "cosine_with_restarts", "cosine_with_min_lr", "polynomial", "warmup_stable_decay",
-    ),
-    "min_lr_ratio": (
-        "linear", "cosine", "cosine_with_restarts", "cosine_with_min_lr", "polynomial", "warmup_stable_decay",
-    ),
+    "total_epochs": _FALLING,
+    "min_lr_ratio": _FALLING,
     "cycles": ("cosine_with_restarts",),
     "power": ("polynomial",),
     "decay_epochs": ("warmup_stable_decay",),
-}  # fmt: skip
+}
 
 
 class PieceSettings(Section):
@@ -231,7 +228,7 @@ class SchedulerSettings(Section):
     @property
     def ends(self) -> bool:
         """Whether the shape has an end at which it has fallen."""
-        return not self.pieces and self.name in _SHAPE_OF["total_epochs"]
+        return not self.pieces and self.name in _FALLING
 
 
 class UploadSettings(Section):
