@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
+from swarmcli.errors import RecipeError
 from swarmcli.recipe import parse_recipe
 from swarmcli.training import build_task
 from swarmcli.training.chat import BadRow
@@ -164,3 +165,14 @@ def test_the_mode_of_a_column_counts(tmp_path: Path, task: ImageClassification) 
     (document,) = source.documents("seed")
     assert isinstance(document.content, dict)
     assert np.array_equal(pixels(task, document.content["image"]), pixels(task, rows[0]["image"]))
+
+
+def test_a_processor_that_keeps_the_shape_of_images_is_refused_where_a_batch_has_several() -> None:
+    from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
+
+    made: Any = build_task(parse_recipe(RECIPE, name="images.yaml", directory=Path()))
+    made.processor = BitImageProcessorPil(size={"shortest_edge": 24}, do_center_crop=False)
+    samples = [made.encode({"image": image, "label": 0}) for image in (COLOURS, COLOURS.rotate(90, expand=True))]
+    assert made.collate(samples[:1])["pixel_values"].shape == (1, 3, 36, 24)
+    with pytest.raises(RecipeError, match="base_model: its processor makes images of unlike sizes; set crop_size"):
+        made.collate(samples)

@@ -11,11 +11,10 @@ import numpy as np
 import torch
 
 from swarmcli.errors import RecipeError
-from swarmcli.recipe import AnyDataset
 from swarmcli.recipe.pretrained import saved_model
 from swarmcli.training.chat import BadRow
 from swarmcli.training.models import ModelKind
-from swarmcli.training.samples import Example, SampleMaker, stacked
+from swarmcli.training.samples import Example, stacked
 from swarmcli.training.sources import USUAL
 from swarmcli.training.task import Batch
 from swarmcli.training.tasks.base import RowTask
@@ -65,11 +64,8 @@ class ImageClassification(LabelledTask, RowTask):
     @property
     def threads(self) -> int:
         """As many as this process has for its arithmetic: that is its share of the processors."""
-        return min(torch.get_num_threads(), USUAL.most_decoders)
-
-    def maker(self, datasets: Sequence[AnyDataset]) -> SampleMaker:
         _ = self._enough  # the processor is there before several threads ask for it
-        return super().maker(datasets)
+        return min(torch.get_num_threads(), USUAL.most_decoders)
 
     @cached_property
     def _enough(self) -> tuple[int, int] | None:
@@ -96,6 +92,9 @@ class ImageClassification(LabelledTask, RowTask):
         return {"pixel_values": made["pixel_values"][0], "labels": np.asarray(self.number_of(row["label"]))}
 
     def collate(self, samples: Sequence[Example]) -> Batch:
+        if len({sample["pixel_values"].shape for sample in samples}) > 1:
+            place = self.recipe.origin("base_model")
+            raise RecipeError(f"{place}: base_model: its processor makes images of unlike sizes; set crop_size there")
         return stacked(samples)
 
     def save_preprocessing(self, directory: Path) -> None:
