@@ -57,9 +57,10 @@ _USES = {
 }
 _ADAPTER = """\
 from peft import PeftModel
-from transformers import {0}
+from transformers import AutoConfig, {0}
 
-base = {0}.from_pretrained("path/to/the/base"{1})
+config = AutoConfig.from_pretrained("path/to/this/directory")
+base = {0}.from_pretrained("path/to/the/base", config=config{1})
 model = PeftModel.from_pretrained(base, "path/to/this/directory")"""
 
 
@@ -123,7 +124,7 @@ def _loading(recipe: Recipe) -> str:
         return f"By the code that brings the task {_code(recipe.task)}."
     if recipe.adapter is not None:
         # The head of a base may have other classes.
-        head = f", num_labels={len(recipe.labels)}, ignore_mismatched_sizes=True" if recipe.labels else ""
+        head = ", ignore_mismatched_sizes=True" if recipe.labels else ""
         use = _ADAPTER.format(built_in(recipe.task).kind.auto, head)
         return (
             "It is an adapter, beside the base with which it was trained; `swarm export --merge` makes one of both:"
