@@ -143,7 +143,7 @@ def test_no_text_leaves_its_code_span(text: str) -> None:
     [
         ("causal_lm", "AutoModelForCausalLM", ""),
         ("seq2seq", "AutoModelForSeq2SeqLM", ""),
-        ("sequence_classification", "AutoModelForSequenceClassification", "config=config, ignore_mismatched_sizes=True"),
+        ("sequence_classification", "AutoModelForSequenceClassification", "config=config, ignore_mismatched"),
     ],
 )
 def test_the_code_of_an_adapters_card_is_python_that_names_the_class(task: str, name: str, head: str) -> None:
