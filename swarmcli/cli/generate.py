@@ -246,6 +246,8 @@ def write_on(model: Any, tokenizer: Any, wish: Wish, show: Callable[[str], objec
     import torch
     from transformers import TextStreamer
 
+    from swarmcli.training.tokenizer import SavedTokenizer
+
     def cut(text: str) -> str:
         return text.partition(wish.end)[0] if wish.end else text
 
@@ -257,12 +259,12 @@ def write_on(model: Any, tokenizer: Any, wish: Wish, show: Callable[[str], objec
             self.written += text
             show(cut(self.written)[len(shown) :])
 
-    ids = tokenizer(wish.prompt, return_tensors="pt", add_special_tokens=not wish.whole)["input_ids"].long()
-    if not ids.shape[1]:
-        begin = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-        if begin is None:
-            raise UsageError("the prompt is empty, and this model knows no token to begin with; give it some text")
-        ids = torch.tensor([[begin]])
+    # As in training: without what the tokenizer puts behind a text, and a text that begins follows the end of another.
+    trained = SavedTokenizer(tokenizer)
+    known = [*(() if wish.whole else trained.before), *trained.encode(wish.prompt).tolist()] or trained.behind[-1:]
+    if not known:
+        raise UsageError("the prompt is empty, and this model knows no token to begin with; give it some text")
+    ids = torch.tensor([known])
     most = getattr(model.config, "max_position_embeddings", None) or ids.shape[1] + wish.tokens
     ids = ids[:, -max(1, most - wish.tokens, most // 2) :]
     count = max(1, min(wish.tokens, most - ids.shape[1]))

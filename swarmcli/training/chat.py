@@ -137,11 +137,10 @@ class TextReader:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._end = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
 
     def __call__(self, row: Content) -> Read:
-        tokens = np.concatenate([self._tokenizer.encode(str(row)), np.array(self._end, np.int32)])
-        return Read(tokens, np.ones(len(tokens), bool))
+        tokens = np.concatenate([self._tokenizer.before, self._tokenizer.encode(str(row)), self._tokenizer.behind])
+        return Read(tokens.astype(np.int32), np.ones(len(tokens), bool))
 
 
 class ChatReader:

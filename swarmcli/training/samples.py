@@ -15,6 +15,7 @@ import hashlib
 import json
 import logging
 import random
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -160,15 +161,22 @@ def pack(
     sequence_len: int,
     where: Packed,
     options: DataOptions = USUAL,
+    marks: tuple[Sequence[int], Sequence[int]] | None = None,
 ) -> Iterator[tuple[Tokens, Packed, tuple[int, ...]]]:
     """Cuts the stream of tokens into sequences (sequence_len,), each with where the stream is behind it, and the
     sources' passes where it ends.
 
-    Documents follow each other behind an end-of-text. `documents` begin at `where.before`. Raises DataError when all
-    text together is shorter than one sequence.
+    Each document is between `marks`, without which it is between the tokenizer's own. `documents` begin at
+    `where.before`. Raises DataError when all text together is shorter than one sequence.
     """
-    end = np.array([] if tokenizer.end_of_text is None else [tokenizer.end_of_text], dtype=np.int32)
+    begin, end = (np.array(ids, dtype=np.int32) for ids in marks or (tokenizer.before, tokenizer.behind))
     rest, before, skipped = np.array(where.rest, dtype=np.int32), where.before, where.behind
+    # A long text goes in pieces, whose tokens are those of the whole where they are parted before a single space. Some
+    # tokenizers put a space of their own before each text, beside one that it begins with.
+    size = f"{{1,{options.segment_bytes}}}"
+    parted = re.compile(rf"(?s).{size}(?:\Z|(?<=\S)(?= \S))|.{size}")
+    both, first_one, second = map(tokenizer.encode, ("a a", "a", " a"))
+    doubled = "" if np.array_equal(both, [*first_one, *second]) else " "
     short = not where.before.drawn  # until a sequence was filled, as far as is known
     for document, behind in documents:
         if short and behind.through:
@@ -177,9 +185,9 @@ def pack(
             )
         first, count, text = tuple(rest.tolist()), 0, document.content
         assert isinstance(text, str)
-        size = options.segment_bytes
-        pieces = (text[cut : cut + size] for cut in range(0, len(text), size))
-        for tokens in chain(map(tokenizer.encode, pieces), [end] if document.ends else []):
+        pieces = (each[0].removeprefix(doubled * (each.start() > 0)) for each in parted.finditer(text))
+        encoded = map(tokenizer.encode, pieces)
+        for tokens in chain([begin] if document.begins else [], encoded, [end] if document.ends else []):
             rest = np.concatenate([rest, tokens])
             whole = len(rest) - len(rest) % sequence_len
             short = short and not whole
@@ -197,12 +205,13 @@ class TextRun:
     def __init__(self, tokenizer: Tokenizer, sequence_len: int, options: DataOptions = USUAL) -> None:
         self.most_rest = sequence_len - 1
         self.by_rows = False
+        self._marks = tokenizer.before, tokenizer.behind
         self._tokenizer = tokenizer
         self._sequence_len = sequence_len
         self._options = options
 
     def samples(self, documents: Iterator[tuple[Document, Mixed]], where: Packed) -> Iterator[Made]:
-        packed = pack(documents, self._tokenizer, self._sequence_len, where, self._options)
+        packed = pack(documents, self._tokenizer, self._sequence_len, where, self._options, self._marks)
         # Copied: a view would keep its whole document alive.
         return (({"input_ids": tokens.copy()}, place, passes) for tokens, place, passes in packed)
 
@@ -210,7 +219,7 @@ class TextRun:
         return stacked(samples)
 
     def identity(self) -> Any:
-        return [self._tokenizer.vocab_size, self._sequence_len]
+        return [self._tokenizer.vocab_size, self._sequence_len, *map(list, self._marks)]
 
 
 class RowByRow:

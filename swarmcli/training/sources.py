@@ -61,6 +61,7 @@ class Document(NamedTuple):
     ends: bool  # false: a piece of a file that goes on
     place: Place  # behind it, in the pass that it belongs to
     source: int = 0  # the number of its source in a mixture
+    begins: bool = True  # false: a piece of a file that began before
 
 
 class PassPart(NamedTuple):
@@ -226,7 +227,7 @@ class FileSource:
             text = _read_segment(self.files[index], start, length)
             if text:
                 found = True
-                yield Document(text, start + length >= sizes[index], (number,))
+                yield Document(text, start + length >= sizes[index], (number,), begins=not start)
         if not found and part.of == 1:
             raise DataError(f"none of {len(self.files)} files can be read as text, {self.files[0]} among them")
 

@@ -24,7 +24,10 @@ class Tokenizer(Protocol):
     """The data needs no more of a tokenizer than this."""
 
     vocab_size: int  # ids are below it
-    end_of_text: int | None  # put behind each document, if there is such a token
+    end_of_text: int | None  # the last of `behind`, if there is such a token
+    before: Sequence[int]  # ids that stand before each text that a model goes on from …
+    behind: Sequence[int]  # … and behind each one
+    specials: Sequence[int]  # ids that stand for no text
 
     padding: int  # fills up the shorter samples of a batch
     mask: int | None  # stands where a model fills gaps, if there is such a token
@@ -32,19 +35,20 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> Tokens:
         """The ids of a text, without any that mark its beginning or end."""
 
-    def encode_whole(self, text: str, pair: str | None, length: int) -> Encoded:
-        """A text, or two, with what marks their beginnings and ends, cut to `length` tokens."""
+    def encode_whole(self, text: str, pair: str | None, length: int, *, target: bool = False) -> Encoded:
+        """A text, or two, with what marks their beginnings and ends, cut to `length` tokens; `target`: as what a model
+        answers is marked, with its language for example."""
 
     def encode_words(self, words: Sequence[str], length: int) -> tuple[Encoded, list[int | None]]:
-        """The same for a text in words, and the number of the word that each token is of. Raises ValueError where the
-        tokenizer cannot tell."""
+        """The same for words with a space between two of them, and the number of the word that each token is of: a
+        space is of the word behind it. Raises ValueError where the tokenizer cannot tell."""
 
     def decode(self, tokens: Tokens) -> str:
         """The text of ids; specials are left out."""
 
-    def save(self, directory: Path, *, whole: bool = False) -> None:
+    def save(self, directory: Path, *, whole: bool = False, gaps: bool = False) -> None:
         """Writes the files from which transformers' AutoTokenizer makes it, without code of ours; `whole`: one that
-        marks beginnings and ends as `encode_whole` does. Raises OSError."""
+        marks beginnings and ends as `encode_whole` does; `gaps`: one that finds the mask in a text. Raises OSError."""
 
     def of_transformers(self) -> Any:
         """The same tokenizer as transformers has it: for chat templates."""
@@ -53,17 +57,20 @@ class Tokenizer(Protocol):
 class ByteTokenizer:
     """Every byte of UTF-8 is a token; behind them come three specials."""
 
+    mask: int | None = 0xFF  # UTF-8 has no such byte
     end_of_text: int | None = 256
     beginning_of_text = 257
     padding = 258
-    mask: int | None = beginning_of_text  # which no text has inside
+    before: Sequence[int] = ()
+    behind: Sequence[int] = (256,)
+    specials: Sequence[int] = (0xFF, 256, 257, 258)
     vocab_size = 259
 
     def encode(self, text: str) -> Tokens:
         # "surrogatepass" would write bytes that are no UTF-8; a lone surrogate becomes a question mark instead.
         return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8).astype(np.int32)
 
-    def encode_whole(self, text: str, pair: str | None, length: int) -> Encoded:
+    def encode_whole(self, text: str, pair: str | None, length: int, *, target: bool = False) -> Encoded:
         first, second = self.encode(text), self.encode(pair or "")
         room = length - (2 if pair is None else 3)
         second = second[: max(room // 2, room - len(first))]
@@ -72,26 +79,24 @@ class ByteTokenizer:
         return _encoded(input_ids=np.concatenate(parts)[:length])
 
     def encode_words(self, words: Sequence[str], length: int) -> tuple[Encoded, list[int | None]]:
-        """A space stands between two words."""
-        pieces = [self.encode(word if n == 0 else f" {word}") for n, word in enumerate(words)]
-        numbers = [n for n, piece in enumerate(pieces) for _ in piece][: length - 2]
-        ids = np.concatenate([[], *pieces])[: length - 2]
-        whole = np.concatenate([[self.beginning_of_text], ids, [self.end_of_text]])
-        return _encoded(input_ids=whole), [None, *numbers, None]
+        text, of_words = _joined(words)
+        numbers = [of_words[n] for n, character in enumerate(text) for _ in self.encode(character)]
+        return self.encode_whole(text, None, length), [None, *numbers[: length - 2], None]
 
     def decode(self, tokens: Tokens) -> str:
-        return bytes(token for token in np.asarray(tokens).tolist() if token < 256).decode("utf-8", errors="replace")
+        return bytes(token for token in np.asarray(tokens).tolist() if token < 0xFF).decode("utf-8", errors="replace")
 
-    def save(self, directory: Path, *, whole: bool = False) -> None:
-        """The same ids for every text: a BPE without merges, whose 256 symbols are numbered as the bytes they stand
-        for."""
-        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+    def save(self, directory: Path, *, whole: bool = False, gaps: bool = False) -> None:
+        """The same ids for every text: a BPE without merges, whose symbols are numbered as the bytes they stand for."""
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-        tokenizer = Tokenizer(models.BPE(vocab={symbol: byte for byte, symbol in _byte_symbols().items()}, merges=[]))
+        mask = "<|mask|>"
+        vocab = {symbol if byte != self.mask else mask: byte for byte, symbol in _byte_symbols().items()}
+        tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.decoder = decoders.ByteLevel()
         specials = {"eos_token": "<|end_of_text|>", "bos_token": "<|beginning_of_text|>", "pad_token": "<|padding|>"}
-        tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in specials.values()])
+        tokenizer.add_special_tokens([mask, *specials.values()])
         if whole:
             begin, end = specials["bos_token"], specials["eos_token"]
             tokenizer.post_processor = processors.TemplateProcessing(
@@ -102,9 +107,9 @@ class ByteTokenizer:
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             **specials,
-            "mask_token": specials["bos_token"],
-            # A text that spells a special token was bytes in training, and stays bytes.
-            "split_special_tokens": True,
+            "mask_token": mask,
+            # A text that spells a special token was bytes in training, and stays bytes; but one shows where a gap is.
+            "split_special_tokens": not gaps,
             "clean_up_tokenization_spaces": False,
             # GPT-2 would add an embedding for token_type_ids, and others refuse them.
             "model_input_names": ["input_ids", "attention_mask"],
@@ -128,6 +133,20 @@ def _encoded(**inputs: Any) -> Encoded:
     }
 
 
+def marks_of(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """The ids that `encode_whole` puts before and behind a text."""
+    bare, whole = tokenizer.encode("a").tolist(), tokenizer.encode_whole("a", None, 64)["input_ids"].tolist()
+    begin = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)
+    return whole[:begin], whole[begin + len(bare) :]
+
+
+def _joined(words: Sequence[str]) -> tuple[str, list[int | None]]:
+    """The text of words, without those of white space alone, and the number of the word that each character is of, and
+    the end of the text of none."""
+    pieces = [f" {word.strip()}" if word.strip() else "" for word in words]
+    return "".join(pieces)[1:], [*[n for n, piece in enumerate(pieces) for _ in piece][1:], None]
+
+
 def _byte_symbols() -> dict[int, str]:
     """The printable character that stands for each byte in the library's ByteLevel: itself in Latin-1 where that is
     printable, otherwise the next one from U+0100 on."""
@@ -141,9 +160,13 @@ class SavedTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self.vocab_size = max(len(tokenizer), 1)
+        self.vocab_size = max(tokenizer.get_vocab().values(), default=0) + 1  # added tokens may leave numbers out
         self.end_of_text: int | None = tokenizer.eos_token_id
         self.mask: int | None = tokenizer.mask_token_id
+        self.specials = tokenizer.all_special_ids
+        begin, end = marks_of(self)
+        self.before: Sequence[int] = begin
+        self.behind: Sequence[int] = [*end, *({self.end_of_text} - {None, *end})]
         self.padding: int = next((n for n in (tokenizer.pad_token_id, self.end_of_text) if n is not None), 0)
 
     @classmethod
@@ -163,19 +186,23 @@ class SavedTokenizer:
         # Not verbose: texts are longer than the model reads, because they are cut into sequences afterwards.
         return np.asarray(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
 
-    def encode_whole(self, text: str, pair: str | None, length: int) -> Encoded:
-        return _encoded_by(self._tokenizer(text, pair, truncation=True, max_length=length))
+    def encode_whole(self, text: str, pair: str | None, length: int, *, target: bool = False) -> Encoded:
+        texts = {"text_target": text} if target else {"text": text, "text_pair": pair}
+        return _encoded_by(self._tokenizer(**texts, truncation=True, max_length=length))
 
     def encode_words(self, words: Sequence[str], length: int) -> tuple[Encoded, list[int | None]]:
         if not self._tokenizer.is_fast:
             raise ValueError("it cannot tell which word a token is of")
-        made = self._tokenizer(list(words), is_split_into_words=True, truncation=True, max_length=length)
-        return _encoded_by(made), made.word_ids()
+        # transformers' is_split_into_words would leave out the spaces, which byte-level BPE needs.
+        text, of_words = _joined(words)
+        made = self._tokenizer(text, truncation=True, max_length=length, return_offsets_mapping=True)
+        begins = zip(made["offset_mapping"], made.sequence_ids(), strict=True)
+        return _encoded_by(made), [None if number is None else of_words[begin] for (begin, _), number in begins]
 
     def decode(self, tokens: Tokens) -> str:
         return str(self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=True))
 
-    def save(self, directory: Path, *, whole: bool = False) -> None:
+    def save(self, directory: Path, *, whole: bool = False, gaps: bool = False) -> None:
         self._tokenizer.save_pretrained(str(directory))
 
     def of_transformers(self) -> Any:

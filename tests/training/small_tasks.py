@@ -244,3 +244,39 @@ def chat_tokenizer(template: str | None = None, *, words: bool = False) -> Any:
     )
     fast.chat_template = template
     return fast
+
+
+def family_tokenizer(family: str) -> Any:
+    """One as models of a family have it: "bert", "gpt2" and "llama3" (byte-level BPE without and with a beginning),
+    "llama2" (a space of its own before each text, and an end that it puts itself)."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    lines = ["Anna lives in Oslo, don't she? the quick brown fox jumps over the lazy dog"] * 3
+    if family == "bert":
+        specials = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+        trainer: Any = trainers.WordPieceTrainer(vocab_size=120, special_tokens=list(specials.values()))
+        template = "[CLS] $A [SEP]"
+    elif family == "llama2":
+        specials = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+        tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()  # while it learns: no token has a space inside
+        trainer = trainers.BpeTrainer(vocab_size=120, special_tokens=list(specials.values()))
+        template = "<s> $A </s>"
+    else:
+        specials = {"bos_token": "<s>", "eos_token": "</s>"}
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=list(specials.values()), initial_alphabet=alphabet)
+        template = "<s> $A" if family == "llama3" else "$A"
+    tokenizer.train_from_iterator(lines, trainer)
+    if family == "llama2":
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        tokenizer.pre_tokenizer = pre_tokenizers.Split("\0", "isolated")
+    marks = [(text, tokenizer.token_to_id(text)) for text in specials.values() if text in template]
+    tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=marks)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **specials)

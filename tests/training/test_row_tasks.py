@@ -134,13 +134,13 @@ def test_gaps_are_berts_and_others_in_each_pass(tmp_path: Path) -> None:
     recipe = recipe_for("masked_lm", BERT, tmp_path, "sequence_len=500", "micro_batch_size=8")
     batch = next(build_task(recipe).batches(1))
     gaps = batch["labels"] != IGNORED
-    assert gaps.sum(1).tolist() == [75] * 8, "15% of each sample"
+    assert set(gaps.sum(1).tolist()) <= {74, 75}, "15% of each sample, without what marks its texts"
     seen, right = batch["input_ids"][gaps], batch["labels"][gaps]
-    masked, kept = (seen == 257).float().mean(), (seen == right).float().mean()
+    masked, kept = (seen == 255).float().mean(), (seen == right).float().mean()
     assert 0.74 < masked < 0.86 and 0.06 < kept < 0.14
-    assert not ((batch["input_ids"] == 257) & ~gaps).any()
+    assert not ((batch["input_ids"] == 255) & ~gaps).any()
     give(tmp_path, [{"text": "abcdefgh" * 3}])
-    stream = build_task(recipe_for("masked_lm", BERT, tmp_path, "micro_batch_size=1", "sequence_len=5")).batches(1)
+    stream = build_task(recipe_for("masked_lm", BERT, tmp_path, "micro_batch_size=1", "sequence_len=7")).batches(1)
     assert len({tuple((batch["labels"] != IGNORED).flatten().tolist()) for batch in islice(stream, 60)}) > 2
 
 

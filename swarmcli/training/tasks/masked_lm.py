@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from swarmcli.training.models import ModelKind
 from swarmcli.training.samples import Example, Made, Mixed, Packed, SampleMaker, TextRun
 from swarmcli.training.sources import Document
 from swarmcli.training.tasks.base import TextTask
-from swarmcli.training.tokenizer import Tokenizer, Tokens
+from swarmcli.training.tokenizer import Tokenizer, Tokens, marks_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,33 +30,35 @@ class Masking:
 
 
 class MaskedRun(TextRun):
-    """Samples {"input_ids", "labels": (sequence_len,) int64} of texts that follow each other, with gaps.
+    """Samples {"input_ids", "labels": (sequence_len,) int64} of texts that follow each other, with gaps. Each text and
+    each sample is between the marks that the tokenizer puts around a text.
 
     The gaps are drawn from the sample's tokens and the passes over the data. So each pass has others, a stream that
     goes on makes the same, and so does each evaluation.
     """
 
     def __init__(self, tokenizer: Tokenizer, mask: int, sequence_len: int, masking: Masking = Masking()) -> None:
-        super().__init__(tokenizer, sequence_len)
+        self._begin, self._end = marks_of(tokenizer)
+        super().__init__(tokenizer, sequence_len - len(self._begin) - len(self._end))
+        self._marks = [], [*tokenizer.behind, *self._begin]
         self._mask = mask
         self._masking = masking
-        self._specials = [n for n in (tokenizer.end_of_text, tokenizer.padding, mask) if n is not None]
+        self._words = np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.specials)
 
     def samples(self, documents: Iterator[tuple[Document, Mixed]], where: Packed) -> Iterator[Made]:
         for example, place, passes in super().samples(documents, where):
-            yield self._with_gaps(example["input_ids"], passes), place, passes
+            tokens = np.concatenate([self._begin, example["input_ids"], self._end]).astype(np.int32)
+            yield self._with_gaps(tokens, passes), place, passes
 
     def _with_gaps(self, tokens: Tokens, passes: Sequence[int]) -> Example:
         seed = hashlib.blake2b(repr(tuple(passes)).encode() + tokens.tobytes(), digest_size=8).digest()
         rng = np.random.default_rng(int.from_bytes(seed, "big"))
-        places = np.flatnonzero(~np.isin(tokens, self._specials))
-        if not len(places):
-            places = np.arange(len(tokens))
+        places = np.flatnonzero(~np.isin(tokens, self._tokenizer.specials))  # none: nothing in it is learned
         gaps = rng.permutation(places)[: max(1, round(self._masking.share * len(places)))]
         kinds = rng.random(len(gaps))
         shown = np.where(kinds < self._masking.masked, self._mask, tokens[gaps])
         other = kinds >= 1 - self._masking.replaced
-        shown[other] = rng.integers(self._tokenizer.vocab_size, size=other.sum())
+        shown[other] = rng.choice(self._words, other.sum())
         labels, seen = np.full_like(tokens, IGNORED), tokens.copy()
         labels[gaps], seen[gaps] = tokens[gaps], shown
         return {"input_ids": seen, "labels": labels}
@@ -84,6 +87,12 @@ class MaskedLanguageModelling(TextTask):
                 "model, or `tokenizer: bytes`"
             )
         self._mask = self.tokenizer.mask
+        if recipe.sequence_len <= (marks := sum(map(len, marks_of(self.tokenizer)))):
+            place = recipe.origin("sequence_len")
+            raise RecipeError(f"{place}: sequence_len: {marks} tokens of each sample are marks; set more than those")
 
     def maker(self, datasets: Sequence[AnyDataset]) -> SampleMaker:
         return MaskedRun(self.tokenizer, self._mask, self.recipe.sequence_len)
+
+    def save_preprocessing(self, directory: Path) -> None:
+        self.tokenizer.save(directory, whole=True, gaps=True)

@@ -61,4 +61,5 @@ class SequenceToSequence(TextRowTask):
         length = self.recipe.sequence_len
         inputs = self.tokenizer.encode_whole(self.text_of(row, "source"), None, length)
         inputs.pop("token_type_ids", None)
-        return {**inputs, "labels": self.tokenizer.encode_whole(self.text_of(row, "target"), None, length)["input_ids"]}
+        answer = self.tokenizer.encode_whole(self.text_of(row, "target"), None, length, target=True)
+        return {**inputs, "labels": answer["input_ids"]}
