@@ -138,6 +138,10 @@ def _show(look: LookedAt, most: int = 600) -> None:
             text = f"{text[: most // 2]} […] {text[-most // 2 :]}"
         _add(sample, harmless(text), *signs[use], coloured)
     rows = f"{look.rows:,} rows looked at" + (f", {printable(look.counts, 1000)}" if look.counts else "")
+    if look.classes:
+        table = [f"\n  {printable(name, 60)} → {n} → {count or 'none'}" for name, n, count in look.classes[:most]]
+        out.print(Text(f"{look.name:<21} {rows}; name → number → how often:" + "".join(table)), soft_wrap=True)
+        return
     out.print(Text(f"{look.name:<21} {rows}; a sample of them (").append_text(legend).append("):"), soft_wrap=True)
     for line in sample.split("\n") if look.sample else [Text("none: no row gives one")]:
         out.print(Text("  ").append_text(line), soft_wrap=True)

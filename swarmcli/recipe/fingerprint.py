@@ -58,7 +58,7 @@ def contents_of(recipe: Recipe) -> dict[str, Any]:
     SHA-256 of each file of `tokenizer`. Raises RecipeError if they cannot be read."""
     found: dict[str, Any] = {"tokenizer": "bytes"}
     if (model := saved_model(recipe)) is not None:
-        found["base_model"] = _config_of(model)
+        found["base_model"] = config_of(model)
     if (tokenizer := saved_tokenizer(recipe)) is not None:
         found["tokenizer"] = {name: sha256_of(path) for name, path in preprocessing_of(tokenizer).items()}
     return found
@@ -121,7 +121,8 @@ def _canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _config_of(model: Pretrained) -> Any:
+def config_of(model: Pretrained) -> Any:
+    """The config of a saved model, as its file says it. Raises RecipeError if it cannot be read."""
     path = model.directory() / CONFIG
     try:
         return json.loads(path.read_text(encoding="utf-8"))

@@ -110,7 +110,7 @@ class Recipe(Section):
         None, "how conversations become text: chatml, or a Jinja template; without it the tokenizer's own"
     )
     labels: tuple[LabelName, ...] = shared(
-        (), "for classification: the names of the classes; a number in the data counts them from 0", max_length=100_000
+        (), "for classification: the names of the classes; see Tasks for numbers in the data", max_length=100_000
     )
     sequence_len: int = shared(0, "tokens per sample, where the task reads texts", ge=2, le=1 << 20)
     sample_packing: bool = shared(False, "several rows in one sample, kept apart; otherwise short ones are padded")

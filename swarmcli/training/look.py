@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from typing import Literal, TypeAlias
 
 from swarmcli.recipe import AnyDataset
@@ -13,6 +14,7 @@ from swarmcli.training.data import open_source
 from swarmcli.training.sources import Content, DataOptions
 from swarmcli.training.task import Task
 from swarmcli.training.tasks.causal_lm import CausalLanguageModelling
+from swarmcli.training.tasks.labels import LabelledTask
 
 Use: TypeAlias = Literal["learned", "read", "cut"]  # what a model does with a stretch of tokens
 
@@ -24,15 +26,18 @@ class LookedAt:
     name: str
     rows: int
     counts: str  # in words: which of them give no sample, and how many are cut
-    sample: tuple[tuple[str, Use], ...]  # of the first that gives one, stretch by stretch, with its special tokens
+    sample: tuple[tuple[str, Use], ...] = ()  # of the first that gives one, stretch by stretch, with special tokens
+    classes: tuple[tuple[str, int, int], ...] = ()  # each with its number, and how often rows have it
 
 
 def look_at_rows(task: Task, most: int = 100) -> Iterator[LookedAt]:
-    """Looks at up to `most` rows of each dataset of a recipe that reads rows, else at nothing. Raises DataError."""
-    if not isinstance(task, CausalLanguageModelling) or not task.reads_rows():
-        return
-    for dataset in task.recipe.datasets:
-        yield _look(task, dataset, most)
+    """Looks at up to `most` rows of each dataset of a recipe that reads rows, or at ten times as many that have labels,
+    else at nothing. Raises DataError."""
+    if isinstance(task, LabelledTask):
+        datasets = (*task.recipe.datasets, task.recipe.evaluation.dataset)
+        yield from (_counted(task, dataset, 10 * most) for dataset in datasets if dataset is not None)
+    elif isinstance(task, CausalLanguageModelling) and task.reads_rows():
+        yield from (_look(task, dataset, most) for dataset in task.recipe.datasets)
 
 
 def _look(task: CausalLanguageModelling, dataset: AnyDataset, most: int) -> LookedAt:
@@ -47,6 +52,15 @@ def _look(task: CausalLanguageModelling, dataset: AnyDataset, most: int) -> Look
     cut = f"{encoder.cut:,} cut at {task.recipe.sequence_len:,} tokens" if encoder.cut else ""
     counts = ", ".join(filter(None, [encoder.skipped().partition(" rows, ")[2], cut]))
     return LookedAt(encoder.name, encoder.rows, counts, sample)
+
+
+def _counted(task: LabelledTask, dataset: AnyDataset, most: int) -> LookedAt:
+    encoder, found = task.encoder(dataset), Counter[int]()
+    # As they are trained on, shuffled in large windows: files are often sorted by class.
+    for document in islice(open_source(task.recipe, dataset, rows=True).documents("swarm/look"), most):
+        found.update(chain.from_iterable(each["labels"].ravel().tolist() for each in encoder(document.content)))
+    classes = tuple((name, number, found[number]) for number, name in enumerate(task.names))
+    return LookedAt(encoder.name, encoder.rows, encoder.skipped().partition(" rows, ")[2], classes=classes)
 
 
 def _stretches(task: CausalLanguageModelling, encoder: RowEncoder, row: Content) -> Iterator[tuple[str, Use]]:

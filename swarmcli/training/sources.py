@@ -10,9 +10,9 @@ import logging
 import os
 import random
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -76,6 +76,10 @@ class PassPart(NamedTuple):
 
 
 WHOLE = PassPart(0, 1)
+
+
+class ClassName(str):
+    """The name that a dataset itself has for one of its classes, which its rows hold as a number."""
 
 
 class TextSource(Protocol):
@@ -313,7 +317,7 @@ class HuggingFaceSource:
         }  # fmt: skip
         self._text_column = text_column
         self._held_out = held_out
-        self._images: dict[str, str | None] = {}  # columns, with the mode that their images are converted to
+        self._readers: dict[str, Callable[[Any], Any]] = {}  # of values as they are stored, by the column
         self._told_of_image = False
         self._dataset: Any = None
 
@@ -435,9 +439,11 @@ class HuggingFaceSource:
         for name, feature in list((dataset.features or {}).items()):
             if isinstance(feature, Image):
                 dataset = dataset.cast_column(name, Image(decode=False))
-                self._images[name] = feature.mode
+                self._readers[name] = partial(self._image_of, mode=feature.mode)
             elif _is_decoded(feature):
                 dataset = dataset.remove_columns(name)
+            elif names := _names_in(feature):
+                self._readers[name] = partial(_named, names=names)
         return dataset
 
     def _image_of(self, stored: Any, mode: str | None) -> Any:
@@ -462,7 +468,7 @@ class HuggingFaceSource:
 
     def _content_of(self, row: dict[str, object]) -> Content:
         if self._text_column is None:
-            return row | {name: self._image_of(row[name], mode) for name, mode in self._images.items() if name in row}
+            return row | {name: read(row[name]) for name, read in self._readers.items() if name in row}
         if self._text_column not in row:
             raise DataError(
                 f"{self._called} has no column {self._text_column!r}; set field to one of " + ", ".join(sorted(row))
@@ -478,6 +484,20 @@ def _is_decoded(feature: Any) -> bool:
         return type(feature).__name__ != "Json"
     inner = feature.values() if isinstance(feature, Mapping) else feature if isinstance(feature, list) else ()
     return any(map(_is_decoded, inner)) or (hasattr(feature, "feature") and _is_decoded(feature.feature))
+
+
+def _names_in(feature: Any) -> Sequence[ClassName]:
+    """The names of the classes in a column of them, or of lists of them; (): its values are what they are."""
+    while hasattr(feature, "feature"):
+        feature = feature.feature
+    names = [ClassName(name) for name in getattr(feature, "names", None) or ()]
+    return () if names == [str(number) for number in range(len(names))] else names  # those are mere numbers
+
+
+def _named(value: Any, names: Sequence[ClassName]) -> Any:
+    if isinstance(value, list):
+        return [_named(each, names) for each in value]
+    return names[value] if isinstance(value, int) and 0 <= value < len(names) else value  # -1: it has no label
 
 
 def _feed(digest: hashlib.blake2b, content: object) -> None:

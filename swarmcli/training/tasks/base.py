@@ -155,6 +155,9 @@ class ModelTask(ABC):
     def save_preprocessing(self, directory: Path) -> None:
         """See Task."""
 
+    def _refuse(self, problem: str, fix: str, *keys: str) -> RecipeError:
+        return RecipeError(f"{self.recipe.origin('base_model', *keys)}: base_model: {problem}; {fix}")
+
     def place_of(self, dataset: AnyDataset) -> tuple[str | int, ...]:
         """Where a dataset stands in the recipe."""
         return place_of(self.recipe, dataset)
@@ -253,9 +256,6 @@ class TextTask(ModelTask):
     def _before_positions(model_type: str, padding: int | None) -> int:
         return (padding or 0) + 1 if model_type in _BEHIND_PADDING else 0
 
-    def _refuse(self, problem: str, fix: str, *keys: str) -> RecipeError:
-        return RecipeError(f"{self.recipe.origin('base_model', *keys)}: base_model: {problem}; {fix}")
-
 
 class RowTask(ModelTask):
     """A task each of whose samples is a row with `columns`. A row where one of them is empty (null), or that cannot
@@ -279,7 +279,7 @@ class RowTask(ModelTask):
         threads = self.threads
         # Nobody closes it: its threads end with the last of its encoders, and hold nothing while they idle.
         pool = ThreadPoolExecutor(threads, "swarm data") if threads > 1 else None
-        encoders = [self._encoder(dataset, each, pool) for dataset, each in zip(datasets, names, strict=True)]
+        encoders = [self.encoder(dataset, pool) for dataset in datasets]
         recipe = self.recipe
         identity = [recipe.task, list(recipe.labels), recipe.tokenizer, recipe.sequence_len, names]
         begun = 2 * threads if pool is not None else 0  # each thread has a row, and finds another one
@@ -291,8 +291,10 @@ class RowTask(ModelTask):
         own = {"text": dataset.field, **dataset.columns}
         return {name: own.get(name, name) for name in (*self.columns, *self.optional)}
 
-    def _encoder(self, dataset: AnyDataset, names: Mapping[str, str], pool: Executor | None) -> CountedRows:
+    def encoder(self, dataset: AnyDataset, pool: Executor | None = None) -> CountedRows:
+        """Makes samples of the rows of a dataset; those that it begins in `pool` are made side by side."""
         assert isinstance(dataset, HuggingFaceDataset)
+        names = self._names_of(dataset)
         files = [PurePath(file).name for file in dataset.data_files] or [dataset.path]
         said = f"{'.'.join(map(str, self.place_of(dataset)))} ({listed(files, 1)})"
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from swarmcli.errors import RecipeError
 from swarmcli.recipe.pretrained import saved_model
 from swarmcli.training.chat import BadRow
 from swarmcli.training.models import ModelKind
@@ -56,10 +55,8 @@ class ImageClassification(LabelledTask, RowTask):
                 trust_remote_code=self.recipe.local.trust_remote_code,
             )
         except Exception as error:  # transformers raises many kinds
-            raise RecipeError(
-                f"{self.recipe.origin('base_model')}: base_model: no image processor can be read from {directory} "
-                f"({first_words(error)}); save one there with save_pretrained"
-            ) from error
+            problem = f"no image processor can be read from {directory} ({first_words(error)})"
+            raise self._refuse(problem, "save one there with save_pretrained") from error
 
     @property
     def threads(self) -> int:
@@ -93,8 +90,7 @@ class ImageClassification(LabelledTask, RowTask):
 
     def collate(self, samples: Sequence[Example]) -> Batch:
         if len({sample["pixel_values"].shape for sample in samples}) > 1:
-            place = self.recipe.origin("base_model")
-            raise RecipeError(f"{place}: base_model: its processor makes images of unlike sizes; set crop_size there")
+            raise self._refuse("its processor makes images of unlike sizes", "set crop_size there")
         return stacked(samples)
 
     def save_preprocessing(self, directory: Path) -> None:

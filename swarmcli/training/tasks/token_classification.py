@@ -44,7 +44,7 @@ class TokenClassification(LabelledTask, TextRowTask):
         if not isinstance(tags, list) or len(tags) != len(words):
             raise BadRow(f"tags is {tags!r:.80}, and should be a list with one label for each of {len(words)} words")
         inputs, of_words = self.tokenizer.encode_words(words, self.recipe.sequence_len)
-        numbers = [self.number_of(tag) for tag in tags]
+        numbers = [IGNORED if tag == IGNORED else self.number_of(tag) for tag in tags]  # as others mark such words
         firsts = [word if word not in of_words[:place] else None for place, word in enumerate(of_words)]
         labels = [IGNORED if word is None else numbers[word] for word in firsts]
         return {**inputs, "labels": np.asarray(labels, dtype=np.int32)}
