@@ -153,12 +153,13 @@ def _add(text: Text, words: str, colour: str, before: str, behind: str, coloured
 
 def _try_out(recipe: Recipe) -> tuple[dict[str, str], list[LookedAt]]:
     """Checks what only the model and the data themselves can tell; raises what joining would raise."""
-    from swarmcli.training import build_task, choose_compute, parameter_groups
+    from swarmcli.training import Compute, build_task, choose_compute, parameter_groups
     from swarmcli.training.demand import demand_of
     from swarmcli.training.freezing import frozen_in_words
     from swarmcli.training.look import look_at_rows
     from swarmcli.training.memory import check_memory
     from swarmcli.training.task import samples_in
+    from swarmcli.training.tasks.base import ModelTask
 
     compute = choose_compute(recipe)
     task = build_task(recipe)
@@ -168,6 +169,8 @@ def _try_out(recipe: Recipe) -> tuple[dict[str, str], list[LookedAt]]:
     demand, of_four = (demand_of(recipe, outline, "trainer", compute, each) for each in (UNKNOWN, Going(trainers=3)))
     model = task.build_model()
     parameter_groups(recipe, model)
+    if isinstance(task, ModelTask):
+        task.try_model(model, Compute(next(model.parameters()).device))
     frozen, lacking = frozen_in_words(recipe, model), getattr(model, "lacks_weights", False)
     try:
         batch = next(task.batches(recipe.seed))

@@ -55,6 +55,7 @@ from swarmcli.training.merging import remember_base
 from swarmcli.training.outline import keep_outline, kept_outline, outline_of
 from swarmcli.training.resumed import Resume, by_recipe, resumed_place
 from swarmcli.training.schedule import AVERAGE, outer_steps
+from swarmcli.training.tasks.base import ModelTask
 
 
 class Collaboration:
@@ -110,6 +111,8 @@ class Collaboration:
             if checkpoint is not None:
                 checkpoint.restore_model(self.model)
             place_model(recipe, self.model, self.compute.device)
+            if peer.role == "trainer" and isinstance(self.task, ModelTask):
+                self.task.try_model(self.model, self.compute)
         self.optimizer = Optimizer(**self._options(recipe, auxiliary) | further(self.model))
         try:
             self._take_part(checkpoint)

@@ -20,8 +20,8 @@ from swarmcli.training.adapters import BUILDING, adapted, base_dtype, load_quiet
 from swarmcli.training.freezing import freeze
 from swarmcli.words import first_words
 
-_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-_SIZES = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")  # as transformers calls them
+# Fields of a config that have to fit each other.
+_SIZES = re.compile(r"(_heads?|_dim|_size|_layers?|experts|_groups?|_rank|_window|_per_tok|top_?k|n_embd|d_model)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +44,20 @@ class ModelSource:
         recipe: Recipe,
         kind: ModelKind,
         *,
-        defaults: Mapping[str, Any],
+        defaults: Callable[[Any], Mapping[str, Any]],
         decided: Mapping[str, Any] | None = None,
         refuse: Callable[[Any, bool | None], str | None] = lambda config, is_decoder: None,
     ) -> None:
-        """`defaults`: fields of a config that the recipe may leave out, by the names that transformers has for all
-        architectures. `decided`: fields that other keys of the recipe decide, also for a saved model; a head that does
-        not fit them is made anew. `refuse(config, is_decoder)` is asked about architectures that are listed: None if
-        the task can use such a config, else how to make it one that it can, as the beginning of an error's fix ("": in
-        no way)."""
+        """`defaults(usual)`: fields of a config that the recipe may leave out, by the names that transformers has for
+        all architectures; `usual` is that of one. `decided`: fields that other keys of the recipe decide, also for a
+        saved model; a head that does not fit them is made anew. `refuse(config, is_decoder)` is asked about
+        architectures that are listed: None if the task can use such a config, else how to make it one that it can, as
+        the beginning of an error's fix ("": in no way)."""
         self._recipe = recipe
         self._kind = kind
         self._defaults = defaults
         self._decided = dict(decided or {})
-        self._refused = refuse
+        self._asked = refuse
 
     def build(self, *, outline: bool = False) -> nn.Module:
         """The model on the CPU in float32, in training mode. Its initial weights depend on the recipe's seed alone.
@@ -113,28 +113,50 @@ class ModelSource:
     def _create(self, fields: Mapping[str, Any]) -> nn.Module:
         from transformers import AutoConfig
 
-        usual = self._check_fields(fields)
-        fields = {
-            key: float(value) if isinstance(getattr(usual, key), float) else value for key, value in fields.items()
-        }
+        told = dict(fields)
         try:
-            # An architecture may call its fields otherwise (GPT-2: n_positions); the config knows both names.
-            names = usual.attribute_map
-            given = {names.get(key, key) for key in fields}
-            defaults = {names.get(k, k): v for k, v in self._defaults.items() if names.get(k, k) not in given}
-            config = AutoConfig.for_model(**{**defaults, **fields, **self._decided})
-            self._check_shape(config, fields)
+            usual = self._check_fields(fields)
+            fields = {k: float(value) if isinstance(getattr(usual, k), float) else value for k, value in fields.items()}
+            if "text_config" in usual.sub_configs:  # of a composite model, whose part for text has the sizes
+                fields["text_config"] = self._completed(usual.text_config, fields.get("text_config") or {})
+            fields = self._completed(usual, fields)
+            told = {**usual.to_dict(), **fields}
+            config = AutoConfig.for_model(**{**fields, **self._decided})
+            config.architectures = config.architectures or []  # transformers looks through them
             model: nn.Module = self._auto().from_config(config, dtype=base_dtype(self._recipe))
         except RecipeError:
             raise
         except Exception as error:  # architectures raise whatever their constructors meet
-            raise self._refuse(
-                f"transformers cannot build this model: {first_words(error)}", "correct its fields"
-            ) from error
+            raise self.misfit("transformers cannot build this model", error, told) from error
         return model
 
+    def _completed(self, usual: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields with those that a recipe may leave out. An architecture may call them otherwise (GPT-2:
+        n_positions); the config knows both names."""
+        names = usual.attribute_map
+        given = {names.get(key, key): value for key, value in fields.items()}
+        heads, width = (given.get(names.get(key, key)) for key in ("num_attention_heads", "hidden_size"))
+        fitting = {}
+        if isinstance(heads, int) and isinstance(width, int) and min(heads, width) > 0:
+            # What is usual for an architecture gives way where it does not divide sizes that the recipe names.
+            sizes = {"num_key_value_heads": heads, "decoder_attention_heads": width, "head_dim": 0}
+            told = {name: number for name, number in usual.to_dict().items() if isinstance(number, int | None)}
+            unfit = [name for name in sizes.keys() & told if not (number := told[name]) or sizes[name] % number]
+            fitting = {name: heads if name != "head_dim" else width // heads for name in unfit}
+        defaults = {names.get(key, key): value for key, value in {**fitting, **self._defaults(usual)}.items()}
+        return {**{key: value for key, value in defaults.items() if key not in given}, **fields}
+
+    def misfit(self, problem: str, error: Exception, fields: Mapping[str, Any]) -> RecipeError:
+        """Refuses a model for what its architecture raised, with the fields of its config that have to fit."""
+        told = fields.get("text_config") or fields
+        sizes = [f"{key} {'null' if n is None else n}" for key, n in told.items() if _SIZES.search(key)]
+        made = isinstance(self._recipe.base_model, Mapping)
+        fix = "install it" if isinstance(error, ImportError) else "correct what does not fit of its fields"
+        fix = f"{fix}, or take another" if made else "take another"
+        return self.refuse(f"{problem}: {first_words(error)}", f"{fix}: it has {', '.join(sizes) or 'no sizes'}")
+
     def _check_fields(self, fields: Mapping[str, Any]) -> Any:
-        """Refuses fields that the architecture does not have, or not of this kind; returns its usual config."""
+        """Refuses fields that the architecture does not have; returns its usual config."""
         from transformers import AutoConfig
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -142,22 +164,17 @@ class ModelSource:
         if model_type not in CONFIG_MAPPING:
             near = get_close_matches(model_type, list(CONFIG_MAPPING.keys()), n=1)
             hint = f"did you mean {near[0]}?" if near else "write one that this transformers knows, for example gpt2"
-            raise self._refuse(f"unknown model_type {model_type!r}", hint, "model_type")
+            raise self.refuse(f"unknown model_type {model_type!r}", hint, "model_type")
         config = AutoConfig.for_model(model_type)
         self._check_kind(config, fields.get("is_decoder", getattr(config, "is_decoder", None)))
         known = {*config.to_dict(), *config.attribute_map}
         for key in fields:
             if key in self._decided:
-                raise self._refuse(f"{key} follows from labels", "remove it", key)
+                raise self.refuse(f"{key} follows from labels", "remove it", key)
             if key not in known or key.startswith("_"):
                 near = get_close_matches(key, sorted(known), n=1)
                 hint = f"did you mean {near[0]}?" if near else "remove it"
-                raise self._refuse(f"a {model_type} config has no field {key!r}", hint, key)
-            usual, kind = getattr(config, key), type(fields[key])
-            wanted = None if key.endswith("token_id") else _KINDS.get(type(usual))  # of those one, several or none
-            if wanted and kind is not type(usual) and (type(usual), kind) != (float, int):
-                problem = f"{key} should be {wanted}, not {fields[key]!r}"
-                raise self._refuse(problem, f"it is usually {usual!r}", key)
+                raise self.refuse(f"a {model_type} config has no field {key!r}", hint, key)
         return config
 
     def _check_kind(self, config: Any, is_decoder: bool | None) -> None:
@@ -165,12 +182,12 @@ class ModelSource:
         from transformers.models.auto import modeling_auto
 
         listed, name = getattr(modeling_auto, self._kind.listed), config.model_type
-        fix = self._refused(config, is_decoder) if name in listed else ""
+        fix = self._asked(config, is_decoder) if name in listed else ""
         if fix is None:
             self._check_parts(config)
             return
         usual = ", ".join(each for each in self._kind.usual if each in listed)
-        raise self._refuse(
+        raise self.refuse(
             f"this recipe trains {self._kind.called}; {name} is none",
             f"{fix}take one of {usual}, or another that {self._kind.auto} of transformers lists",
             "model_type",
@@ -182,26 +199,11 @@ class ModelSource:
         parts = [each for each in config.sub_configs if self._kind.foreign and re.search(self._kind.foreign, each)]
         built = self._auto()._model_mapping[type(config)].config_class if parts else None
         if parts and built is not config.sub_configs.get("text_config"):
-            raise self._refuse(
+            raise self.refuse(
                 f"{config.model_type} is a composite model, with a {' and a '.join(parts)}, of which nothing would be "
                 f"trained by {self._recipe.task}",
                 "take a model of text alone",
                 "model_type",
-            )
-
-    def _check_shape(self, config: Any, fields: Mapping[str, Any]) -> None:
-        """Refuses, in the recipe's words, sizes that architectures take silently or refuse in terms of their code."""
-        names = {each: each if each in fields else config.attribute_map.get(each, each) for each in _SIZES}
-        sizes = {each: size for each in _SIZES if isinstance(size := getattr(config, each, None), int)}
-        for each, size in sizes.items():
-            if size < 1:
-                raise self._refuse(f"{names[each]} is {size}", "write a whole number of 1 or more", names[each])
-        width, heads = sizes.get("hidden_size"), sizes.get("num_attention_heads")
-        if width and heads and width % heads and not isinstance(getattr(config, "head_dim", None), int):
-            fitting = min((n for n in range(1, width + 1) if width % n == 0), key=lambda n: abs(n - heads))
-            key = names["num_attention_heads"]
-            raise self._refuse(
-                f"{key} {heads} does not divide {names['hidden_size']} {width}", f"take {fitting} for example", key
             )
 
     def _load(self, saved: Pretrained, outline: bool) -> nn.Module:
@@ -209,12 +211,12 @@ class ModelSource:
 
         directory = saved.directory()
         if not (directory / CONFIG).is_file():
-            raise self._refuse(
+            raise self.refuse(
                 f"{directory} is no directory with a saved model (it has no {CONFIG})",
                 "download the model there first, or name one of the Hugging Face Hub with its revision",
             )
         if (directory / ADAPTER_CONFIG).is_file():
-            raise self._refuse(
+            raise self.refuse(
                 f"{directory} holds an adapter, and no whole model",
                 "merge it by swarm export --merge",
             )
@@ -250,7 +252,7 @@ class ModelSource:
         except RecipeError:
             raise
         except Exception as error:  # as above
-            raise self._refuse(
+            raise self.refuse(
                 f"no model can be loaded from {directory}: {first_words(error)}",
                 f"it must be one of the {self._kind.called}, saved as safetensors; if it brings code of its own that "
                 "you have read and trust, set local.trust_remote_code",
@@ -262,5 +264,6 @@ class ModelSource:
 
         return getattr(transformers, self._kind.auto)
 
-    def _refuse(self, problem: str, fix: str, *keys: str) -> RecipeError:
+    def refuse(self, problem: str, fix: str, *keys: str) -> RecipeError:
+        """The error for what is wrong with the recipe's base_model, at one of its keys."""
         return RecipeError(f"{self._recipe.origin('base_model', *keys)}: base_model: {problem}; {fix}")

@@ -62,6 +62,7 @@ def test_a_monitor_holds_the_model_in_host_memory(
 ) -> None:
     """The meta device plays the one on which trainers compute."""
     monkeypatch.setattr(collaboration, "choose_compute", lambda recipe: Compute(torch.device("meta")))
+    monkeypatch.setattr(collaboration.ModelTask, "try_model", lambda task, model, compute: None)
     monkeypatch.setattr(collaboration, "Optimizer", lambda **options: FakeOptimizer())
     recipe = small(tmp_path, "local.host=127.0.0.1")
     with Home.at(tmp_path / "home") as home, RunPeer(recipe, role, home) as peer:

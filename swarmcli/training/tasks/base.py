@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -19,8 +20,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from swarmcli.errors import DataError, RecipeError
 from swarmcli.recipe import AnyDataset, HuggingFaceDataset, Recipe
 from swarmcli.recipe.pretrained import CONFIG, saved_model
+from swarmcli.training.adapters import lacks_base
 from swarmcli.training.chat import IGNORED, BadRow, CountedRows
 from swarmcli.training.data import evaluation_batches, place_of, sample_stream
+from swarmcli.training.device import Compute
 from swarmcli.training.models import ModelKind, ModelSource
 from swarmcli.training.samples import Example, RowByRow, SampleMaker, SampleStream, padded
 from swarmcli.training.sources import Content
@@ -33,9 +36,11 @@ if TYPE_CHECKING:
 
 # Their models count positions from behind the number of the padding token on.
 _BEHIND_PADDING = (
-    "camembert", "data2vec-text", "ibert", "longformer", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta",
-    "xlm-roberta-xl", "xmod",
+    "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet",
+    "prophetnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
 )  # fmt: skip
+# Their tables of positions are made anew when they are too short, and have to have a row for that token.
+_ROW_OF_PADDING = ("m2m_100", "nllb-moe", "seamless_m4t", "seamless_m4t_v2", "xglm")
 
 # What these tell of a text changes with the padding behind it, whatever the mask says. So they always get as much.
 _SEE_PADDING = ("big_bird", "bigbird_pegasus", "canine", "convbert", "fnet", "nystromformer", "yoso")
@@ -55,11 +60,11 @@ class ModelTask(ABC):
         self._reading: Reading | None = None
         self._check_columns()
         self._models = ModelSource(
-            recipe, self.kind, defaults=self.defaults(), decided=self.decided(), refuse=self.refuse
+            recipe, self.kind, defaults=self.defaults, decided=self.decided(), refuse=self.refuse
         )
 
-    def defaults(self) -> dict[str, Any]:
-        """The fields of a config that a recipe may leave out, as transformers calls them for all architectures."""
+    def defaults(self, usual: Any) -> dict[str, Any]:
+        """The fields of a config that a recipe may leave out: see ModelSource."""
         return {}
 
     def decided(self) -> dict[str, Any]:
@@ -73,6 +78,36 @@ class ModelTask(ABC):
     @abstractmethod
     def maker(self, datasets: Sequence[AnyDataset]) -> SampleMaker:
         """Makes samples of the rows of these datasets."""
+
+    @abstractmethod
+    def trial(self, length: int) -> Batch:
+        """A micro-batch of `length` tokens at most, or of images, for which no data is read: see `try_model`."""
+
+    def try_model(self, model: Any, compute: Compute) -> None:
+        """Computes a loss and its gradients once, of which nothing stays. Raises RecipeError if the model cannot. The
+        base of an adapter that is not there yet cannot be tried."""
+        if lacks_base(model):
+            return
+        whole, count = self.recipe.sequence_len, sum(parameter.numel() for parameter in model.parameters())
+        # 16 tokens take some seconds of seven billion parameters; of ten million, a second has room for a hundred.
+        short = min(whole, max(16, (1 << 30) // count))
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]  # such as the means of a batch norm
+        failed: list[Exception] = []
+        for length in sorted({short, whole}):  # some architectures read whole sequences only
+            try:
+                with compute.autocast():
+                    loss = self.loss(model, compute.place(self.trial(length)))
+                loss.backward()
+                return
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # architectures raise whatever they meet
+                failed.append(error)
+            finally:
+                model.zero_grad()
+                for buffer, before in buffers:
+                    buffer.data.copy_(before)
+        raise self._models.misfit("this model cannot compute", failed[0], model.config.to_dict()) from failed[0]
 
     def outputs(self, model: nn.Module, batch: Batch) -> Any:
         """The model's outputs for a batch: `loss`, a scalar, and `logits`."""
@@ -196,15 +231,27 @@ class TextTask(ModelTask):
         self.tokenizer = load_tokenizer(recipe)
         super().__init__(recipe)
 
-    def defaults(self) -> dict[str, Any]:
-        padding = self.tokenizer.padding if self.pads else None
+    def defaults(self, usual: Any) -> dict[str, Any]:
+        """The tokens that an architecture knows are those of the tokenizer."""
+        padding, end = self.tokenizer.padding, self.tokenizer.end_of_text
+        rows = padding + 1 if usual.model_type in (*_BEHIND_PADDING, *_ROW_OF_PADDING) else 0
+        # Where nothing is filled up a token for it would only be one that is not learned.
+        fills = self.pads or (getattr(usual, "pad_token_id", None) is not None and (padding != end or rows > 0))
+        further = {"mask_token_id": self.tokenizer.mask, "sep_token_id": end, "forced_eos_token_id": end}
+        further["max_position_embeddings"] = self.recipe.sequence_len + rows
         return {
             "vocab_size": self.tokenizer.vocab_size,
-            "max_position_embeddings": self.recipe.sequence_len + self._before_positions(self._model_type(), padding),
-            "bos_token_id": self.tokenizer.end_of_text,
-            "eos_token_id": self.tokenizer.end_of_text,
-            **({"pad_token_id": padding} if self.pads else {}),
+            "bos_token_id": end,
+            "eos_token_id": end,
+            "pad_token_id": padding if fills else None,
+            # -1 is XLNet's for any number of positions, and nothing else is allowed.
+            **{k: v for k, v in further.items() if v is not None and getattr(usual, k, None) not in (None, -1)},
+            **({"decoder_start_token_id": padding} if getattr(usual, "is_encoder_decoder", False) else {}),
         }
+
+    def trial(self, length: int) -> Batch:
+        tokens = torch.arange(2 * length).view(2, length) % self.tokenizer.vocab_size
+        return {"input_ids": tokens, "labels": tokens}
 
     @property
     def choices(self) -> int:
@@ -220,37 +267,33 @@ class TextTask(ModelTask):
     def build_model(self, *, outline: bool = False) -> nn.Module:
         """As of every task. Raises RecipeError too where the model cannot hold the tokens."""
         model: Any = super().build_model(outline=outline)
-        self._check_sizes(model.config.get_text_config())
+        config = model.config.get_text_config()
+        self._check_sizes(config)
+        if self.pads:  # a saved config may name none, or another; what reads the last token that is none needs ours
+            config.pad_token_id = self.tokenizer.padding
+            if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+                config.decoder_start_token_id = self.tokenizer.padding
         built: nn.Module = model
         return built
 
     def _check_sizes(self, config: Any) -> None:
         words = getattr(config, "vocab_size", None)
         if isinstance(words, int) and words < self.tokenizer.vocab_size:
+            fix = "raise vocab_size, or leave it out to have it follow the tokenizer"
             if isinstance(self.recipe.base_model, str):
-                raise RecipeError(
-                    f"{self.recipe.origin('tokenizer')}: tokenizer: {self.recipe.tokenizer} has "
-                    f"{self.tokenizer.vocab_size} tokens, and the saved model {self.recipe.base_model} knows {words}; "
-                    "remove tokenizer, to take the model's own"
-                )
-            raise self._refuse(
-                f"the model knows {words} tokens, the tokenizer has {self.tokenizer.vocab_size}",
-                "raise vocab_size, or leave it out to have it follow the tokenizer",
-                "vocab_size",
-            )
+                anew = f"save it with as many tokens, by its resize_token_embeddings({self.tokenizer.vocab_size})"
+                fix = "remove tokenizer, to take the model's own" if self.recipe.tokenizer else anew
+            known = f"the model knows {words} tokens, the tokenizer has {self.tokenizer.vocab_size}"
+            raise self._models.refuse(known, fix, "vocab_size")
         positions = getattr(config, "max_position_embeddings", None)
-        if not isinstance(positions, int):
+        if not isinstance(positions, int) or positions < 0:  # below 0 they have no end
             return
         most = positions - self._before_positions(config.model_type, getattr(config, "pad_token_id", None))
         if most < self.recipe.sequence_len:
-            raise self._refuse(
+            raise self._models.refuse(
                 f"the model reads {most} tokens at most, sequence_len is {self.recipe.sequence_len}",
                 f"lower sequence_len to {most}",
             )
-
-    def _model_type(self) -> str:
-        base_model = self.recipe.base_model
-        return "" if isinstance(base_model, str) else str(base_model["model_type"])
 
     @staticmethod
     def _before_positions(model_type: str, padding: int | None) -> int:
@@ -273,6 +316,13 @@ class RowTask(ModelTask):
     @abstractmethod
     def collate(self, samples: Sequence[Example]) -> Batch:
         """See SampleMaker."""
+
+    @abstractmethod
+    def example(self, length: int) -> dict[str, Any]:
+        """A row of up to `length` tokens, for `trial`."""
+
+    def trial(self, length: int) -> Batch:
+        return self.collate([self.encode(self.example(each)) for each in (length, length // 2)])
 
     def maker(self, datasets: Sequence[AnyDataset]) -> SampleMaker:
         names = [self._names_of(dataset) for dataset in datasets]
@@ -324,6 +374,11 @@ class RowTask(ModelTask):
 class TextRowTask(RowTask, TextTask):
     """A task each of whose samples is a row with texts."""
 
+    def example(self, length: int) -> dict[str, Any]:
+        text = self.tokenizer.decode(np.arange(length, dtype=np.int32) % self.tokenizer.vocab_size) or "a"
+        label = next(iter(self.recipe.labels), None)
+        return {"text": text, "source": text, "target": text, "label": label, "tokens": [text], "tags": [label]}
+
     def collate(self, samples: Sequence[Example]) -> Batch:
         fill = {"input_ids": self.tokenizer.padding, "attention_mask": 0, "token_type_ids": 0, "labels": IGNORED}
         first, least = samples[0], self.recipe.sequence_len if self._sees_padding else 0
@@ -332,7 +387,8 @@ class TextRowTask(RowTask, TextTask):
 
     @cached_property
     def _sees_padding(self) -> bool:
-        name = self._model_type()
+        base_model = self.recipe.base_model
+        name = "" if isinstance(base_model, str) else base_model["model_type"]
         if (saved := saved_model(self.recipe)) is not None:
             config = json.loads((saved.directory() / CONFIG).read_text(encoding="utf-8"))
             name = config.get("model_type", "")

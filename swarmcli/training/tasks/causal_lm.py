@@ -92,6 +92,10 @@ class CausalLanguageModelling(TextTask):
             )
         return model
 
+    def trial(self, length: int) -> Batch:
+        batch = super().trial(length)
+        return batch if self.reads_rows() else {"input_ids": batch["input_ids"]}
+
     def outputs(self, model: nn.Module, batch: Batch) -> Any:
         """The loss is the model's own: the mean over the tokens that are learned, and what its routers add."""
         config: Any = model.config

@@ -29,6 +29,7 @@ class ImageClassification(LabelledTask, RowTask):
         listed="MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
         called="models that sort images",
         usual=("convnext", "dinov2", "mobilenet_v2", "resnet", "swin", "vit"),
+        foreign="",  # of composite models transformers takes the part for images
     )
     columns = ("image", "label")
 
@@ -40,6 +41,7 @@ class ImageClassification(LabelledTask, RowTask):
         from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
         config: Any = self._models.build(outline=True).config
+        config = getattr(config, "vision_config", config)
         size = getattr(config, "image_size", 224)  # resnet and its like read any size; most were made for this one
         height, width = (size, size) if isinstance(size, int) else size
         return ViTImageProcessorPil(size={"height": height, "width": width})
@@ -92,6 +94,11 @@ class ImageClassification(LabelledTask, RowTask):
         if len({sample["pixel_values"].shape for sample in samples}) > 1:
             raise self._refuse("its processor makes images of unlike sizes", "set crop_size there")
         return stacked(samples)
+
+    def example(self, length: int) -> dict[str, Any]:
+        from PIL import Image
+
+        return {"image": Image.new("RGB", (64, 64)), "label": self.recipe.labels[0]}
 
     def save_preprocessing(self, directory: Path) -> None:
         self.processor.save_pretrained(str(directory))

@@ -32,9 +32,6 @@ class SequenceToSequence(TextRowTask):
     written = "rouge_l"  # of what the model writes, which takes a pass for each token: where one peer evaluates alone
     columns = ("source", "target")
 
-    def defaults(self) -> dict[str, Any]:
-        return {**super().defaults(), "decoder_start_token_id": self.tokenizer.padding}
-
     def metrics(self) -> dict[str, Metric]:
         from swarmcli.training.metrics import metric_called
 
