@@ -142,8 +142,9 @@ def _show(look: LookedAt, most: int = 600) -> None:
         table = [f"\n  {printable(name, 60)} → {n} → {count or 'none'}" for name, n, count in look.classes[:most]]
         out.print(Text(f"{look.name:<21} {rows}; name → number → how often:" + "".join(table)), soft_wrap=True)
         return
-    out.print(Text(f"{look.name:<21} {rows}; a sample of them (").append_text(legend).append("):"), soft_wrap=True)
-    for line in sample.split("\n") if look.sample else [Text("none: no row gives one")]:
+    legend = Text("; a sample of them (").append_text(legend).append("):") if look.sample else Text()
+    out.print(Text(f"{look.name:<21} {rows}").append_text(legend), soft_wrap=True)
+    for line in sample.split("\n") if look.sample else ():
         out.print(Text("  ").append_text(line), soft_wrap=True)
 
 

@@ -6,9 +6,9 @@ this computer, or peers of one run would read one recipe in two ways.
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -19,11 +19,33 @@ from swarmcli.recipe.section import REQUIRED, Conflict, Section, advised, shared
 FORMATS = ("json", "parquet", "csv", "text", "imagefolder")
 LOCAL_BUILDERS = (*FORMATS, "arrow")  # what it reads of files
 SOURCES = ("stdlib", "files", "huggingface")
-DATA_SUFFIXES = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
+DATA_SUFFIXES = dict.fromkeys((".json", ".jsonl", ".ndjson"), "json")
+DATA_SUFFIXES |= {".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}
+ALL_FILES = "**/*"  # of a directory
+UTF_8 = "utf-8"
+_ENDING = re.compile(r"\.(gz|bz2|xz)$")  # of a compressed file
 _ON_HUB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
 
 CHATML = "chatml"  # the one template that has a name
+
+
+def format_of(name: str) -> str | None:
+    """The format in which the library reads a file of this name, by its ending; None: a text."""
+    bare = _ENDING.sub("", name.lower())
+    return next((kind for ending, kind in DATA_SUFFIXES.items() if bare.endswith(ending)), None)
+
+
+def _encoding(text: str) -> str:
+    """Python's name of an encoding of text. Raises ValueError."""
+    try:
+        "".encode(text)  # refuses codecs that are of no text
+    except LookupError:
+        raise ValueError(f"{text!r:.40} is no encoding; write for example utf-8, cp1252 or utf-16") from None
+    return codecs.lookup(text).name.removesuffix("-sig")
+
+
+Encoding: TypeAlias = Annotated[str, AfterValidator(_encoding)]
 
 
 def _template(text: str) -> str:
@@ -63,7 +85,8 @@ class FilesDataset(DatasetSettings):
     path: str = shared(
         REQUIRED, "a file or a directory, relative to local.data_dir or else to the recipe", min_length=1
     )
-    glob: str = shared("**/*", "which files of a directory, for example **/*.py", min_length=1)
+    glob: str = shared(ALL_FILES, "which files of a directory, for example **/*.py", min_length=1)
+    encoding: Encoding = shared(UTF_8, "of the files, for example cp1252")
 
 
 class StdlibDataset(DatasetSettings):
@@ -87,6 +110,7 @@ class HuggingFaceDataset(DatasetSettings):
     columns: Mapping[str, str] = shared(
         {}, "the columns that hold what else the task reads, by its words: {label: topic}", max_length=16
     )
+    encoding: Encoding = shared(UTF_8, "of files of json, csv or text")
     streaming: bool = advised(True, "read while training instead of downloading everything first")
     field_messages: str = shared("messages", "chat_template: the column that holds the conversation", min_length=1)
     message_property_mappings: Mapping[str, str] = shared(
@@ -108,6 +132,8 @@ class HuggingFaceDataset(DatasetSettings):
         if found := sorted(unused & self.model_fields_set):
             fix = "name the column in field_messages" if found == ["field"] else "set type: chat_template"
             raise Conflict(found[0], f"{found[0]} has no meaning for type: {self.type}; remove it, or {fix}")
+        if self.encoding != UTF_8 and self.path not in ("json", "csv", "text"):
+            raise Conflict("encoding", f"{self.path} has no encoding of texts; remove it")
         return self
 
 
@@ -131,7 +157,7 @@ def with_source(value: Any) -> Any:
     path = item.get("path")
     if "source" in item or not isinstance(path, str):
         return item
-    suffix = DATA_SUFFIXES.get(PurePosixPath(path).suffix)
+    suffix = format_of(path)
     if suffix is not None and "data_files" not in item:
         return {**item, "source": "huggingface", "path": suffix, "data_files": [path]}
     on_hub = _ON_HUB.fullmatch(path) or (path in LOCAL_BUILDERS and "data_files" in item)

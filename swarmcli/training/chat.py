@@ -10,9 +10,8 @@ the turn's. So a template may trim, or treat turns by their place, and still eac
 from __future__ import annotations
 
 import json
-import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy, deepcopy
 from datetime import date
@@ -23,15 +22,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from swarmcli.errors import DataError
 from swarmcli.recipe import HuggingFaceDataset
 from swarmcli.recipe.dataset import CHATML
-from swarmcli.training.samples import Example, RowByRow
-from swarmcli.training.sources import Content
+from swarmcli.training.samples import CountedRows, Example
+from swarmcli.training.sources import BadRow, Content
 from swarmcli.training.tokenizer import Tokenizer, Tokens
-from swarmcli.words import first_words, printable
-
-logger = logging.getLogger(__name__)
+from swarmcli.words import first_words
 
 IGNORED = -100  # torch's cross entropy leaves out labels of this value
 
@@ -59,51 +55,6 @@ class Read(NamedTuple):
     learned: npt.NDArray[np.bool_]  # (n,)
 
 
-class BadRow(ValueError):
-    """A row that cannot be read, with the reason."""
-
-
-class CountedRows:
-    """Makes examples of rows, and counts the rows that give none."""
-
-    def __init__(self, name: str, encode: Callable[[Content], Iterator[Example]], advice: str) -> None:
-        """`name`: of the item of the recipe, for messages. `encode` begins with a row; its iterator raises BadRow
-        before its first example. A row counts when it is iterated. `advice` is said of rows in which there is nothing
-        to learn."""
-        self.name = name
-        self.rows = self.bad = self.unlearned = 0
-        self._encode = encode
-        self._advice = advice
-        self._first = ""  # reason why a row is bad
-
-    def __call__(self, row: Content) -> Iterator[Example]:
-        return self._counted(self._encode(row))
-
-    def _counted(self, examples: Iterator[Example]) -> Iterator[Example]:
-        self.rows += 1
-        if self.rows == RowByRow.soon and (found := self.skipped()):
-            logger.warning("so far %s", found)
-        teaches = False
-        try:
-            for example in examples:
-                teaches = True
-                yield example
-        except BadRow as error:
-            self.bad += 1
-            self._first = self._first or printable(str(error))
-            return
-        self.unlearned += not teaches
-
-    def skipped(self) -> str:
-        """Says which rows gave no example so far; "": all gave one."""
-        told = [
-            f"{self.unlearned:,} with nothing to learn{self._advice}" if self.unlearned else "",
-            f"{self.bad:,} that cannot be read (the first: {self._first})" if self.bad else "",
-        ]
-        listed = " and ".join(filter(None, told))
-        return f"{self.name}: of {self.rows:,} rows, {listed}" if listed else ""
-
-
 class RowEncoder(CountedRows):
     """Makes examples {"input_ids", "attention_mask", "labels": (n,)} of rows, 2 ≤ n ≤ sequence_len."""
 
@@ -111,7 +62,6 @@ class RowEncoder(CountedRows):
         """`name`: of the item of the recipe, for messages."""
         super().__init__(name, self._examples, reader.advice)
         self.reader = reader
-        self.cut = 0
         self._sequence_len = sequence_len
 
     def _examples(self, row: Content) -> Iterator[Example]:
@@ -227,7 +177,7 @@ class ChatReader:
         field = self._dataset.field_messages
         if not isinstance(row, Mapping) or field not in row:
             columns = ", ".join(sorted(map(str, row))) if isinstance(row, Mapping) else "none"
-            raise DataError(f"{self._called}: there is no column {field!r}; set field_messages to one of {columns}")
+            raise BadRow(f"there is no column {field!r}; set field_messages to one of {columns}")
         value = row[field]
         if not isinstance(value, Sequence) or isinstance(value, str) or not value:
             raise BadRow(f"{field} is {value!r:.60}, and not a list of messages")

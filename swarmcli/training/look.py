@@ -13,6 +13,7 @@ from swarmcli.training.chat import RowEncoder
 from swarmcli.training.data import open_source
 from swarmcli.training.sources import Content, DataOptions
 from swarmcli.training.task import Task
+from swarmcli.training.tasks.base import ModelTask
 from swarmcli.training.tasks.causal_lm import CausalLanguageModelling
 from swarmcli.training.tasks.labels import LabelledTask
 
@@ -26,28 +27,28 @@ class LookedAt:
     name: str
     rows: int
     counts: str  # in words: which of them give no sample, and how many are cut
-    sample: tuple[tuple[str, Use], ...] = ()  # of the first that gives one, stretch by stretch, with special tokens
+    sample: tuple[tuple[str, Use], ...] = ()  # of the first conversation or text that gives one, with special tokens
     classes: tuple[tuple[str, int, int], ...] = ()  # each with its number, and how often rows have it
 
 
 def look_at_rows(task: Task, most: int = 100) -> Iterator[LookedAt]:
-    """Looks at up to `most` rows of each dataset of a recipe that reads rows, or at ten times as many that have labels,
-    else at nothing. Raises DataError."""
-    if isinstance(task, LabelledTask):
-        datasets = (*task.recipe.datasets, task.recipe.evaluation.dataset)
-        yield from (_counted(task, dataset, 10 * most) for dataset in datasets if dataset is not None)
-    elif isinstance(task, CausalLanguageModelling) and task.reads_rows():
-        yield from (_look(task, dataset, most) for dataset in task.recipe.datasets)
+    """Looks at up to `most` rows, or pieces of files, of each dataset of a recipe, or at ten times as many that have
+    labels. Raises DataError."""
+    if isinstance(task, ModelTask):
+        items = (*task.recipe.datasets, task.recipe.evaluation.dataset)
+        for dataset in (each for each in items if each is not None):
+            yield _counted(task, dataset, 10 * most) if isinstance(task, LabelledTask) else _look(task, dataset, most)
 
 
-def _look(task: CausalLanguageModelling, dataset: AnyDataset, most: int) -> LookedAt:
+def _look(task: ModelTask, dataset: AnyDataset, most: int) -> LookedAt:
     encoder = task.encoder(dataset)
     # A window of a streamed dataset is read before its first row comes, and this one is to come soon.
-    source = open_source(task.recipe, dataset, options=DataOptions(window_rows=most, begin_rows=1))
+    options = DataOptions(window_rows=most, begin_rows=1)
+    source = open_source(task.recipe, dataset, None, options, rows=bool(task.columns))
     sample: tuple[tuple[str, Use], ...] = ()
     for document in islice(source.documents("swarm/look"), most):
-        teaches = any(True for _ in encoder(document.content))
-        if teaches and not sample:
+        teaches = any(True for _ in encoder(document.content, document.where))
+        if teaches and not sample and isinstance(task, CausalLanguageModelling) and isinstance(encoder, RowEncoder):
             sample = tuple(_stretches(task, encoder, document.content))
     cut = f"{encoder.cut:,} cut at {task.recipe.sequence_len:,} tokens" if encoder.cut else ""
     counts = ", ".join(filter(None, [encoder.skipped().partition(" rows, ")[2], cut]))
@@ -58,7 +59,9 @@ def _counted(task: LabelledTask, dataset: AnyDataset, most: int) -> LookedAt:
     encoder, found = task.encoder(dataset), Counter[int]()
     # As they are trained on, shuffled in large windows: files are often sorted by class.
     for document in islice(open_source(task.recipe, dataset, rows=True).documents("swarm/look"), most):
-        found.update(chain.from_iterable(each["labels"].ravel().tolist() for each in encoder(document.content)))
+        found.update(
+            chain.from_iterable(each["labels"].ravel().tolist() for each in encoder(document.content, document.where))
+        )
     classes = tuple((name, number, found[number]) for number, name in enumerate(task.names))
     return LookedAt(encoder.name, encoder.rows, encoder.skipped().partition(" rows, ")[2], classes=classes)
 

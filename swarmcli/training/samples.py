@@ -27,9 +27,10 @@ import numpy.typing as npt
 import torch
 
 from swarmcli.errors import DataError
-from swarmcli.training.sources import USUAL, Content, DataOptions, Document, PassPart, Place, TextSource
+from swarmcli.training.sources import USUAL, BadRow, Content, DataOptions, Document, PassPart, Place, TextSource
 from swarmcli.training.task import Batch, Parts, Reading
 from swarmcli.training.tokenizer import Tokenizer, Tokens
+from swarmcli.words import printable
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +139,54 @@ class Packed:
 Made: TypeAlias = tuple[Example, Packed, tuple[int, ...]]  # a sample, where the stream is behind it, in which passes
 
 
+class CountedRows:
+    """Makes examples of rows. It counts the rows, and those that give none, and knows the first few different reasons,
+    each with its place. The log tells the first row that is left out, the tenth, the hundredth and so on."""
+
+    most = 4  # reasons
+
+    def __init__(
+        self, name: str, encode: Callable[[Content], Iterator[Example]] = lambda text: iter(({},)), advice: str = ""
+    ) -> None:
+        """`name`: of the item of the recipe, for messages. `encode` begins with a row; its iterator raises BadRow
+        before its first example. A row counts when it is iterated. `advice` is said of rows in which there is nothing
+        to learn."""
+        self.name = name
+        self.rows = self.left = self.cut = 0
+        self._encode = encode
+        self._advice = advice
+        self._reasons: dict[str, str] = {}  # with places
+
+    def leave(self, where: str, reason: object) -> None:
+        self.left += 1
+        if len(self._reasons) < self.most:
+            self._reasons.setdefault(printable(str(reason)), where)
+        if str(self.left).strip("0") == "1":
+            logger.warning("so far %s", self.skipped())
+
+    def skipped(self) -> str:
+        """Says what was left out so far; "": nothing was."""
+        told = "; ".join(f"{where}: {reason}" for reason, where in self._reasons.items())
+        return f"{self.name}: of {self.rows:,} rows, {self.left:,} left out ({told})" if told else ""
+
+    def __call__(self, row: Content, where: str = "") -> Iterator[Example]:
+        """`where`: its place, for people."""
+        return self._counted(row, where, iter(()) if isinstance(row, BadRow) else self._encode(row))
+
+    def _counted(self, row: Content, where: str, examples: Iterator[Example]) -> Iterator[Example]:
+        self.rows += 1
+        reason: object = row if isinstance(row, BadRow) else f"nothing to learn{self._advice}"
+        teaches = False
+        try:
+            for example in examples:
+                teaches = True
+                yield example
+        except BadRow as error:
+            reason = error
+        if not teaches:
+            self.leave(where, reason)
+
+
 class SampleMaker(Protocol):
     """Makes a task's samples of documents, and batches of samples."""
 
@@ -178,12 +227,19 @@ def pack(
     both, first_one, second = map(tokenizer.encode, ("a a", "a", " a"))
     doubled = "" if np.array_equal(both, [*first_one, *second]) else " "
     short = not where.before.drawn  # until a sequence was filled, as far as is known
+    left = CountedRows("the data")
     for document, behind in documents:
-        if short and behind.through:
-            raise DataError(
+        if short and (behind.through or left.left >= RowByRow.soon):
+            short_of = (
                 f"all the text is shorter than one sequence of {sequence_len} tokens; lower sequence_len, or add text"
             )
+            problem = "no text can be read" if left.left == left.rows else short_of
+            raise DataError(problem + (f" ({left.skipped()})" if left.left else ""))
         first, count, text = tuple(rest.tolist()), 0, document.content
+        left.rows += 1
+        if isinstance(text, BadRow):
+            left.leave(document.where, text)
+            text, document = "", document._replace(begins=False, ends=False)
         assert isinstance(text, str)
         pieces = (each[0].removeprefix(doubled * (each.start() > 0)) for each in parted.finditer(text))
         encoded = map(tokenizer.encode, pieces)
@@ -231,55 +287,43 @@ class RowByRow:
 
     most_rest = 0
     by_rows = True
-    soon = 1000  # rows after which it is told what gives no sample: a pass over a large dataset may take days
+    soon = 1000  # rows after which data are refused that give no sample: a pass over a large dataset may take days
 
     def __init__(
         self,
-        encoders: Sequence[Callable[[Content], Iterator[Example]]],
+        encoders: Sequence[CountedRows],
         collate: Callable[[Sequence[Example]], Batch],
         identity: Any,
-        skipped: Callable[[int], str] = lambda source: "",
         begun: int = 0,
     ) -> None:
-        """`skipped` says which rows of a source gave no sample so far; "": all gave one. It is logged behind a
-        first pass. `begun`: so many rows are given to their encoder before the samples of the row before them are
+        """`begun`: so many rows are given to their encoder before the samples of the row before them are
         wanted, for encoders that begin on other threads; samples come in the order of the rows all the same."""
         self._encoders = encoders
         self.collate = collate
         self._identity = identity
-        self._skipped = skipped
         self._begun = begun
 
     def samples(self, documents: Iterator[tuple[Document, Mixed]], where: Packed) -> Iterator[Made]:
         none = not where.before.drawn  # so far, as far as is known
-        told: set[int] = set()  # sources of which it is known what gives no sample
         before, skipped = where.before, where.behind
-        for document, behind, examples in self._encoded(documents):
+        for behind, examples in self._encoded(documents):
             if none and (behind.through or behind.drawn > self.soon):
-                found = "; ".join(filter(None, map(self._skipped, range(len(self._encoders)))))
+                found = "; ".join(filter(None, (each.skipped() for each in self._encoders)))
                 which = "no row" if behind.through else f"none of the first {self.soon:,} rows"
                 raise DataError(
                     f"{which} of the data teaches anything; {found or 'check which columns the recipe reads'}"
                 )
-            n = document.source
-            if behind.passes[n] != before.passes[n] and n not in told and (found := self._skipped(n)):
-                told.add(n)  # later passes read the same rows again
-                logger.warning("a pass over the data is through: %s", found)
             for number, example in enumerate(examples, 1):
                 none = False
                 if number > skipped:
                     yield example, Packed(before, (), number), behind.passes
             before, skipped = behind, 0
-        for found in filter(None, map(self._skipped, range(len(self._encoders)))):  # only evaluations come to an end
-            logger.warning("of the rows to evaluate on, %s", found)
 
-    def _encoded(
-        self, documents: Iterator[tuple[Document, Mixed]]
-    ) -> Iterator[tuple[Document, Mixed, Iterator[Example]]]:
-        begun: deque[tuple[Document, Mixed, Iterator[Example]]] = deque()
+    def _encoded(self, documents: Iterator[tuple[Document, Mixed]]) -> Iterator[tuple[Mixed, Iterator[Example]]]:
+        begun: deque[tuple[Mixed, Iterator[Example]]] = deque()
         try:
             for document, behind in documents:
-                begun.append((document, behind, self._encoders[document.source](document.content)))
+                begun.append((behind, self._encoders[document.source](document.content, document.where)))
                 if len(begun) > self._begun:
                     yield begun.popleft()
         except DataError:

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import random
+import re
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from swarmcli.errors import DataError
+from swarmcli.recipe.dataset import ALL_FILES, UTF_8, format_of
 from swarmcli.words import first_words
 
 logger = logging.getLogger(__name__)
@@ -51,7 +53,12 @@ class DataOptions:
 USUAL = DataOptions()
 
 
-Content: TypeAlias = str | Mapping[str, Any]  # a text, or a row by its columns
+class BadRow(ValueError):
+    """A row, a piece of a file or a value that cannot be read, with the reason."""
+
+
+Content: TypeAlias = str | Mapping[str, Any] | BadRow  # a text, or a row by its columns
+Row: TypeAlias = tuple[Content, str]  # with its place
 
 
 class Document(NamedTuple):
@@ -62,6 +69,7 @@ class Document(NamedTuple):
     place: Place  # behind it, in the pass that it belongs to
     source: int = 0  # the number of its source in a mixture
     begins: bool = True  # false: a piece of a file that began before
+    where: str = ""  # its file and row, for people
 
 
 class PassPart(NamedTuple):
@@ -161,7 +169,8 @@ def _held_out(names: Sequence[str], sizes: Sequence[int], share: float, piece: i
 class FileSource:
     """Text files. Only their names are held in memory; files are read in segments, in shuffled order.
 
-    A file that cannot be read, or holds zero bytes (so it is no text), is passed over with a warning in the log.
+    A segment that cannot be read, is not of the encoding, or holds zero bytes (so it is no text) comes as a BadRow.
+    Only UTF-8 shows where a character begins, so files of another encoding are read whole.
 
     A share of the text can be held out. What that is depends on the names of the files below `root` and nothing else,
     so it is the same on every computer, whatever its copy of the files says.
@@ -173,23 +182,29 @@ class FileSource:
         root: Path | None = None,
         split: Split | None = None,
         options: DataOptions = USUAL,
+        encoding: str = UTF_8,
     ) -> None:
         """`split`: which part of the text; None: all of it."""
         self._options = options
+        self._encoding = encoding
+        self._whole = options.window_bytes if encoding != UTF_8 else 0
+        self._by_ending = False  # files of rows are left out
         self.files = tuple(files)
         self._root = root
         self._split = split
 
     @classmethod
     def below(
-        cls, path: Path, pattern: str = "**/*", split: Split | None = None, options: DataOptions = USUAL
-    ) -> FileSource:
-        """One file, or all files below a directory that fit the pattern; names that begin with a dot are left out.
+        cls, path: Path, pattern: str = ALL_FILES, split: Split | None = None, options: DataOptions = USUAL,
+        encoding: str = UTF_8,
+    ) -> FileSource:  # fmt: skip
+        """One file, or all files below a directory that fit the pattern; names that begin with a dot are left out, and
+        without a pattern those of rows.
 
-        Raises DataError with the fix when there are none.
+        Raises DataError with the fix when there are none, or when half of them are of rows.
         """
         if path.is_file():
-            return cls([path], path.parent, split, options)
+            return cls([path], path.parent, split, options, encoding)
         if not path.is_dir():
             raise DataError(f"{path} does not exist; put the text files there, or correct `path` in the recipe")
         try:
@@ -199,7 +214,12 @@ class FileSource:
             raise DataError(f"{path}: the files {pattern!r} cannot be listed ({error}); correct `glob`") from error
         if not files:
             raise DataError(f"{path} holds no files that fit {pattern!r}; put text files there, or correct `glob`")
-        return cls(sorted(files), path, split, options)
+        source = cls(sorted(files), path, split, options, encoding)
+        source._by_ending = pattern == ALL_FILES
+        rows = list(filter(source._unread, source.files))
+        if 2 * len(rows) >= len(files):
+            raise DataError(f"{path}: {len(rows):,} of {len(files):,} files: {rows[0].name}: {source._unread(rows[0])}")
+        return source
 
     @classmethod
     def stdlib(cls, split: Split | None = None) -> FileSource:
@@ -216,9 +236,6 @@ class FileSource:
             )
         return cls(sorted(files, key=lambda file: file.parts), root, split)
 
-    def __len__(self) -> int:
-        return len(self.files)
-
     def documents(self, seed: str, place: Place = (), part: PassPart = WHOLE) -> Iterator[Document]:
         """A place is the number of pieces read. See TextSource."""
         pieces, sizes = self._pieces, self._sizes
@@ -228,26 +245,50 @@ class FileSource:
         (begin,) = place or (0,)
         found = begin > 0
         for number, (index, start, length) in enumerate(pieces[begin:], begin + 1):
-            text = _read_segment(self.files[index], start, length)
-            if text:
+            file, ends = self.files[index], start + length >= sizes[index]
+            if text := self._text_of(file, start, length, ends):
                 found = True
-                yield Document(text, start + length >= sizes[index], (number,), begins=not start)
+                yield Document(text, ends, (number,), begins=not start, where=file.name)
         if not found and part.of == 1:
             raise DataError(f"none of {len(self.files)} files can be read as text, {self.files[0]} among them")
+
+    def _unread(self, file: Path) -> str:
+        """Why a file is not read; "": it is."""
+        if self._by_ending and format_of(file.name):
+            return f"it holds rows; read them by `path: …/**/*{file.suffix}`, or choose texts by `glob`"
+        large = 0 < self._whole < _size_of(file)
+        return f"only UTF-8 may be larger than {self._whole >> 20} MiB; convert it" if large else ""
+
+    def _text_of(self, file: Path, start: int, size: int, ends: bool) -> str | BadRow:
+        if reason := self._unread(file):
+            return BadRow(reason)
+        try:
+            with file.open("rb") as stream:
+                stream.seek(start)
+                data = stream.read(size)
+            if start:  # the rest of a character that the segment before began
+                data = data[:3].lstrip(bytes(range(0x80, 0xC0))) + data[3:]
+            text = codecs.getincrementaldecoder(self._encoding)().decode(data, final=ends)
+        except OSError as error:
+            return BadRow(error.strerror)
+        except UnicodeError as error:
+            place = start + getattr(error, "start", 0)
+            return BadRow(f"byte {place:,} is not of {self._encoding}; name its `encoding`")
+        return BadRow("it holds zero bytes, so it is no text") if "\0" in text else text.removeprefix("\ufeff")
 
     def parts(self) -> int:
         return _parts_of(len(self._pieces), self._options)
 
     @cached_property  # a pass has hundreds of parts, and each file would be asked for its size in each
     def _sizes(self) -> list[int]:
-        return [_size_of(file) for file in self.files]
+        return [1 if self._unread(file) else _size_of(file) for file in self.files]
 
     @cached_property
     def _pieces(self) -> list[tuple[int, int, int]]:
         """The pieces that are read at once: number of the file, first byte, bytes."""
         sizes = self._sizes
         # 2,048 pieces at least, if they are not too small: peers with few would read the same ones.
-        segment = min(self._options.segment_bytes, max(1 << 14, -(-sum(sizes) // 2048)))
+        segment = self._whole or min(self._options.segment_bytes, max(1 << 14, -(-sum(sizes) // 2048)))
         return [
             (n, start, min(segment, end - start) if end < sizes[n] else segment)
             for n, begin, end in self._stretches(sizes)
@@ -261,7 +302,7 @@ class FileSource:
             return
         root = self._root or Path()
         names = [file.relative_to(root).as_posix() for file in self.files]
-        piece = self._options.held_out_bytes
+        piece = self._whole or self._options.held_out_bytes
         held = _held_out(names, sizes, self._split.held_out, piece)
         for n, size in enumerate(sizes):
             begin = 0
@@ -274,7 +315,7 @@ class FileSource:
                     yield n, first, begin
 
     def identity(self) -> str:
-        listed: list[object] = [[file.name, _size_of(file)] for file in self.files]
+        listed: list[object] = [self._encoding, *([file.name, _size_of(file)] for file in self.files)]
         if self._split is not None:
             listed.append([self._split.held_out, self._split.evaluates])
         return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
@@ -301,6 +342,7 @@ class HuggingFaceSource:
         held_out: Split | None = None,
         options: DataOptions = USUAL,
         called: str = "",
+        encoding: str = UTF_8,
     ) -> None:
         """`text_column`: None for whole rows. `public_only`: whatever it names, nothing is downloaded from this
         computer or its network. `held_out`: which part of the rows; None: all of them. `called`: how messages name it;
@@ -315,10 +357,12 @@ class HuggingFaceSource:
             "name": name, "split": split, "data_files": self._data_files or None, "revision": revision,
             "streaming": streaming,
         }  # fmt: skip
+        self._encoding = encoding
+        self._lines = False  # of JSON, which are read one by one, so that a bad one ends nothing
+        self._names: Sequence[str] = ()  # of files of this computer
         self._text_column = text_column
         self._held_out = held_out
         self._readers: dict[str, Callable[[Any], Any]] = {}  # of values as they are stored, by the column
-        self._told_of_image = False
         self._dataset: Any = None
 
     def documents(self, seed: str, place: Place = (), part: PassPart = WHOLE) -> Iterator[Document]:
@@ -327,19 +371,18 @@ class HuggingFaceSource:
         read = self._windows if self._arguments["streaming"] else self._permuted
         found = bool(place) or part.of > 1
         try:
-            for content, behind in read(opened, seed, place, part):
-                if content and self._belongs(content):
+            for (content, where), behind in read(opened, seed, place, part):
+                if isinstance(content, BadRow) or self._belongs(content):
                     found = True
-                    yield Document(content, True, behind)
+                    yield Document(content, True, behind, where=where)
         except (DataError, GeneratorExit):
             raise
         except Exception as error:  # each storage and file format brings its own kinds
-            raise DataError(f"{self._called} cannot be read on: {first_words(error)}") from error
+            told = first_words(error) + "; name the files' `encoding`" * isinstance(error, UnicodeError)
+            raise DataError(f"{self._called} cannot be read on: {told}") from error
         if not found:
-            none = f"text in its column {self._text_column!r}" if self._text_column is not None else "row"
-            evaluates = self._held_out is not None and self._held_out.evaluates
-            kept = " of those that are held out; raise evaluation.held_out" if evaluates else ""
-            raise DataError(f"{self._called} has no {none}{kept}")
+            kept = self._held_out is not None and self._held_out.evaluates
+            raise DataError(f"{self._called} has no row" + " that is held out; raise evaluation.held_out" * kept)
 
     def parts(self) -> int:
         """Parts of a streamed dataset are its shards: there is no other place to begin at."""
@@ -351,7 +394,8 @@ class HuggingFaceSource:
         rows = opened.num_shards if self._arguments["streaming"] else len(opened)
         files = [Path(file) for file in self._data_files]
         sizes = [file.stat().st_size if file.is_file() else 0 for file in files]
-        return json.dumps([self.path, self._arguments, self._text_column, self._held_out, rows, sizes], default=str)
+        read = [self.path, self._arguments, self._encoding, self._text_column, self._held_out]
+        return json.dumps([*read, rows, sizes], default=str)
 
     def _belongs(self, content: Content) -> bool:
         """Whether a row is in this part: by its content, so that it is the same on all computers and however it is
@@ -364,13 +408,14 @@ class HuggingFaceSource:
             int.from_bytes(digest.digest(), "big") < self._held_out.held_out * (1 << 64)
         ) == self._held_out.evaluates
 
-    def _permuted(self, dataset: Any, seed: str, place: Place, part: PassPart) -> Iterator[tuple[Content, Place]]:
+    def _permuted(self, dataset: Any, seed: str, place: Place, part: PassPart) -> Iterator[tuple[Row, Place]]:
         (begin,) = place or (0,)
         permutation, numbers = Permutation(len(dataset), seed), range(len(dataset))[part.slice_of(len(dataset))]
         for count, number in enumerate(numbers[begin:], begin + 1):
-            yield self._content_of(dataset[permutation[number]]), (count,)
+            row, name = permutation[number], self._names[0] if len(self._names) == 1 else "of all files"
+            yield self._row(dataset[row], f"{name}, row {row + 1}"), (count,)
 
-    def _windows(self, dataset: Any, seed: str, place: Place, of_pass: PassPart) -> Iterator[tuple[Content, Place]]:
+    def _windows(self, dataset: Any, seed: str, place: Place, of_pass: PassPart) -> Iterator[tuple[Row, Place]]:
         """A place is (part of the pass, row in it) where a window begins, and the number of its rows that were read.
 
         So a stream that goes on reads the window again and leaves out what it had before: no row twice, and none lost.
@@ -394,13 +439,14 @@ class HuggingFaceSource:
 
     def _rows(
         self, dataset: Any, parts: Sequence[tuple[int, int, int | None]], part: int, row: int
-    ) -> Iterator[tuple[Content, tuple[int, int]]]:
+    ) -> Iterator[tuple[Row, tuple[int, int]]]:
         """The rows of the pass from a row of a part on, each with the place behind it."""
         for number, (shard, first, last) in enumerate(parts[part:], part):
+            name = self._names[shard] if len(self._names) == dataset.num_shards else f"shard {shard + 1}"
             rows = dataset.shard(dataset.num_shards, shard).skip(first + row)
             for values in rows if last is None else rows.take(max(0, last - first - row)):
                 row += 1
-                yield self._content_of(values), (number, row)
+                yield self._row(values, f"{name}, row {first + row}"), (number, row)
             row = 0
 
     def _open(self) -> Any:
@@ -415,7 +461,8 @@ class HuggingFaceSource:
 
             only_public_hosts()
         try:
-            opened = datasets.load_dataset(self.path, **self._arguments)
+            reader, options = self._reader(datasets)
+            opened = datasets.load_dataset(reader, **self._arguments, **options)
             if (
                 self._arguments["streaming"]
                 and opened.num_shards < self._options.few_shards
@@ -430,6 +477,27 @@ class HuggingFaceSource:
                 f"{self._called} cannot be opened: {first_words(error)}; check its keys in the recipe"
             ) from error
         return self._dataset
+
+    def _reader(self, datasets: Any) -> tuple[str, dict[str, Any]]:
+        """The library's reader of the files, with its options by which texts are read as they are written."""
+        here = bool(self._data_files) and not any("://" in file for file in self._data_files)
+        files = datasets.data_files.DataFilesList.from_patterns(self._data_files) if here else []
+        self._names = [Path(file).name for file in files]
+        options: dict[str, Any] = {"encoding": "utf-8-sig" if self._encoding == UTF_8 else self._encoding}
+        if self.path == "csv":
+            import pandas  # type: ignore[import-untyped]
+
+            options["sep"] = "\t" if ".tsv" in self._data_files[0].lower() else ","
+            headers = [pandas.read_csv(file, nrows=0, **options).columns for file in files]
+            if headers:  # all columns are texts: 007 is not 7
+                common = sorted(set(headers[0]).intersection(*headers))
+                options["features"] = datasets.Features(dict.fromkeys(common, datasets.Value("string")))
+            # Only an empty cell is missing.
+            return "csv", {**options, "keep_default_na": False, "na_values": [""], "on_bad_lines": "warn"}
+        if self.path == "json" and here and all(_is_in_lines(file, options["encoding"]) for file in files):
+            self._lines = True
+            return "text", {**options, "encoding_errors": "backslashreplace"}
+        return self.path, options if self.path in ("json", "text") else {}
 
     def _undecoded(self, dataset: Any) -> Any:
         """The dataset, of which the library opens no file and no address: rows may name any, of this computer too.
@@ -447,7 +515,7 @@ class HuggingFaceSource:
         return dataset
 
     def _image_of(self, stored: Any, mode: str | None) -> Any:
-        """An image, of which only the size was read, with the mode that its column wants; None for what is none."""
+        """An image, of which only the size was read, with the mode that its column wants; BadRow for what is none."""
         from PIL import Image
 
         try:
@@ -461,20 +529,44 @@ class HuggingFaceSource:
             image.stored = data  # type: ignore[attr-defined]  # tells images apart before they are decoded
             return image
         except (OSError, ValueError, TypeError, KeyError, Image.DecompressionBombError) as error:
-            if not self._told_of_image:
-                self._told_of_image = True
-                logger.warning("an image of the dataset %r is passed over: %s", self.path, first_words(error))
-            return None
+            return BadRow(f"it is no image ({first_words(error).partition(' <')[0]})")
 
-    def _content_of(self, row: dict[str, object]) -> Content:
+    def _row(self, values: dict[str, Any], where: str) -> Row:
+        """A row, or why it cannot be read, and where that is."""
+        try:
+            return self._content_of(_parsed(values["text"]) if self._lines else values), where
+        except BadRow as error:
+            return error, where
+
+    def _content_of(self, row: dict[str, Any]) -> Content:
         if self._text_column is None:
             return row | {name: read(row[name]) for name, read in self._readers.items() if name in row}
         if self._text_column not in row:
-            raise DataError(
-                f"{self._called} has no column {self._text_column!r}; set field to one of " + ", ".join(sorted(row))
-            )
+            raise BadRow(f"it has no column {self._text_column!r}; set field to one of " + ", ".join(sorted(row)))
         text = row[self._text_column]
-        return text if isinstance(text, str) else ""
+        if not isinstance(text, str) or not text:
+            raise BadRow(f"{self._text_column} is {text!r:.60}, and should be text")
+        return text
+
+
+def _is_in_lines(file: str, encoding: str) -> bool:
+    """Whether each line of a file of JSON is a row: otherwise it is one list, or one object."""
+    import fsspec
+
+    with fsspec.open(file, "rt", compression="infer", encoding=encoding, errors="replace") as stream:
+        head = stream.readline(1 << 10).strip()
+    return ".json" not in Path(file).suffixes or (head.startswith("{") and head != "{")
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    """A row of JSON. Raises BadRow."""
+    try:
+        row = dict(json.loads(line))
+        if re.search(r"\\u[dD][89a-fA-F]", line):  # halves of characters
+            json.dumps(row, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadRow(f"it is no row of JSON in this encoding ({first_words(error)})") from None
+    return row
 
 
 def _is_decoded(feature: Any) -> bool:
@@ -510,6 +602,7 @@ def _feed(digest: hashlib.blake2b, content: object) -> None:
         for item in content:
             _feed(digest, item)
     else:
+        content = None if isinstance(content, BadRow) else content  # the words depend on this computer's libraries
         data = content.stored if hasattr(content, "stored") else str(content).encode(errors="replace")
         digest.update(b"%d:" % len(data) + data)
 
@@ -553,21 +646,3 @@ def _size_of(file: Path) -> int:
     except OSError as error:
         logger.warning("%s is passed over: %s", file, error.strerror)
         return 0
-
-
-def _read_segment(file: Path, start: int, size: int) -> str:
-    try:
-        with file.open("rb") as stream:
-            stream.seek(start)
-            data = stream.read(size)
-    except OSError as error:
-        logger.warning("%s is passed over: %s", file, error.strerror)
-        return ""
-    if b"\0" in data:
-        logger.warning("%s is passed over: it holds zero bytes, so it is no text", file)
-        return ""
-    ends_here = len(data) < size
-    if start:
-        data = data.lstrip(bytes(range(0x80, 0xC0)))  # the rest of a character that the segment before began
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    return decoder.decode(data, final=ends_here)

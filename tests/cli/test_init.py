@@ -280,7 +280,11 @@ def test_data_of_ones_own_take_the_place_of_the_small_ones(template: str, here: 
 
 def test_data_of_another_kind_than_the_task_reads_are_refused(here: Path) -> None:
     for template, named, reason in (
-        ("chat", "my texts", "my texts is no file of rows, as chat reads them; name a .json, .jsonl, .parquet, .csv"),
+        (
+            "chat",
+            "my texts",
+            "my texts is no file of rows, as chat reads them; name a .json, .jsonl, .ndjson, .parquet, .csv, .tsv",
+        ),
         ("chat", "none.jsonl", r"none.jsonl is no file of rows \(.jsonl, .csv"),
         ("image-classification", "my texts", "my texts has no directory for each class below it"),
         ("masked-lm", "none", "none is no directory with texts on this computer"),

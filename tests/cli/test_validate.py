@@ -118,8 +118,6 @@ def chats(tmp_path: Path) -> Path:
 def test_a_sample_shows_what_is_learned_what_is_read_and_what_is_cut_off(chats: Path) -> None:
     output = run(chats)
     assert (
-        "datasets.0            3 rows looked at, 1 with nothing to learn, no turn of assistant in what is not cut off "
-        "and 1 that cannot be read (the first: messages is None, and not a list of messages), 1 cut at 150 tokens; a "
         "sample of them («learned», only read, {cut off}):\n"
         "  <|im_start|>user\n"
         "  [bold]who[/bold]<|im_end|>\n"

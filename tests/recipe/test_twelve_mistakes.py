@@ -40,12 +40,12 @@ MISTAKES: dict[str, tuple[dict[str, str], str, list[str]]] = {  # changed keys, 
     "a column that is not there": (
         {**SORTS, "datasets": "[{path: rows.jsonl}]"},
         "datasets",
-        ["datasets.0 (rows.jsonl) has no column 'text'", "it has label, review", "name one of them by `field: …`"],
+        ["datasets.0 (rows.jsonl): of 40 rows, 40 left out", "no column 'text' for text; it has label, review: name"],
     ),
     "a column of texts that is not there": (
         {"datasets": "[{path: rows.jsonl}]"},
         "datasets",
-        ["rows.jsonl' has no column 'text'", "set field to one of label, review"],
+        ["no text can be read", "rows.jsonl, row ", "it has no column 'text'", "set field to one of label, review"],
     ),
     "a template whose masks cannot be derived": (
         {**CHAT, "chat_template": json.dumps(ENDLESS)},

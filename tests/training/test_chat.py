@@ -147,7 +147,7 @@ def test_a_template_that_shows_nothing_is_refused(template: str | None, words: s
         ("hello", "messages is 'hello', and not a list"),
         (["hello"], "message 0 is 'hello', and not a mapping"),
         ([TALK[0], {"role": "bot", "content": "a"}], "message 1 is of 'bot', and not of human, gpt, system,"),
-        ([{"role": "user", "content": ["a"]}], r"message 0 has no text in 'content', but \['a'\]\)"),
+        ([{"role": "user", "content": ["a"]}], r"message 0 has no text in 'content', but \['a'\]"),
         ([{"from": "human", "value": "a"}], "message 0 has no text in 'role', but None; it has from, value: set"),
         ([TALK[1]], "refuses it: Conversation roles must alternate"),
     ],
@@ -157,7 +157,7 @@ def test_rows_that_cannot_be_read_are_counted_and_the_first_is_told(messages: An
     assert list(encoder({"messages": messages})) == list(encoder({"messages": 3})) == []
     assert len(list(encoder({"messages": TALK}))) == 1
     told = encoder.skipped()
-    assert told.startswith("datasets.0: of 3 rows, 2 that cannot be read (the first: ")
+    assert told.startswith("datasets.0: of 3 rows, 2 left out (")
     with pytest.raises(AssertionError, match=words):
         raise AssertionError(told)
 
@@ -169,12 +169,12 @@ def test_no_example_trains_on_nothing_wherever_it_is_cut() -> None:
         encoder = RowEncoder("datasets.0", made, length)
         examples = list(encoder({"messages": TALK}))
         assert len(examples) == known[1:length].any()
-        assert encoder.unlearned == (not examples) and encoder.cut == (length < len(tokens))
+        assert encoder.left == (not examples) and encoder.cut == (length < len(tokens))
         for example in examples:
             assert example["input_ids"].tolist() == tokens[:length].tolist()
             assert example["labels"].tolist() == np.where(known, tokens, IGNORED)[:length].tolist()
         if not examples:
-            assert "1 with nothing to learn, no turn of assistant in what is not cut off" in encoder.skipped()
+            assert "1 left out (: nothing to learn, no turn of assistant in what is not cut off)" in encoder.skipped()
 
 
 def test_a_long_text_goes_on_in_the_next_example() -> None:

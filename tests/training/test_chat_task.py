@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from swarmcli.training import Compute, build_task
 from swarmcli.training.chat import IGNORED
 from swarmcli.training.look import look_at_rows
 from swarmcli.training.loop import evaluate
-from swarmcli.training.samples import RowByRow
 
 from .small_tasks import CHATML, MARKED, TALK, chat_tokenizer, write_rows
 
@@ -188,28 +188,31 @@ def test_texts_and_completions_are_rows_of_their_own_whose_every_token_is_learne
     assert by_length == [[*b"ho", 256], [*b"n the swarm", 256]]
 
 
-def test_rows_without_a_sample_are_told_behind_the_first_pass_or_sooner(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_row_without_a_sample_is_told_and_the_tenth(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(RowByRow, "soon", 10)
     rows = [talk("a"), talk("b"), {"messages": [TALK[0]]}, {"messages": []}]
-    list(itertools.islice(build_task(chat(tmp_path, rows=rows)).batches(0), 8))
+    list(itertools.islice(build_task(chat(tmp_path, rows=rows)).batches(0), 14))
     told = [record.getMessage() for record in caplog.records if record.name.startswith("swarmcli")]
-    assert told[0].startswith(
-        "a pass over the data is through: datasets.0: of 4 rows, 1 with nothing to learn, no turn"
-    )
-    assert "1 that cannot be read (the first: messages is [], and not a list of messages)" in told[0]
-    assert told[1].startswith("so far datasets.0: of 10 rows, ") and len(told) == 2
+    assert re.match(r"so far datasets.0: of \d rows, 1 left out \(chats.jsonl, row [34]: ", told[0])
+    assert re.match(r"so far datasets.0: of \d+ rows, 10 left out \(", told[1]) and len(told) == 2
+    assert "row 3: nothing to learn, no turn of assistant" in told[1] and "row 4: messages is [], and" in told[1]
 
 
 @pytest.mark.parametrize(
     ("rows", "overrides", "words"),
     [
-        ([{"messages": [TALK[0]]}], (), "no row of the data teaches anything; datasets.0: of 1 rows, 1 with nothing"),
-        (ROWS, ("sequence_len=4",), "5 with nothing to learn, no turn of assistant in what is not cut off"),
-        ([{"messages": "a"}], (), "1 that cannot be read (the first: messages is 'a', and not a list of messages)"),
-        ([{"talk": []}], (), "datasets.0: there is no column 'messages'; set field_messages to one of talk"),
+        (
+            [{"messages": [TALK[0]]}],
+            (),
+            "no row of the data teaches anything; datasets.0: of 1 rows, 1 left out (chats.jsonl, row 1: nothing",
+        ),
+        (
+            ROWS,
+            ("sequence_len=4",),
+            "5 left out (chats.jsonl, row 5: nothing to learn, no turn of assistant in what is",
+        ),
+        ([{"messages": "a"}], (), "1 left out (chats.jsonl, row 1: messages is 'a', and not a list of messages)"),
+        ([{"talk": []}], (), "row 1: there is no column 'messages'; set field_messages to one of talk"),
         (ROWS, ("datasets.0.roles_to_train=[tool]",), "no turn of tool in what is not cut off"),
     ],
 )
@@ -258,8 +261,11 @@ def test_rows_are_looked_at_before_anybody_trains_on_them(tmp_path: Path, stream
     )
     (look,) = look_at_rows(build_task(recipe))
     assert (look.name, look.rows) == ("datasets.0", 3)
-    assert "1 with nothing to learn" in look.counts and look.counts.endswith("1 cut at 16 tokens")
+    assert "1 left out (chats.jsonl, row 1: nothing to learn" in look.counts and look.counts.endswith(
+        "1 cut at 16 tokens"
+    )
     whole = "".join(text for text, _ in look.sample)
     assert whole.startswith("<|im_start|>user\nwhere are you<|im_end|>\n")
     assert [use for _, use in look.sample][:2] == ["read", "learned"]
-    assert list(look_at_rows(build_task(chat(tmp_path, "datasets=[{source: stdlib}]")))) == []
+    (look,) = look_at_rows(build_task(chat(tmp_path, "datasets=[{source: stdlib}]")))
+    assert (look.rows, look.counts, look.sample) == (100, "", ())

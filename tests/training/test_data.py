@@ -186,8 +186,8 @@ def test_each_kind_of_dataset_has_its_source(tmp_path: Path) -> None:
         "datasets.3={source: huggingface, path: owner/name, name: en, split: test, data_files: [x.json], revision: v1}",
     )
     files, stdlib, local, hub = (open_source(recipe, dataset) for dataset in recipe.datasets)
-    assert isinstance(files, FileSource) and len(files) == 3
-    assert isinstance(stdlib, FileSource) and len(stdlib) > 300
+    assert isinstance(files, FileSource) and len(files.files) == 3
+    assert isinstance(stdlib, FileSource) and len(stdlib.files) > 300
     assert isinstance(local, HuggingFaceSource) and isinstance(hub, HuggingFaceSource)
     # Paths of local files begin beside the recipe; those of a dataset on the Hub are the Hub's.
     assert local._arguments["data_files"] == [str(tmp_path / "texts/a.jsonl"), "https://host/b.jsonl"]

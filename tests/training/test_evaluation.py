@@ -68,7 +68,7 @@ def test_the_smallest_share_holds_out_something_and_of_one_small_file_or_row_not
         read(FileSource.below(texts / "000.txt", split=Split(0.5, evaluates=False)))
     row = write_rows(texts / "a.jsonl", {"text": "one"})
     few = HuggingFaceSource("json", data_files=[str(row)], held_out=Split(1e-9, evaluates=True))
-    with pytest.raises(DataError, match=r"has no text in its column 'text' of those that are held out; raise eval"):
+    with pytest.raises(DataError, match=r"has no row that is held out; raise eval"):
         list(few.documents("seed"))
 
 

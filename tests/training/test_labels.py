@@ -121,7 +121,7 @@ def test_names_of_a_dataset_are_names_whatever_its_own_order_is(tmp_path: Path) 
     (look, other) = look_at_rows(build_task(alone))
     assert look.classes == (("dog", 0, 4), ("cat", 1, 4)) and other.rows == 8
     assert look.counts == (
-        "1 that cannot be read (the first: the label -1 is none of labels: dog, cat; numbers are 0 to 1; add it to "
+        "1 left out (rows.parquet, row 9: the label -1 is none of labels: dog, cat; numbers are 0 to 1; add it to "
         "labels, or name another column by `columns`)"
     )
     with pytest.raises(DataError, match="'dog' is none of labels: hund, katze; add the name that the data give"):

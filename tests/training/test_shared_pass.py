@@ -16,7 +16,7 @@ import pytest
 
 from swarmcli.errors import DataError
 from swarmcli.training import ByteTokenizer
-from swarmcli.training.samples import RowByRow, SampleStream, TextRun, stacked
+from swarmcli.training.samples import CountedRows, RowByRow, SampleStream, TextRun, stacked
 from swarmcli.training.shared_pass import HeardPass, PassRecord, SharedPass, SourceRead
 from swarmcli.training.sources import WHOLE, Document, FileSource, HuggingFaceSource, PassPart, Permutation, Place
 
@@ -28,7 +28,7 @@ class Numbers:
 
     def __init__(self, rows: int = ROWS) -> None:
         self.rows = rows
-        self.files = ()
+        self.files = self.left_out = ()
 
     def documents(self, seed: str, place: Place = (), part: PassPart = WHOLE) -> Iterator[Document]:
         permutation, (begin,) = Permutation(self.rows, seed), place or (0,)
@@ -46,7 +46,7 @@ def stream(reading: SharedPass | None, seed: int, position: Any = None) -> Sampl
     def encode(row: Any) -> Iterator[Any]:
         yield {name: np.array(value) for name, value in row.items()}
 
-    maker = RowByRow([encode], stacked, "numbers")
+    maker = RowByRow([CountedRows("numbers", encode, "")], stacked, "numbers")
     return SampleStream(
         [Numbers()], [1.0], maker, seed=seed, batch_size=4, block=1024, position=position, reading=reading
     )
@@ -272,7 +272,7 @@ def test_a_source_in_which_nothing_can_be_read_ends_a_shared_stream_with_its_rea
         source = FileSource.below(tmp_path)
     reading = SharedPass("swarm/1", lambda: (0, 0), rng=random.Random(1))
     made = SampleStream([source], [1.0], TextRun(ByteTokenizer(), 8), seed=1, batch_size=1, block=4, reading=reading)
-    with pytest.raises(DataError, match=r"has no text in its column 'text'|none of 20 files can be read as text"):
+    with pytest.raises(DataError, match=r"no text can be read \(the data: of \d+ rows, \d+ left out"):
         next(made)
 
 

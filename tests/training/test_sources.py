@@ -1,16 +1,20 @@
 from __future__ import annotations
 
-import logging
+import bz2
+import csv
+import gzip
 import random
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pytest
+from pandas.errors import ParserWarning
 
 from swarmcli.errors import DataError
+from swarmcli.recipe.dataset import format_of
 from swarmcli.training import sources
-from swarmcli.training.sources import DataOptions, FileSource, HuggingFaceSource, Split
+from swarmcli.training.sources import BadRow, DataOptions, FileSource, HuggingFaceSource, Split
 
 from .small_tasks import image_rows, png, write_rows
 
@@ -81,15 +85,16 @@ def test_a_large_file_is_read_in_segments_that_lose_nothing(tmp_path: Path, monk
     assert set(joined) <= set(text) and len(joined) > 0.7 * len(text)
 
 
-def test_bytes_that_are_no_text_are_replaced_and_binaries_passed_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_files_that_are_no_text_of_their_encoding_are_left_out_and_told_with_the_byte(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"caf\xe9 au lait")
     (tmp_path / "binary").write_bytes(b"\x7fELF\0\0")
     write(tmp_path, end="ends with ä")
-    with caplog.at_level(logging.WARNING):
-        assert sorted(read(FileSource.below(tmp_path))) == ["caf\ufffd au lait", "ends with ä"]
-    assert "binary is passed over: it holds zero bytes" in caplog.text
+    found = {document.where: str(document.content) for document in FileSource.below(tmp_path).documents("0")}
+    assert found == {
+        "latin": "byte 3 is not of utf-8; name its `encoding`",
+        "binary": "it holds zero bytes, so it is no text",
+        "end": "ends with ä",
+    }
 
 
 def test_files_that_vanish_are_passed_over_until_none_is_left(tmp_path: Path) -> None:
@@ -107,7 +112,7 @@ def test_the_standard_library_is_there_without_installed_packages_or_its_lack_is
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = FileSource.stdlib()
-    assert len(source) > 300 and next(source.documents("0"))
+    assert len(source.files) > 300 and next(source.documents("0"))
     assert not [file for file in source.files if "site-packages" in file.parts]
     monkeypatch.setattr(sources.sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(DataError, match="no source files"):
@@ -138,8 +143,8 @@ def test_streaming_copies_nothing_into_the_cache(tmp_path: Path, cache: Path) ->
 @pytest.mark.parametrize("streaming", [True, False])
 def test_broken_datasets_are_named(tmp_path: Path, streaming: bool) -> None:
     (tmp_path / "bad.jsonl").write_text("this is no json")
-    with pytest.raises(DataError, match="the dataset 'json' cannot be"):
-        read(HuggingFaceSource("json", data_files=[str(tmp_path / "bad.jsonl")], streaming=streaming))
+    (row,) = HuggingFaceSource("json", data_files=[str(tmp_path / "bad.jsonl")], streaming=streaming).documents("0")
+    assert isinstance(row.content, BadRow) and row.where == "bad.jsonl, row 1"
     with pytest.raises(DataError, match="the dataset 'json' cannot be opened"):
         read(HuggingFaceSource("json", data_files=[str(tmp_path / "gone.jsonl")], streaming=streaming))
 
@@ -166,19 +171,18 @@ def test_a_row_that_names_a_file_of_this_computer_opens_none(tmp_path: Path, str
     file = image_rows(tmp_path / "rows.parquet", (None, "named"), (png(), "held"), path=str(tmp_path / "secret.png"))
     rows = columns(HuggingFaceSource("parquet", data_files=[file], text_column=None, streaming=streaming))
     found = {row["label"]: row["image"] for row in rows}
-    assert found["named"] is None and found["held"].size == (4, 3)
+    assert isinstance(found["named"], BadRow) and found["held"].size == (4, 3)
     texts = HuggingFaceSource("parquet", data_files=[file], text_column="label", streaming=streaming)
     assert set(read(texts)) == {"named", "held"}
 
 
-def test_a_file_that_is_no_image_and_one_too_large_are_passed_over_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_that_is_no_image_and_one_too_large_are_bad_values(tmp_path: Path) -> None:
     file = image_rows(tmp_path / "rows.parquet", (b"no image", "torn"), (png(9, 9), "large"))
     options = DataOptions(most_pixels=80)
     rows = columns(HuggingFaceSource("parquet", data_files=[file], text_column=None, options=options))
-    assert [row["image"] for row in rows] == [None, None]
-    assert caplog.text.count("is passed over") == 1
+    assert [str(row["image"]) for row in sorted(rows, key=lambda row: row["label"])] == [
+        "it is no image (it has 9 × 9 pixels)", "it is no image (cannot identify image file)"
+    ]  # fmt: skip
 
 
 def test_an_image_is_held_out_by_its_bytes_whether_it_can_be_decoded_or_not(tmp_path: Path) -> None:
@@ -205,3 +209,123 @@ def test_values_of_several_kinds_in_a_column_are_read(tmp_path: Path, streaming:
     file = write_rows(tmp_path / "a.jsonl", *({"messages": each} for each in said))
     source = HuggingFaceSource("json", data_files=[str(file)], text_column=None, streaming=streaming)
     assert sorted(row["messages"][0]["content"] for row in columns(source)) == ["a", "b"]
+
+
+def told(source: Any, seed: str = "0") -> dict[str, str]:
+    """What is left out: the reason by its place."""
+    return {each.where: str(each.content) for each in source.documents(seed) if isinstance(each.content, BadRow)}
+
+
+def texts(source: Any) -> list[Any]:
+    return sorted(each.content for each in source.documents("0") if not isinstance(each.content, BadRow))
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_row_that_cannot_be_read_is_told_with_its_place_and_ends_nothing(tmp_path: Path, streaming: bool) -> None:
+    lines = [
+        '{"text": "a"}',
+        '{"text": "b',
+        r'{"text": "\ud83d"}',
+        '{"text": null}',
+        '{"text": 1}',
+        '{"t": "c"}',
+        "[]",
+        "",
+    ]
+    data = "\n".join(lines).encode() + b'\n{"text": "caf\xe9"}\n{"text": "2024-05-01"}\n'
+    (tmp_path / "a.jsonl").write_bytes(data)
+    source = HuggingFaceSource("json", data_files=[str(tmp_path / "a.jsonl")], streaming=streaming)
+    assert texts(source) == ["2024-05-01", "a"], "what is text in the file is no date"
+    left = told(source)
+    assert sorted(left) == [f"a.jsonl, row {n}" for n in range(2, 10)]
+    assert "surrogates not allowed" in left["a.jsonl, row 3"] and "escape" in left["a.jsonl, row 9"]
+    assert left["a.jsonl, row 4"] == "text is None, and should be text"
+    assert left["a.jsonl, row 6"] == "it has no column 'text'; set field to one of t"
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_rows_and_files_of_json_may_have_unlike_columns_and_types(tmp_path: Path, streaming: bool) -> None:
+    write_rows(tmp_path / "a.jsonl", {"text": "a", "id": 1})
+    write_rows(tmp_path / "b.jsonl", {"text": "b", "id": "x", "meta": {"of": [1]}}, {"id": [], "text": "c"})
+    source = HuggingFaceSource("json", data_files=[f"{tmp_path}/*.jsonl"], streaming=streaming)
+    assert texts(source) == ["a", "b", "c"] and told(source) == {}
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_cells_are_the_text_that_a_csv_reader_finds_and_only_an_empty_one_is_missing(
+    tmp_path: Path, streaming: bool
+) -> None:
+    cells = ["null", "NA", "None", "nan", "n/a", "007", "1", "1e5", "true", "2024-05-01", 'a "b", c', "two\nlines", ""]
+    for name, delimiter in (("a.csv", ","), ("b.tsv", "\t")):
+        with (tmp_path / name).open("w", encoding="utf-8-sig", newline="") as file:
+            csv.writer(file, delimiter=delimiter).writerows(
+                [["text", "id"], *([cell, n] for n, cell in enumerate(cells))]
+            )
+        with (tmp_path / name).open(encoding="utf-8-sig", newline="") as file:
+            expected = sorted(row["text"] for row in csv.DictReader(file, delimiter=delimiter) if row["text"])
+        source = HuggingFaceSource("csv", data_files=[str(tmp_path / name)], streaming=streaming)
+        assert texts(source) == expected
+        assert told(source) == {f"{name}, row 13": "text is None, and should be text"}
+
+
+def test_a_file_of_csv_with_further_columns_is_read_and_a_line_with_too_many_cells_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text\na\n")
+    (tmp_path / "b.csv").write_text("more,text\n1,b\n1,too,many\n2,c\n")
+    source = HuggingFaceSource("csv", data_files=[str(tmp_path / "a.csv"), str(tmp_path / "b.csv")])
+    with pytest.warns(ParserWarning, match="Skipping line 3"):
+        assert texts(source) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl.gz", "a.csv.bz2"])
+def test_lists_and_compressed_files_are_read(tmp_path: Path, name: str) -> None:
+    text = {"a.json": '[\n{"text": "é"},\n{"text": "b"}\n]', "a.jsonl.gz": '{"text": "é"}\n{"text": "b"}\n'}.get(
+        name, "text\né\nb\n"
+    )
+    pack = {".gz": gzip.compress, ".bz2": bz2.compress}.get(Path(name).suffix, bytes)
+    (tmp_path / name).write_bytes(pack(text.encode()))
+    assert texts(HuggingFaceSource(format_of(name) or "", data_files=[str(tmp_path / name)])) == ["b", "é"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [("json", '{"text": "café €"}\n'), ("csv", "text\ncafé €\n"), ("text", "café €\n")]
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1252", "utf-16"])
+def test_rows_are_decoded_by_their_encoding_without_its_mark(
+    tmp_path: Path, kind: str, text: str, encoding: str
+) -> None:
+    (tmp_path / f"a.{kind}").write_text(text, encoding=encoding)
+    source = HuggingFaceSource(kind, data_files=[str(tmp_path / f"a.{kind}")], encoding=encoding.removesuffix("-sig"))
+    assert texts(source) == ["café €"]
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "shift_jis", "gb18030", "utf-8-sig"])
+def test_files_are_decoded_by_their_encoding_however_they_are_cut(tmp_path: Path, encoding: str) -> None:
+    text = ("é€" if encoding == "cp1252" else "日本語a") * 30_000  # of UTF-8 several segments
+    (tmp_path / "a.txt").write_text(text, encoding=encoding)
+    source = FileSource.below(tmp_path / "a.txt", encoding=encoding.removesuffix("-sig"))
+    documents = sorted(source.documents("0"), key=lambda each: each.place)
+    assert "\ufeff" not in "".join(texts(source)) and not told(source)
+    if encoding != "utf-8-sig":
+        assert [each.content for each in documents] == [text]
+
+
+def test_a_file_of_another_encoding_that_is_too_large_to_be_read_whole_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("é" * 60, encoding="cp1252")
+    (tmp_path / "b").write_text("é" * 9, encoding="cp1252")
+    (tmp_path / "c").write_text("é" * 8, encoding="cp1252")
+    source = FileSource.below(tmp_path, options=DataOptions(window_bytes=50), encoding="cp1252")
+    assert texts(source) == ["é" * 8, "é" * 9] and list(told(source)) == ["a"]
+
+
+def test_files_of_rows_are_no_texts_unless_glob_names_them(tmp_path: Path) -> None:
+    write(tmp_path, **{"README.md": "read", "a.txt": "me"})
+    write_rows(tmp_path / "part.jsonl", {"text": "a"})
+    source = FileSource.below(tmp_path)
+    assert texts(source) == ["me", "read"]
+    assert told(source)["part.jsonl"].startswith("it holds rows; read them by `path: …/**/*.jsonl`")
+    assert read(FileSource.below(tmp_path, "*.jsonl")) == ['{"text": "a"}\n']
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(
+        DataError, match=r"1 of 2 files: part.jsonl: it holds rows; read them by `path: …/\*\*/\*.jsonl`"
+    ):
+        FileSource.below(tmp_path)

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from swarmcli.errors import DataError, RecipeError
+from swarmcli.errors import RecipeError
 from swarmcli.recipe import AnyDataset, HuggingFaceDataset, Recipe
 from swarmcli.recipe.pretrained import CONFIG, saved_model
 from swarmcli.training.adapters import lacks_base
-from swarmcli.training.chat import IGNORED, BadRow, CountedRows
+from swarmcli.training.chat import IGNORED, BadRow
 from swarmcli.training.data import evaluation_batches, place_of, sample_stream
 from swarmcli.training.device import Compute
 from swarmcli.training.models import ModelKind, ModelSource
-from swarmcli.training.samples import Example, RowByRow, SampleMaker, SampleStream, padded
+from swarmcli.training.samples import CountedRows, Example, RowByRow, SampleMaker, SampleStream, padded
 from swarmcli.training.sources import Content
 from swarmcli.training.task import Batch, Reading
 from swarmcli.training.tokenizer import load_tokenizer
@@ -108,6 +108,10 @@ class ModelTask(ABC):
                 for buffer, before in buffers:
                     buffer.data.copy_(before)
         raise self._models.misfit("this model cannot compute", failed[0], model.config.to_dict()) from failed[0]
+
+    def encoder(self, dataset: AnyDataset) -> CountedRows:
+        """Makes samples of the rows of a dataset; here of texts that run together, of which each teaches."""
+        return CountedRows(".".join(map(str, self.place_of(dataset))))
 
     def outputs(self, model: nn.Module, batch: Batch) -> Any:
         """The model's outputs for a batch: `loss`, a scalar, and `logits`."""
@@ -333,7 +337,7 @@ class RowTask(ModelTask):
         recipe = self.recipe
         identity = [recipe.task, list(recipe.labels), recipe.tokenizer, recipe.sequence_len, names]
         begun = 2 * threads if pool is not None else 0  # each thread has a row, and finds another one
-        return RowByRow(encoders, self.collate, identity, lambda source: encoders[source].skipped(), begun)
+        return RowByRow(encoders, self.collate, identity, begun)
 
     def _names_of(self, dataset: AnyDataset) -> dict[str, str]:
         """Our words for the columns of a dataset, with its own."""
@@ -353,11 +357,13 @@ class RowTask(ModelTask):
             for name in self.columns:
                 if names[name] not in content:
                     key = "field: …" if name == "text" else f"columns: {{{name}: …}}"
-                    raise DataError(
-                        f"{self.recipe.origin(*self.place_of(dataset))}: {said} has no column {names[name]!r} for "
-                        f"{name}; it has {', '.join(sorted(content))}: name one of them by `{key}`"
+                    there = ", ".join(sorted(content))
+                    raise BadRow(
+                        f"it has no column {names[name]!r} for {name}; it has {there}: name one of them by `{key}`"
                     )
             row = {name: content[names[name]] for name in names if names[name] in content}
+            if bad := [value for value in row.values() if isinstance(value, BadRow)]:
+                raise bad[0]
             if None not in row.values():
                 example = self.encode(row)
                 if all(array.size for array in example.values()) and (example["labels"] != IGNORED).any():

@@ -16,7 +16,7 @@ from swarmcli.recipe import AnyDataset, HuggingFaceDataset, Recipe
 from swarmcli.recipe.dataset import CHAT_KEYS
 from swarmcli.training.chat import IGNORED, ChatReader, RowEncoder, TextReader
 from swarmcli.training.models import ModelKind
-from swarmcli.training.samples import Packs, RowByRow, SampleMaker, TextRun, padded
+from swarmcli.training.samples import CountedRows, Packs, RowByRow, SampleMaker, TextRun, padded
 from swarmcli.training.task import Batch, samples_in
 from swarmcli.training.tasks.base import TextTask
 
@@ -68,7 +68,6 @@ class CausalLanguageModelling(TextTask):
             encoders,
             partial(padded, fill=fill),
             [self.tokenizer.vocab_size, length, *map(self._identity, datasets)],
-            lambda source: encoders[source].skipped(),
         )
         return Packs(rows, length) if packing else rows
 
@@ -77,8 +76,9 @@ class CausalLanguageModelling(TextTask):
         items = (*self.recipe.datasets, *datasets)
         return self.recipe.sample_packing or any(item.type != "text" for item in items)
 
-    def encoder(self, dataset: AnyDataset) -> RowEncoder:
-        """Makes examples of the rows of a dataset."""
+    def encoder(self, dataset: AnyDataset) -> CountedRows:
+        if not self.reads_rows([dataset]):
+            return super().encoder(dataset)
         return RowEncoder(".".join(map(str, self.place_of(dataset))), self._of(dataset), self.recipe.sequence_len)
 
     def build_model(self, *, outline: bool = False) -> nn.Module:
