@@ -230,10 +230,8 @@ def pack(
     left = CountedRows("the data")
     for document, behind in documents:
         if short and (behind.through or left.left >= RowByRow.soon):
-            short_of = (
-                f"all the text is shorter than one sequence of {sequence_len} tokens; lower sequence_len, or add text"
-            )
-            problem = "no text can be read" if left.left == left.rows else short_of
+            few = f"all the text is shorter than one sequence of {sequence_len} tokens; lower sequence_len, or add text"
+            problem = "no text can be read" if left.left == left.rows else few
             raise DataError(problem + (f" ({left.skipped()})" if left.left else ""))
         first, count, text = tuple(rest.tolist()), 0, document.content
         left.rows += 1

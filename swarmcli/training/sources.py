@@ -474,7 +474,7 @@ class HuggingFaceSource:
             self._dataset = self._undecoded(opened)
         except Exception as error:  # as above
             raise DataError(
-                f"{self._called} cannot be opened: {first_words(error)}; check its keys in the recipe"
+                f"{self._called} cannot be opened: {first_words(error)}; check its keys in the recipe, `encoding` too"
             ) from error
         return self._dataset
 

@@ -117,6 +117,8 @@ def chats(tmp_path: Path) -> Path:
 
 def test_a_sample_shows_what_is_learned_what_is_read_and_what_is_cut_off(chats: Path) -> None:
     output = run(chats)
+    assert "datasets.0            3 rows looked at, 2 left out (chats.jsonl, row " in output
+    assert "row 3: messages is None, and not a list of messages" in output and "1 cut at 150 tokens; a " in output
     assert (
         "sample of them («learned», only read, {cut off}):\n"
         "  <|im_start|>user\n"
