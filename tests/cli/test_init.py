@@ -264,7 +264,7 @@ def test_data_of_ones_own_take_the_place_of_the_small_ones(template: str, here: 
     for name in ("red", "blue"):
         (here / "pictures" / name).mkdir(parents=True)
         for number in range(20):
-            Image.new("RGB", (32, 32), name).save(here / "pictures" / name / f"{number}.png")
+            Image.new("RGB", (32, 32 + number), name).save(here / "pictures" / name / f"{number}.png")
     (here / "my texts" / "a.txt").write_text("some text of mine " * 20_000)
     said("mine", "--template", template, "--data", data)
     recipe = load_recipe("mine/recipe.yaml")
