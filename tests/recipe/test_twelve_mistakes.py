@@ -55,7 +55,7 @@ MISTAKES: dict[str, tuple[dict[str, str], str, list[str]]] = {  # changed keys, 
     "a tokenizer of another model": (
         {"base_model": "small", "tokenizer": "bytes"},
         "tokenizer",
-        ["tokenizer: bytes has 259 tokens, and the saved model small knows 40", "remove tokenizer"],
+        ["tokenizer: the model knows 40 tokens, the tokenizer has 259", "remove tokenizer"],
     ),
     "a module that does not exist": (
         {"base_model": "base", "adapter": "lora", "lora_target_modules": "[q_proj]"},

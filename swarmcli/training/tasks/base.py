@@ -283,18 +283,22 @@ class TextTask(ModelTask):
     def _check_sizes(self, config: Any) -> None:
         words = getattr(config, "vocab_size", None)
         if isinstance(words, int) and words < self.tokenizer.vocab_size:
-            fix = "raise vocab_size, or leave it out to have it follow the tokenizer"
-            if isinstance(self.recipe.base_model, str):
-                anew = f"save it with as many tokens, by its resize_token_embeddings({self.tokenizer.vocab_size})"
-                fix = "remove tokenizer, to take the model's own" if self.recipe.tokenizer else anew
             known = f"the model knows {words} tokens, the tokenizer has {self.tokenizer.vocab_size}"
-            raise self._models.refuse(known, fix, "vocab_size")
+            if isinstance(self.recipe.base_model, Mapping):
+                raise self._refuse(
+                    known, "raise vocab_size, or leave it out to have it follow the tokenizer", "vocab_size"
+                )
+            if self.recipe.tokenizer:
+                where = self.recipe.origin("tokenizer")
+                raise RecipeError(f"{where}: tokenizer: {known}; remove tokenizer, to take the model's own")
+            resized = f"save it with as many tokens, by its resize_token_embeddings({self.tokenizer.vocab_size})"
+            raise self._refuse(known, resized)
         positions = getattr(config, "max_position_embeddings", None)
         if not isinstance(positions, int) or positions < 0:  # below 0 they have no end
             return
         most = positions - self._before_positions(config.model_type, getattr(config, "pad_token_id", None))
         if most < self.recipe.sequence_len:
-            raise self._models.refuse(
+            raise self._refuse(
                 f"the model reads {most} tokens at most, sequence_len is {self.recipe.sequence_len}",
                 f"lower sequence_len to {most}",
             )
