@@ -185,7 +185,7 @@ def test_a_saved_model_that_does_not_say_how_an_answer_begins_has_it_begin_by_pa
     assert trained_once(build_task(recipe_for("seq2seq", "saved", tmp_path))) == ""
 
 
-def test_a_tokenizer_of_its_own_with_more_tokens_than_the_model_is_refused_with_what_can_be_done(tmp_path: Path) -> None:
+def test_a_tokenizer_of_its_own_with_more_tokens_than_the_model_is_refused_with_the_way(tmp_path: Path) -> None:
     count = save_words(tmp_path / "saved")
     save(tmp_path / "saved", "AutoModelForCausalLM", model_type="llama", **SIZES, vocab_size=count)
     assert save_words(tmp_path / "saved", "further") == count + 1
