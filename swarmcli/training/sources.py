@@ -359,6 +359,7 @@ class HuggingFaceSource:
         }  # fmt: skip
         self._encoding = encoding
         self._lines = False  # of JSON, which are read one by one, so that a bad one ends nothing
+        self._replaces = False  # bytes that are not of the encoding by U+FFFD, so that they end nothing either
         self._names: Sequence[str] = ()  # of files of this computer
         self._text_column = text_column
         self._held_out = held_out
@@ -484,20 +485,25 @@ class HuggingFaceSource:
         files = datasets.data_files.DataFilesList.from_patterns(self._data_files) if here else []
         self._names = [Path(file).name for file in files]
         options: dict[str, Any] = {"encoding": "utf-8-sig" if self._encoding == UTF_8 else self._encoding}
+        self._replaces = self.path in ("csv", "text")
+        if self._replaces:
+            options["encoding_errors"] = "replace"
         if self.path == "csv":
             import pandas  # type: ignore[import-untyped]
 
             options["sep"] = "\t" if ".tsv" in self._data_files[0].lower() else ","
-            headers = [pandas.read_csv(file, nrows=0, **options).columns for file in files]
+            headers = {file: set(pandas.read_csv(file, nrows=0, **options).columns) for file in files}
+            if odd := [file for file, names in headers.items() if "\ufffd" in "".join(names)]:
+                raise UnicodeError(f"the header of {Path(odd[0]).name} is not of {self._encoding}")
             if headers:  # all columns are texts: 007 is not 7
-                common = sorted(set(headers[0]).intersection(*headers))
+                common = sorted(set.intersection(*headers.values()))
                 options["features"] = datasets.Features(dict.fromkeys(common, datasets.Value("string")))
             # Only an empty cell is missing.
             return "csv", {**options, "keep_default_na": False, "na_values": [""], "on_bad_lines": "warn"}
         if self.path == "json" and here and all(_is_in_lines(file, options["encoding"]) for file in files):
             self._lines = True
             return "text", {**options, "encoding_errors": "backslashreplace"}
-        return self.path, options if self.path in ("json", "text") else {}
+        return self.path, options if self._replaces or self.path == "json" else {}
 
     def _undecoded(self, dataset: Any) -> Any:
         """The dataset, of which the library opens no file and no address: rows may name any, of this computer too.
@@ -534,6 +540,8 @@ class HuggingFaceSource:
     def _row(self, values: dict[str, Any], where: str) -> Row:
         """A row, or why it cannot be read, and where that is."""
         try:
+            if self._replaces and any("\ufffd" in value for value in values.values() if isinstance(value, str)):
+                raise BadRow(f"it holds bytes that are not of {self._encoding}; name the files' `encoding`")
             return self._content_of(_parsed(values["text"]) if self._lines else values), where
         except BadRow as error:
             return error, where

@@ -298,6 +298,23 @@ def test_rows_are_decoded_by_their_encoding_without_its_mark(
     assert texts(source) == ["café €"]
 
 
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("kind", ["csv", "text"])
+def test_a_row_with_bytes_of_another_encoding_is_left_out_and_told(tmp_path: Path, kind: str, streaming: bool) -> None:
+    for name, text in (("a", "text\none\ntwo\n"), ("b", "text\ncafé\nthree\n")):
+        (tmp_path / name).write_text(text, encoding="cp1252")
+    source = HuggingFaceSource(kind, data_files=[str(tmp_path / "a"), str(tmp_path / "b")], streaming=streaming)
+    told = {str(document.content): document.where for document in source.documents("seed")}
+    bad = "it holds bytes that are not of utf-8; name the files' `encoding`"
+    assert told.keys() - {"text"} == {"one", "two", "three", bad}
+    row = {"csv": 1, "text": 2}[kind]
+    (tmp_path / "b").write_text("text\none\n", encoding="utf-16")
+    if kind == "csv":
+        with pytest.raises(DataError, match="the header of b is not of utf-8"):
+            HuggingFaceSource(kind, data_files=[str(tmp_path / "a"), str(tmp_path / "b")]).parts()
+    assert told[bad] == (f"b, row {row}" if streaming else f"of all files, row {row + (2 if kind == 'csv' else 3)}")
+
+
 @pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "shift_jis", "gb18030", "utf-8-sig"])
 def test_files_are_decoded_by_their_encoding_however_they_are_cut(tmp_path: Path, encoding: str) -> None:
     text = ("é€" if encoding == "cp1252" else "日本語a") * 30_000  # of UTF-8 several segments
