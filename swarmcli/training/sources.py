@@ -13,7 +13,7 @@ import re
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -360,6 +360,7 @@ class HuggingFaceSource:
         self._encoding = encoding
         self._lines = False  # of JSON, which are read one by one, so that a bad one ends nothing
         self._replaces = False  # bytes that are not of the encoding by U+FFFD, so that they end nothing either
+        self._encoded = False  # values of a list of JSON, by the library that streams it
         self._names: Sequence[str] = ()  # of files of this computer
         self._text_column = text_column
         self._held_out = held_out
@@ -445,7 +446,8 @@ class HuggingFaceSource:
         for number, (shard, first, last) in enumerate(parts[part:], part):
             name = self._names[shard] if len(self._names) == dataset.num_shards else f"shard {shard + 1}"
             rows = dataset.shard(dataset.num_shards, shard).skip(first + row)
-            for values in rows if last is None else rows.take(max(0, last - first - row)):
+            rows = rows if last is None else rows.take(max(0, last - first - row))
+            for values in _decoded(rows) if self._encoded else rows:
                 row += 1
                 yield self._row(values, f"{name}, row {first + row}"), (number, row)
             row = 0
@@ -472,6 +474,7 @@ class HuggingFaceSource:
                 # Where a file can be read in parts (Parquet in row groups), each is a shard to begin at. The library
                 # asks every file for its parts, so this is for few files.
                 opened = opened.reshard()
+            self._encoded = opened.features is None and reader != "text"  # it knows those of all but lists
             self._dataset = self._undecoded(opened)
         except Exception as error:  # as above
             raise DataError(
@@ -555,6 +558,15 @@ class HuggingFaceSource:
         if not isinstance(text, str) or not text:
             raise BadRow(f"{self._text_column} is {text!r:.60}, and should be text")
         return text
+
+
+def _decoded(rows: Any) -> Iterator[dict[str, Any]]:
+    """Streamed rows as values: where a column has several kinds the library hands out their JSON."""
+    from datasets import Features
+    from datasets.formatting import get_formatter
+
+    reader = lru_cache(lambda schema: get_formatter("python", features=Features.from_arrow_schema(schema)))
+    return (reader(table.schema).format_row(table) for table in rows.with_format("arrow"))
 
 
 def _is_in_lines(file: str, encoding: str) -> bool:
