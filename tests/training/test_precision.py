@@ -133,6 +133,7 @@ def test_a_model_that_torch_does_not_compile_is_trained_without(
         def compiled(*args: Any, **options: Any) -> None:
             raise RuntimeError("no compiler was found")
 
+        compiled.config = model.config  # type: ignore[attr-defined]  # torch's stands for all that its model has
         return compiled
 
     monkeypatch.setattr(torch, "compile", refuse)
