@@ -77,6 +77,7 @@ def test_what_is_wrong_is_raised_for_the_command_to_show(recipe: Path) -> None:
         ("datasets.0.path=gone", r"datasets\.0: .*gone does not exist"),
         ("sequence_len=65536", r"\.yaml:\d+: all the text is shorter than one sequence of 65536 tokens"),
         ("optimizer.groups=[{match: lora_B}]", r"groups: 'lora_B' begins no name .* \(transformer\.wte\.weight"),
+        ("base_model.n_head=-2", "base_model: this model cannot compute: .* n_head -2"),
     ):
         with pytest.raises(RecipeError, match=words):
             run(recipe, "--set", override, "--set", "local.check_memory=false")
