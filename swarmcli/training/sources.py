@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from swarmcli.errors import DataError
-from swarmcli.recipe.dataset import ALL_FILES, UTF_8, format_of
+from swarmcli.recipe.dataset import ALL_FILES, LOCAL_BUILDERS, UTF_8, format_of
 from swarmcli.words import first_words
 
 logger = logging.getLogger(__name__)
@@ -484,7 +484,7 @@ class HuggingFaceSource:
 
     def _reader(self, datasets: Any) -> tuple[str, dict[str, Any]]:
         """The library's reader of the files, with its options by which texts are read as they are written."""
-        here = bool(self._data_files) and not any("://" in file for file in self._data_files)
+        here = self.path in LOCAL_BUILDERS and len(self.files) == len(self._data_files)
         files = datasets.data_files.DataFilesList.from_patterns(self._data_files) if here else []
         self._names = [Path(file).name for file in files]
         options: dict[str, Any] = {"encoding": "utf-8-sig" if self._encoding == UTF_8 else self._encoding}
@@ -503,7 +503,7 @@ class HuggingFaceSource:
                 options["features"] = datasets.Features(dict.fromkeys(common, datasets.Value("string")))
             # Only an empty cell is missing.
             return "csv", {**options, "keep_default_na": False, "na_values": [""], "on_bad_lines": "warn"}
-        if self.path == "json" and here and all(_is_in_lines(file, options["encoding"]) for file in files):
+        if self.path == "json" and files and all(_is_in_lines(file, options["encoding"]) for file in files):
             self._lines = True
             return "text", {**options, "encoding_errors": "backslashreplace"}
         return self.path, options if self._replaces or self.path == "json" else {}
@@ -575,7 +575,7 @@ def _is_in_lines(file: str, encoding: str) -> bool:
 
     with fsspec.open(file, "rt", compression="infer", encoding=encoding, errors="replace") as stream:
         head = stream.readline(1 << 10).strip()
-    return ".json" not in Path(file).suffixes or (head.startswith("{") and head != "{")
+    return ".json" not in Path(file.lower()).suffixes or (head.startswith("{") and head != "{")
 
 
 def _parsed(line: str) -> dict[str, Any]:
@@ -616,7 +616,8 @@ def _feed(digest: hashlib.blake2b, content: object) -> None:
     """Feeds a row into a digest."""
     if isinstance(content, Mapping):
         for name in sorted(content):
-            _feed(digest, [name, content[name]])
+            if content[name] is not None:  # some formats leave it out
+                _feed(digest, [name, content[name]])
     elif isinstance(content, list | tuple):
         digest.update(b"[%d]" % len(content))
         for item in content:

@@ -196,6 +196,41 @@ def test_an_image_is_held_out_by_its_bytes_whether_it_can_be_decoded_or_not(tmp_
     assert all(found) and sorted([*found[0], *found[1]]) == sorted(label for _, label in images)
 
 
+def test_rows_are_held_out_alike_whether_their_format_writes_nulls_or_leaves_them_out(tmp_path: Path) -> None:
+    rows = [{"text": str(n)} if n % 2 else {"text": str(n), "more": "x"} for n in range(20)]
+    lines = str(write_rows(tmp_path / "a.jsonl", *rows))
+    datasets.Dataset.from_list([{"more": None, **row} for row in rows]).to_parquet(tmp_path / "a.parquet")
+    found = []
+    for kind, file in (("json", lines), ("parquet", str(tmp_path / "a.parquet"))):
+        source = HuggingFaceSource(kind, data_files=[file], text_column=None, held_out=Split(0.5, evaluates=True))
+        found.append(sorted(row["text"] for row in columns(source)))
+    assert found[0] == found[1] and 0 < len(found[0]) < 20
+
+
+def test_files_of_a_dataset_of_the_hub_are_sought_there_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load(path: str, **arguments: Any) -> datasets.Dataset:
+        asked.append((path, arguments["data_files"]))
+        return datasets.Dataset.from_list([{"text": "a"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert texts(HuggingFaceSource("owner/name", data_files=["train.jsonl"], streaming=False)) == ["a"]
+    assert asked == [("owner/name", ["train.jsonl"])]
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("named", ["../secret.png", "{}/secret.png"])
+def test_a_directory_of_images_names_no_file_outside(tmp_path: Path, streaming: bool, named: str) -> None:
+    (tmp_path / "secret.png").write_bytes(png())
+    (tmp_path / "held").mkdir()
+    (tmp_path / "held" / "1.png").write_bytes(png())
+    (tmp_path / "held" / "metadata.csv").write_text(f"file_name,label\n{named.format(tmp_path)},a\n")
+    files = [f"{tmp_path}/held/**"]
+    with pytest.raises(DataError, match="cannot be "):
+        columns(HuggingFaceSource("imagefolder", data_files=files, text_column=None, streaming=streaming))
+
+
 def test_images_of_a_directory_are_read(tmp_path: Path) -> None:
     for kind in ("a", "b"):
         (tmp_path / kind).mkdir()
@@ -281,10 +316,10 @@ def test_a_file_of_csv_with_further_columns_is_read_and_a_line_with_too_many_cel
         assert texts(source) == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("name", ["a.json", "a.jsonl.gz", "a.csv.bz2"])
+@pytest.mark.parametrize("name", ["a.json", "A.JSON", "a.jsonl.gz", "a.csv.bz2"])
 def test_lists_and_compressed_files_are_read(tmp_path: Path, name: str) -> None:
     text = {"a.json": '[\n{"text": "é"},\n{"text": "b"}\n]', "a.jsonl.gz": '{"text": "é"}\n{"text": "b"}\n'}.get(
-        name, "text\né\nb\n"
+        name.lower(), "text\né\nb\n"
     )
     pack = {".gz": gzip.compress, ".bz2": bz2.compress}.get(Path(name).suffix, bytes)
     (tmp_path / name).write_bytes(pack(text.encode()))
