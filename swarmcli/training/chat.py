@@ -298,7 +298,7 @@ def _plain(value: Any) -> Any:
     calls and tools as values where they are JSON in a text. Raises BadRow."""
     try:
         return json.loads(json.dumps(value, default=str), object_hook=_without_nulls)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRow(f"a call or a tool is no JSON ({error})") from error
 
 

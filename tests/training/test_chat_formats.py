@@ -100,6 +100,7 @@ def test_a_call_is_what_is_learned_and_its_arguments_are_values(
         ({"role": "assistant", "content": None}, "message 1 has no text in 'content', but None"),
         ({"role": "assistant", "content": [{"type": "image_url"}]}, r"no text in 'content', but \[{'type': 'image_url"),
         (calls("{city"), "a call or a tool is no JSON"),
+        (calls("[" * 100_000), "a call or a tool is no JSON"),
         ({**ANSWERS, "weight": 0.5}, "message 1 has weight 0.5, and a turn is learned or not: 0 or 1"),
         ({**ANSWERS, "train": "no"}, "message 1 has train 'no', and a turn is learned or not: 0 or 1"),
         ({**ANSWERS, "train_detail": [{"begin_offset": 0}]}, "message 1 has train_detail "),

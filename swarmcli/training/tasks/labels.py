@@ -77,4 +77,5 @@ class LabelledTask(RowTask):
 
 def _plain(text: str) -> str:
     """A whole number, true and false are one text each, however they are written."""
-    return text.lower() if text.lower() in ("true", "false") else re.sub(r"^(-?)0*([0-9]+)(\.0*)?$", r"\1\2", text)
+    number = re.fullmatch(r"(-?)0*(0|[1-9][0-9]*)(\.0*)?", text)
+    return number[1] + number[2] if number else text.lower() if text.lower() in ("true", "false") else text
