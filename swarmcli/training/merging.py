@@ -99,7 +99,8 @@ def _few_inputs(model: Any, directory: Path) -> dict[str, Any]:
         processor = AutoImageProcessor.from_pretrained(str(directory), backend="pil", local_files_only=True)
         return dict(processor(torch.arange(3072).view(32, 32, 3).to(torch.uint8).numpy(), return_tensors="pt"))
     text = model.config.get_text_config(decoder=True)
-    tokens = torch.linspace(0, text.vocab_size - 1, 16).long()[None]
+    count = min(16, getattr(text, "max_position_embeddings", None) or 16)
+    tokens = torch.linspace(0, text.vocab_size - 1, count).long()[None]
     if isinstance(text.eos_token_id, int):
         tokens[0, -1] = text.eos_token_id  # some classifiers read there
     taken = signature(model.forward).parameters

@@ -148,7 +148,7 @@ class ModelSource:
 
     def misfit(self, problem: str, error: Exception, fields: Mapping[str, Any]) -> RecipeError:
         """Refuses a model for what its architecture raised, with the fields of its config that have to fit."""
-        told = fields.get("text_config") or fields
+        told = text if isinstance(text := fields.get("text_config"), dict) else fields
         sizes = [f"{key} {'null' if n is None else n}" for key, n in told.items() if _SIZES.search(key)]
         made = isinstance(self._recipe.base_model, Mapping)
         fix = "install it" if isinstance(error, ImportError) else "correct what does not fit of its fields"

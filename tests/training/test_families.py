@@ -126,6 +126,20 @@ def test_sizes_that_do_not_fit_are_told_before_a_trainer_has_joined(
         assert words in str(caught.value) and peer.others_of_run() == {}
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model_type": "clip", "text_config": 5}, "transformers cannot build this model"),
+        ({"model_type": "mobilenet_v2", "image_size": 32}, "cannot compute: Expected more than 1 value per channel"),
+    ],
+)
+def test_what_a_recipe_for_images_cannot_have_is_told(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
+    options = "labels=[a, b]", "micro_batch_size=1"
+    task: Any = build_task(recipe_for("image_classification", json.dumps(fields), tmp_path, *options))
+    with pytest.raises(RecipeError, match=words):
+        task.try_model(task.build_model(), CPU)
+
+
 def test_nothing_stays_of_the_try(tmp_path: Path) -> None:
     fields = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1]}
     task: Any = build_task(recipe_for("image_classification", json.dumps(fields), tmp_path, "labels=[a, b]"))

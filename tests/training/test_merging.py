@@ -70,7 +70,7 @@ def logits(model: Any) -> torch.Tensor:
         ("CausalLM", LLAMA, torch.bfloat16, {"target_modules": ["embed_tokens"]}, False),
         ("CausalLM", LLAMA, torch.float16, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, False),
         ("CausalLM", LLAMA, torch.float32, {"target_modules": ["q_proj"], "use_rslora": True}, True),
-        ("CausalLM", GPT2, torch.float32, {"target_modules": ["c_attn", "lm_head"]}, False),
+        ("CausalLM", GPT2 | {"n_positions": 5}, torch.float32, {"target_modules": ["c_attn", "lm_head"]}, False),
         ("MaskedLM", TEXT | {"model_type": "bert"}, torch.float32, {"target_modules": ["decoder"]}, False),
         # transformers ties what its files hold once, whatever the config says: here the flag has another meaning
         ("Seq2SeqLM", T5, torch.float32, {"target_modules": ["q"], "modules_to_save": ["shared"]}, True),

@@ -95,8 +95,10 @@ class ModelTask(ABC):
         failed: list[Exception] = []
         for length in sorted({short, whole}):  # some architectures read whole sequences only
             try:
+                # Some architectures learn of several samples at once only.
+                batch = {name: each[: self.recipe.micro_batch] for name, each in self.trial(length).items()}
                 with compute.autocast():
-                    loss = self.loss(model, compute.place(self.trial(length)))
+                    loss = self.loss(model, compute.place(batch))
                 loss.backward()
                 return
             except torch.OutOfMemoryError:
