@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy, deepcopy
 from datetime import date
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -41,7 +42,7 @@ _TEMPLATES = {
 _ROLES = {"human": "user", "gpt": "assistant"} | {r: r for r in ("system", "developer", "user", "assistant", "tool")}
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _CALLS = ("tool_calls", "function_call")
-_JSON = ("arguments", "parameters", "tools")  # what others write as values, or as JSON in a text
+_JSON = (*_CALLS, "arguments", "parameters", "tools")  # what others write as values, or as JSON in a text
 _TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 
 Span: TypeAlias = tuple[int, int]  # characters of a rendered conversation: first, behind the last
@@ -304,4 +305,5 @@ def _plain(value: Any) -> Any:
 
 def _without_nulls(found: Mapping[str, Any]) -> dict[str, Any]:
     texts = {k for k, v in found.items() if k in _JSON and isinstance(v, str) and v.lstrip()[:1] in "{["}
-    return {k: json.loads(v or "{}") if k in texts else v for k, v in found.items() if v is not None}
+    read = partial(json.loads, object_hook=_without_nulls)
+    return {k: read(v or "{}") if k in texts else v for k, v in found.items() if v is not None}

@@ -85,6 +85,9 @@ def test_a_call_is_what_is_learned_and_its_arguments_are_values(
     plain = [ASKS, calls(values, content or ""), TOOL, ANSWERS]
     found = learned(reader(tokenizer), [ASKS, calls(arguments, content), TOOL, ANSWERS])
     assert found == [written(tokenizer, plain, 1), written(tokenizer, plain, 3)]
+    said = calls(arguments, content)
+    as_text = {**said, "tool_calls": json.dumps(said["tool_calls"])}
+    assert learned(reader(tokenizer), [ASKS, as_text, TOOL, ANSWERS]) == found
     assert f"<call>rain {json.dumps(values)}</call><|im_end|>" in found[0]
 
 
