@@ -69,7 +69,7 @@ class LabelledTask(RowTask):
         none is a number, nor says that 1 is another class than the second."""
         labels, answers = self.recipe.labels, {"yes": "true", "no": "false"}  # true and false in the data mean these
         said = {_plain(answers.get(label.lower(), label)): label for label in labels}
-        if any(name.lstrip("-").isdecimal() for name in said) or list(said) == ["true", "false"]:
+        if any(re.fullmatch(r"-?[0-9]*\.?[0-9]+", name) for name in said) or list(said) == ["true", "false"]:
             return said
         truths = {"false": labels[0], "true": labels[1]} if said.keys().isdisjoint(("true", "false")) else {}
         return {str(place): label for place, label in enumerate(labels)} | truths | said
