@@ -495,11 +495,14 @@ class HuggingFaceSource:
             import pandas  # type: ignore[import-untyped]
 
             options["sep"] = "\t" if ".tsv" in self._data_files[0].lower() else ","
-            headers = {file: set(pandas.read_csv(file, nrows=0, **options).columns) for file in files}
-            if odd := [file for file, names in headers.items() if "\ufffd" in "".join(names)]:
-                raise UnicodeError(f"the header of {Path(odd[0]).name} is not of {self._encoding}")
-            if headers:  # all columns are texts: 007 is not 7
-                common = sorted(set.intersection(*headers.values()))
+            heads = {file: pandas.read_csv(file, nrows=1, **options) for file in files}
+            for file, head in heads.items():
+                if "\ufffd" in "".join(head.columns):
+                    raise UnicodeError(f"the header of {Path(file).name} is not of {self._encoding}")
+                if not isinstance(head.index, pandas.RangeIndex):  # its first cells would be taken for names of rows
+                    raise ValueError(f"{Path(file).name}, row 1: it has more cells than the header; mend one of them")
+            if heads:  # all columns are texts: 007 is not 7
+                common = sorted(set.intersection(*(set(head.columns) for head in heads.values())))
                 options["features"] = datasets.Features(dict.fromkeys(common, datasets.Value("string")))
             # Only an empty cell is missing.
             return "csv", {**options, "keep_default_na": False, "na_values": [""], "on_bad_lines": "warn"}
@@ -542,6 +545,8 @@ class HuggingFaceSource:
 
     def _row(self, values: dict[str, Any], where: str) -> Row:
         """A row, or why it cannot be read, and where that is."""
+        if self.path == "imagefolder":  # each row is a file
+            where = "/".join(Path(values["image"]["path"]).parts[-2:])
         try:
             if self._replaces and any("\ufffd" in value for value in values.values() if isinstance(value, str)):
                 raise BadRow(f"it holds bytes that are not of {self._encoding}; name the files' `encoding`")

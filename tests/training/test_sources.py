@@ -240,6 +240,16 @@ def test_images_of_a_directory_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("streaming", [True, False])
+def test_an_image_of_a_directory_that_is_none_is_told_by_its_file(tmp_path: Path, streaming: bool) -> None:
+    for name, data in (("a/1.png", png()), ("b/1.png", b"none")):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(data)
+    source = HuggingFaceSource("imagefolder", data_files=[f"{tmp_path}/**"], text_column=None, streaming=streaming)
+    found: dict[str, Any] = {each.where: each.content for each in source.documents("0")}
+    assert sorted(found) == ["a/1.png", "b/1.png"] and isinstance(found["b/1.png"]["image"], BadRow)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("lines", [True, False])
 def test_values_of_several_kinds_in_a_column_are_read(tmp_path: Path, lines: bool, streaming: bool) -> None:
     rows: list[Any] = [
@@ -314,6 +324,14 @@ def test_a_file_of_csv_with_further_columns_is_read_and_a_line_with_too_many_cel
     source = HuggingFaceSource("csv", data_files=[str(tmp_path / "a.csv"), str(tmp_path / "b.csv")])
     with pytest.warns(ParserWarning, match="Skipping line 3"):
         assert texts(source) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("rows", ["a,b,\nc,d,\n", "1,a,b\n2,c,d\n"])
+def test_a_csv_whose_rows_have_more_cells_than_its_header_is_refused(tmp_path: Path, rows: str) -> None:
+    """A comma behind each row, or numbers of rows without a name: pandas would read the one like the other."""
+    (tmp_path / "a.csv").write_text("text,more\n" + rows)
+    with pytest.raises(DataError, match=r"a\.csv, row 1: it has more cells than the header; mend one"):
+        texts(HuggingFaceSource("csv", data_files=[str(tmp_path / "a.csv")]))
 
 
 @pytest.mark.parametrize("name", ["a.json", "A.JSON", "a.jsonl.gz", "a.csv.bz2"])
