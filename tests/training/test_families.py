@@ -84,7 +84,6 @@ def test_every_architecture_trains_with_small_sizes_or_is_refused_in_words(tmp_p
         ("causal_lm", "phi3"),  # its padding is beyond our vocabulary
         ("causal_lm", "mistral"),  # its 8 heads for keys do not divide 2
         ("causal_lm", "ministral"),  # it does not tell the width of a head
-        ("sequence_classification", "nemotron"),  # nor its heads for keys
         ("masked_lm", "esm"),  # positions begin behind the padding
         ("seq2seq", "m2m_100"),  # a table has a row for the padding
         ("image_classification", "deit"),  # two classes of transformers make it
