@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 from swarmcli.recipe import AnyDataset
 from swarmcli.training.chat import RowEncoder
 from swarmcli.training.data import open_source
-from swarmcli.training.sources import Content, DataOptions
+from swarmcli.training.sources import USUAL, Content, DataOptions
 from swarmcli.training.task import Task
 from swarmcli.training.tasks.base import ModelTask
 from swarmcli.training.tasks.causal_lm import CausalLanguageModelling
@@ -36,34 +36,27 @@ def look_at_rows(task: Task, most: int = 100) -> Iterator[LookedAt]:
     labels. Raises DataError."""
     if isinstance(task, ModelTask):
         items = (*task.recipe.datasets, task.recipe.evaluation.dataset)
-        for dataset in (each for each in items if each is not None):
-            yield _counted(task, dataset, 10 * most) if isinstance(task, LabelledTask) else _look(task, dataset, most)
+        yield from (_look(task, each, most) for each in items if each is not None)
 
 
 def _look(task: ModelTask, dataset: AnyDataset, most: int) -> LookedAt:
-    encoder = task.encoder(dataset)
-    # A window of a streamed dataset is read before its first row comes, and this one is to come soon.
-    options = DataOptions(window_rows=most, begin_rows=1)
+    encoder, names = task.encoder(dataset), task.names if isinstance(task, LabelledTask) else ()
+    # A window of a streamed dataset is read before its first row comes, and this one is to come soon. But files are
+    # often sorted by class, so labels are counted in the windows that are trained on.
+    options = USUAL if names else DataOptions(window_rows=most, begin_rows=1)
     source = open_source(task.recipe, dataset, None, options, rows=bool(task.columns))
     sample: tuple[tuple[str, Use], ...] = ()
-    for document in islice(source.documents("swarm/look"), most):
-        teaches = any(True for _ in encoder(document.content, document.where))
-        if teaches and not sample and isinstance(task, CausalLanguageModelling) and isinstance(encoder, RowEncoder):
+    found = Counter[int]()
+    for document in islice(source.documents("swarm/look"), 10 * most if names else most):
+        examples = list(encoder(document.content, document.where))
+        if names:
+            found.update(chain.from_iterable(each["labels"].ravel().tolist() for each in examples))
+        elif examples and not sample and isinstance(task, CausalLanguageModelling) and isinstance(encoder, RowEncoder):
             sample = tuple(_stretches(task, encoder, document.content))
     cut = f"{encoder.cut:,} cut at {task.recipe.sequence_len:,} tokens" if encoder.cut else ""
     counts = ", ".join(filter(None, [encoder.skipped().partition(" rows, ")[2], cut]))
-    return LookedAt(encoder.name, encoder.rows, counts, sample)
-
-
-def _counted(task: LabelledTask, dataset: AnyDataset, most: int) -> LookedAt:
-    encoder, found = task.encoder(dataset), Counter[int]()
-    # As they are trained on, shuffled in large windows: files are often sorted by class.
-    for document in islice(open_source(task.recipe, dataset, rows=True).documents("swarm/look"), most):
-        found.update(
-            chain.from_iterable(each["labels"].ravel().tolist() for each in encoder(document.content, document.where))
-        )
-    classes = tuple((name, number, found[number]) for number, name in enumerate(task.names))
-    return LookedAt(encoder.name, encoder.rows, encoder.skipped().partition(" rows, ")[2], classes=classes)
+    classes = tuple((name, number, found[number]) for number, name in enumerate(names))
+    return LookedAt(encoder.name, encoder.rows, counts, sample, classes)
 
 
 def _stretches(task: CausalLanguageModelling, encoder: RowEncoder, row: Content) -> Iterator[tuple[str, Use]]:
