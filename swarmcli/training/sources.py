@@ -466,11 +466,7 @@ class HuggingFaceSource:
         try:
             reader, options = self._reader(datasets)
             opened = datasets.load_dataset(reader, **self._arguments, **options)
-            if (
-                self._arguments["streaming"]
-                and opened.num_shards < self._options.few_shards
-                and hasattr(opened, "reshard")
-            ):
+            if self._arguments["streaming"] and opened.num_shards < self._options.few_shards:
                 # Where a file can be read in parts (Parquet in row groups), each is a shard to begin at. The library
                 # asks every file for its parts, so this is for few files.
                 opened = opened.reshard()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -19,7 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import AnyDataset, HuggingFaceDataset, Recipe
-from swarmcli.recipe.pretrained import CONFIG, saved_model
+from swarmcli.recipe.fingerprint import config_of
+from swarmcli.recipe.pretrained import saved_model
 from swarmcli.training.adapters import lacks_base
 from swarmcli.training.chat import IGNORED, BadRow
 from swarmcli.training.data import evaluation_batches, place_of, sample_stream
@@ -399,12 +399,9 @@ class TextRowTask(RowTask, TextTask):
 
     @cached_property
     def _sees_padding(self) -> bool:
-        base_model = self.recipe.base_model
-        name = "" if isinstance(base_model, str) else base_model["model_type"]
-        if (saved := saved_model(self.recipe)) is not None:
-            config = json.loads((saved.directory() / CONFIG).read_text(encoding="utf-8"))
-            name = config.get("model_type", "")
-        return name in _SEE_PADDING
+        saved = saved_model(self.recipe)
+        config: Any = self.recipe.base_model if saved is None else config_of(saved)
+        return config.get("model_type") in _SEE_PADDING
 
     def save_preprocessing(self, directory: Path) -> None:
         self.tokenizer.save(directory, whole=True)
