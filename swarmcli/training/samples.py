@@ -374,14 +374,16 @@ def stacked(samples: Sequence[Example]) -> Batch:
     return {name: tensor_of(np.stack([sample[name] for sample in samples])) for name in samples[0]}
 
 
-def padded(samples: Sequence[Example], fill: Mapping[str, int], least: int = 0) -> Batch:
+def padded(samples: Sequence[Example], fill: Mapping[str, int], least: int = 0, *, before: bool = False) -> Batch:
     """A batch of samples whose arrays (n,) have unlike lengths: those shorter than the longest, or than `least`, end
-    with their name's `fill`."""
+    with their name's `fill`, or begin with it (`before`)."""
     longest = max(least, *(len(sample[name]) for sample in samples for name in fill))
     return stacked(
         [
             {
-                name: np.pad(array, (0, longest - len(array)), constant_values=fill[name]) if name in fill else array
+                name: np.pad(array, (0, longest - len(array))[:: -1 if before else 1], constant_values=fill[name])
+                if name in fill
+                else array
                 for name, array in sample.items()
             }
             for sample in samples

@@ -25,6 +25,7 @@ class Tokenizer(Protocol):
 
     vocab_size: int  # ids are below it
     end_of_text: int | None  # the last of `behind`, if there is such a token
+    first: int | None  # a text that is written from nothing goes on from it
     before: Sequence[int]  # ids that stand before each text that a model goes on from …
     behind: Sequence[int]  # … and behind each one
     specials: Sequence[int]  # ids that stand for no text
@@ -61,6 +62,7 @@ class ByteTokenizer:
     end_of_text: int | None = 256
     beginning_of_text = 257
     padding = 258
+    first: int | None = 256  # which stands between texts
     before: Sequence[int] = ()
     behind: Sequence[int] = (256,)
     specials: Sequence[int] = (0xFF, 256, 257, 258)
@@ -162,6 +164,7 @@ class SavedTokenizer:
         self._tokenizer = tokenizer
         self.vocab_size = max(tokenizer.get_vocab().values(), default=0) + 1  # added tokens may leave numbers out
         self.end_of_text: int | None = tokenizer.eos_token_id
+        self.first: int | None = next((n for n in (tokenizer.bos_token_id, self.end_of_text) if n is not None), None)
         self.mask: int | None = tokenizer.mask_token_id
         self.specials = tokenizer.all_special_ids
         begin, end = marks_of(self)

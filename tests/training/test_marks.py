@@ -114,6 +114,17 @@ micro_batch_size: 8
     return build_task(parse_recipe(text, overrides, name="small.yaml", directory=directory))
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama3"])
+def test_a_new_model_knows_where_texts_of_its_tokenizer_begin_and_end(
+    families: dict[str, Any], family: str, tmp_path: Path
+) -> None:
+    theirs = families[family]
+    theirs.save_pretrained(tmp_path / "words")
+    task = masked(tmp_path, "task=causal_lm", "base_model.model_type=llama", "tokenizer=words")
+    config = task.build_model(outline=True).config
+    assert (config.bos_token_id, config.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
+
+
 @pytest.mark.parametrize("family", ["bert", "bytes"])
 def test_samples_with_gaps_are_marked_as_fill_mask_marks_its_texts(
     families: dict[str, Any], family: str, tmp_path: Path

@@ -130,6 +130,11 @@ FNET = (
     "{model_type: fnet, hidden_size: 16, num_hidden_layers: 1, intermediate_size: 16, hidden_dropout_prob: 0.0, "
     "initializer_range: 0.5}"
 )
+FUNNEL = (
+    "{model_type: funnel, d_model: 16, n_head: 2, d_head: 8, d_inner: 16, block_sizes: [1, 1], num_decoder_layers: 1, "
+    "hidden_dropout: 0.0, attention_dropout: 0.0}"
+)
+XLNET = "{model_type: xlnet, d_model: 16, n_layer: 1, n_head: 2, d_inner: 16, dropout: 0.0, summary_last_dropout: 0.0}"
 T5 = "{model_type: t5, d_model: 16, d_kv: 8, d_ff: 16, num_layers: 1, num_heads: 2, dropout_rate: 0.0}"
 TAGS = [{"tokens": ["A"] * (1 + 8 * (n % 2)), "tags": ["y"] + ["x"] * 8 * (n % 2)} for n in range(8)]
 PAIRS = [{"source": f"s{n}", "target": "ab" * (1 + 13 * (n % 2))} for n in range(8)]
@@ -141,8 +146,9 @@ PAIRS = [{"source": f"s{n}", "target": "ab" * (1 + 13 * (n % 2))} for n in range
         ("seq2seq", T5, PAIRS, []),
         ("token_classification", BERT, TAGS, ["labels=[x, y]"]),
         ("causal_lm", GPT2, TEXTS, ["datasets.0.type=chat_template", "chat_template=chatml"]),
-        # Padding behind a text changes what this model tells of it.
+        # Padding behind a text changes what these models tell of it.
         ("token_classification", FNET, TAGS, ["labels=[x, y]"]),
+        ("token_classification", FUNNEL, TAGS, ["labels=[x, y]"]),
     ],
 )
 def test_a_step_is_the_mean_over_all_that_it_learns_however_it_is_cut(
@@ -164,6 +170,16 @@ def test_a_step_is_the_mean_over_all_that_it_learns_however_it_is_cut(
         assert losses == [pytest.approx(total.item() / count, rel=1e-4)]
         for made, right in zip(step.of, expected, strict=True):
             torch.testing.assert_close(made, right, rtol=1e-3, atol=1e-5)
+
+
+def test_a_model_that_reads_the_last_place_finds_the_text_there(tmp_path: Path) -> None:
+    rows = [{"text": "ab" * (1 + 9 * n), "label": n} for n in range(2)]
+    task: Any = build_task(recipe_for(tmp_path, "sequence_classification", XLNET, rows, "labels=[x, y]"))
+    model, samples = task.build_model().eval(), [task.encode(row) for row in rows]
+    with torch.no_grad():
+        beside = task.outputs(model, task.collate(samples)).logits
+        alone = [model(torch.as_tensor(each["input_ids"])[None].long()).logits for each in samples]
+    torch.testing.assert_close(beside, torch.cat(alone), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("size", [1, 8])

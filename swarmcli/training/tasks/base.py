@@ -43,7 +43,10 @@ _BEHIND_PADDING = (
 _ROW_OF_PADDING = ("m2m_100", "nllb-moe", "seamless_m4t", "seamless_m4t_v2", "xglm")
 
 # What these tell of a text changes with the padding behind it, whatever the mask says. So they always get as much.
-_SEE_PADDING = ("big_bird", "bigbird_pegasus", "canine", "convbert", "fnet", "nystromformer", "yoso")
+_SEE_PADDING = ("big_bird", "bigbird_pegasus", "canine", "convbert", "fnet", "funnel", "nystromformer", "yoso")
+
+# These read what they tell of a text at its last place, so padding stands before it.
+_READ_THE_LAST = ("xlnet",)
 
 
 class ModelTask(ABC):
@@ -247,7 +250,7 @@ class TextTask(ModelTask):
         further["max_position_embeddings"] = self.recipe.sequence_len + rows
         return {
             "vocab_size": self.tokenizer.vocab_size,
-            "bos_token_id": end,
+            "bos_token_id": self.tokenizer.first,
             "eos_token_id": end,
             "pad_token_id": padding if fills else None,
             # -1 is XLNet's for any number of positions, and nothing else is allowed.
@@ -393,15 +396,15 @@ class TextRowTask(RowTask, TextTask):
 
     def collate(self, samples: Sequence[Example]) -> Batch:
         fill = {"input_ids": self.tokenizer.padding, "attention_mask": 0, "token_type_ids": 0, "labels": IGNORED}
-        first, least = samples[0], self.recipe.sequence_len if self._sees_padding else 0
+        first, least = samples[0], self.recipe.sequence_len if self._family in _SEE_PADDING else 0
         given = {name: value for name, value in fill.items() if name in first and first[name].ndim}
-        return padded(samples, given, least)
+        return padded(samples, given, least, before=self._family in _READ_THE_LAST)
 
     @cached_property
-    def _sees_padding(self) -> bool:
+    def _family(self) -> str:
         saved = saved_model(self.recipe)
         config: Any = self.recipe.base_model if saved is None else config_of(saved)
-        return config.get("model_type") in _SEE_PADDING
+        return str(config.get("model_type"))
 
     def save_preprocessing(self, directory: Path) -> None:
         self.tokenizer.save(directory, whole=True)
