@@ -374,7 +374,7 @@ class HuggingFaceSource:
         found = bool(place) or part.of > 1
         try:
             for (content, where), behind in read(opened, seed, place, part):
-                if isinstance(content, BadRow) or self._belongs(content):
+                if isinstance(content, BadRow) or (content and self._belongs(content)):
                     found = True
                     yield Document(content, True, behind, where=where)
         except (DataError, GeneratorExit):
@@ -545,7 +545,9 @@ class HuggingFaceSource:
             where = "/".join(Path(values["image"]["path"]).parts[-2:])
         try:
             if self._replaces and any("\ufffd" in value for value in values.values() if isinstance(value, str)):
-                raise BadRow(f"it holds bytes that are not of {self._encoding}; name the files' `encoding`")
+                raise BadRow(f"it holds U+FFFD, as of bytes that are not of {self._encoding}; name the files' `encoding`")
+            if self._lines and not values["text"].strip():
+                return "", where  # a blank line is no row
             return self._content_of(_parsed(values["text"]) if self._lines else values), where
         except BadRow as error:
             return error, where
