@@ -545,7 +545,7 @@ class HuggingFaceSource:
             where = "/".join(Path(values["image"]["path"]).parts[-2:])
         try:
             if self._replaces and any("\ufffd" in value for value in values.values() if isinstance(value, str)):
-                raise BadRow(f"it holds U+FFFD, as of bytes that are not of {self._encoding}; name the files' `encoding`")
+                raise BadRow(f"it has U+FFFD, as of bytes that are not of {self._encoding}; name the files' `encoding`")
             if self._lines and not values["text"].strip():
                 return "", where  # a blank line is no row
             return self._content_of(_parsed(values["text"]) if self._lines else values), where

@@ -363,7 +363,7 @@ def test_a_row_with_bytes_of_another_encoding_is_left_out_and_told(tmp_path: Pat
         (tmp_path / name).write_text(text, encoding="cp1252")
     source = HuggingFaceSource(kind, data_files=[str(tmp_path / "a"), str(tmp_path / "b")], streaming=streaming)
     told = {str(document.content): document.where for document in source.documents("seed")}
-    bad = "it holds U+FFFD, as of bytes that are not of utf-8; name the files' `encoding`"
+    bad = "it has U+FFFD, as of bytes that are not of utf-8; name the files' `encoding`"
     assert told.keys() - {"text"} == {"one", "two", "three", bad}
     row = {"csv": 1, "text": 2}[kind]
     (tmp_path / "b").write_text("text\none\n", encoding="utf-16")
