@@ -18,6 +18,7 @@ from swarmcli.training import CheckpointStore
 from swarmcli.training.adapters import stored_tensors
 from swarmcli.training.merging import merge
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*(tie_word_embeddings|fan_in_fan_out)")  # peft's, on what this tests
 WORDS = {"vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 TEXT = WORDS | {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 LLAMA = TEXT | {"model_type": "llama", "tie_word_embeddings": True}
