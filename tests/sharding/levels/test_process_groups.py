@@ -182,6 +182,7 @@ def lose_a_process() -> list[Any]:
     param = torch.nn.Parameter(torch.tensor([float(dist.get_rank())]))
     param.grad = torch.zeros(1)
     averager = HierarchicalModelAverager({2: 2})
+    dist.barrier()  # one that ends while the other still connects is another fault
     if dist.get_rank() == 1:
         raise SystemExit(1)
     with pytest.raises(RuntimeError):
