@@ -295,8 +295,8 @@ class ChatReader:
 
 
 def _plain(value: Any) -> Any:
-    """What a row says, as others read such data: without the nulls of a column whose other rows hold more, and with
-    calls and tools as values where they are JSON in a text. Raises BadRow."""
+    """Returns a value of a row as others read such data: without the nulls of a column whose other rows hold more, and
+    with calls and tools as values where they are JSON in a text. Raises BadRow."""
     try:
         return json.loads(json.dumps(value, default=str), object_hook=_without_nulls)
     except (ValueError, RecursionError) as error:

@@ -138,7 +138,7 @@ class ModelSource:
         heads, width = (given.get(names.get(key, key)) for key in ("num_attention_heads", "hidden_size"))
         fitting = {}
         if isinstance(heads, int) and isinstance(width, int) and min(heads, width) > 0:
-            # What is usual for an architecture gives way where it does not divide sizes that the recipe names.
+            # The usual number of an architecture gives way where it does not divide sizes that the recipe names.
             sizes = {"num_key_value_heads": heads, "decoder_attention_heads": width, "head_dim": 0}
             told = {name: number for name, number in usual.to_dict().items() if isinstance(number, int | None)}
             unfit = [name for name in sizes.keys() & told if not (number := told[name]) or sizes[name] % number]

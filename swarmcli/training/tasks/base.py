@@ -42,7 +42,7 @@ _BEHIND_PADDING = (
 # Their tables of positions are made anew when they are too short, and have to have a row for that token.
 _ROW_OF_PADDING = ("m2m_100", "nllb-moe", "seamless_m4t", "seamless_m4t_v2", "xglm")
 
-# What these tell of a text changes with the padding behind it, whatever the mask says. So they always get as much.
+# These models read the padding behind a text whatever the mask says, so they always get as much of it.
 _SEE_PADDING = ("big_bird", "bigbird_pegasus", "canine", "convbert", "fnet", "funnel", "nystromformer", "yoso")
 
 # These read what they tell of a text at its last place, so padding stands before it.
