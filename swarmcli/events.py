@@ -326,13 +326,12 @@ class RoundsReplayed(Event):
 
 @dataclass(frozen=True, slots=True)
 class DriftMeasured(Event):
-    """The members of a group compared their parameters. Distances are relative to the parameters' usual length."""
+    """This peer has compared its parameters with those of its mates. Distances are relative to their length."""
 
     epoch: int
-    distance: float  # of this peer, from the median of the members' sketches
+    distance: float  # of this peer, from the median of the sketches
     distances: Mapping[str, float]  # of everyone who told a sketch; 1e9: further, or not finite
-    strays: tuple[str, ...]  # who has to download the state, since the others agree
-    averages: bool  # the members do not agree, so all average their states
+    strays: tuple[str, ...]  # who has to download the state, and had not at the last comparison
 
 
 @dataclass(frozen=True, slots=True)

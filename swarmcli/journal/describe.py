@@ -221,14 +221,12 @@ def _describe_download(event: happened.StateDownloaded) -> Line:
 
 def _describe_drift(event: happened.DriftMeasured) -> Line | None:
     """Peers that agree within the tolerance are no news."""
+    if not event.strays:
+        return None
+    who = some([short(peer) for peer in event.strays])
     far = f"{max(event.distances.values(), default=event.distance):.1e}"
-    if event.strays:
-        who = some([short(peer) for peer in event.strays])
-        text = f"the parameters of {who} have drifted away ({far}): downloading the state repairs them"
-        return Line("warning", "drift", event.strays[0], text)
-    if event.averages:
-        return Line("info", "drift", "", f"parameters differ by up to {far} at epoch {event.epoch}: averaging them")
-    return None
+    text = f"the parameters of {who} have drifted away ({far}): downloading the state repairs them"
+    return Line("warning", "drift", event.strays[0], text)
 
 
 def describe_sighting(event: happened.PeerSeen) -> Line:

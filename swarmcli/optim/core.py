@@ -22,6 +22,7 @@ from swarmcli.optim.config import PeerContext, Role
 from swarmcli.optim.epoch.end import EpochEnd, LastMoment
 from swarmcli.optim.epoch.group import CrowdedEpochRule, EpochRule, PreformedGroup
 from swarmcli.optim.epoch.keeper import StateKeeper
+from swarmcli.optim.epoch.note import MemberNote
 from swarmcli.optim.epoch.seat import OwnSeat
 from swarmcli.optim.modes.base import Advanced, Mode, SiteHooks, Timing, Trained, tell_lost
 from swarmcli.optim.modes.synchronous import Synchronous
@@ -35,7 +36,6 @@ from swarmcli.optim.peers.proofs import Heard, Saved
 from swarmcli.optim.peers.report import PeerMetrics, PeerReport, Phase, credited, describe
 from swarmcli.optim.peers.state_exchange import StateExchange
 from swarmcli.optim.peers.survey import Survey
-from swarmcli.optim.state.drift import MemberNote
 from swarmcli.optim.state.frozen import TERM
 from swarmcli.optim.state.lineage import TORN, Claim, LineagePosition
 
@@ -82,7 +82,7 @@ class OptimizerCore:
         self._rule = EpochRule(config.target_batch_size)
         if (size := self.mode.target_group_size) is not None:
             self._rule = CrowdedEpochRule(self.tracker, size, self.directory.at_work, config.matchmaking_time)
-        self._keeper = keeper = StateKeeper(peer, self.mode, self.replica, self._rule, self.directory.at_work)
+        self._keeper = keeper = StateKeeper(peer, self.mode, self.replica, self._rule, self.directory)
         self._group = PreformedGroup(
             averager, config, self._tasks, self._gathered, lambda: self.tracker.reported(self.position.epoch)
         )
@@ -507,6 +507,7 @@ class OptimizerCore:
             self.position,
             samples_per_second=self._rate,
             drift=self._keeper.monitor.drift,
+            sketch=self._keeper.monitor.told,
             keeps=self.keeps and not self.pausing.away,
             leaving=self.leaving,
             owners_word=self.claims.vouching.told_by_owner(self.position),

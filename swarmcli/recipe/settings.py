@@ -351,7 +351,7 @@ class AveragingSettings(Section):
         0.005, "share of the averages that peers compute again before they count; more finds liars sooner", ge=0, le=1
     )
     average_state_every: int | None = shared(
-        None, "epochs between averages of the parameters; null: every epoch with local updates, else on drift", ge=1
+        None, "epochs between averages of the parameters; null: every epoch with local updates, else never", ge=1
     )
     aggregator: AggregatorSettings = AggregatorSettings()
     average_opt_statistics: tuple[Annotated[str, Field(min_length=1)], ...] = shared(

@@ -65,8 +65,8 @@ from swarmcli.network.wire.messages import (
     Pong,
     Request,
 )
+from swarmcli.optim.epoch.note import MemberNote, read_told
 from swarmcli.optim.peers.report import PeerKeys, PeerReport
-from swarmcli.optim.state.drift import MemberNote, read_told
 from swarmcli.reach.mapping import nat_pmp
 from swarmcli.reach.relay_messages import read_record
 from swarmcli.recipe import digest_of
@@ -277,7 +277,7 @@ def read_group(data: bytes) -> None:
 
 
 def _group() -> bytes:
-    told = wire.encode(MemberNote(3, bytes(16), bytes(64)))
+    told = wire.encode(MemberNote(several=True, apart=True))
     members = [Member(each.peer_id, gathered=told, search=bytes(16)) for each in (PEER, OTHER)]
     return wire.encode(Begin(bytes(16), Group(b"tag", bytes(16), tuple(members), (0.5, 0.5))))
 

@@ -15,8 +15,8 @@ def of_kind(records: list[object], kind: str) -> list[Line]:
     return [each for each in records if isinstance(each, Line) and each.kind == kind]
 
 
-def drift(*strays: str, averages: bool = False) -> happened.DriftMeasured:
-    return happened.DriftMeasured(7, 1e-8, {ALICE: 1e-8, BOB: 0.25}, strays, averages)
+def drift(*strays: str) -> happened.DriftMeasured:
+    return happened.DriftMeasured(7, 1e-8, {ALICE: 1e-8, BOB: 0.25}, strays)
 
 
 def test_an_epoch_becomes_a_row_and_a_round_a_line_as_well_where_it_was_unusual() -> None:
@@ -142,7 +142,6 @@ def test_a_clock_that_jumps_back_does_not_open_the_gate() -> None:
             drift(BOB),
             ("warning", "the parameters of bbbbbbbbbb have drifted away (2.5e-01): downloading the state repairs them"),
         ),
-        (drift(averages=True), ("info", "parameters differ by up to 2.5e-01 at epoch 7: averaging them")),
         (
             happened.PeerRefused(
                 ALICE, "the owner of this run has revoked the invitation; ask the owner", "membership"

@@ -239,8 +239,6 @@ class EpochEnd:
     async def _average_together(self) -> Outcome:
         handed = await self._freeze()
         self._kept_out = "its link is too slow for this round" if self._group.unseated else ""
-        if self._keeper.compare(self._group.gathered):
-            self._kept_out = "this peer's parameters have drifted away from the others'"
         outcome = await self._group.contribute(Weighed() if self._kept_out else handed)
         if isinstance(outcome, CommittedRound):
             self._said_alone = self._said_alone and len(outcome.members) <= 1  # auxiliaries are no members

@@ -16,9 +16,9 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, set_within
 from swarmcli.network.task_owner import AFTER_A_FAULT, TaskOwner, tell_fault
 from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.epoch.note import are_apart, are_several, read_told
 from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.optim.modes.base import CommittedRound, FailedRound, Outcome, UndecidedRound
-from swarmcli.optim.state.drift import are_apart, are_several, read_told
 from swarmcli.optim.state.lineage import MAX_COUNT, LineagePosition
 
 if TYPE_CHECKING:
@@ -285,16 +285,6 @@ class PreformedGroup:
         """The members of the group that this peer is in at present, itself among them."""
         group = self._control.group if self._control is not None else None
         return [member.peer_id for member in group.members] if group is not None else []
-
-    @property
-    def gathered(self) -> dict[PeerID, bytes]:
-        """Maps the members of the round that has begun to what they gathered, encoded: strangers' words. Empty before.
-
-        The leader is first; auxiliaries, which have no state to tell of, are not in it.
-        """
-        group = self._control.group if self._control is not None and self.begun else None
-        members = group.members if group is not None else ()
-        return {member.peer_id: member.gathered for member in members if not member.auxiliary}
 
     async def wait_until_begun(self, timeout: float) -> bool:
         """Waits at most so long. Raises FingerprintError if all others refuse this peer."""

@@ -16,6 +16,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESS, MAX_ADDRESSES
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.optim.config import PeerDescription, Role
+from swarmcli.optim.state.drift import TOLD_BYTES
 from swarmcli.optim.state.lineage import Claim, LineagePosition
 from swarmcli.optim.state.norms import UsualNorms
 from swarmcli.words import harmless
@@ -221,6 +222,8 @@ class PeerReport(pydantic.BaseModel):
     # The epoch behind which the run ends, as this peer takes its evaluations; 0: it goes on, None: too few were heard.
     ends: _Count | None = None
     drift: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None  # from the others' parameters, relative
+    # Of its parameters at one of its last positions, and the lineage of that; see DriftMonitor.
+    sketch: Annotated[bytes, Field(max_length=TOLD_BYTES)] = b""
     keeps: bool = False  # writes checkpoints as the run goes on, unless somebody does who comes before it
     version: _Name = ""  # of its swarm; "": from before 0.2
     team: _Name = ""  # for which its contribution counts; "": none

@@ -16,7 +16,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, offload, to_its_end
 from swarmcli.optim.modes.base import Mode
 from swarmcli.optim.peers.claims import Claims
-from swarmcli.optim.state.drift import Sketch, Sketcher, distance
+from swarmcli.optim.state.drift import Sketch, Sketcher, relative
 from swarmcli.optim.state.lineage import LineagePosition, hash_tensors
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.training_state import CapturedState, read_position
@@ -219,7 +219,8 @@ class _Likeness:
 
     def is_close(self, other: _Likeness, tolerance: float) -> bool:
         return self.names == other.names and all(
-            distance(sketch, other.sketches[kind]) <= tolerance for kind, sketch in self.sketches.items()
+            relative(sketch.distance(other.sketches[kind]), other.sketches[kind].norm) <= tolerance
+            for kind, sketch in self.sketches.items()
         )
 
 

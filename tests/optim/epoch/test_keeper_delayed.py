@@ -29,7 +29,8 @@ OTHERS = [case for case in itertools.product((2, 3), Timing) if case != FIRST]
 def test_a_corrupted_copy_in_host_memory_is_repaired(count: int, timing: Timing) -> None:
     async def main() -> None:
         async with DelayedSwarm() as swarm:
-            trainers = [await swarm.delayed(timing, seed=1) for _ in range(count)]
+            trainers = [await swarm.delayed(timing, seed=1, pace=1.0) for _ in range(count)]
+            trainers.sort(key=lambda trainer: trainer.node.peer_id)
             await together(*(trainer.train(3) for trainer in trainers))
             for trainer in trainers:
                 await trainer.core.state_dict()  # waits for the end of the epoch under way
@@ -39,8 +40,8 @@ def test_a_corrupted_copy_in_host_memory_is_repaired(count: int, timing: Timing)
             await together(*(trainer.train(7) for trainer in trainers))
             for trainer in trainers:
                 await trainer.core.state_dict()
-            assert len(downloads) == (count > 2)
-            assert len([event for event in drifts if event.averages or event.strays]) == 1
+            assert len(downloads) == 1
+            assert len([event for event in drifts if event.strays]) == 1
             await together(*(trainer.train(8) for trainer in trainers))
             for trainer in trainers:
                 await trainer.core.state_dict()

@@ -9,8 +9,8 @@ import torch
 
 from swarmcli.events import RoundFinished, StateDownloaded
 from swarmcli.optim.epoch.group import CrowdedEpochRule, CrowdOptions
+from swarmcli.optim.epoch.note import MemberNote, are_apart, are_several
 from swarmcli.optim.modes.synchronous import Synchronous
-from swarmcli.optim.state.drift import MemberNote, are_apart, are_several
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, digests, make_model, record, together
@@ -152,7 +152,7 @@ def test_more_peers_than_fit_come_and_go(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_members_of_a_round_decide_together_what_it_means() -> None:
-    fits, crowded, apart = MemberNote(0), MemberNote(0, several=True), MemberNote(0, apart=True)
+    fits, crowded, apart = MemberNote(), MemberNote(several=True), MemberNote(apart=True)
     assert not are_several([])
     assert not are_several([fits, fits, crowded])
     assert are_several([fits, crowded])  # a newcomer counts itself first

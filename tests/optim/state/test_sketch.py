@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from swarmcli.optim.state.drift import BUCKETS, SKETCH_BYTES, Sketch, Sketcher
 
-# Of a length estimated from 64 buckets: five standard deviations of a tenth, and a little for structure.
+# Of a length estimated from 16 buckets with eight seeds: five standard deviations, and a little for structure.
 LOW, HIGH = 0.5, 1.6
 SHAPES = st.lists(st.lists(st.integers(1, 70), min_size=0, max_size=3), min_size=1, max_size=6)
 PATTERNS = ("noise", "constant", "one element", "one row", "one column", "outer product")
@@ -85,7 +85,7 @@ def test_a_plain_sum_over_drawn_signs_and_buckets_gives_the_same() -> None:
         draws = sketcher._draw(index.to_bytes(4, "big"), math.ceil(len(flat) / 4096))
         for place, value in enumerate(flat):
             row, within = divmod(place, 4096)
-            sign = float(sketcher._signs[row % 16].reshape(-1)[within]) * (-1 if draws[row] & 64 else 1)
+            sign = float(sketcher._signs[row % 16].reshape(-1)[within]) * (-1 if draws[row] & BUCKETS else 1)
             sums[(within + draws[row]) % BUCKETS] += sign * value
     torch.testing.assert_close(torch.tensor(sketcher.sketch(tensors).values), torch.tensor(sums))
 
@@ -112,7 +112,7 @@ def test_it_travels_and_what_is_none_is_refused() -> None:
     assert Sketch.from_bytes(sketch.to_bytes()) == sketch
     assert len(sketch.to_bytes()) == SKETCH_BYTES
     for size in (0, SKETCH_BYTES - 4, SKETCH_BYTES + 1):
-        with pytest.raises(ValueError, match="256 bytes"):
+        with pytest.raises(ValueError, match=f"{SKETCH_BYTES} bytes"):
             Sketch.from_bytes(bytes(size))
-    with pytest.raises(ValueError, match="64 values"):
+    with pytest.raises(ValueError, match=f"{BUCKETS} values"):
         Sketch((1.0,))
