@@ -1,0 +1,328 @@
+"""The outcome of one round, as one member knows it: a certificate of equal votes, a proof that there can be none, or
+neither yet. No I/O: `learn` takes what others know, `beyond` gives what they lack, and `move` says what to do next.
+
+A voter signs at most one *echo* (among strangers: it holds a result with this digest), and then one *vote* or one
+*give-up*, never both, and takes nothing back.
+
+    certificate   a quorum of equal votes. Any two quorums have an honest voter in common, so there is at most one
+    dead          so many have signed something else that no digest, seen or unseen, can have a quorum any more
+    undecided     this member has signed, and knows neither: others may know a certificate
+
+Among strangers a vote needs a quorum of equal echoes, so all honest votes of one list name one digest. The shape is
+that of Bracha's reliable broadcast ("Asynchronous Byzantine agreement protocols", 1987), without its guarantee that
+everybody delivers: the optimizer must survive a round of which it does not learn the outcome anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from swarmcli.averaging.config import Trust
+from swarmcli.averaging.group import MAX_MEMBERS, Group
+from swarmcli.averaging.round.certificate import (
+    NOTHING,
+    DoubleWord,
+    Hash,
+    Kind,
+    Met,
+    Quorum,
+    RoundCertificate,
+    Signatures,
+    are_unlike,
+    sign_word,
+)
+from swarmcli.network.identity import Identity, verify
+
+MOST_SHEETS = 16  # of one message. Honest members name one digest, and a sheet of each kind; liars may name more
+MOST_PROOFS = 4  # of one message; each takes two checks of a signature
+
+Bitmap = Annotated[bytes, msgspec.Meta(max_length=MAX_MEMBERS // 8)]
+
+
+class Sheet(msgspec.Struct, frozen=True):
+    """Signatures of one kind under one digest, by member."""
+
+    kind: Kind
+    digest: Hash
+    signatures: Signatures
+
+
+class SeenSheet(msgspec.Struct, frozen=True):
+    """Whose signatures of this kind under this digest somebody has; bit i of byte j is member 8 j + i."""
+
+    kind: Kind
+    digest: Hash
+    members: Bitmap
+
+
+Seen: TypeAlias = Annotated[tuple[SeenSheet, ...], msgspec.Meta(max_length=MOST_SHEETS)]
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What somebody knows of a round's outcome, or a part of that."""
+
+    sheets: Annotated[tuple[Sheet, ...], msgspec.Meta(max_length=MOST_SHEETS)] = ()
+    proofs: Annotated[tuple[DoubleWord, ...], msgspec.Meta(max_length=MOST_PROOFS)] = ()
+
+
+class Action(Enum):
+    """What a member does next; `digest` of `Next` where it needs one."""
+
+    WAIT = "wait"  # for the exchange, or for words of others
+    ECHO = "echo"
+    VOTE = "vote"
+    GIVE_UP = "give up"
+    FETCH = "fetch"  # the result with this digest, from those that have signed it
+    COMMITTED = "committed"
+    DEAD = "dead"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    move: Action
+    digest: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a member sees of its round besides signatures.
+
+    holds         the digest of the result that is here, all of it; None: not all is here
+    ended         its own exchange has ended, with or without a result
+    busy          voters in reach that still exchange or fetch, or are about to sign, by their own word
+    reach         voters in reach, without this one
+    asked         everybody in reach has been asked since the last word that was new here
+    unobtainable  digests that nobody in reach could give
+    late          T2 has passed: this member waits for nobody's exchange any more
+    over          nothing new has come for as long as anybody waits
+    """
+
+    holds: bytes | None = None
+    ended: bool = False
+    busy: AbstractSet[int] = frozenset()
+    reach: AbstractSet[int] = frozenset()
+    asked: bool = False
+    unobtainable: AbstractSet[bytes] = frozenset()
+    late: bool = False
+    over: bool = False
+
+
+class RoundOutcome:
+    """What one member knows of the outcome of one list, and what it has signed. It keeps two words of each kind of each
+    voter at most: the second proves that the voter lies."""
+
+    def __init__(
+        self, group: Group, identity: Identity, trust: Trust = "strangers", met: Met = lambda member: True
+    ) -> None:
+        """`met`: whether this member has met another one, which may be no more than a key: only words of those count.
+        Raises KeyError if `identity` is not a member."""
+        self.group, self.quorum, self.met = group, Quorum.of(group, trust), met
+        self.me = group.index_of(identity.peer_id)
+        self._identity, self._trust = identity, trust
+        self._words: dict[tuple[Kind, bytes], dict[int, bytes]] = {}  # signatures by voter
+        self.proofs: dict[int, DoubleWord] = {}  # by voter
+
+    # What is known
+
+    def _signers(self, kind: Kind, digest: bytes = NOTHING) -> set[int]:
+        """Those whose word counts here."""
+        return {member for member in self._words.get((kind, digest), ()) if self.met(member)}
+
+    def _digests(self, kind: Kind) -> Iterator[bytes]:
+        return (digest for each, digest in self._words if each == kind)
+
+    @property
+    def certificate(self) -> RoundCertificate | None:
+        """Proves the result; None: it is not known here."""
+        for digest in self._digests("vote"):
+            if self.quorum.decides(self._signers("vote", digest)):
+                return RoundCertificate.of(self.group, self._trust, digest, self._words["vote", digest])
+        return None
+
+    @property
+    def dead(self) -> bool:
+        """Whether no result, seen or unseen, can have a certificate any more, whatever f liars sign yet."""
+        voted = [self._signers("vote", digest) for digest in self._digests("vote")]
+        signed = self._signers("give-up").union(*voted)
+        return all(self.quorum.precludes(signed - votes) for votes in [set(), *voted])
+
+    def has_signed(self, kind: Kind) -> bytes | None:
+        """The digest of this member's own word of this kind; None: it has signed none."""
+        return next((digest for digest in self._digests(kind) if self.me in self._words[kind, digest]), None)
+
+    @property
+    def closed(self) -> bool:
+        """Whether this member has voted or given up: then it signs nothing else."""
+        return self.has_signed("vote") is not None or self.has_signed("give-up") is not None
+
+    @property
+    def unsigned(self) -> AbstractSet[int]:
+        """Voters of whom neither a vote nor a give-up is known."""
+        return self.quorum.voters - {
+            member for (kind, _), words in self._words.items() if kind != "echo" for member in words
+        }
+
+    def can_vote(self, digest: bytes) -> bool:
+        """Whether this member may vote for a result that it holds."""
+        return (
+            self.me in self.quorum.voters
+            and not self.closed
+            and (not self.quorum.guarded or self.quorum.decides(self._signers("echo", digest)))
+        )
+
+    def holders(self, digest: bytes) -> set[int]:
+        """Those who have signed that they hold this result, or voted for it."""
+        return (self._signers("echo", digest) | self._signers("vote", digest)) - {self.me}
+
+    @property
+    def named(self) -> list[bytes]:
+        """Results that others have signed, those with most votes, then with most echoes, first. Votes among strangers
+        count only with a quorum of equal echoes behind them."""
+        digests = dict.fromkeys([*self._digests("vote"), *self._digests("echo")])
+
+        def rank(digest: bytes) -> tuple[int, int, bytes]:
+            echoes = self._signers("echo", digest)
+            voted = not self.quorum.guarded or self.quorum.decides(echoes)
+            return len(self._signers("vote", digest)) if voted else 0, len(echoes), digest
+
+        return sorted(filter(self.holders, digests), key=rank, reverse=True)
+
+    # This member's own words. Each is signed once, and only through these.
+
+    def echo(self, digest: bytes) -> bool:
+        """Signs that it holds this result. Returns whether that is, or was already, its echo."""
+        if self.me in self.quorum.voters and self.has_signed("echo") is None and not self.closed:
+            self._sign("echo", digest)
+        return self.has_signed("echo") == digest
+
+    def vote(self, digest: bytes) -> bool:
+        """Votes for a result that it holds. Returns whether that is, or was already, its vote."""
+        if self.can_vote(digest):
+            self._sign("vote", digest)
+        return self.has_signed("vote") == digest
+
+    def give_up(self) -> bool:
+        """Signs that it will never vote. Returns False if it has voted, or has no vote."""
+        if self.me in self.quorum.voters and not self.closed:
+            self._sign("give-up", NOTHING)
+        return self.has_signed("give-up") is not None
+
+    def _sign(self, kind: Kind, digest: bytes) -> None:
+        words = self._words.setdefault((kind, digest), {})
+        words[self.me] = sign_word(self._identity, self.group.group_id, kind, digest)
+
+    # The words of others
+
+    def learn(self, known: Known) -> bool:
+        """Takes what another one shows. False signatures are passed over, and the rest of their sheet with them: so a
+        liar costs one check for each sheet. Returns whether anything was new. Never raises."""
+        before = self._count()
+        for sheet in known.sheets:
+            if (sheet.kind == "give-up") == (sheet.digest == NOTHING):
+                self._take(sheet)
+        for proof in known.proofs:
+            if proof.group_id == self.group.group_id and proof.culprit in self.group:
+                member = self.group.index_of(proof.culprit)
+                if member not in self.proofs and member in self.quorum.voters and proof.verify():
+                    self.proofs[member] = proof
+        return self._count() > before
+
+    def _count(self) -> int:
+        return len(self.proofs) + sum(map(len, self._words.values()))
+
+    def _take(self, sheet: Sheet) -> None:
+        words = self._words.get((sheet.kind, sheet.digest), {})
+        for member, signature in sheet.signatures.items():
+            if member in words or member not in self.quorum.voters or member == self.me:
+                continue
+            unlike = self._unlike(member, (sheet.kind, sheet.digest))
+            if len(unlike) > 1:
+                continue
+            peer = self.group.members[member].peer_id
+            if not verify(peer, sheet.kind, signature, self.group.group_id, sheet.digest):
+                break
+            words[member] = signature
+            self._words[sheet.kind, sheet.digest] = words
+            for (kind, digest), other in unlike.items():
+                kinds, digests = (kind, sheet.kind), (digest, sheet.digest)
+                proof = DoubleWord(peer, self.group.group_id, kinds, digests, (other, signature))
+                self.proofs.setdefault(member, proof)
+
+    def _unlike(self, member: int, word: tuple[Kind, bytes]) -> dict[tuple[Kind, bytes], bytes]:
+        """The member's words that no honest one signs beside this one."""
+        return {each: said[member] for each, said in self._words.items() if member in said and are_unlike(each, word)}
+
+    @property
+    def seen(self) -> Seen:
+        """To be shown to others, so that they tell only what is new here."""
+        return tuple(SeenSheet(*word, _bitmap(words)) for word, words in self._most_signed())
+
+    def beyond(self, seen: Seen) -> Known:
+        """What somebody lacks who has seen this."""
+        has = {(sheet.kind, sheet.digest): _members(sheet.members) for sheet in seen}
+        sheets = []
+        for word, words in self._most_signed():
+            if lacking := {member: words[member] for member in words.keys() - has.get(word, set())}:
+                sheets.append(Sheet(*word, dict(sorted(lacking.items()))))
+        return Known(tuple(sheets), tuple(self.proofs.values())[:MOST_PROOFS])
+
+    def _most_signed(self) -> list[tuple[tuple[Kind, bytes], dict[int, bytes]]]:
+        """As many sheets as a message takes, those with most signatures first."""
+        return sorted(self._words.items(), key=lambda each: (-len(each[1]), each[0]))[:MOST_SHEETS]
+
+    # What to do
+
+    def is_busy(self, view: View) -> bool:
+        """What this member tells others: whether it may sign something yet besides a give-up. Others that have no
+        result wait for it."""
+        return not self.closed and (not view.ended or self.move(view).move in (Action.ECHO, Action.VOTE, Action.FETCH))
+
+    def move(self, view: View) -> Next:
+        """What this member does next, by what it knows and sees. The caller does it and asks again; after WAIT, when
+        anything has changed."""
+        if (certificate := self.certificate) is not None:
+            return Next(Action.COMMITTED, certificate.digest)
+        if self.dead:
+            return Next(Action.DEAD)
+        if self.me not in self.quorum.voters or self.closed:
+            return self._await_others(view)
+        if view.holds is not None and (echoed := self._say(view.holds)) is not None:
+            return echoed
+        for digest in self.named if view.ended else ():
+            if digest != view.holds and digest not in view.unobtainable and self._helps(digest):
+                return Next(Action.FETCH, digest)
+        if view.late or (view.ended and view.asked and not view.busy & view.reach):
+            return Next(Action.GIVE_UP)
+        return Next(Action.WAIT)
+
+    def _say(self, digest: bytes) -> Next | None:
+        if self.can_vote(digest):
+            return Next(Action.VOTE, digest)
+        if self.quorum.guarded and self.has_signed("echo") is None:
+            return Next(Action.ECHO, digest)
+        return None
+
+    def _helps(self, digest: bytes) -> bool:
+        """Whether this member's own word for a result could bring its certificate nearer: it may vote, or echo yet."""
+        return self.can_vote(digest) or self.has_signed("echo") is None
+
+    def _await_others(self, view: View) -> Next:
+        nobody = view.asked and not self.unsigned & view.reach
+        return Next(Action.UNDECIDED if nobody or view.over else Action.WAIT)
+
+
+def _bitmap(members: Iterable[int]) -> bytes:
+    number = sum(1 << member for member in members)
+    return number.to_bytes((number.bit_length() + 7) // 8, "little")
+
+
+def _members(bitmap: bytes) -> set[int]:
+    number = int.from_bytes(bitmap, "little")
+    return {index for index in range(8 * len(bitmap)) if number >> index & 1}
