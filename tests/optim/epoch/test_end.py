@@ -44,7 +44,6 @@ class Story:
     """Stands in for replica, work, group and directory, and writes down what is asked of them."""
 
     replays = True
-    has_strayed = False
     unseated = False
     company: ClassVar[list[PeerID]] = []
     last: Group | None = None
@@ -107,15 +106,10 @@ class Story:
 
     # the keeper of the state
 
-    def compare(self, gathered: object) -> bool:
-        return self.has_strayed
-
     async def after_epoch(self, committed: CommittedRound, weight: float) -> None:
         self.told.append("keep states together")
 
     # the group
-
-    gathered: ClassVar[dict[PeerID, bytes]] = {}
 
     async def contribute(self, handed: Weighed) -> Outcome:
         self.weights.append(handed.weight)
@@ -341,14 +335,3 @@ def test_who_is_alone_needs_no_warning() -> None:
     story.around = "alone"
     virtual_time.run(story.run())
     assert story.warnings == []
-
-
-def test_who_has_strayed_takes_part_with_nothing_and_is_told_why() -> None:
-    story = Story(Timing.AT_ONCE, [WITHOUT_ME])
-    story.has_strayed = True
-    virtual_time.run(story.run())
-    assert story.weights == [0]
-    assert story.warnings == [
-        "12 samples of this peer are not in the average: this peer's parameters have drifted away from the others'"
-    ]
-    assert "keep states together" in story.told
