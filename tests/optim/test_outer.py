@@ -120,7 +120,7 @@ class Taught(Trainer):
 
     @property
     def lost(self) -> int:
-        told = [notice.text.split()[0] for notice in self.notices if "two rounds in a row" in notice.text]
+        told = [notice.text.split()[0] for notice in self.notices if "of this peer are lost" in notice.text]
         return sum(map(int, told))
 
 
@@ -184,7 +184,7 @@ def test_no_inner_step_is_made_while_the_anchor_steps(monkeypatch: pytest.Monkey
             await work.average_alone()
             own = {peer.node.peer_id: float(INNER)}
             end = asyncio.ensure_future(
-                work.advance(CommittedRound(bytes(32), INNER, (), weights=own, contributed=own), counted=True)
+                work.advance(CommittedRound(bytes(32), INNER, (), weights=own, contributed=own))
             )
             assert await asyncio.to_thread(stepping.wait, 10)
             await work.accumulate(INNER)
@@ -227,7 +227,7 @@ def test_one_that_missed_a_round_keeps_what_it_learned(seed: int) -> None:
 
 @pytest.mark.parametrize("counted", [False, True])
 def test_the_record_of_a_missed_round_says_whether_a_difference_was_in_it(counted: bool) -> None:
-    """Handed in, and then frozen: it stays if the round was without it, and is gone if not."""
+    """Handed in, and then frozen: it is in no further round, and told as lost if the round was without it."""
 
     async def main() -> None:
         async with Swarm() as swarm:
@@ -235,13 +235,35 @@ def test_the_record_of_a_missed_round_says_whether_a_difference_was_in_it(counte
             await peer.compute()
             work, held = peer.core.work, peer.core.replica
             handed_in = (await work.freeze()).samples
-            await work.restore()  # what became of it is not known here
+            await work.set_aside()  # what became of it is not known here
             averages = [torch.zeros_like(each) for each in work.method.tensors]
             weights = {peer.node.peer_id: float(handed_in)} if counted else {}
             await work.replay(averages, CommittedRound(bytes(32), 3 * INNER, (), weights=weights, contributed=weights))
             await held.publish()
-            assert handed_in == INNER and peer.waits == (0 if counted else INNER)
-            assert torch.equal(peer.weights.detach(), held.state.trained[0]) == counted
+            assert handed_in == INNER and peer.waits == 0 and peer.lost == (0 if counted else INNER)
+            assert torch.equal(peer.weights.detach(), held.state.trained[0])
+
+    virtual_time.run(main())
+
+
+def test_a_difference_of_which_a_share_arrived_is_not_sent_again() -> None:
+    """A slow sender that is left out in mid-round stays in the parts that have it."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            peer = await taught(swarm)
+            await peer.compute()
+            work, held = peer.core.work, peer.core.replica
+            await work.freeze()
+            await work.average_alone()
+            own, other = peer.node.peer_id, swarm.contact.peer_id  # type: ignore[union-attr]
+            shares = {own: 0.25 * INNER, other: float(INNER)}
+            await work.advance(
+                CommittedRound(bytes(32), 5, (other,), {own: "too slow"}, weights=shares, contributed=shares)
+            )
+            assert peer.waits == 0
+            assert not (await work.freeze()).samples and not any(each.any() for each in work.method.tensors)
+            assert torch.equal(peer.weights.detach(), held.state.trained[0])
 
     virtual_time.run(main())
 

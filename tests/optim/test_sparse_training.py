@@ -102,11 +102,6 @@ def test_peers_that_come_freeze_and_die_hold_the_same_bits_and_learn() -> None:
                 assert len({each.digests[epoch] for each in sowers if epoch in each.digests}) <= 1, epoch
             assert len(sowers[4].digests) >= 10
             assert sowers[0].distance < 0.8 * far
-            for each in sowers:
-                booked, left = each.method.booked, each.method.left
-                added = booked.sent + booked.decayed + booked.lost + left
-                assert added == pytest.approx(booked.came, abs=1e-2)
-            assert sowers[0].method.booked.sent
             notices = record(sowers[0].node, Noticed)
             await sowers[0].core.work.start_over()
             assert any("error feedback" in notice.text for notice in notices)
@@ -173,10 +168,8 @@ def test_each_coordinate_is_sent_decayed_or_left(decay: float) -> None:
             assert torch.equal(method.own["residual0"].double(), residual)  # given back
     left = method.own["residual0"].double()
     torch.testing.assert_close(sent + left + decayed, came, rtol=0, atol=5e-3)
-    assert method.booked.sent + method.booked.decayed + method.left == pytest.approx(method.booked.came, abs=1)
-    lost = method.left
     assert "error feedback of this peer is lost" in method.reset_own() and not method.reset_own()
-    assert method.left == 0 and method.booked.lost == lost
+    assert not method.own["residual0"].any()
 
 
 def test_a_round_steps_with_what_was_sent_over_the_samples_of_all() -> None:
@@ -189,26 +182,32 @@ def test_a_round_steps_with_what_was_sent_over_the_samples_of_all() -> None:
     assert torch.equal(method.averaged[0], message * 0.5)
 
 
+@pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("counted", [True, False])
-def test_a_round_that_is_replayed_takes_what_it_counted_of_the_error_feedback(counted: bool) -> None:
+def test_a_round_that_is_replayed_takes_what_it_counted_of_the_error_feedback(counted: bool, again: bool) -> None:
     """Otherwise the next round would send the same again."""
 
     async def main() -> None:
         async with Swarm() as swarm:
             late = await sower(swarm)
             work, notices = late.core.work, record(late.node, Noticed)
-            late.parameters[0].grad = torch.randn(WIDTH, 2 * WIDTH, generator=late.data)
+            gradient = late.parameters[0].grad = torch.randn(WIDTH, 2 * WIDTH, generator=late.data)
             await work.accumulate(4)
             await work.freeze()
             message = late.method.tensors[0].clone()
-            await work.restore()  # the outcome is not known here
+            await work.set_aside()  # the outcome is not known here
+            if again:  # another round of this position has not come about either
+                late.parameters[0].grad = torch.randn(WIDTH, 2 * WIDTH, generator=late.data)
+                await work.accumulate(4)
+                await work.freeze()
+                await work.restore()
             contributor = late.node.peer_id if counted else swarm.contact.peer_id  # type: ignore[union-attr]
             own = {contributor: 4.0}
             await work.replay([message], CommittedRound(bytes(32), 4, (contributor,), weights=own, contributed=own))
-            left = 4 * (late.parameters[0].grad - message) if counted else torch.zeros_like(message)
+            left = 4 * (gradient - message) if counted else torch.zeros_like(message)
             torch.testing.assert_close(late.method.own["residual0"], left)
             told = [notice.text for notice in notices if "4 samples of this peer are lost" in notice.text]
-            assert len(told) == (not counted)
+            assert len(told) == (not counted) + again
 
     virtual_time.run(main(), timeout=100)
 

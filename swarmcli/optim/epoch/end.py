@@ -182,7 +182,10 @@ class EpochEnd:
             outcome = await self._attempt(began)
             if isinstance(outcome, CommittedRound):
                 return outcome
-            if isinstance(outcome, UndecidedRound) or self.left_behind:
+            if isinstance(outcome, UndecidedRound):
+                await self._work.set_aside()
+                return None
+            if self.left_behind:
                 return None
             if outcome is not None:  # it failed: the group forms again, and has longer for that
                 deadline = began + self._config.averaging_timeout
@@ -319,13 +322,13 @@ class EpochEnd:
             self.released.set()
         self._starts, weighed = False, self._frozen or Weighed()
         handed = weighed.samples
-        counted = self._own_id in committed.contributors
+        counted = committed.contributed.get(self._own_id, 0.0) > 0
         if handed and counted:
             self._share = handed / committed.samples
         if handed and not counted:
             reason = committed.left_out.get(self._own_id, "not named among the contributors")
             self._warn(f"{handed} samples of this peer are not in the average: {self._kept_out or reason}")
-        norms = await self._work.advance(committed, counted)
+        norms = await self._work.advance(committed)
         await self._keeper.after_epoch(committed, weighed.weight)
         if self._timing is Timing.AT_ONCE:
             await self._replica.publish()

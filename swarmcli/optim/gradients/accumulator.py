@@ -67,6 +67,7 @@ class Accumulator(Protocol):
     def add(self, batch_size: int, scale: float | None = None, weight: float | None = None) -> bool: ...
     def freeze(self) -> Weighed: ...
     def restore(self) -> None: ...
+    def set_aside(self) -> None: ...
     def settle(self, counted: bool) -> None: ...
     def reset(self) -> None: ...
 
@@ -76,7 +77,8 @@ class GradientAccumulator:
 
         add, add, add ──▶ sums ── freeze ──▶ means ──▶ the round ─┬─ committed: settle
                            ▲                                      │
-                           └──────────── restore ─────────────────┴─ given up
+                           └──────────── restore ─────────────────┼─ dead
+                                                                  └─ undecided: set_aside
 
     `accumulators[i]` and `means[i]` have the shape of `parameters[i]`; both are kept in float32 where a parameter has
     a shorter type, since sums over an epoch would lose what small gradients add. Sums live beside their parameters or
@@ -87,7 +89,7 @@ class GradientAccumulator:
     passes add to them: no second buffer. What those add counts equally, so within an epoch all batches weigh the
     same, and nobody but this class may zero or replace the gradients.
 
-    `restore` and `settle` may be called beside `add`, from another thread; all other calls exclude each other.
+    `restore`, `set_aside` and `settle` may be called beside `add`, from another thread; other calls exclude each other.
     """
 
     waits = False
@@ -201,6 +203,10 @@ class GradientAccumulator:
         """No round used what was frozen: it counts again, once. `means` must be as `freeze` wrote them until the
         next `add` or `freeze`, which is when they return to the sums. Without effect if nothing was frozen."""
         self._returned, self.handed_in = self._returned + self.handed_in, Weighed()
+
+    def set_aside(self) -> None:
+        """A round may have used what was frozen: it counts nowhere else. Without effect if nothing was."""
+        self.handed_in = Weighed()
 
     def reset(self) -> None:
         """Drops everything: sums, and what was frozen."""
@@ -331,6 +337,12 @@ class GradientMethod:
         `counted`: what was loaded here is in it; False where this peer was left out, or follows a round of others.
         The means that were loaded are used up.
         """
+
+    def set_aside(self) -> None:
+        """A round may have used what was loaded. `load` may follow before `forget_aside` says whether it has."""
+
+    def forget_aside(self, *, counted: bool) -> None:
+        """Whether a round has `counted` what was set aside, if anything was."""
 
     @torch.no_grad()
     def reset_own(self) -> str:

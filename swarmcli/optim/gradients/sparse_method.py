@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression, PerTensorCompression, TopK
 from swarmcli.optim.gradients.accumulator import LEAST_WEIGHT, Accumulator, GradientMethod, Shapes
-
-
-@dataclass
-class FeedbackSums:
-    """Sums over all coordinates, of values in units of sample sums: came = sent + decayed + lost + what is left."""
-
-    came: float = 0.0
-    sent: float = 0.0
-    decayed: float = 0.0
-    lost: float = 0.0  # dropped with the parameters that it was of
 
 
 class SparseMethod(GradientMethod):
@@ -42,7 +31,7 @@ class SparseMethod(GradientMethod):
         self._messages = [torch.zeros_like(mean) for mean in self.averaged]
         self._residuals = [torch.zeros_like(mean) for mean in self.averaged]
         self.tensors = [*self._messages, *beside]
-        self.booked = FeedbackSums()
+        self._aside: list[torch.Tensor] | None = None  # the residuals, if a round has counted what was set aside
 
     @property
     def compression(self) -> CompressionBase:
@@ -53,11 +42,6 @@ class SparseMethod(GradientMethod):
     def own(self) -> Mapping[str, torch.Tensor]:
         """The residuals, in the shapes of the parameters."""
         return {f"residual{index}": each for index, each in enumerate(self._residuals)}
-
-    @property
-    def left(self) -> float:
-        """The sum over all coordinates that have not been sent; see FeedbackSums."""
-        return sum(_sum(each) for each in self._residuals)
 
     @torch.no_grad()
     def load(self, weight: float) -> None:
@@ -72,28 +56,33 @@ class SparseMethod(GradientMethod):
     def finish(self, samples: float, counted: bool) -> None:
         for message, mean, residual in zip(self._messages, self.averaged, self._residuals, strict=True):
             if counted and self._samples:
-                due = self._with(mean, residual)
-                sent = self._sent(due).mul_(self._samples)
-                self.booked.came += _sum(mean) * self._samples
-                self.booked.sent += _sum(sent)
-                self.booked.decayed += _sum(residual) * (1 - self._decay)
-                torch.sub(due, sent, out=residual)
+                residual.copy_(self._left(mean, residual))
             mean.copy_(message)
         self._samples = 0.0
 
-    def reset_own(self) -> str:
-        self.booked.lost += self.left
-        return super().reset_own()
+    @torch.no_grad()
+    def set_aside(self) -> None:
+        if self._samples:
+            self._aside = [self._left(*pair) for pair in zip(self.averaged, self._residuals, strict=True)]
+            self._samples = 0.0
+
+    @torch.no_grad()
+    def forget_aside(self, *, counted: bool) -> None:
+        if counted and self._aside is not None:
+            for residual, left in zip(self._residuals, self._aside, strict=True):
+                residual.copy_(left)
+        self._aside = None
 
     def _with(self, mean: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return residual.mul(self._decay).add_(mean * self._samples)
+
+    def _left(self, mean: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The residual, once a round has counted what was loaded."""
+        due = self._with(mean, residual)
+        return due.sub_(self._sent(due), alpha=self._samples)
 
     def _sent(self, due: torch.Tensor) -> torch.Tensor:
         """The values that the others decode, per sample."""
         values = due / self._samples
         codec = self._codec.codec_for(CompressionInfo.of(values))
         return codec.extract(codec.compress(values)).clone()
-
-
-def _sum(tensor: torch.Tensor) -> float:
-    return float(tensor.sum(dtype=torch.float64))

@@ -191,16 +191,21 @@ class EpochWork(Protocol):
         """
 
     async def restore(self) -> None:
-        """No round used what was frozen: it counts for the next one. Without effect if nothing was."""
+        """The round is dead: what was frozen counts for the next one. Without effect if nothing was."""
+
+    async def set_aside(self) -> None:
+        """The round is undecided: it may have counted what was frozen, so no other round gets that. If the run turns
+        out to go on from that round, its record says what it counted; otherwise these samples are told as lost.
+        Without effect if nothing was frozen."""
 
     async def average_alone(self) -> None:
         """Makes what was frozen the average, as in a round with nobody else."""
 
-    async def advance(self, committed: CommittedRound, counted: bool) -> StepNorms | None:
+    async def advance(self, committed: CommittedRound) -> StepNorms | None:
         """Steps with the averager's tensors; from here on the replica is at the next epoch of the next lineage. Returns
         how far the step went; None where no gradients are averaged.
 
-        `counted`: this peer's part is in the average. Nothing is frozen any more.
+        If the round counted any share of what was frozen, all of it is used up: no round gets the rest.
         """
 
     async def replay(self, averages: Sequence[torch.Tensor], committed: CommittedRound) -> None:
@@ -294,11 +299,15 @@ class Mode(ABC):
         return NoCompression() if self.average_state_every(several=False) is None else self.state.compression
 
 
-def tell_lost(events: Events, samples: float) -> None:
+def tell_lost(events: Events, samples: float, why: str = "they are of parameters that the run has left") -> None:
     """No round will count so many samples of this peer any more."""
-    if samples:
-        text = f"{samples:.0f} samples of this peer are lost: they are of parameters that the run has left"
-        events.emit(Noticed("warning", text))
+    if samples > 0:
+        events.emit(Noticed("warning", f"{samples:.0f} samples of this peer are lost: {why}"))
+
+
+def tell_undecided(events: Events, aside: Weighed, counted: float = 0.0) -> None:
+    """The run goes on from a round that has counted so many of these samples; from none that is known, if 0."""
+    tell_lost(events, aside.samples - counted, "nobody could say whether the round that had them was committed")
 
 
 class GivenUp:

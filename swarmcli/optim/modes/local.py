@@ -118,10 +118,14 @@ class LocalWork:
         self._learned += self._handed or Weighed()
         self._handed = None
 
+    async def set_aside(self) -> None:
+        """The model has learned from these samples, whether the round has counted them or not."""
+        self._handed = None
+
     async def average_alone(self) -> None:
         """There is nothing to average."""
 
-    async def advance(self, committed: CommittedRound, counted: bool) -> None:
+    async def advance(self, committed: CommittedRound) -> None:
         """The next epoch begins with the parameters as they are."""
         following = self._mode.after(self.replica.position, committed, self._target)
         await self.replica.change(partial(self.replica.state.end_epoch, following))

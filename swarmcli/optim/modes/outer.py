@@ -7,7 +7,7 @@ optimizer are each peer's own: a newcomer begins with empty ones at the anchor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 
 from swarmcli.averaging.checks import as_count
-from swarmcli.events import Noticed
 from swarmcli.optim.modes.sparse import Sparse
 from swarmcli.optim.modes.synchronous import GradientWork, Synchronous
 from swarmcli.optim.state.anchor import Anchored
@@ -25,7 +24,6 @@ from swarmcli.optim.state.replica import InPlace, Replica
 from swarmcli.optim.state.training_state import TrainingState
 
 if TYPE_CHECKING:
-    from swarmcli.network.identity import PeerID
     from swarmcli.optim.config import PeerContext
     from swarmcli.optim.modes.base import CommittedRound, EpochWork, SiteHooks, Trained
 
@@ -99,12 +97,7 @@ class OuterSteps(Synchronous):
             raise ValueError("site: with outer steps a peer is one process")
         place = Anchored(trained.placement.model_parameters, self.outer.make)
         buffers = Buffers(trained.extra_tensors)
-
-        def lost(samples: int) -> None:
-            text = f"{samples} samples of this peer are given up: two rounds in a row have not counted them"
-            peer.events.emit(Noticed("warning", text))
-
-        differences = Differences(place, trained.optimizer, self.outer.inner_batch_size, lost)
+        differences = Differences(place, trained.optimizer, self.outer.inner_batch_size)
         method = self.method(differences, buffers.means)
         inner, run_id = trained.optimizer, peer.config.run_id
         state = TrainingState(run_id, place.optimizer, trained.scheduler, buffers.own, own=method.own, inner=inner)
@@ -144,8 +137,8 @@ class OuterWork(GradientWork):
         else:
             self.given_up.note(batch_size, scale)
 
-    def _missed(self, contributed: Mapping[PeerID, float]) -> bool:
-        return self._gradients.is_in(contributed.get(self._own_id, 0.0))
+    def _drop_former(self) -> None:
+        """Nothing: what the model has learned stays on top of the anchor."""
 
     def _descent(self, committed: CommittedRound) -> Sequence[torch.Tensor]:
         """How far the peers went, each inner step counting by its weight."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from swarmcli.averaging.aggregators import Mean
 from swarmcli.compression import NoCompression
 from swarmcli.events import Noticed
 from swarmcli.optim.gradients.accumulator import Accumulator, GradientMethod, Shapes, Weighed
-from swarmcli.optim.modes.base import GivenUp, Mode, tell_lost
+from swarmcli.optim.modes.base import GivenUp, Mode, tell_lost, tell_undecided
 from swarmcli.optim.state.buffers import Buffers, room_for
 from swarmcli.optim.state.replica import Replica
 from swarmcli.tasks import OFFLOAD_FROM, on_executor
@@ -24,7 +24,6 @@ from swarmcli.threads import on_one_thread
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
     from swarmcli.dht import DHTNode
-    from swarmcli.network.identity import PeerID
     from swarmcli.optim.config import PeerContext
     from swarmcli.optim.modes.base import CommittedRound, EpochWork, SiteHooks, Trained
     from swarmcli.optim.state.lineage import LineagePosition
@@ -112,6 +111,7 @@ class GradientWork:
         self.given_up = GivenUp(peer.events)
         self.sits_in = method.program is None and mode.target_group_size is None  # phases begin with what all hold
         self._handed: Weighed | None = None  # on its way; None: nothing is
+        self._aside = Weighed()  # of a round of this position of which nobody could say whether it was committed
         self._nbytes = sum(parameter.nbytes for parameter in accumulator.parameters)
         self._freeze_bytes = max(self._nbytes, OFFLOAD_FROM) if accumulator.waits else self._nbytes
 
@@ -151,14 +151,26 @@ class GradientWork:
                 await self.replica.change(self._gradients.restore)  # the trainer may add samples at this moment
             self._handed = None
 
+    async def set_aside(self) -> None:
+        if self._handed is not None:
+            tell_undecided(self._events, self._aside)
+            self._aside, self._handed = self._handed, None
+            async with self.averager.tensors():
+                await self.replica.change(self._set_aside)
+
+    def _set_aside(self) -> None:
+        self._gradients.set_aside()
+        self.method.set_aside()
+
     async def average_alone(self) -> None:
         async with self.averager.tensors():
             await self.replica.change(self.method.alone)
 
-    async def advance(self, committed: CommittedRound, counted: bool) -> StepNorms:
+    async def advance(self, committed: CommittedRound) -> StepNorms:
         async with self.averager.tensors():
+            self._forget_aside(0.0)  # that round is not the one from which the run goes on
             following = self._mode.after(self.replica.position, committed, self._target)
-            norms = await self.replica.change(partial(self._step, following, committed, counted))
+            norms = await self.replica.change(partial(self._step, following, committed))
             self.replica.state.apart |= committed.several
             return norms
 
@@ -168,9 +180,10 @@ class GradientWork:
             def replay() -> None:
                 for tensor, average in zip(tensors, averages, strict=True):
                     tensor.copy_(average)
-                counted = self._missed(committed.contributed)
+                self._forget_aside(committed.contributed.get(self._own_id, 0.0))
+                self._drop_former()
                 following = self.replica.position.after(committed.round_id, committed.samples)
-                self._step(following, committed, counted, missed=True)
+                self._step(following, committed, missed=True)
 
             await self.replica.change(replay)
 
@@ -185,6 +198,7 @@ class GradientWork:
 
     async def drop(self) -> None:
         async with self.averager.tensors():
+            self._forget_aside(0.0)
             tell_lost(self._events, await on_executor(self._nbytes, self._drop))
 
     async def start_over(self) -> None:
@@ -194,21 +208,24 @@ class GradientWork:
         if lost:
             self._events.emit(Noticed("warning", lost))
 
-    def _step(
-        self, position: LineagePosition, committed: CommittedRound, counted: bool, *, missed: bool = False
-    ) -> StepNorms:
+    def _step(self, position: LineagePosition, committed: CommittedRound, *, missed: bool = False) -> StepNorms:
+        counted = not missed and committed.contributed.get(self._own_id, 0.0) > 0
         self.method.finish(math.fsum(committed.weights.values()), counted)
         self.replica.buffers.finish(counted=not missed)
         self._gradients.settle(counted)
         self._handed = None
         return self.replica.state.step(self._descent(committed), position)
 
-    def _missed(self, contributed: Mapping[PeerID, float]) -> bool:
-        """A round of these contributors is made up for; whether what this peer has handed in is in it. What it has
-        accumulated is of former parameters, and dropped."""
-        counted = contributed.get(self._own_id, 0.0)
-        tell_lost(self._events, max(0.0, self._drop() - counted))
-        return counted > 0
+    def _forget_aside(self, counted: float) -> None:
+        """No other round of this position will be heard of. The run goes on from one that has counted so many of the
+        samples that were set aside."""
+        self.method.forget_aside(counted=counted > 0)
+        tell_undecided(self._events, self._aside, counted)
+        self._aside = Weighed()
+
+    def _drop_former(self) -> None:
+        """What this peer has accumulated is of parameters before a round that it makes up for."""
+        tell_lost(self._events, self._drop())
 
     def _descent(self, committed: CommittedRound) -> Sequence[torch.Tensor]:
         """The optimizer steps with this: here the average, in which equal weights count alike, whosever they are."""

@@ -5,8 +5,8 @@
                                  │ handed in: A0 − P1
 
 `origin` is the point of the model's way in whose place the anchor comes: P1 where the round counted what was handed in,
-and A0 where it did not, since then all that was learned since counts for the next one. So no step is lost, and none is
-counted twice.
+and A0 where it did not, since then all that was learned since counts for the next one. Where nobody knows, the next
+difference begins at P1 all the same, and P1 is where the anchor comes: what a round may have counted is in no other.
 """
 
 from __future__ import annotations
@@ -31,29 +31,31 @@ class Anchored(Offloaded):
         self.anchor = [anchor.detach() for _, anchor in self._pairs]
         self._model = [parameter.detach() for parameter, _ in self._pairs]
         self._origin = [anchor.clone() for anchor in self.anchor]
+        self._base: list[torch.Tensor] | None = None  # where the next difference begins; None: at the anchor
         self.moved = False  # the anchor, or what the model computes with: `publish` brings them together
 
     @torch.no_grad()
     def mark(self, difference: Sequence[torch.Tensor]) -> None:
-        """Writes how far the model is from the anchor, which is a descent, and remembers where it is now."""
+        """Writes how far the model has come, which is a descent, and remembers where it is now."""
         self.publish()
-        for model, anchor, origin, target in zip(self._model, self.anchor, self._origin, difference, strict=True):
+        begins = self._base or self.anchor
+        for model, begin, origin, target in zip(self._model, begins, self._origin, difference, strict=True):
             origin.copy_(model)
-            target.copy_(anchor).sub_(origin)
+            target.copy_(begin).sub_(origin)
 
-    def marked(self) -> list[torch.Tensor]:
-        """The difference that `mark` wrote, of an anchor that has not stepped since."""
-        return [anchor - origin for anchor, origin in zip(self.anchor, self._origin, strict=True)]
+    def set_aside(self) -> None:
+        """What was marked is in no further difference."""
+        self._base = [origin.clone() for origin in self._origin]
 
     @torch.no_grad()
-    def move(self, *, counted: bool, given_up: Sequence[torch.Tensor] | None = None) -> None:
-        """The anchor is about to step. `counted`: with what was marked. Of what was not counted, `given_up` is dropped:
-        a difference."""
-        if not (counted or self.moved):
-            for number, (anchor, origin) in enumerate(zip(self.anchor, self._origin, strict=True)):
-                origin.copy_(anchor)
-                if given_up is not None:
-                    origin.sub_(given_up[number])
+    def move(self, *, counted: bool) -> None:
+        """The anchor is about to step. `counted`: with what was marked."""
+        base, self._base = self._base, None
+        for number, (anchor, origin) in enumerate(zip(self.anchor, self._origin, strict=True)):
+            if not (counted or self.moved):
+                origin.copy_(anchor if base is None else base[number])
+            elif self.moved and base is not None:  # the model rests at the anchor, and `origin` has all that it learned
+                origin.add_(base[number]).sub_(anchor)
         self.moved = True
 
     @torch.no_grad()
@@ -78,9 +80,9 @@ class Anchored(Offloaded):
     @torch.no_grad()
     def give_up(self) -> None:
         """The model is the anchor again: what it learned is dropped."""
-        self.moved = False
+        self.moved, self._base = False, None
         super().publish()
 
     def adopt(self) -> None:
-        self.moved = False
+        self.moved, self._base = False, None
         super().adopt()

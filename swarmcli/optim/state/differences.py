@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -11,39 +11,32 @@ from swarmcli.compression.base import all_finite as is_finite
 from swarmcli.optim.gradients.accumulator import Weighed, all_finite, lent, sum_type
 from swarmcli.optim.state.anchor import Anchored
 
-Lost = Callable[[int], None]
-
 
 class Differences:
     """Makes inner steps, and the difference of all since the anchor.
 
         add, add ──▶ an inner step, once `inner_batch_size` samples are there ──▶ the model
         freeze   ──▶ means: (anchor − model) / inner steps ──▶ the round ─┬─ committed: settle
-                                                                           └─ given up: restore
+                                                                           ├─ dead: restore
+                                                                           └─ undecided: set_aside
 
     A difference grows with its steps, so the weighted mean of whole differences would favour quick peers twice. Each
     is divided by its steps, and their weighted mean multiplied by `steps_of` the round, as in FedNova (arXiv
     2007.07481): every inner step counts by its weight, and the anchor goes as far as peers went.
 
-    A difference that a round did not count is in the next one, once; then it is dropped, and `lost` hears how many
-    samples that were. Calls exclude each other.
+    A difference of which a round has counted nothing is in the next one. Calls exclude each other.
     """
 
     waits = False
 
-    def __init__(
-        self, place: Anchored, inner: torch.optim.Optimizer, inner_batch_size: int, lost: Lost = lambda samples: None
-    ) -> None:
+    def __init__(self, place: Anchored, inner: torch.optim.Optimizer, inner_batch_size: int) -> None:
         self.parameters = tuple(p for p in place.model_parameters if p.requires_grad)
         self.means = tuple(torch.zeros(p.shape, dtype=sum_type(p.dtype)) for p in self.parameters)
         self._moved = Weighed()  # of inner steps since the anchor; what is handed in is not among them
         self.handed_in = Weighed()
-        self._place, self._inner, self._inner_batch, self._lost = place, inner, inner_batch_size, lost
+        self._place, self._inner, self._inner_batch = place, inner, inner_batch_size
         self._sums: list[torch.Tensor] | None = None  # of gradients over the samples of an inner step
         self._summed = Weighed()
-        self._marked = Weighed()  # of what was last frozen, whatever became of it
-        self._late: list[torch.Tensor] | None = None  # a difference that a round has not counted …
-        self._late_weighed = Weighed()  # … and what is in it, which is among all the rest
 
     @property
     def samples(self) -> int:
@@ -103,45 +96,33 @@ class Differences:
         steps = self.samples / self._inner_batch
         for mean in self.means:
             mean.div_(steps) if steps else mean.zero_()
-        self._marked = self.handed_in = self._moved.in_round
+        self.handed_in = self._moved.in_round
         self._moved = Weighed()
         return self.handed_in
 
     def restore(self) -> None:
-        """No round used what was frozen, as far as is known: it counts again."""
+        """The round is dead: what was frozen counts again."""
         self._moved, self.handed_in = self._moved + self.handed_in, Weighed()
 
-    def is_in(self, samples: float) -> bool:
-        """Whether what was last frozen is in a round that counts so many samples of this peer: a limit may have made
-        them fewer."""
-        return samples > 0 and self._marked.samples > 0
+    def set_aside(self) -> None:
+        """A round may have used what was frozen: it is in no other difference, and the anchor comes in its place."""
+        if self.handed_in.samples:
+            self._place.set_aside()
+            self.handed_in = Weighed()
 
     @torch.no_grad()
     def settle(self, counted: bool) -> None:
-        """A round has committed, and the anchor is about to step. `counted`: what was last frozen is in it."""
-        self.restore()
-        if counted:
-            self._moved -= self._marked
-            self._late, self._late_weighed = None, Weighed()
-            self._place.move(counted=True)
-        elif self._marked.samples:
-            whole, late, late_weighed = self._place.marked(), self._late, self._late_weighed
-            self._place.move(counted=False, given_up=late)
-            if late is not None:
-                whole = [each - old for each, old in zip(whole, late, strict=True)]
-                self._moved -= late_weighed
-                self._lost(late_weighed.samples)
-            self._late, self._late_weighed = whole, self._marked - late_weighed
-        else:
-            self._place.move(counted=False)
-        self._marked = Weighed()
+        """A round has committed, and the anchor is about to step. `counted`: some of what was frozen is in it."""
+        if not counted:
+            self.restore()
+        self._place.move(counted=counted)
+        self.handed_in = Weighed()
 
     def reset(self) -> None:
         """Drops everything: the model is the anchor."""
         self._place.give_up()
         self._drop_sums()
-        self._moved = self.handed_in = self._marked = self._late_weighed = Weighed()
-        self._late = None
+        self._moved = self.handed_in = Weighed()
 
     def _drop_sums(self) -> None:
         self._sums, self._summed = None, Weighed()

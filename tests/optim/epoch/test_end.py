@@ -23,7 +23,7 @@ from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.testing import virtual_time
 
 OWN, OTHER = PeerID(bytes(32)), PeerID(bytes([1]) * 32)
-TOGETHER = CommittedRound(bytes(32), 24, (OWN, OTHER))
+TOGETHER = CommittedRound(bytes(32), 24, (OWN, OTHER), contributed={OWN: 12.0, OTHER: 12.0})
 WITHOUT_ME = CommittedRound(bytes(32), 12, (OTHER,), {OWN: "silent"})
 
 
@@ -101,8 +101,11 @@ class Story:
     async def restore(self) -> None:
         self.told.append("take back")
 
-    async def advance(self, committed: CommittedRound, counted: bool) -> None:
-        self.told.append(f"advance{'' if counted else ' without own'}")
+    async def set_aside(self) -> None:
+        self.told.append("set aside")
+
+    async def advance(self, committed: CommittedRound) -> None:
+        self.told.append(f"advance{'' if committed.contributed.get(OWN) else ' without own'}")
 
     # the keeper of the state
 
@@ -208,11 +211,16 @@ def test_a_failed_round_is_tried_again_with_the_same(timing: Timing) -> None:
 
 
 @pytest.mark.parametrize("timing", Timing)
-@pytest.mark.parametrize("outcome", [FailedRound("nobody there"), UndecidedRound("cut off")])
-def test_what_no_round_used_is_given_back(timing: Timing, outcome: Outcome) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "done"), [(FailedRound("nobody there"), "take back"), (UndecidedRound("cut off"), "set aside")]
+)
+def test_what_a_dead_round_had_is_given_back_and_what_an_undecided_one_had_is_not(
+    timing: Timing, outcome: Outcome, done: str
+) -> None:
     story = tell(timing, outcome)
     assert "advance" not in story.told
-    assert {"take back", "resume"} <= set(story.told)
+    assert next(each for each in story.told if each in ("take back", "set aside")) == done
+    assert "resume" in story.told
 
 
 def test_a_round_that_everybody_else_has_left_is_no_warning() -> None:
