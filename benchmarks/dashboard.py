@@ -139,7 +139,7 @@ def _watch(ids: list[PeerID], journal: Journal) -> RunWatch:
         report=lambda: reports[ids[0]], peers=lambda: dict(others), downloading="", round_bytes=0,
         seat_lost=None, seconds_to_send=0.0,
         tracker=SimpleNamespace(expected=lambda: dict.fromkeys(ids, (1.0, 10.0))),
-        directory=SimpleNamespace(hearing=SimpleNamespace(age=lambda peer: 1.0, answers=lambda peer: True)),
+        directory=SimpleNamespace(age=lambda peer: 1.0, is_there=lambda peer: True),
         claims=SimpleNamespace(apart=dict),
     )  # fmt: skip
     events = Events()

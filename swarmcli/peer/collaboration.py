@@ -283,7 +283,7 @@ def keep_accounts(peer: RunPeer, optimizer: Optimizer) -> BookReader:
             run=peer.digest,
             own=optimizer.report,
             others=optimizer.peers,
-            answers=optimizer.directory.hearing.answers,
+            answers=optimizer.directory.is_there,
             clock=peer.journal.clock,
         )
         counts = peer.role == "monitor" or (peer.role == "trainer" and recipe.checkpoint.every_epochs > 0)
@@ -312,7 +312,7 @@ def keep_evaluations(peer: RunPeer, optimizer: Optimizer) -> RunEvaluations:
         peer.peer_id,
         reports,
         lambda: optimizer.claims.mates.known,
-        directory.hearing.answers,
+        directory.is_there,
         peer.events.emit,
         earlier,
     )

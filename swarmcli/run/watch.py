@@ -231,7 +231,7 @@ class RunWatch:
 
     def _peers(self, optimizer: Optimizer, epoch: int, expected: Expected, now: float) -> list[PeerStatus]:
         """This peer first. A report's age is told by swarm time; the moment, like all others here, by this clock."""
-        own, apart, swarm_now = optimizer.report(), optimizer.claims.apart(), self._peer.dht.clock.now()
+        own, apart = optimizer.report(), optimizer.claims.apart()
         others = optimizer.peers()
         reports = {self._peer.peer_id: own, **others}
         shares = self._history.shares({peer.text: report.samples_per_second for peer, report in reports.items()})
@@ -239,8 +239,8 @@ class RunWatch:
         rows = [_row(self._peer.peer_id, own, expected, shares, last_seen=now, health=health, me=True)]
         endpoint = self._peer.dht.endpoint
         for peer, report in others.items():
-            age = max(0.0, min(optimizer.directory.hearing.age(peer), swarm_now - report.time))
-            if not optimizer.directory.hearing.answers(peer):
+            age = optimizer.directory.age(peer)
+            if not optimizer.directory.is_there(peer):
                 health = "not answering"
             elif peer in apart and not _pauses(report):
                 health = "waiting" if apart[peer].phase == "stranded" else "another model"

@@ -78,7 +78,7 @@ class FakeOptimizer:
 
     use_gradient_averaging, auxiliary = True, False
     param_groups = ()
-    directory = SimpleNamespace(hearing=SimpleNamespace(answers=lambda peer: False), readers=[])
+    directory = SimpleNamespace(is_there=lambda peer: False, readers=[])
     core = SimpleNamespace(metrics=None)
 
     def report(self) -> SimpleNamespace:

@@ -69,8 +69,7 @@ class FakeOptimizer:
 
     @property
     def directory(self) -> SimpleNamespace:
-        hearing = SimpleNamespace(age=lambda peer: self.age, answers=lambda peer: peer not in self.silent)
-        return SimpleNamespace(hearing=hearing)
+        return SimpleNamespace(age=lambda peer: self.age, is_there=lambda peer: peer not in self.silent)
 
     @property
     def claims(self) -> SimpleNamespace:

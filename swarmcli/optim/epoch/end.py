@@ -217,7 +217,7 @@ class EpochEnd:
         if not isinstance(outcome, CommittedRound):
             self._metrics.note_outcome(outcome.word, outcome.reason)
             # If everybody else is gone, this is what a goodbye looks like. Who goes without one is told of by name.
-            if any(self._directory.hearing.answers(peer) for peer in self._claims.holders()):
+            if any(self._directory.is_there(peer) for peer in self._claims.holders()):
                 self._warn(f"the round of epoch {self._replica.position.epoch} gave no result: {outcome.reason}")
             self._directory.announce()
         return outcome

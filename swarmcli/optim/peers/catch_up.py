@@ -142,7 +142,8 @@ class CatchUp:
                     own, found = Claim(wanted, settled), self._survey.out_of_reach.items()
                     leading = {peer: report for peer, report in found if self._claims.is_led_by(report, own)}
                     if leading and not self._goes_on_alone(leading):
-                        certain = any(self._directory.lives_for_certain(p, loop_time() - began) for p in leading)
+                        lately = loop_time() - began
+                        certain = any(self._clock.now() - each.time < lately for each in leading.values())
                         await self._wait_for(_out_of_reach(leading), began, deadline, certain=certain)
                         continue
                     self.waits = "" if leading else self._awaited(answers, began)
@@ -195,7 +196,7 @@ class CatchUp:
         """Asks those who are here how far the run is, each once: they may be gone before their state is here."""
         terms = self._directory.describe().terms
         alike = (peer for peer, report in self._directory.others.items() if report.terms == terms)
-        fresh = [peer for peer in alike if peer not in asked and self._directory.hearing.answers(peer)]
+        fresh = [peer for peer in alike if peer not in asked and self._directory.is_there(peer)]
         peers = self._claims.in_turn(fresh)[:MOST_PROOFS]
         asked.update(peers)
         endpoint, run_id, others = self._directory.endpoint, self._directory.run_id, self._directory.others

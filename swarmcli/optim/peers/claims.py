@@ -54,7 +54,7 @@ class Claims:
         self._distrusted = Backoff[bytes](self.options.distrust, self.options.distrust)  # lineages
         self._told_unproved: set[bytes] = set()  # lineages of which people have been told that nobody vouches for them
         self._set_apart: set[PeerID] = set()
-        self._apart_since: dict[PeerID, float] = {}  # loop time since when a peer's reports tell of another lineage
+        self._apart_since: dict[PeerID, float] = {}  # swarm time since when a peer's reports tell of another lineage
         self._tasks = TaskOwner()
         directory.readers.append(self._note_look)
 
@@ -155,7 +155,7 @@ class Claims:
 
     def _parted(self, mates: Sequence[PeerID]) -> LineagePosition | None:
         """A lineage that beats nobody's, but that most mates hold for a while already while this peer holds another."""
-        apart = [peer for peer in mates if self._is_parted(peer, loop_time())]
+        apart = [peer for peer in mates if self._is_parted(peer, self._endpoint.clock.now())]
         if 2 * len(apart) <= len(mates) + 1:
             return None
         return best(self.directory.others[peer].claim.position for peer in apart)
@@ -172,7 +172,7 @@ class Claims:
         told = {
             peer: PeerWord(directory.others[peer].claim, recent=False, rests=directory.is_away(peer))
             for peer in silent
-            if directory.hearing.answers(peer)
+            if directory.is_there(peer)
         }
         words = {**told, **answers}
         found = self._standing(words).to_follow(own)
@@ -250,7 +250,7 @@ class Claims:
 
     def _note_look(self) -> None:
         """Remembers since when whose reports tell of another lineage than this peer's at the same epoch."""
-        now, before, others = loop_time(), self._apart_since, self.directory.others
+        now, before, others = self._endpoint.clock.now(), self._apart_since, self.directory.others
         self._apart_since = {
             peer: before.get(peer, now)
             for peer, report in others.items()
@@ -264,12 +264,11 @@ class Claims:
         Those who train on are named only after a while: a peer that missed a round usually comes back at once. For any
         thread.
         """
-        hearing = self.directory.hearing
-        now = hearing.now()
+        now = self._endpoint.clock.now()
         return {
             peer: report
             for peer, report in dict(self.directory.others).items()
-            if hearing.answers(peer)
+            if self.directory.is_there(peer)
             and (
                 report.phase == "stranded"
                 or self._is_parted(peer, now)
@@ -307,7 +306,7 @@ class Claims:
         return any(
             peer in self._apart_since
             and not self._endpoint.can_reach(peer)
-            and self.directory.hearing.answers(peer)
+            and self.directory.is_there(peer)
             and self.is_led_by(others[peer], own)
             for peer in self.credible()
         )

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from swarmcli.dht.schema import SchemaValidator
 from swarmcli.errors import SwarmError
-from swarmcli.events import EpochReported, Event, Gone, OwnAddressesChanged, PeerDisconnected, PeerSeen
+from swarmcli.events import EpochReported, Event, Gone, OwnAddressesChanged, PeerDisconnected, PeerSeen, PeerSilent
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import set_within
 from swarmcli.network.prefix import prefix_of_address
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.peers.board import Board
-from swarmcli.optim.peers.hearing import Hearing
 from swarmcli.optim.peers.report import PeerKeys, PeerReport, is_away
 from swarmcli.optim.state.lineage import PositionHistory
 
@@ -35,7 +35,8 @@ class ReportOptions:
 
     expiration: float = 60.0  # after which the report of a peer that says no more is gone
     refresh_period: float = 3.0  # between two looks at the others' reports
-    renewal: float = 10.0  # after which an unchanged report is written again: a peer that nobody hears lives by it
+    renewal: float = 10.0  # after which an unchanged report is written again
+    fresh: float = 15.0  # up to this age of a report its peer is taken to be there: renewed and read in that time
 
 
 class PeerDirectory:
@@ -52,13 +53,14 @@ class PeerDirectory:
         self.others: dict[PeerID, PeerReport] = {}  # as of the last look
         self.readers: list[Callable[[], None]] = []  # called after each look
         self.history = PositionHistory()  # of this peer's own position
-        self.hearing = Hearing(node.endpoint, run_id, lambda: self.others)
         self._board = Board(node, f"{run_id}_peers", PeerReport, self.options.expiration)
         self._present = False  # the others have been told of this peer
         self._changed = asyncio.Event()
         self._tasks = TaskOwner()
         self._at_work: list[PeerID] | None = None  # as of the last look; None: to be told anew
         self._unread = set[PeerID]()  # members of the last round whose report has not been read since
+        self._ended: dict[PeerID, float] = {}  # swarm time when the connection with a peer that reports ended
+        self._silent = set[PeerID]()  # of whom people have been told that they do not answer
         self._missing: dict[PeerID, PeerReport] = {}  # the last of each peer without one, until people are told
         node.add_validators([SchemaValidator(PeerKeys, prefix=run_id)])
 
@@ -69,12 +71,10 @@ class PeerDirectory:
         self._present = True
         await self._publish()
         await self.refresh()
-        await self.hearing.start()
         self._tasks.keep(self.endpoint.events, self._keep_publishing, self._keep_reading)
 
     async def shutdown(self) -> None:
         """Ends the background work and says goodbye, with how the last epoch went. Idempotent."""
-        await self.hearing.close()
         await self._tasks.close()
         if self._present:
             self._present = False
@@ -94,8 +94,9 @@ class PeerDirectory:
     def _on_event(self, event: Event) -> None:
         if isinstance(event, OwnAddressesChanged):
             self._changed.set()  # whoever waits for a way to this peer reads of it in its report
-        elif isinstance(event, PeerDisconnected) and event.left:
-            self.hearing.note_goodbye(PeerID.parse(event.peer))
+        elif isinstance(event, PeerDisconnected) and (peer := PeerID.parse(event.peer)) in self.others:
+            self._ended[peer] = self.endpoint.clock.now()
+            self._silent |= {peer} if event.left else set()  # people hear of goodbyes anyway
 
     async def _publish(self, phase: Literal["left"] | None = None) -> None:
         self._changed.clear()
@@ -128,10 +129,10 @@ class PeerDirectory:
         for peer, report in self.others.items():
             self.endpoint.learn(peer, tuple(report.addresses))
             if before.get(peer) != report:
-                self.hearing.note_report(peer, report)
                 self._tell(peer, report, before.get(peer))
         self._missing |= {peer: before[peer] for peer in before.keys() - self.others.keys()}
         self._tell_of_missing(records)
+        self._tell_of_silent()
         for read in self.readers:
             read()
         return self.others
@@ -172,7 +173,30 @@ class PeerDirectory:
             elif peer not in self.others:
                 self._tell(peer, records[peer], last, "left")
 
+    def _tell_of_silent(self) -> None:
+        self._silent &= self.others.keys()
+        self._ended = {peer: moment for peer, moment in self._ended.items() if peer in self.others}
+        for peer, report in self.others.items():
+            if (there := self.is_there(peer)) == (peer in self._silent):
+                self._silent ^= {peer}
+                self.endpoint.events.emit(PeerSilent(peer.text, report.name, report.role, answers=there))
+
     # who is there
+
+    def is_there(self, peer: PeerID) -> bool:
+        """Whether a peer that reports is connected, or its report is fresh: not where a connection with it has ended
+        since it made that. From any thread."""
+        return self.endpoint.is_connected(peer) or (
+            self.age(peer) < self.options.fresh and self.others[peer].time > self._ended.get(peer, -math.inf)
+        )
+
+    def age(self, peer: PeerID) -> float:
+        """Seconds since the last word of a peer: 0 of one that is connected, infinite of one without a report. From any
+        thread."""
+        if self.endpoint.is_connected(peer):
+            return 0.0
+        report = self.others.get(peer)
+        return math.inf if report is None else max(0.0, self.endpoint.clock.now() - report.time)
 
     def at_work(self) -> list[PeerID]:
         """Those who take part in rounds of this run, by their last reports; also those who are about to."""
@@ -184,7 +208,7 @@ class PeerDirectory:
 
     def trainers(self) -> dict[PeerID, float]:
         """Those who take part in rounds and answer, with the samples per second that each says to compute."""
-        at_work = ((peer, self.others[peer]) for peer in filter(self.hearing.answers, self.at_work()))
+        at_work = ((peer, self.others[peer]) for peer in filter(self.is_there, self.at_work()))
         return {peer: r.samples_per_second for peer, r in at_work if r.role == "trainer" and not r.pause}
 
     def await_reports(self, mates: Iterable[PeerID]) -> None:
@@ -204,12 +228,6 @@ class PeerDirectory:
         """Whether it takes part in no round at present, by its last report."""
         report = self.others.get(peer)
         return report is not None and is_away(report.pause)
-
-    def lives_for_certain(self, peer: PeerID, seconds: float) -> bool:
-        """Whether it is heard of, or has renewed its report within the last so many seconds."""
-        report = self.others.get(peer)
-        renewed = report is not None and self.endpoint.clock.now() - report.time < seconds
-        return self.hearing.is_certain(peer) or renewed
 
     def network_of(self, peer: PeerID) -> Hashable:
         """The bucket in which it counts; if it is not connected, the one that it names, unproved."""

@@ -128,7 +128,7 @@ class Survey:
             asked = holders[begin : begin + ASKED_AT_ONCE]
             answers = {peer: answer.word for peer, answer in (await self.ask(asked, comes=comes)).items()}
             if not any(word.claim.settled for word in answers.values()):
-                living = await self.directory.hearing.find_living(peer for peer in asked if peer not in answers)
+                living = self._out_of_reach(peer for peer in asked if peer not in answers)
                 self.out_of_reach = {p: self.directory.others[p] for p in living if p in self.directory.others}
             stand_by_it = {peer for peer, word in answers.items() if not claimed[peer].beats(word.position)}
             claims.doubt(peer for peer in asked if peer not in stand_by_it and peer not in self.out_of_reach)
@@ -160,7 +160,7 @@ class Survey:
             # needs a moment to find their lineage.
             silent = [peer for peer in asked if peer not in answers and not directory.is_away(peer)]
             mates = [peer for peer in silent if directory.others[peer].claim.position.lineage == position.lineage]
-            return "followed" if await directory.hearing.find_living(mates) else "alone"
+            return "followed" if self._out_of_reach(mates) else "alone"
         return judged
 
     async def look_for_work(self, company: Sequence[PeerID], position: LineagePosition) -> tuple[bool, bool]:
@@ -175,7 +175,7 @@ class Survey:
             await directory.refresh()  # what mates report tells whether to follow them
         silent = (peer for peer in reported if peer not in answers)
         with_us = any(peer in working and working[peer].lineage == position.lineage for peer in company)
-        return bool(working) or any(map(directory.hearing.answers, silent)), with_us
+        return bool(working) or any(map(directory.is_there, silent)), with_us
 
     async def anyone_behind(self, epoch: int) -> bool:
         """Whether a peer that holds a state, does not pause and can be reached has not come to this epoch yet."""
@@ -184,6 +184,10 @@ class Survey:
         behind = [peer for peer in holders if others[peer].epoch < epoch and not self.directory.is_away(peer)]
         answers = await self.ask(behind[:ASKED_AT_ONCE])
         return any(answer.epoch < epoch for answer in answers.values())
+
+    def _out_of_reach(self, silent: Iterable[PeerID]) -> list[PeerID]:
+        """Those of these peers, who gave no answer, who are there, but connected with others alone."""
+        return [peer for peer in silent if self.directory.is_there(peer) and not self._endpoint.is_connected(peer)]
 
     async def _ask(self, peer: PeerID, comes: bool = False) -> PositionReply | None:
         try:

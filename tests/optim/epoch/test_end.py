@@ -76,9 +76,8 @@ class Story:
 
     # who else is there
 
-    @property
-    def hearing(self) -> SimpleNamespace:
-        return SimpleNamespace(answers=lambda peer: self.answering)
+    def is_there(self, peer: PeerID) -> bool:
+        return self.answering
 
     def holders(self) -> list[PeerID]:
         return [OTHER]
