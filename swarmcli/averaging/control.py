@@ -81,8 +81,8 @@ class RoundResult(Mapping[PeerID, Any]):
 
     group: Group
     gathered: Mapping[PeerID, Any]
-    contributors: tuple[PeerID, ...]  # whose tensors are in the average
-    left_out: Mapping[PeerID, str]  # peer → why its tensors are not
+    contributors: tuple[PeerID, ...]  # whose tensors are in the average, in whole or in part
+    left_out: Mapping[PeerID, str]  # peer → why its tensors are not, and how much of them is
     total_weight: float  # 0: there was nothing to average (`remark` says why), and nobody's tensors changed
     bytes_sent: int
     bytes_received: int
@@ -90,7 +90,7 @@ class RoundResult(Mapping[PeerID, Any]):
     late: bool = False  # averages that were missing here were fetched after the group had committed
     remark: str = ""  # anything unusual, in words for people
     certificate: RoundCertificate | None = None  # proves to anyone that the group has committed this
-    weights: Mapping[PeerID, float] = field(default_factory=dict)  # of the contributors, as they were counted
+    weights: Mapping[PeerID, float] = field(default_factory=dict)  # of the contributors, by the share that counted
     samples: Mapping[PeerID, float] = field(default_factory=dict)  # likewise; the weights where nobody has told others
     reduced: Mapping[PeerID, int] = field(default_factory=dict)  # reducer → bytes of tensors that it has added up
 

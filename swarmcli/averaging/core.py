@@ -336,7 +336,7 @@ class AveragerCore:
                     # The leader has listed them. Members may have been killed: the first time costs the leader nothing.
                     if round_.group.leader != self.node.peer_id:
                         self.finder.doubt(round_.group.leader, "it led a round that fell short", lost=True, led=True)
-                    slow = round_.lessons.sending.keys() - result.weights.keys()
+                    slow = round_.lessons.sending.keys() & result.left_out.keys()
                     withheld = absent - slow
                     raise RoundFailed(
                         f"members that kept their word had claimed {kept:g} of {request.target:g} samples, less than "
@@ -431,7 +431,7 @@ class AveragerCore:
 
     def _describe(self, group: Group, result: AllreduceResult, chronicle: Chronicle) -> RoundResult:
         if (why := result.left_out.get(self.node.peer_id)) is not None:
-            logger.warning("the tensors of this peer are not in the average of %r: %s", self.config.prefix, why)
+            logger.warning("not all tensors of this peer are in the average of %r: %s", self.config.prefix, why)
         gathered = {member.peer_id: self._decode_gathered(member.peer_id, member.gathered) for member in group.members}
         return RoundResult(
             group=group,

@@ -148,6 +148,22 @@ async def test_all_reducers_clip_a_claim_alike(delay: float) -> None:
 
 
 @simulated
+async def test_a_member_that_one_reducer_never_heard_costs_nobody_else_its_weight() -> None:
+    """The heavy one is capped unlike where the dying one is heard and where it is not; it counts all the same."""
+    kinds = [Kind(weight=1000.0), Kind(weight=10.0), Kind(weight=12.0), Kind(weight=11.0), Kind(weight=40, bandwidth=0)]
+    options = AllreduceOptions(part_size_bytes=1024, sender_timeout=5, max_share=0.75)
+    async with Swarm(kinds, options=options) as swarm:
+        swarm.network.cut(swarm.peers[1].peer_id, swarm.peers[4].peer_id)
+        results = swarm.check((await swarm.round())[:4])
+        assert len(results) == 4
+        for result in results:
+            caps = {average.weights[0] for average in result.parts}
+            assert caps == {99.0, 219.0}
+            assert list(result.weights.values())[:4] == [219.0, 10.0, 12.0, 11.0]
+            assert list(result.left_out) == [swarm.peers[4].peer_id]
+
+
+@simulated
 async def test_leaders_say_in_the_group_what_to_expect_of_whom() -> None:
     async with Averagers(1) as swarm:
         peers = await swarm.add(4)

@@ -13,6 +13,7 @@ from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.group import Group, Member
 from swarmcli.averaging.round.allreduce import contributions
 from swarmcli.averaging.round.buffers import Average
+from swarmcli.averaging.round.plan import Layout, Plan
 from swarmcli.events import EpochCredited, RoundsReplayed
 from swarmcli.network.identity import Identity
 from swarmcli.optim.gradients.accumulator import GradientAccumulator, Weighed
@@ -132,7 +133,8 @@ def test_one_reducer_cannot_change_what_a_member_is_credited_with() -> None:
     members = [Member(Identity.from_seed(number).peer_id) for number in range(2)]
     group = Group.form(b"", members, [1.0, 1.0], bytes(16))
     told = [(5.0, 2.0, 7.0, 8.0), (5.0, 2.0, 1e6, 8.0), (5.0, 2.0, 7.0, 8.0)]
-    averages = [Average(part=None, senders=(0, 1), weights=each, message=None, digest=b"") for each in told]
+    parts = Plan.make(Layout.of([torch.zeros(12)]), [2.0, 1.0], 16).parts
+    averages = [Average(part, (0, 1), each, message=None, digest=b"") for part, each in zip(parts, told, strict=True)]
     weights, samples, partly = contributions(group, averages, AllreduceOptions())
     assert (list(weights.values()), list(samples.values()), partly) == ([5.0, 2.0], [7.0, 8.0], {})
 

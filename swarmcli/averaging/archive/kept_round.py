@@ -17,7 +17,7 @@ from swarmcli.averaging.consensus.certificate import RoundCertificate
 from swarmcli.averaging.consensus.messages import DIGEST_BYTES
 from swarmcli.averaging.group import MAX_MEMBERS
 from swarmcli.averaging.round.allreduce import AllreduceResult
-from swarmcli.averaging.round.buffers import Average, Inputs, result_digest
+from swarmcli.averaging.round.buffers import Average, Inputs, contributions_to, result_digest
 from swarmcli.averaging.round.plan import Layout, Plan
 from swarmcli.compression import NoCompression
 from swarmcli.errors import StateDownloadError
@@ -135,11 +135,10 @@ class KeptRound:
         signed_for = certificate.group_id, certificate.tag, certificate.digest
         if signed_for != (record.group_id, record.tag, record.digest) or not certificate.verify():
             raise ValueError("averages for which their group has not signed")
-        self.check(Plan.make(layout, record.shares, part_size_bytes))
-        counted = [set(zip(senders, weights, strict=False)) for _, senders, weights in record.runs]
-        peers = dict(enumerate(certificate.peers))
-        whole = {(peers.get(sender), weight) for sender, weight in set.intersection(*counted)}
-        if whole != set(zip(record.contributors, record.weights, strict=True)):
+        plan, peers = Plan.make(layout, record.shares, part_size_bytes), dict(enumerate(certificate.peers))
+        self.check(plan)
+        counted = {(peers.get(sender), each.weight) for sender, each in contributions_to(self.parts(plan)).items()}
+        if counted != set(zip(record.contributors, record.weights, strict=True)):
             raise ValueError("other weights than those of its parts, for which its group has signed")
 
 

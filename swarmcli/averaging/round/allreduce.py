@@ -22,7 +22,7 @@ from swarmcli.averaging.consensus.messages import MAX_WORDS, Aborted, Again, Com
 from swarmcli.averaging.consensus.quorum import Quorum
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.attempt import Attempt, Avoided
-from swarmcli.averaging.round.buffers import Average, Holdings, Inputs, Results, result_digest
+from swarmcli.averaging.round.buffers import Average, Holdings, Inputs, Results, contributions_to, result_digest
 from swarmcli.averaging.round.pace import Lessons, usual_time
 from swarmcli.averaging.round.plan import Layout, Plan
 from swarmcli.averaging.round.reducer import beyond_sums
@@ -40,10 +40,11 @@ class AllreduceResult:
 
     averages      in the shapes of the inputs and beside them; read-only, for they may still be on their way to
                   others. Empty for an auxiliary, and when `total_weight` is zero: then there was nothing to average
-    contributors  members whose tensors are in every part of the average, in the group's order
-    weights       theirs
-    samples       theirs, bounded as the weights are: equal to these where nobody has told others
-    left_out      peer → why its tensors are missing from some part on
+    contributors  members whose tensors are in the average, in the group's order
+    weights       theirs, by the share of their tensors that is in it: half of its weight of a member that is in the
+                  parts of half of all elements. The other half is lost: it is never handed in again
+    samples       theirs, likewise, bounded as the weights are: equal to these where nobody has told others
+    left_out      peer → why its tensors are missing, from some part on or in all, and how much of them counts
     digest        32 bytes over averages, senders and weights
     tries         more than one if the group began again without reducers that were lost
     late          averages that were missing here were fetched after the group had committed
@@ -237,12 +238,13 @@ class Allreduce:
         for attempt in self._attempts:
             left_out |= attempt.left_out
         named = {members[index]: reason for index, reason in left_out.items()}
+        named = {peer: reason for peer, reason in named.items() if peer in partly or peer not in weights}
         return AllreduceResult(
             averages=averages if weights else [],
             contributors=tuple(weights),
             weights=weights,
             samples=samples,
-            left_out={peer: reason for peer, reason in (partly | named).items() if peer not in weights},
+            left_out=partly | {peer: "; ".join(filter(None, [partly.get(peer), why])) for peer, why in named.items()},
             digest=digest or b"",
             bytes_sent=sum(attempt.bytes_sent for attempt in self._attempts),
             bytes_received=sum(attempt.bytes_received for attempt in self._attempts),
@@ -312,20 +314,13 @@ def _checked_inputs(
 def contributions(
     group: Group, averages: Sequence[Average], options: AllreduceOptions
 ) -> tuple[dict[PeerID, float], dict[PeerID, float], dict[PeerID, str]]:
-    """The weights and the samples of members that are in every part, and what is wrong with members that are only in
-    some. Samples are bounded here as reducers bound weights: by what all members hold, so that all count the same."""
-    weights: dict[PeerID, float] = {}
-    samples: dict[PeerID, float] = {}
-    partly: dict[PeerID, str] = {}
-    for index, member in enumerate(group.members):
-        named = [average.counted(index) for average in averages if index in average.senders]
-        equal = len({weight for weight, _ in named}) == 1
-        if equal and len(named) == len(averages):
-            weights[member.peer_id] = named[0][0]
-            # No audit is of these: a lying reducer is outvoted by the parts of the others.
-            samples[member.peer_id] = sorted(count for _, count in named)[(len(named) - 1) // 2]
-        elif named:
-            partly[member.peer_id] = "some of its parts did not arrive" if equal else "it named unlike weights"
+    """The weights and the samples of the members, as far as their tensors arrived, and how much did of members that are
+    only in some parts. Samples are bounded here as reducers bound weights: by what all members hold, so that all count
+    the same."""
+    found = {group.members[index].peer_id: each for index, each in contributions_to(averages).items()}
+    weights = {peer: each.weight for peer, each in found.items()}
+    samples = {peer: each.samples for peer, each in found.items()}
+    partly = {peer: f"only {each.share:.0%} of its tensors count" for peer, each in found.items() if each.share < 1}
     if samples != weights:
         bounds = WeightBounds.of(group, range(len(group)), options)
         ramps = {group.members[index].peer_id: ramp for index, ramp in bounds.ramps.items()}

@@ -347,10 +347,6 @@ class Attempt:
             got.failures.setdefault(reducer, "half of the members that others have averaged are not in its parts")
         good = (each for each in got.averages if each.part.reducer not in alone and (each.senders or not averages))
         self.holdings.put(good)
-        held = self.holdings.averages if self.holdings.digest is not None else []
-        if held and self._reducer.weighed and not set.intersection(*(set(average.senders) for average in held)):
-            self.holdings.drop(range(len(self.holdings.plan.parts)))
-            got.complaint = "nobody's tensors are in all of its parts, though members had weight"
         self.trouble = Gathered(failures=got.failures, complaint=got.complaint)
 
     async def _finish(self, *exchanging: asyncio.Task[None]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,6 +12,7 @@ from itertools import pairwise
 import torch
 
 from swarmcli.averaging.audit.signed import averages_root
+from swarmcli.averaging.config import MIN_WEIGHT
 from swarmcli.averaging.consensus.messages import DIGEST_BYTES, MAX_PARTS
 from swarmcli.averaging.round.plan import Layout, Part, Plan
 from swarmcli.averaging.round.signed import SignedLists
@@ -112,10 +113,41 @@ class Average:
     digest: bytes
     inputs: bytes = b""
 
-    def counted(self, sender: int) -> tuple[float, float]:
-        """The weight of one of the senders, and its samples."""
-        place = self.senders.index(sender)
-        return self.weights[place], self.weights[place - len(self.senders)]
+    @property
+    def numel(self) -> int:
+        return self.part.stop - self.part.start
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a round's average holds of one member: its weight and samples, as far as its tensors arrived.
+
+    share   of all elements, those of parts that hold the member's; 1: all of them
+    """
+
+    weight: float
+    samples: float
+    share: float
+
+
+def contributions_to(averages: Sequence[Average]) -> dict[int, Counted]:
+    """The contribution of each member, by index, to the average of all these parts.
+
+    Reducers may cap a weight unlike, if a member died before all of them had heard its own; and one may lie. So the
+    lower median over the parts counts.
+    """
+    named, everything = defaultdict[int, list[tuple[float, float, int]]](list), sum(each.numel for each in averages)
+    for average in averages:
+        samples = average.weights[len(average.senders) :] or average.weights
+        for sender, weight, count in zip(average.senders, average.weights, samples, strict=False):
+            named[sender].append((weight, count, average.numel))
+    found = dict[int, Counted]()
+    for sender, parts in sorted(named.items()):
+        weights, counts, elements = zip(*parts, strict=True)
+        share = sum(elements) / everything
+        weight, count = (sorted(each)[(len(each) - 1) // 2] * share for each in (weights, counts))
+        found[sender] = Counted(max(weight, MIN_WEIGHT), max(count, MIN_WEIGHT), share)
+    return found
 
 
 class Holdings:

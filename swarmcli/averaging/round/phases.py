@@ -298,7 +298,7 @@ class PhasedAllreduce:
         return {
             peer: result.left_out.get(peer, "it had unlike parts in two phases")
             for peer in sorted(senders | weights.keys())
-            if peer not in named or named[peer] != weights.get(peer)
+            if peer in result.left_out or named.get(peer) != weights.get(peer)
         }
 
     # The end

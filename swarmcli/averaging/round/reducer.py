@@ -80,11 +80,6 @@ class Reducer:
         lost = {index: sender.left_out for index, sender in self._senders.items() if sender.left_out is not None}
         return self._outvoted | lost
 
-    @property
-    def weighed(self) -> bool:
-        """Whether any sender has weight, or may have had it, since it was left out before it named one."""
-        return any(sender.weight or (sender.weight is None and sender.left_out) for sender in self._senders.values())
-
     def begin(self, sender: int, weight: float, samples: float | None = None) -> None:
         """A sender names its weight, and its samples if they are others; a weight of zero delivers nothing. Raises
         InputRefused."""

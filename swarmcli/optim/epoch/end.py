@@ -325,12 +325,14 @@ class EpochEnd:
         counted = committed.contributed.get(self._own_id, 0.0) > 0
         if handed and counted:
             self._share = handed / committed.samples
-        if handed and not counted:
+        lost = 0
+        if handed and (not counted or self._own_id in committed.left_out):  # what is lost is not handed in again
+            lost = handed - min(handed, round(committed.contributed.get(self._own_id, 0.0)))
             reason = committed.left_out.get(self._own_id, "not named among the contributors")
-            self._warn(f"{handed} samples of this peer are not in the average: {self._kept_out or reason}")
+            self._warn(f"{lost} samples of this peer are not in the average: {self._kept_out or reason}")
         norms = await self._work.advance(committed)
         await self._keeper.after_epoch(committed, weighed.weight)
         if self._timing is Timing.AT_ONCE:
             await self._replica.publish()
         await self._group.close()
-        return Advanced(committed, handed if counted else 0, loop_time() - began, norms)
+        return Advanced(committed, handed - lost, loop_time() - began, norms)

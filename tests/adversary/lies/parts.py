@@ -151,7 +151,7 @@ def overflow(liar: Liar) -> None:
     as_sender(liar, alter)
 
 
-@lie("unlike weights", "parts", at_most="its own weight does not count as contributed")
+@lie("unlike weights", "parts", at_most="the lower median of what it named counts")
 def unlike_weights(liar: Liar) -> None:
     """Each reducer is told another weight."""
     weight = 1.0
