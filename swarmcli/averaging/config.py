@@ -71,7 +71,6 @@ class SearchOptions:
 
     # Around searches
     withdrawal: float = 2.0  # that an ending averager takes to withdraw its declaration
-    empty_seat: float = 10.0  # without kept seats after one stayed empty: a liar costs a grace of 1 s in that time
     clocks_differ: float = 1.0  # by which a search may seem to begin in the future
 
 

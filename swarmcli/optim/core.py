@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from swarmcli.backoff import growing
 from swarmcli.events import Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
@@ -38,8 +37,6 @@ from swarmcli.optim.peers.state_exchange import StateExchange
 from swarmcli.optim.peers.survey import Survey
 from swarmcli.optim.state.frozen import TERM
 from swarmcli.optim.state.lineage import TORN, Claim, LineagePosition
-
-FIRST_LOOK, LONGEST_LOOK = 0.05, 0.4  # seconds between two looks whether a peer that returns is in a group
 
 
 class OptimizerCore:
@@ -67,7 +64,7 @@ class OptimizerCore:
         self.directory = PeerDirectory(node, config.run_id, self.report)
         self.pausing = Pausing(self.directory.announce)
         self.claims = Claims(self.directory)
-        self.survey = Survey(self.claims, averager.finder.keep_seat)
+        self.survey = Survey(self.claims)
         self.tracker = ProgressTrackerCore(
             node,
             config.run_id,
@@ -89,7 +86,7 @@ class OptimizerCore:
         self._exchange = StateExchange(self.replica, self.mode, self.claims, averager.at_rest)
         timeout = config.load_state_timeout
         self._frozen = FrozenExchange(trained.frozen, self.replica, self.claims, timeout, averager.at_rest)
-        self._catch_up = CatchUp(peer, self.work, self.survey, self._exchange, self._group)
+        self._catch_up = CatchUp(peer, self.work, self.survey, self._exchange)
         self.seat = OwnSeat(averager, node.peer_id, config.target_batch_size)
         self._end = EpochEnd(peer, self.work, keeper, self._group, self.survey, self.metrics)
         self._ending: asyncio.Task[None] | None = None  # until somebody has waited for its end
@@ -184,11 +181,8 @@ class OptimizerCore:
         """
         if self.pausing.is_asked:
             return False
-        returns = self.pausing.away
         await self._end_is_over()
         changed = await self._join()
-        if returns:
-            changed = await self.pausing.returning(self._wait_in_step()) or changed
         self._last_seen = self.position
         if not self.metrics.samples:
             self.metrics.begin()  # whoever joins before its first batch computes from here on
@@ -203,8 +197,6 @@ class OptimizerCore:
             await self._group.close()
             self._end.left_behind = False
             changed, in_step = await self._look_around(reason)
-            if not in_step or self._group.position != self.position:  # otherwise it has a seat already
-                await self._group.close()
             if not in_step:
                 return changed
             await self._keeper.look()
@@ -304,28 +296,6 @@ class OptimizerCore:
         else:
             await self._withdraw()
         return self.position != self._last_seen
-
-    async def _wait_in_step(self) -> bool:
-        """Waits until the next round counts on this peer, which returns; whether its state changed meanwhile."""
-        changed = False
-        while not self.pausing.is_asked:
-            await self.pausing.unless_asked(self._wait_until_expected())
-            if not self._reason_to_look():
-                break
-            changed = await self._join() or changed  # the others have ended an epoch meanwhile
-        return changed
-
-    async def _wait_until_expected(self) -> None:
-        """Those at work may have begun a round: what this peer computes before it is in a group with one of them is
-        lost. Others who return are no such company: they would miss that round together, or end the epoch twice."""
-        deadline = loop_time() + self.config.matchmaking_time
-        for pause in growing(FIRST_LOOK, LONGEST_LOOK):
-            if self._reason_to_look() or loop_time() >= deadline:
-                return
-            company = self.work.averager.finder.company
-            waited_for, with_us = await self.survey.look_for_work(company, self.position)
-            if with_us or not waited_for or await self._group.wait_until_begun(pause):
-                return
 
     async def _withdraw(self) -> None:
         if self.pausing.away:

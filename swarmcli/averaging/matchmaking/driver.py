@@ -148,11 +148,6 @@ class SearchDriver:
         as_told = entry.claim <= self._control.progress and (entry.bandwidth == 0 or offer.bandwidth != 0)
         return said == offered and as_told
 
-    def keep_seat(self, peer: PeerID) -> None:
-        """A group that has not begun waits for this peer, as for a member of the last one."""
-        self.search.gathering.mates.add(peer)
-        self._wake.set()
-
     def drop(self, peer: PeerID) -> None:
         """This peer must not be in the group, as a leader, a follower or a candidate."""
         if self.group is None:

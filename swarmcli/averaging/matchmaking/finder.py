@@ -92,8 +92,6 @@ class GroupFinder:
         self._declarations = Declarations(node, config.prefix)
         self._last_search, self._last_tag, self._stands = bytes(SEARCH_BYTES), b"", False
         self._asking: Search | None = None  # under way or over: a leader that it has asked may begin late
-        self._coming: set[PeerID] = set()  # peers for which the next group keeps a seat, see keep_seat
-        self._keeps_seats_from = -math.inf  # loop time
         self._searched = 0.0  # swarm time of the last search
         self._anew = False  # the search under way is to be replaced, since peers without a seat in it have one now
         self._started = 0.0
@@ -180,15 +178,6 @@ class GroupFinder:
         if self.driver is not None:
             self.driver.search.forgive_leaders(loop_time())
             self.driver.wake()
-
-    def keep_seat(self, peer: PeerID) -> None:
-        """A peer says that it is about to come: the group that forms, or else the next one, waits for it as for a
-        member of the last one. Not after it stayed away twice, nor soon after any peer left such a seat empty."""
-        if self._memory.waits_for(peer) and loop_time() >= self._keeps_seats_from:
-            self._coming.add(peer)
-            self._memory.mates |= {peer}
-            if self.driver is not None:
-                self.driver.keep_seat(peer)
 
     def admit_doubted(self, waited: float) -> None:
         """The group that forms has waited so many seconds for samples that, by the reports, peers outside it have. A
@@ -407,9 +396,6 @@ class GroupFinder:
             self._endpoint.learn(member.peer_id, member.addresses)
         peers = frozenset(member.peer_id for member in group.members)
         memory.note_present(peers)
-        if not self._coming <= peers:
-            self._keeps_seats_from = loop_time() + options.search.empty_seat
-        self._coming.clear()
         everyone = size is None or len(memory.holders) <= size
         memory.mates = peers if everyone and not self.group_bits else frozenset()
         memory.only_mates = memory.newcomer = False

@@ -45,8 +45,6 @@ class GroupOptions:
     first_pause: float = 0.25  # between a group that fell apart and the next try, then twice as long each time …
     longest_pause: float = 1.0  # … up to this
     patience_with_begun: float = 60.0  # for which a lineage's round that began without this peer keeps it from another
-    seated_within: float = 3.0  # for a peer that catches up to get into the group of the epoch that it will reach …
-    seat_look: float = 0.02  # … and between two looks whether it is in it
 
 
 class EpochRule:
@@ -197,30 +195,6 @@ class PreformedGroup:
         self._enough_since, self._gives_up_after = math.inf, self._config.matchmaking_time
         self._since = self._averager.node.endpoint.clock.now() if since is None else since
         self._forming = self._tasks.spawn(self._keep(position))
-
-    async def take_seat(self, position: LineagePosition, since: float | None = None) -> bool:
-        """For a peer on its way to `position`: opens that group, unless it is open, and returns once somebody is in it
-        with this peer. False: nobody is within `seated_within` seconds, or the round has begun without this peer.
-        `since`: see `open`."""
-        if self.position != position or self._ended_forming:
-            await self.close()
-            self.open(position, since)
-        until = loop_time() + self.options.seated_within
-        while not (self.begun or self._averager.finder.company):
-            if self._ended_forming or loop_time() >= until:
-                return False
-            await self.wait_until_begun(self.options.seat_look)
-        return True
-
-    async def begins(self) -> bool:
-        """Returns when the round of the group that is open begins; False: it has begun without this peer."""
-        if self._forming is not None:
-            await self.unless_begun(asyncio.wait([self._forming]))
-        return self.begun
-
-    @property
-    def _ended_forming(self) -> bool:
-        return self._forming is None or self._forming.done()
 
     async def close(self) -> None:
         """Leaves the group, if there is one. A round that has begun goes on without this peer."""

@@ -169,7 +169,6 @@ class EpochWork(Protocol):
     averager: AveragerCore  # whose group ends the epoch
     replays: bool  # whether a round that one group committed, and this peer missed, can be made up for with `replay`
     given_up: GivenUp  # batches, or all that had been accumulated, whose gradients were not finite
-    sits_in: bool  # whether a peer may take part in a round, without samples, before it has the state that will step
 
     @property
     def samples(self) -> int:

@@ -68,7 +68,7 @@ class LocalWork:
     counts epochs: there is no round of gradients that somebody could make up for.
     """
 
-    replays = sits_in = False
+    replays = False
 
     def __init__(self, mode: Mode, peer: PeerContext, replica: Replica) -> None:
         self.replica = replica

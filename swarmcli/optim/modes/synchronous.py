@@ -109,7 +109,6 @@ class GradientWork:
         self._target = peer.config.target_batch_size
         self._gradients = accumulator
         self.given_up = GivenUp(peer.events)
-        self.sits_in = method.program is None and mode.target_group_size is None  # phases begin with what all hold
         self._handed: Weighed | None = None  # on its way; None: nothing is
         self._aside = Weighed()  # of a round of this position of which nobody could say whether it was committed
         self._nbytes = sum(parameter.nbytes for parameter in accumulator.parameters)

@@ -4,11 +4,7 @@
     a newcomer              pins a state ─────────── downloads it ────────────▶ ┐
                             later rounds, as they are committed ──▶ on disk ──▶ ┴ replays ──▶ in step
 
-    overtaken while     a seat in the group of the epoch that it will reach ──────────▶ in that group
-    it caught up        catches up as above, takes part in each round ──▶ replays ──▶ ┘
-
-A peer that only listens takes no part in the rounds that it collects, so however slow its link is, nobody waits for it.
-One that has a seat does, without samples: otherwise, where epochs are shorter than that, it would never be in step.
+A peer that catches up is in no group, so however slow its link is, nobody waits for it.
 """
 
 from __future__ import annotations
@@ -21,7 +17,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol
 
 from swarmcli.averaging.archive.archive import StoredRound
 from swarmcli.averaging.archive.kept_round import KeptRound
@@ -31,8 +26,7 @@ from swarmcli.events import Noticed, RoundsReplayed
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, to_its_end
 from swarmcli.optim.config import PeerContext
-from swarmcli.optim.gradients.accumulator import Weighed
-from swarmcli.optim.modes.base import CommittedRound, EpochWork, Outcome, UndecidedRound
+from swarmcli.optim.modes.base import CommittedRound, EpochWork
 from swarmcli.optim.peers.proofs import MOST_PROOFS, hear, weekday
 from swarmcli.optim.peers.report import PeerReport, credited
 from swarmcli.optim.peers.standing import PeerWord
@@ -60,19 +54,10 @@ class CatchUpOptions:
     alone_for: float = 15.0  # for which a peer without parameters looks for others, where it sees nobody
     stranded_after: float = 3.0  # without anybody who could hand over the state, before that is told
     look_again: float = 1.0  # between two looks of a stranded peer
-    seats_missed: int = 2  # in a row, before this peer catches up without a seat
     rounds: int = 2  # that are replayed rather than downloaded: as many as others keep
     asked_at_once: int = 3  # donors, in turn, for the next round
     look_for_next: float = 0.25  # between two questions for the next round
     longest_fetch: float = 120.0  # without anything of a round, while a download is under way
-
-
-class Seat(Protocol):
-    """This peer's place in the group that ends an epoch; see PreformedGroup."""
-
-    async def take_seat(self, position: LineagePosition, since: float | None = None) -> bool: ...
-    async def begins(self) -> bool: ...
-    async def contribute(self, handed: Weighed) -> Outcome: ...
 
 
 class CatchUp:
@@ -87,9 +72,7 @@ class CatchUp:
 
     options = CatchUpOptions()
 
-    def __init__(self, peer: PeerContext, work: EpochWork, survey: Survey, exchange: StateExchange, seat: Seat) -> None:
-        self._seat = seat
-        self._arrived: LineagePosition | None = None  # where this peer last came by catching up
+    def __init__(self, peer: PeerContext, work: EpochWork, survey: Survey, exchange: StateExchange) -> None:
         self._work, self._replica = work, work.replica
         self._survey, self._claims, self._directory = survey, survey.claims, survey.directory
         self._clock = peer.node.endpoint.clock
@@ -119,16 +102,15 @@ class CatchUp:
         NoDonorReachable, settled or not; but a newcomer whose user can tell it to stop waits for as long as he likes.
         """
         options, began, moved = self.options, loop_time(), loop_time()
-        changed, missed, pauses = False, 0, growing(options.first_pause, options.longest_pause)
+        changed, pauses = False, growing(options.first_pause, options.longest_pause)
         asked = set[PeerID]()  # how far the run is
         try:
             while True:
                 moved = max(moved, self._exchange.moved)
                 endless = self.gives_up is not None and not self.settled
                 deadline = math.inf if endless else moved + self._load_state_timeout
-                overtaken = self._work.sits_in and self._replica.position == self._arrived
                 self.asked_at = self._clock.now()
-                answers = await self._survey.survey(comes=overtaken)
+                answers = await self._survey.survey()
                 if not self.settled:
                     await self.hear(asked)
                 settled = self.settled and not returns
@@ -159,13 +141,8 @@ class CatchUp:
                 self.waits = ""
                 try:
                     why = self._why(wanted, reason)
-                    seated = overtaken and await self._seat.take_seat(wanted, self.asked_at)
-                    if overtaken and not seated and missed < options.seats_missed:
-                        missed += 1
-                        continue  # the others have gone on meanwhile
-                    await self._take_over(wanted, donors, why, seated)
-                    self._arrived, missed, moved = self._replica.position, 0, loop_time()
-                    changed, self.stranded, returns = True, False, False
+                    await self._take_over(wanted, donors, why)
+                    changed, moved, self.stranded, returns = True, loop_time(), False, False
                     pauses = growing(options.first_pause, options.longest_pause)
                 except StateDownloadError as error:
                     logger.info("the state of epoch %d was not downloaded: %s", wanted.epoch, error)
@@ -253,17 +230,12 @@ class CatchUp:
             self._events.emit(Noticed("error", text))
         return self._proceed_alone
 
-    async def _take_over(self, wanted: LineagePosition, donors: Sequence[PeerID], reason: str, seated: bool) -> None:
-        """Brings this peer to `wanted`, and on from there if a download took longer than an epoch.
-
-        `seated`: it is in the group of `wanted`, and takes part in each round meanwhile. So however long it takes, it
-        ends in the group of the epoch that it has reached.
-        """
-        if not seated and await self._bridge(wanted, donors, reason):
+    async def _take_over(self, wanted: LineagePosition, donors: Sequence[PeerID], reason: str) -> None:
+        """Brings this peer to `wanted`, and on from there if a download took longer than an epoch."""
+        if await self._bridge(wanted, donors, reason):
             return
-        async with self._collecting(wanted, donors, seated) as collection:
-            if not (seated and await self._bridge(wanted, donors, reason)):
-                await self._download(wanted, donors, reason)
+        async with self._collecting(wanted, donors) as collection:
+            await self._download(wanted, donors, reason)
             await self._replay_all(collection, "epochs ended meanwhile")
 
     async def _download(self, wanted: LineagePosition, donors: Sequence[PeerID], reason: str) -> None:
@@ -332,16 +304,14 @@ class CatchUp:
         return True
 
     @asynccontextmanager
-    async def _collecting(
-        self, begin: LineagePosition, donors: Sequence[PeerID], seated: bool
-    ) -> AsyncIterator[CollectedRounds]:
+    async def _collecting(self, begin: LineagePosition, donors: Sequence[PeerID]) -> AsyncIterator[CollectedRounds]:
         """While the block runs, rounds committed on `begin` and its followers are put by."""
         collection = CollectedRounds(begin)
         if not self._work.replays:
             yield collection
             return
         try:
-            async with beside(self._collect(collection, donors, seated)):
+            async with beside(self._collect(collection, donors)):
                 yield collection
         finally:
             collection.close()
@@ -353,10 +323,7 @@ class CatchUp:
         """
         if self._replica.state.apart:
             return
-        while self._replica.position == collection.begin and (collection.rounds or collection.taking_part.locked()):
-            if not collection.rounds:
-                async with collection.taking_part:  # until that round is over
-                    continue
+        while collection.rounds and self._replica.position == collection.begin:
             try:
                 kept = collection.rounds[0].load()
             except OSError as error:  # this peer is behind then, as if it had not collected
@@ -365,28 +332,13 @@ class CatchUp:
             await self._replay([kept], reason)
             collection.drop_first()
 
-    async def _take_part(self, collection: CollectedRounds) -> bool:
-        """In the round that follows what was collected, with no samples; False: it has begun without this peer."""
-        if not (await self._seat.take_seat(collection.end) and await self._seat.begins()):
-            return False
-        async with collection.taking_part:
-            outcome = await self._seat.contribute(Weighed())
-            if isinstance(outcome, CommittedRound):
-                kept = await self._work.averager.archive.kept(collection.end.lineage)
-                if kept is None:
-                    return False
-                await collection.add(kept)
-        return not isinstance(outcome, UndecidedRound)
-
-    async def _collect(self, collection: CollectedRounds, donors: Sequence[PeerID], seated: bool) -> None:
+    async def _collect(self, collection: CollectedRounds, donors: Sequence[PeerID]) -> None:
         options = self.options
         for turn in count():
             first = turn % len(donors)
             asked = [*donors[first:], *donors[:first]][: options.asked_at_once]
             try:
-                if not (seated and await self._take_part(collection)):
-                    kept = await self._fetch(collection.end, asked, options.longest_fetch, len(donors))
-                    await collection.add(kept)
+                await collection.add(await self._fetch(collection.end, asked, options.longest_fetch, len(donors)))
             except StateDownloadError as error:
                 logger.debug("no round after epoch %d yet: %s", collection.end.epoch, error)
                 await asyncio.sleep(options.look_for_next)
@@ -455,7 +407,6 @@ class CollectedRounds:
     def __init__(self, begin: LineagePosition) -> None:
         self.begin = self.end = begin
         self.rounds: deque[StoredRound] = deque()
-        self.taking_part = asyncio.Lock()  # held while this peer is in the next round
 
     async def add(self, kept: KeptRound) -> None:
         """The next round. Raises OSError if it cannot be written."""

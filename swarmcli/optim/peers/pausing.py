@@ -1,6 +1,6 @@
 """Whether a peer pauses, and how far it is with that.
 
-working ──asked──▶ pausing ──nothing left to hand in──▶ paused ──ended──▶ returning ──in a group again──▶ working
+working ──asked──▶ pausing ──nothing left to hand in──▶ paused ──ended──▶ returning ──in step again──▶ working
                       └────────────────────────ended────────────────────────────────────────────────────▶
 
 A peer that pauses computes nothing. While it has samples that no round has taken, it stays in its group, so that they
@@ -29,7 +29,6 @@ class Pausing:
         self._asked_by: set[Cause] = set()
         self.away = False  # it has withdrawn, and has not found out since where the run is
         self.away_since = 0.0  # loop time
-        self._returns = False  # it has found out where the run is, and is in no group yet with anybody at work
         self._ends = set[asyncio.Timeout]()  # of works that a pause ends
         self._ended = asyncio.Event()
 
@@ -43,9 +42,7 @@ class Pausing:
         """The word that others are told."""
         if self.away:
             return "paused" if self.is_asked else "returning"
-        if self.is_asked:
-            return "pausing"
-        return "returning" if self._returns else ""
+        return "pausing" if self.is_asked else ""
 
     def ask(self, cause: Cause = "user") -> None:
         """From now on this peer is to compute nothing, until each cause has ended. Idempotent."""
@@ -78,16 +75,6 @@ class Pausing:
         self.away = False
         self._changed()
         return loop_time() - self.away_since
-
-    async def returning(self, work: Coroutine[Any, Any, T]) -> T:
-        """Returns the result of `work`; until then others are told that this peer returns, so that no other one that
-        returns takes it for one at work."""
-        self._returns = True
-        try:
-            return await work
-        finally:
-            self._returns = False
-            self._changed()
 
     async def wait(self, seconds: float) -> None:
         """Until the pause ends, at most so long."""

@@ -45,7 +45,7 @@ Pause = Literal[
     "",  # it does what its phase says
     "pausing",  # computes nothing, and stays in its group until a round has taken what it computed before
     "paused",  # takes part in no round: nobody waits for it, and whoever needs a state asks others first
-    "returning",  # finds out where the run is by now, and is in no group with anybody at work yet
+    "returning",  # finds out where the run is by now
 ]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Annotated, Literal
 
 import msgspec
@@ -35,8 +35,6 @@ logger = logging.getLogger(__name__)
 
 class PositionRequest(msgspec.Struct, frozen=True):
     """Which lineage do you hold, and have you decided on it?"""
-
-    comes: bool = False  # the sender is on its way there, and asks for a seat in the group that forms
 
 
 class PositionReply(msgspec.Struct, frozen=True):
@@ -67,11 +65,9 @@ class PositionReply(msgspec.Struct, frozen=True):
 class Survey:
     """Asks the peers of a directory, in an order that floods of claims cannot turn."""
 
-    def __init__(self, claims: Claims, keep_seat: Callable[[PeerID], None] = lambda peer: None) -> None:
-        """`keep_seat` is called with a peer that is on its way to this peer's group."""
+    def __init__(self, claims: Claims) -> None:
         self.claims, self.directory = claims, claims.directory
         self.out_of_reach: dict[PeerID, PeerReport] = {}  # peers that lived, but could not be asked, at the last survey
-        self._keep_seat = keep_seat
         self._endpoint = self.directory.endpoint
         self._method = f"{self.directory.run_id}.position"
 
@@ -85,10 +81,10 @@ class Survey:
         self._endpoint.withdraw(self._method)
         await self.claims.shutdown()
 
-    async def ask(self, peers: Iterable[PeerID], *, comes: bool = False) -> dict[PeerID, PositionReply]:
-        """Asks these peers where they stand; silent ones are missing. `comes`: they keep a seat for this peer."""
+    async def ask(self, peers: Iterable[PeerID]) -> dict[PeerID, PositionReply]:
+        """Asks these peers where they stand; silent ones are missing."""
         asked = list(peers)
-        answers = await asyncio.gather(*(self._ask(peer, comes) for peer in asked))
+        answers = await asyncio.gather(*map(self._ask, asked))
         return {peer: answer for peer, answer in zip(asked, answers, strict=True) if answer is not None}
 
     async def find(
@@ -113,12 +109,12 @@ class Survey:
                 each.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
-    async def survey(self, *, comes: bool = False) -> dict[PeerID, PeerWord]:
+    async def survey(self) -> dict[PeerID, PeerWord]:
         """Asks who holds the run's states, a few at a time, until some of them answer.
 
         So records of peers that are gone, and claims that nobody stands by, count for nothing. A peer that reported
         more than it now says is not asked for a while, unless nobody else is left. Where nobody answers who has
-        settled, `out_of_reach` are those who live all the same. `comes`: see `ask`.
+        settled, `out_of_reach` are those who live all the same.
         """
         claims, others = self.claims, await self.directory.refresh()
         self.out_of_reach = {}
@@ -126,7 +122,7 @@ class Survey:
         claimed = {peer: others[peer].claim.position for peer in holders}
         for begin in range(0, len(holders), ASKED_AT_ONCE):
             asked = holders[begin : begin + ASKED_AT_ONCE]
-            answers = {peer: answer.word for peer, answer in (await self.ask(asked, comes=comes)).items()}
+            answers = {peer: answer.word for peer, answer in (await self.ask(asked)).items()}
             if not any(word.claim.settled for word in answers.values()):
                 living = self._out_of_reach(peer for peer in asked if peer not in answers)
                 self.out_of_reach = {p: self.directory.others[p] for p in living if p in self.directory.others}
@@ -163,20 +159,6 @@ class Survey:
             return "followed" if self._out_of_reach(mates) else "alone"
         return judged
 
-    async def look_for_work(self, company: Sequence[PeerID], position: LineagePosition) -> tuple[bool, bool]:
-        """By what peers say right now: whether anybody takes part in rounds, and whether one of `company` does at
-        `position`. A peer that lives and does not answer counts by its report."""
-        directory = self.directory
-        at_work = [peer for peer in directory.at_work() if directory.others[peer].phase in _TAKE_PART]
-        reported = [peer for peer in at_work if peer not in company]
-        answers = await self.ask([*company, *self.claims.in_turn(reported)][:ASKED_AT_ONCE])
-        working = {p: reply for p, reply in answers.items() if reply.phase in _TAKE_PART and not is_away(reply.pause)}
-        if any(reply.claim.position.beats(position) for reply in working.values()):
-            await directory.refresh()  # what mates report tells whether to follow them
-        silent = (peer for peer in reported if peer not in answers)
-        with_us = any(peer in working and working[peer].lineage == position.lineage for peer in company)
-        return bool(working) or any(map(directory.is_there, silent)), with_us
-
     async def anyone_behind(self, epoch: int) -> bool:
         """Whether a peer that holds a state, does not pause and can be reached has not come to this epoch yet."""
         others = await self.directory.refresh()
@@ -189,10 +171,10 @@ class Survey:
         """Those of these peers, who gave no answer, who are there, but connected with others alone."""
         return [peer for peer in silent if self.directory.is_there(peer) and not self._endpoint.is_connected(peer)]
 
-    async def _ask(self, peer: PeerID, comes: bool = False) -> PositionReply | None:
+    async def _ask(self, peer: PeerID) -> PositionReply | None:
         try:
             reply = await self._endpoint.call(
-                peer, self._method, PositionRequest(comes), PositionReply, timeout=ANSWER_TIMEOUT
+                peer, self._method, PositionRequest(), PositionReply, timeout=ANSWER_TIMEOUT
             )
         except NetworkError as error:
             logger.debug("%s did not say where it stands: %s", peer.short, error)
@@ -205,8 +187,6 @@ class Survey:
 
     async def _answer(self, peer: PeerID, request: PositionRequest) -> PositionReply:
         report = self.directory.describe()
-        if request.comes:
-            self._keep_seat(peer)
         return PositionReply(
             report.epoch,
             report.samples_seen,

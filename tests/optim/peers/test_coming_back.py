@@ -15,7 +15,7 @@ import pytest
 from swarmcli.events import RoundsReplayed, StateDownloaded
 from swarmcli.optim.peers.directory import PeerDirectory, ReportOptions
 from swarmcli.testing import virtual_time
-from tests.optim.optim_swarm import TARGET, Swarm, Trainer, until
+from tests.optim.optim_swarm import Swarm, Trainer, until
 from tests.optim.oracle import Oracle, Work, now
 from tests.suites import soak
 
@@ -48,7 +48,7 @@ class Drawn:
             draw.randint(1, peers // 2),
             draw.choice(["frozen", "killed", "cut"]),
             epoch,
-            between(0.05, 5),
+            min(between(0.05, 5), epoch / 3),  # a peer that needs longer than an epoch for a round is never in step
             draw.choice([1, 3]) * draw.uniform(0.5, 4) + draw.uniform(0, 2) * epoch,
             draw.choice([0.0005, 0.002, 0.01]),
         )
@@ -168,8 +168,8 @@ def test_a_newcomer_hears_at_once_that_the_others_stepped_between_their_answers_
             newcomer = await oracle.trainer(seed=2, target=160, pace=0.1)
             survey, came = newcomer.core.survey.survey, now()
 
-            async def while_they_step(*, comes: bool = False) -> Any:
-                answers = await survey(comes=comes)
+            async def while_they_step() -> Any:
+                answers = await survey()
                 if newcomer.epoch in {word.position.epoch for word in answers.values()}:
                     newcomer.core.survey.survey = survey  # type: ignore[method-assign]
                     await until(lambda: min(trainer.epoch for trainer in staying) > newcomer.epoch)
@@ -183,27 +183,5 @@ def test_a_newcomer_hears_at_once_that_the_others_stepped_between_their_answers_
             await until(lambda: newcomer.epoch > epoch)
             assert now() - settled < 2.0, "a step waits 1.5 s for a round that should begin by the reports"
             await until(lambda: oracle.contributed(newcomer, came))
-
-    virtual_time.run(main(), seed=1, timeout=200)
-
-
-def test_nobody_waits_long_for_those_who_say_that_they_come_and_stay_away() -> None:
-    """They ask for a seat again and again, which keeps the groups waiting for a moment at most, and that seldom."""
-
-    async def main() -> None:
-        async with Swarm(seed=1) as swarm, Work() as work:
-            oracle = Oracle(swarm)
-            honest = [await oracle.trainer(seed=1, pace=0.5) for _ in range(3)]
-            lying = [await swarm.trainer(seed=1) for _ in range(2)]
-            work.begin(*honest)
-            await until(lambda: honest[0].epoch == 3)
-            began, before = now(), honest[0].epoch
-            while now() < began + 6:
-                await asyncio.sleep(0.5)
-                peers = [trainer.node.peer_id for trainer in honest]
-                await asyncio.gather(*(liar.core.survey.ask(peers, comes=True) for liar in lying))
-            usual = 0.5 * TARGET / (3 * 4)  # seconds, three at once with four samples each half a second
-            assert oracle.longest(honest, began, now()) < usual + 1.5
-            assert honest[0].epoch - before + 1 > 0.7 * (now() - began) / usual
 
     virtual_time.run(main(), seed=1, timeout=200)
