@@ -21,9 +21,8 @@ from swarmcli.optim.peers.pausing import Pausing
 from swarmcli.optim.peers.progress import ProgressTrackerCore
 from swarmcli.optim.peers.report import PeerMetrics, PeerReport, describe
 from swarmcli.optim.peers.survey import Survey
+from swarmcli.optim.state.averaging import Occasion, Slot, StateRounds, state_config
 from swarmcli.optim.state.lineage import LINEAGE_BYTES, Claim, LineagePosition
-from swarmcli.optim.state.rounds import Occasion, StateRounds, state_config
-from swarmcli.optim.state.volumes import Slot
 
 _NOWHERE = LineagePosition(0, 0, bytes(LINEAGE_BYTES))  # before any trainer was heard of
 
@@ -73,8 +72,7 @@ class AuxiliaryCore:
         several = self.mode.target_group_size is not None
         if states and self.mode.average_state_every(several) is not None:
             own = state_config(config.run_id, peer.averaging, self.mode.state_compression)
-            volume_bytes = self.mode.state.volume_bytes
-            self._states = StateRounds(node, own, states, config.fingerprint, volume_bytes=volume_bytes)
+            self._states = StateRounds(node, own, states, config.fingerprint)
 
     async def start(self) -> None:
         await self._averager.start()
@@ -215,6 +213,4 @@ class AuxiliaryCore:
 
     async def _assist(self, states: StateRounds, occasion: Occasion) -> None:
         async with self._assisting:  # trainers too wait for the last averaging of states
-            for number, volume in enumerate(states.volumes()):
-                if await states.average(occasion, number, volume):
-                    return  # trainers stop as well; why is told by the round's event
+            await states.average(occasion)  # why there is no average is told by the round's event

@@ -158,7 +158,7 @@ class OptimizerCore:
                 self.metrics.look(anyone_computes=self.directory.anyone_computes(self._group.members))
             # After that, so that companions' steps and this one are together in what is gathered for it.
             averaging = self._keeper.averaging
-            if not self._ending and averaging.passage is not None:  # states come back from their average
+            if not self._ending and averaging.under_way:  # states come back from their average
                 changed = await averaging.apply()
                 if changed and self.mode.timing is Timing.AT_ONCE:
                     await self.replica.publish()
@@ -302,7 +302,7 @@ class OptimizerCore:
             return
         await self._group.close()
         # With local updates what this peer has learned is in its state: others get it by the average of the states.
-        if self._keeper.averaging.passage is not None:
+        if self._keeper.averaging.under_way:
             await self._keeper.averaging.apply(wait=True)
         await self.replica.publish()
         await self.work.averager.finder.withdraw()

@@ -33,10 +33,10 @@ from swarmcli.optim.modes import Outer, choose_mode
 from swarmcli.optim.modes.base import SiteHooks, StateOptions, Trained
 from swarmcli.optim.peers.progress import GlobalTrainingProgress, LocalTrainingProgress
 from swarmcli.optim.peers.report import PeerReport
+from swarmcli.optim.state.averaging import state_slots
 from swarmcli.optim.state.frozen import TERM, FrozenWeights, base_of, frozen_of
 from swarmcli.optim.state.frozen import Parameters as FrozenParameters
 from swarmcli.optim.state.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
-from swarmcli.optim.state.volumes import state_slots
 
 if TYPE_CHECKING:
     from swarmcli.dht import DHT

@@ -25,7 +25,6 @@ from swarmcli.machine.registry import LocalPeers
 from swarmcli.machine.sensors import memory_of
 from swarmcli.optim.config import Role
 from swarmcli.optim.gradients.low_rank_methods import Rank
-from swarmcli.optim.state.volumes import VOLUME_BYTES
 from swarmcli.recipe import Limits, Recipe
 from swarmcli.recipe.limits import amount_of
 from swarmcli.recipe.optimizers import OPTIMIZERS
@@ -226,8 +225,7 @@ def averaged_numbers(recipe: Recipe, outline: nn.Module) -> int:
 def round_needs(recipe: Recipe, trained: int) -> list[Need]:
     """A round needs room for what it averages, before and after."""
     if recipe.local_updates.enabled:
-        volumes = 2 * min(trained, VOLUME_BYTES)
-        return [Need("a copy of what is averaged", trained), Need("averages of a round", volumes)]
+        return [Need("copies of what is averaged", 2 * trained), Need("averages of a round", trained)]
     beside = {
         "plain": ["averages of a round"],
         "topk": ["residuals", "messages of the largest gradients", "averages of a round"],

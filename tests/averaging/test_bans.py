@@ -16,7 +16,7 @@ from swarmcli.events import PeerBanned
 from swarmcli.journal.describe import describe
 from swarmcli.network import wire
 from swarmcli.network.identity import Identity
-from swarmcli.optim.state.rounds import state_config
+from swarmcli.optim.state.averaging import state_config
 from tests.averaging.averagers import Averagers, all_results, assert_one_group
 from tests.simulation import simulated
 

@@ -16,8 +16,7 @@ from swarmcli.optim.modes.base import Mode, StateOptions
 from swarmcli.optim.modes.local import LocalUpdates
 from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
 from swarmcli.optim.modes.synchronous import Synchronous
-from swarmcli.optim.state.rounds import StateRoundOptions
-from swarmcli.optim.state.volumes import state_slots
+from swarmcli.optim.state.averaging import LONGEST_WAIT, state_slots
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm, make_model, momentum, record, together
 from tests.suites import soak
@@ -36,18 +35,12 @@ async def helper(swarm: Swarm, mode: Mode) -> AuxiliaryCore:
 
 
 STATES: dict[str, dict[str, Any]] = {
-    "compressed volumes every second epoch": {
+    "compressed, every second epoch": {
         "average_every": 2,
         "statistics": ("momentum_buffer",),
-        "volume_bytes": 32,
         "compression": Float16Compression(),
     },
-    "every second epoch": {"average_every": 2},
-    "float16": {"delay": False, "compression": Float16Compression()},
-    "volumes in the background": {"statistics": ("momentum_buffer",), "volume_bytes": 16},
     "at once": {"delay": False},
-    "in the background": {"statistics": ("momentum_buffer",)},
-    "volumes at once": {"delay": False, "volume_bytes": 16},
 }
 
 
@@ -69,7 +62,7 @@ def test_an_auxiliary_reduces_states_too(name: str) -> None:
             await together(training, assist())
             states = [r for r in rounds if r.purpose == "run_state"]
             assisted = [r.epoch for r in states if r.outcome == "committed" and len(r.members) == 3]
-            assert assisted.count(EPOCHS - 2) == len(core._states.volumes())
+            assert assisted.count(EPOCHS - 2) == 1
             assert not [r.reason for r in states if r.outcome != "committed" and r.epoch < EPOCHS]
             assert max(event.seconds for trainer in trainers for event in trainer.epochs[1:]) < 3.0
             await core.shutdown()
@@ -92,7 +85,7 @@ def test_an_auxiliary_that_leaves_holds_nobody_up() -> None:
             await together(*(trainer.train(EPOCHS) for trainer in trainers), assist())
             # Once it is waited for, since its node is still connected: no longer than for any mate of a state round.
             longest = max(event.seconds for trainer in trainers for event in trainer.epochs[1:])
-            assert longest < StateRoundOptions().longest_wait + 2.0
+            assert longest < LONGEST_WAIT + 2.0
 
     virtual_time.run(main(), timeout=300)
 

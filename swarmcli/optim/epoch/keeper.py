@@ -13,10 +13,9 @@ from swarmcli.network.identity import PeerID
 from swarmcli.optim.epoch.group import EpochRule
 from swarmcli.optim.epoch.note import MemberNote
 from swarmcli.optim.modes.base import CommittedRound
-from swarmcli.optim.state.averaging import StateAveraging
+from swarmcli.optim.state.averaging import Occasion, StateAveraging, state_config
 from swarmcli.optim.state.drift import DriftMonitor
 from swarmcli.optim.state.replica import Replica
-from swarmcli.optim.state.rounds import Occasion, state_config
 
 if TYPE_CHECKING:
     from swarmcli.optim.config import PeerContext
@@ -37,9 +36,7 @@ class StateKeeper:
         """
         node, config, options = peer.node, peer.config, mode.state
         own = state_config(config.run_id, peer.averaging, mode.state_compression)
-        self.averaging = StateAveraging(
-            node, own, replica, options.statistics, config.fingerprint, volume_bytes=options.volume_bytes
-        )
+        self.averaging = StateAveraging(node, own, replica, options.statistics, config.fingerprint)
         self.monitor = DriftMonitor(node.peer_id, peer.events, config.run_id, replica, options.tolerance)
         self.strayed = False  # this peer's state has to be replaced by the others', and its position says so
         self._node, self.replica, self.mode = node, replica, mode

@@ -20,7 +20,6 @@ from swarmcli.optim.gradients.accumulator import GradientAccumulator, Weighed
 from swarmcli.optim.state.frozen import FrozenWeights, frozen_of
 from swarmcli.optim.state.replica import Companions, InPlace, ParameterPlacement, Replica
 from swarmcli.optim.state.training_state import Scheduler, TrainingState
-from swarmcli.optim.state.volumes import VOLUME_BYTES
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
@@ -53,7 +52,6 @@ class StateOptions:
     tolerance: float = 1e-3
     compression: CompressionBase = field(default_factory=NoCompression)
     load_compression: CompressionBase = field(default_factory=NoCompression)
-    volume_bytes: int = VOLUME_BYTES  # a constant of the protocol; only tests have another one, at all peers
 
     def __post_init__(self) -> None:
         every = self.average_every

@@ -11,7 +11,7 @@ from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.config import OptimizerConfig, PeerContext
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.modes.base import SiteHooks, Trained
-from swarmcli.optim.state.rounds import Occasion
+from swarmcli.optim.state.averaging import Occasion
 from swarmcli.testing import virtual_time
 from tests.optim.local_swarm import Applied, EpochOver, LocalPeer, local_peer
 from tests.optim.optim_swarm import Swarm, make_model, momentum, together
@@ -89,7 +89,7 @@ def test_between_steps_a_checkpoint_waits_for_no_average_that_needs_them() -> No
             others = Others(0.0)
             peers = [await peer_with(swarm, others), await local_peer(swarm, seed=1)]
             await together(*(peer.train(3) for peer in peers))
-            assert peers[0].core._keeper.averaging.passage is not None
+            assert peers[0].core._keeper.averaging.under_way
             others.at_rest, gathered = False, len(others.log)
             await peers[0].core.state_dict()
             assert len(others.log) == gathered

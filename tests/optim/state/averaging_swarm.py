@@ -11,11 +11,9 @@ import torch
 from swarmcli.averaging import AllreduceOptions, AveragerConfig, MatchmakingOptions
 from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.dht import DHTNode
-from swarmcli.optim.state.averaging import StateAveraging
+from swarmcli.optim.state.averaging import Occasion, StateAveraging
 from swarmcli.optim.state.replica import InPlace, Replica
-from swarmcli.optim.state.rounds import Occasion
 from swarmcli.optim.state.training_state import TrainingState
-from swarmcli.optim.state.volumes import VOLUME_BYTES
 from swarmcli.testing.memory_network import MemoryNetwork
 from tests.optim.optim_swarm import make_node
 
@@ -54,7 +52,6 @@ async def swarm(
     size: int = 3,
     make: Make = plain,
     names: Sequence[str] = (),
-    volume_bytes: int = VOLUME_BYTES,
     compression: CompressionBase = NoCompression(),  # noqa: B008
 ) -> AsyncIterator[list[Peer]]:
     """Peers whose parameters (`size`) and statistics (2) begin with these values, in float32."""
@@ -70,8 +67,8 @@ async def swarm(
             replica = Replica(state, InPlace([parameter]))
             matchmaking = MatchmakingOptions(min_matchmaking_time=10.0)
             allreduce = AllreduceOptions(compression=compression)
-            config = AveragerConfig(prefix="state", matchmaking=matchmaking, allreduce=allreduce)
-            averaging = StateAveraging(node, config, replica, names, volume_bytes=volume_bytes)
+            config = AveragerConfig(prefix="state", matchmaking=matchmaking, allreduce=allreduce, by_differences=True)
+            averaging = StateAveraging(node, config, replica, names)
             await averaging.start()
             stack.push_async_callback(averaging.shutdown)
             peers.append(Peer(node, parameter, statistics, counter, averaging, replica))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swarmcli.events import Noticed, RoundFinished
-from swarmcli.optim.state.rounds import Occasion
+from swarmcli.optim.state.averaging import Occasion
 from swarmcli.testing import virtual_time
 from swarmcli.testing.memory_network import MemoryNetwork
 from tests.optim.optim_swarm import record
@@ -38,7 +38,7 @@ def test_what_is_learned_during_the_round_is_kept() -> None:
             with torch.no_grad():
                 peers[0].parameter[0] += 100.0
             assert not await peers[0].averaging.apply(wait=False)  # not there yet
-            assert peers[0].averaging.passage is not None
+            assert peers[0].averaging.under_way
             await asyncio.sleep(5)
             assert [await peer.averaging.apply(wait=False) for peer in peers] == [True, True]
             assert peers[0].values == [102.0, 2.0, 2.0]
@@ -101,7 +101,7 @@ def test_a_round_that_nobody_comes_to_changes_nothing_and_is_told(wait: bool) ->
             assert not await peers[0].averaging.apply(wait=wait)
             assert peers[0].values == [1.0] * 3
             assert "the states were not averaged after epoch 1, each peer keeps its own" in told[-1].text
-            assert peers[0].averaging.passage is None
+            assert not peers[0].averaging.under_way
 
     virtual_time.run(main())
 

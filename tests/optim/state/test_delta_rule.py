@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from swarmcli.compression import TensorRole
 from swarmcli.errors import OptimizerError
-from swarmcli.optim.state.volumes import Volume, cut, state_slots
+from swarmcli.optim.state.averaging import Slot, state_slots
 
 
 def made(*tensors: torch.Tensor, statistics: tuple[str, ...] = (), extra: tuple[torch.Tensor, ...] = ()) -> tuple:
@@ -17,10 +17,28 @@ def made(*tensors: torch.Tensor, statistics: tuple[str, ...] = (), extra: tuple[
     return parameters, optimizer, buffers_of(parameters, optimizer, statistics, extra)
 
 
-def buffers_of(parameters: list, optimizer: torch.optim.Optimizer, statistics: tuple = (), extra: tuple = ()) -> Volume:
-    slots = list(state_slots(parameters, optimizer, statistics, extra))
-    (extents,) = cut([slot.descriptor for slot in slots], 1 << 20)
-    return Volume(slots, extents)
+class Buffers:
+    """Those of one round; after `pin` the state may change."""
+
+    def __init__(self, slots: list[Slot]) -> None:
+        self.slots, self._before = slots, None
+        self.fill()
+
+    def fill(self) -> None:
+        self.tensors = [slot.copied() for slot in self.slots]
+
+    def pin(self) -> None:
+        self._before = [slot.copied() for slot in self.slots]
+
+    def apply(self) -> None:
+        for slot, average, before in zip(self.slots, self.tensors, self._before or [None] * 9, strict=False):
+            slot.move(average, before)
+
+
+def buffers_of(
+    parameters: list, optimizer: torch.optim.Optimizer, statistics: tuple = (), extra: tuple = ()
+) -> Buffers:
+    return Buffers(list(state_slots(parameters, optimizer, statistics, extra)))
 
 
 def step(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> None:
@@ -82,7 +100,7 @@ def test_statistics_are_averaged_by_name_and_begin_at_zero() -> None:
     optimizer.load_state_dict(optimizer.state_dict())  # replaces the tensors of the statistics
     buffers.apply()
     assert optimizer.state[parameter]["exp_avg"].tolist() == [9.0] * 3
-    assert [info.role for info in buffers.infos] == [TensorRole.PARAMETER, *[TensorRole.OPTIMIZER] * 2]
+    assert [slot.role for slot in buffers.slots] == [TensorRole.PARAMETER, *[TensorRole.OPTIMIZER] * 2]
 
 
 def test_statistics_that_are_none_are_refused_by_name() -> None:

@@ -109,20 +109,16 @@ def drift(peers: list[Peer]) -> None:
         peer.parameter.data += 1e-4 * (number + 1)
 
 
-@pytest.mark.parametrize("volume_bytes", [2 * SIZE, *soak([1 << 20])])
-def test_who_missed_a_round_has_another_reference_and_the_next_one_has_values(volume_bytes: int) -> None:
+def test_who_missed_a_round_has_another_reference_and_the_next_one_has_values() -> None:
     async def main() -> None:
-        async with swarm(
-            1.0, 1.0, 1.0, size=SIZE, compression=Float16Compression(), volume_bytes=volume_bytes
-        ) as peers:
-            values = await averaged(peers, b"first")
-            for members in (peers, peers[:2]):
+        async with swarm(1.0, 1.0, 1.0, size=SIZE, compression=Float16Compression()) as peers:
+            for members in (peers, peers, peers[:2]):
                 drift(peers)
-                sent = await averaged(members, b"differences of %d" % len(members))
-                assert max(sent) < 0.7 * min(values)  # float16 instead of float32
+                compressed = await averaged(members, b"differences of %d" % len(members))
             drift(peers)
             expected = sum(peer.parameter.detach().double() for peer in peers) / 3
-            assert min(await averaged(peers, b"values")) > 0.9 * min(values)
+            values = await averaged(peers, b"values")
+            assert max(compressed) < 0.7 * min(values)  # float16 instead of float32
             assert max(float((peer.parameter.detach() - expected).abs().max()) for peer in peers) < 1e-6
             drift(peers)
             expected = sum(peer.parameter.detach().double() for peer in peers) / 3
@@ -133,27 +129,16 @@ def test_who_missed_a_round_has_another_reference_and_the_next_one_has_values(vo
     virtual_time.run(main(), timeout=300)
 
 
-def test_nothing_is_kept_for_a_codec_that_loses_nothing() -> None:
-    async def main() -> None:
-        async with swarm(1.0, 2.0) as peers:
-            await averaged(peers, b"round")
-            assert not any(peer.averaging._rounds._references for peer in peers)
-
-    virtual_time.run(main(), timeout=300)
-
-
 def test_a_round_that_failed_leaves_the_reference_as_it_was() -> None:
     async def main() -> None:
         async with swarm(1.0, 1.0, size=SIZE, compression=Float16Compression()) as peers:
             await averaged(peers, b"first")
-            kept = [peer.averaging._rounds._references[0] for peer in peers]
-            names = [reference.round_id for reference in kept]
             await peers[0].begin(peers, tag=b"nobody comes")
             assert not await peers[0].averaging.apply(wait=True)
-            assert [reference.round_id for reference in kept] == names
             drift(peers)
+            expected = sum(peer.parameter.detach().double() for peer in peers) / 2
             await averaged(peers, b"next")
             assert torch.equal(peers[0].parameter, peers[1].parameter)
-            assert kept[0].round_id == kept[1].round_id != names[0]
+            assert float((peers[0].parameter.detach() - expected).abs().max()) < 1e-6
 
     virtual_time.run(main(), timeout=300)

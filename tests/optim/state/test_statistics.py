@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from swarmcli.errors import OptimizerError
+from swarmcli.optim.state.averaging import statistic_slots
 from swarmcli.optim.state.replica import InPlace, Replica
 from swarmcli.optim.state.statistics import OwnStatistics, by_parameter, read_place, statistics_of
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
-from swarmcli.optim.state.volumes import statistic_slots
 from swarmcli.state.assembly import Assembly
 from swarmcli.state.snapshot import PinnedState, Snapshot, read_manifest
 from tests.optim.state.test_training_state import OPTIMIZERS, SCHEDULERS, advance, make_state
