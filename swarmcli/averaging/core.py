@@ -15,7 +15,6 @@ import torch
 
 from swarmcli.averaging.aggregators import Mean
 from swarmcli.averaging.archive.archive import RoundArchive
-from swarmcli.averaging.bans import BanNews
 from swarmcli.averaging.config import AveragerConfig
 from swarmcli.averaging.control import (
     AveragingStage,
@@ -26,7 +25,6 @@ from swarmcli.averaging.control import (
     encode_gathered,
 )
 from swarmcli.averaging.differences import ROOM_TO_TELL, DifferenceTold, Reference, Way, lost_in, reading, way_of
-from swarmcli.averaging.doubts import Doubts
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
 from swarmcli.averaging.matchmaking.finder import GroupFinder
 from swarmcli.averaging.round.allreduce import Allreduce, AllreduceResult
@@ -34,6 +32,7 @@ from swarmcli.averaging.round.pace import PACE, RoundTime
 from swarmcli.averaging.round.phases import PhasedAllreduce, PhaseNews, RoundProgram
 from swarmcli.averaging.round.plan import Layout, compression_term
 from swarmcli.averaging.round.service import AllreduceService
+from swarmcli.averaging.trust import PeerTrust
 from swarmcli.backoff import growing
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
 from swarmcli.dht.node import DHTNode
@@ -83,7 +82,7 @@ class AveragerCore:
             )
         self.config = config
         self.node = node
-        self.doubts = Doubts()
+        self.trust = PeerTrust.of(node.endpoint, config.run or config.prefix)
         self._tensors = list(tensors)
         self._lock = asyncio.Lock()
         self.layout = Layout.of(self._tensors, config.allreduce.compression, config.allreduce.tensor_infos)
@@ -91,10 +90,9 @@ class AveragerCore:
         self._by_differences = config.by_differences and lossy
         self._reference: Reference | None = None  # the last average, if differences from it may travel
         self.archive = RoundArchive(node.endpoint, config.prefix)
-        self._ban_news = BanNews.of(node, config.run or config.prefix)
-        self.bans = self._ban_news.bans
-        trust = config.allreduce.trust
-        self._service = AllreduceService(node.endpoint, config.prefix, self.archive.fetch_committed, self.bans, trust)
+        self._service = AllreduceService(
+            node.endpoint, config.prefix, self.archive.fetch_committed, self.trust, config.allreduce.trust
+        )
         self._program = program
         self._news = PhaseNews(self._service)
         self.finder = GroupFinder(
@@ -102,10 +100,9 @@ class AveragerCore:
             config,
             self.layout,
             self._own_terms(),
-            self.doubts,
+            self.trust,
             untold=lambda *told: self._rounds.spawn(self._service.note_absence(*told)),
             declined=self._decline,
-            ban_news=self._ban_news,
         )
         self._get_state = get_state or self._copy_tensors
         self.sharing = StateSharing(
@@ -122,7 +119,7 @@ class AveragerCore:
     async def start(self) -> None:
         """Begins to answer others. Raises ValueError if the endpoint has an averager of this prefix already."""
         self.finder.start()
-        self._ban_news.start()
+        self.trust.start()
         self._service.start()
         self._news.start()
         self.archive.start()
@@ -139,7 +136,7 @@ class AveragerCore:
             await self.archive.close()
             await self.sharing.stop()
             await self.finder.stop()
-            await self._ban_news.stop()
+            await self.trust.stop()
 
     def begin_round(self, request: RoundRequest) -> StepControl:
         """Begins a round in the background. Raises ValueError for gathered data beyond MAX_GATHERED_BYTES."""
@@ -241,8 +238,9 @@ class AveragerCore:
                 if isinstance(error, RoundFailed):
                     suspects = list(map(PeerID, error.suspects))
                     self.finder.miss(suspects)
-                    if len(suspects) <= 2:  # more are doubted for what they did to this peer alone: a liar may name all
-                        self.doubts.spare(suspects)
+                    if len(suspects) <= 2:  # more are suspect for what they did to this peer alone: a liar may name all
+                        for peer in suspects:
+                            self.trust.suspect(peer, "a round failed by it", seat=False, work=True)
             await asyncio.sleep(next(pauses))
 
     async def _try_once(self, control: StepControl, gathered: bytes, deadline: float | None) -> RoundResult:
@@ -269,6 +267,7 @@ class AveragerCore:
             with chronicle.stage(AveragingStage.LOOKING_FOR_GROUP):
                 told = await self._told(reference, gathered)
                 group = chronicle.group = await self.finder.find(control, told, deadline)
+            self.trust.enter(member.peer_id for member in group.members)
             control.mark_begun(group)
             with self._service.expecting(group):
                 return group, await self._average(control, chronicle, group, reference)
@@ -313,7 +312,7 @@ class AveragerCore:
         return result
 
     async def _run_round(self, round_: Allreduce | PhasedAllreduce, request: RoundRequest) -> AllreduceResult:
-        began, withheld, experience = loop_time(), set[PeerID](), self.finder.experience
+        began, withheld, failed, experience = loop_time(), set[PeerID](), set[PeerID](), self.finder.experience
         try:
             try:
                 with self.finder.link.watching():
@@ -321,11 +320,11 @@ class AveragerCore:
             except RoundFailed:
                 shares = zip(round_.group.members, round_.group.part_shares, strict=True)
                 reducers = {member.peer_id for member, share in shares if share > 0}
-                failed = (round_.lessons.failed & reducers) - {self.node.peer_id}
-                if 2 * len(failed) < len(reducers):  # otherwise it may be this member's own link that fails
-                    self.doubts.spare(failed)
+                failed = set(round_.lessons.failed & reducers) - {self.node.peer_id}
+                if 2 * len(failed) >= len(reducers):  # it may be this member's own link that fails
+                    failed = set()
                 raise
-            self.doubts.spare(result.failed)
+            failed = set(result.failed)
             # An auxiliary that reduced nothing cannot tell.
             known = bool(result.weights) or not self.config.auxiliary
             if request.weighs and known and request.target is not None:
@@ -342,27 +341,35 @@ class AveragerCore:
                         f"members that kept their word had claimed {kept:g} of {request.target:g} samples, less than "
                         "half; the samples wait for the next round"
                     )
-            self.doubts.note_group(frozenset(member.peer_id for member in round_.group.members))
+            self.trust.note_group(frozenset(member.peer_id for member in round_.group.members))
             self.finder.sightings.note_committed(began, loop_time(), result.weights)
             return result
         finally:
-            self._learn_from(round_, loop_time() - began, request.target is not None, withheld)
+            self._learn_from(round_, loop_time() - began, request.target is not None, withheld, failed)
 
     def _learn_from(
-        self, round_: Allreduce | PhasedAllreduce, seconds: float, preformed: bool, withheld: Set[PeerID]
+        self,
+        round_: Allreduce | PhasedAllreduce,
+        seconds: float,
+        preformed: bool,
+        withheld: Set[PeerID],
+        failed: Set[PeerID],
     ) -> None:
         lessons = round_.lessons
         self.finder.sightings.note_sending(loop_time(), lessons.sending, round_.group.bids)
         withheld -= {self.node.peer_id}
-        doubts = dict.fromkeys(withheld, "it claimed samples and handed in less than half")
+        suspects = dict.fromkeys(withheld, "it claimed samples and handed in less than half")
         if not self._service.has_split(round_.group):  # a leader that begins two groups keeps members apart: no fault
-            doubts |= lessons.doubted
-        for peer, reason in doubts.items():
+            suspects |= lessons.doubted
+        for peer, reason in suspects.items():
             if preformed and peer in lessons.sending and peer not in withheld:
                 continue  # its sending time decides about its seat as a sender, see `seats.py`
-            self.finder.doubt(peer, reason, lost=peer in lessons.lost)
-            if peer in withheld and self.doubts.has_no_seat(peer):
+            self.finder.doubt(peer, reason, work=peer in failed, lost=peer in lessons.lost)
+            failed -= {peer}
+            if peer in withheld and self.trust.has_no_seat(peer):
                 self.finder.experience.forget(peer)
+        for peer in failed:
+            self.trust.suspect(peer, "it failed as a reducer", seat=False, work=True)
         if self._round_time.learn(lessons.needed, seconds):
             logger.warning(
                 "the links of this group are too slow for %g s; the next round of %s gets %.0f s",

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from swarmcli.averaging.trust import PeerTrust
 from swarmcli.checkpoints.layout import checkpoints_below, epoch_of
 from swarmcli.dht import DHT, DHTNode
 from swarmcli.errors import NetworkError, RecipeError, SwarmError, UsageError
@@ -299,13 +300,21 @@ class RunPeer:
                 self.processors.entry.say(event.text)
 
     def _follow_revocations(self, membership: Membership, undo: ExitStack) -> None:
-        async def begin(dht: DHT, node: DHTNode) -> Revocations:
-            revocations = Revocations(node, self.recipe.run_id, membership)
-            revocations.start()
-            return revocations
+        """Follows them, and proofs of lies: the owner's monitor averages nothing, and hears whom to revoke."""
 
-        revocations = self.dht.run_coroutine(begin)
-        undo.callback(lambda: self.dht.run_coroutine(revocations.close()) if self.dht.is_alive() else None)
+        async def begin(dht: DHT, node: DHTNode) -> tuple[Revocations, PeerTrust]:
+            revocations = Revocations(node, self.recipe.run_id, membership)
+            trust = PeerTrust.of(node.endpoint, self.recipe.run_id)
+            revocations.start()
+            trust.start()
+            return revocations, trust
+
+        async def end() -> None:
+            await revocations.close()
+            await trust.stop()
+
+        revocations, trust = self.dht.run_coroutine(begin)
+        undo.callback(lambda: self.dht.run_coroutine(end()) if self.dht.is_alive() else None)
 
     def _way_apart(self) -> str:
         """How this peer could be a run of its own, in words."""

@@ -72,7 +72,7 @@ async def test_a_reducer_that_computes_something_else_is_banned_by_all(
         assert liar.told
         for peer in peers:
             assert banned(peer) == [dishonest.peer_id.text]
-            assert isinstance(peer.core.bans.found[dishonest.peer_id], FalseAverage)
+            assert isinstance(peer.core.trust.proof(dishonest.peer_id), FalseAverage)
         after = [value for peer in peers for value in peer.values]
         assert after == pytest.approx(before)  # not a number of it was applied
         assert all(dishonest.peer_id not in result.group for result in await rounds(peers, dishonest))
@@ -84,7 +84,7 @@ async def test_inputs_that_are_withheld_cost_a_seat_and_ban_nobody() -> None:
         peers, dishonest, liar = await beside_a_liar(swarm, "withheld inputs")
         await rounds(peers, dishonest)
         assert liar.told and not any(map(banned, peers))
-        assert all(peer.core.doubts.has_no_seat(dishonest.peer_id) for peer in peers)
+        assert all(peer.core.trust.has_no_seat(dishonest.peer_id) for peer in peers)
         assert all(dishonest.peer_id not in result.group for result in await rounds(peers, dishonest))
 
 
@@ -96,7 +96,7 @@ async def test_a_false_accuser_is_banned_instead() -> None:
         assert liar.told
         for peer in peers:
             assert banned(peer) == [dishonest.peer_id.text]
-        assert any(isinstance(peer.core.bans.found[dishonest.peer_id], FalseAccusation) for peer in peers)
+        assert any(isinstance(peer.core.trust.proof(dishonest.peer_id), FalseAccusation) for peer in peers)
 
 
 @simulated
@@ -126,4 +126,4 @@ async def test_honest_peers_that_look_at_everything_find_nothing(count: int) -> 
             outcomes = await all_outcomes([peer.begin() for peer in peers])
             assert all(isinstance(outcome, RoundResult) and not outcome.remark for outcome in outcomes)
         assert not any(map(banned, peers))
-        assert not any(peer.core.doubts.has_no_seat(other.peer_id) for peer in peers for other in peers)
+        assert not any(peer.core.trust.has_no_seat(other.peer_id) for peer in peers for other in peers)

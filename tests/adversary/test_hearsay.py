@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
-from swarmcli.averaging.bans import ToldEvidence
 from swarmcli.averaging.consensus.certificate import DoubleVote, sign_vote
 from swarmcli.averaging.matchmaking.messages import SEARCH_BYTES, Answer, Candidate, GroupInvitation, method_name
-from swarmcli.errors import NetworkError
-from swarmcli.network import wire
+from swarmcli.averaging.trust import ProofMessage, ProofTaken
+from swarmcli.errors import CallRefused, NetworkError
 from swarmcli.network.identity import Identity
 from tests.adversary.company import go_on, liar_of, lineages, trained
 from tests.adversary.lies import Liar
@@ -59,13 +59,14 @@ async def test_a_member_that_shows_evidence_against_itself_to_some_alone_is_bann
     """Before, those declined each group that the others led with it in it: 2 of 8 left half of the epochs."""
     async with trained(4) as (_, trainers):
         *honest, dishonest = trainers
-        endpoint, bans = dishonest.node.endpoint, honest[0].core.work.averager._ban_news
-        told = ToldEvidence((wire.encode(evidence_against(endpoint.identity)),))
+        endpoint, trust = dishonest.node.endpoint, honest[0].core.work.averager.trust
+        told = ProofMessage(endpoint.peer_id, evidence_against(endpoint.identity))
         for trainer in honest[:2]:
-            await endpoint.call(trainer.node.peer_id, bans.method, told, ToldEvidence, timeout=5.0)
+            with suppress(CallRefused):  # the first has shown it to the others
+                await endpoint.call(trainer.node.peer_id, trust.method, told, ProofTaken, timeout=5.0)
         lying = asyncio.create_task(dishonest.train(1000))
         await together(*(trainer.train(3) for trainer in honest))
         lying.cancel()
         await asyncio.wait([lying])
-        assert all(trainer.core.work.averager.bans.is_banned(endpoint.peer_id) for trainer in honest)
+        assert all(trainer.core.work.averager.trust.is_banned(endpoint.peer_id) for trainer in honest)
         assert len(lineages(honest)) == 1

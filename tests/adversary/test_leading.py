@@ -54,7 +54,7 @@ async def test_nobody_takes_part_in_a_group_that_says_of_it_what_it_did_not_offe
         assert len(leaders) == 1 and first.peer_id not in leaders
         assert {tuple(peer.values) for peer in honest} == {(count / 2, count / 2)}, "the mean of 1 to n - 1"
         assert now() - began < 15
-        assert all(peer.core.doubts.has_no_seat(first.peer_id) for peer in honest)
+        assert all(peer.core.trust.has_no_seat(first.peer_id) for peer in honest)
 
 
 @pytest.mark.parametrize("count", [3, *soak([16])])
@@ -116,7 +116,7 @@ async def test_leaders_that_spoil_their_rounds_leave_the_others_their_pace(
         assert min(trainer.epoch for trainer in honest) > least * epochs
         banned = {liar.endpoint.peer_id for liar in lying if liar.told and tell is begin_two}
         for trainer in honest:  # their own signatures say so, to all of them
-            assert all(map(trainer.core.work.averager.bans.is_banned, banned))
+            assert all(map(trainer.core.work.averager.trust.is_banned, banned))
 
 
 @pytest.mark.parametrize(("count", "liars", "epochs"), [(4, 1, 4), *soak([(16, 5, 30)])])
@@ -166,5 +166,5 @@ async def test_a_leader_that_lists_keys_of_its_own_gets_nobody_to_follow_their_v
             good += len(applied) == len(honest)
             if len(applied) < len(honest):
                 assert "an outcome" in liar.told and not applied
-                assert all(peer.core.doubts.reason(first.peer_id).startswith("it listed") for peer in honest)
+                assert all(peer.core.trust.reason(first.peer_id).startswith("it listed") for peer in honest)
         assert disturbed < 15

@@ -84,6 +84,6 @@ async def test_honest_peers_lose_no_round_and_ban_who_signs_two_lists_alone(name
         for peer in honest:
             banned = {event.peer for event in peer.events if isinstance(event, PeerBanned)}
             assert banned == ({last.peer_id.text} if name == "two signed lists" else set())
-            assert peer.core.bans.is_banned(last.peer_id) == bool(banned)
+            assert peer.core.trust.is_banned(last.peer_id) == bool(banned)
         if name in CHECKS and count == 4:
             CHECKS[name](last, liar.told, *results)

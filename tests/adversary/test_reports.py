@@ -72,5 +72,5 @@ async def test_who_refuses_costs_a_second_try_once_and_the_honest_go_on_reducing
             disturbed += "tries" in results[0].remark and results[0].group.leader != hostile[0].peer_id
         assert liars[0].told and disturbed <= 1, "when it is found out"
         assert all(results[0].reduced[peer.peer_id] for peer in honest)
-        assert not any(peer.core.doubts.has_no_seat(other.peer_id) for peer in honest for other in honest)
+        assert not any(peer.core.trust.has_no_seat(other.peer_id) for peer in honest for other in honest)
         assert now() < 30

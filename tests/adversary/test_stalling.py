@@ -51,7 +51,7 @@ async def test_who_keeps_others_waiting_is_left_out_and_has_no_seat_in_the_next_
         results, seconds = await honest_round(honest, dishonest)
         assert liar.told and seconds < at_most
         assert all(dishonest.peer_id not in result.contributors for result in results) or "reducer" in name
-        assert all(peer.core.doubts.has_no_seat(dishonest.peer_id) for peer in honest)
+        assert all(peer.core.trust.has_no_seat(dishonest.peer_id) for peer in honest)
 
         results, seconds = await honest_round(honest, dishonest)
         assert all(dishonest.peer_id not in {m.peer_id for m in result.group.members} for result in results)
@@ -67,4 +67,4 @@ async def test_a_leader_that_never_begins_holds_its_followers_for_one_search() -
         stalling.gather_and_never_begin(liar)
         _, seconds = await honest_round(honest, first)
         assert liar.told and seconds < 15
-        assert all(peer.core.doubts.has_no_seat(first.peer_id) for peer in honest)
+        assert all(peer.core.trust.has_no_seat(first.peer_id) for peer in honest)

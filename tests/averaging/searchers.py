@@ -12,10 +12,10 @@ import torch
 
 from swarmcli.averaging.config import AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest, StepControl
-from swarmcli.averaging.doubts import Doubts
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.matchmaking.finder import GroupFinder
 from swarmcli.averaging.round.plan import Layout
+from swarmcli.averaging.trust import PeerTrust
 from swarmcli.clock import Clock
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import SwarmError
@@ -31,7 +31,7 @@ class Searcher:
 
     node: DHTNode
     finder: GroupFinder
-    doubts: Doubts
+    trust: PeerTrust
     jump: list[float]
     groups: list[Group] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)  # seconds from the beginning of a search to its group
@@ -52,7 +52,7 @@ class Searcher:
         except SwarmError as error:
             self.failures.append(f"{type(error).__name__} at {loop.time():.2f}: {error}")
             return None
-        self.doubts.note_group(frozenset(member.peer_id for member in group.members))  # as if its round committed
+        self.trust.note_group(frozenset(member.peer_id for member in group.members))  # as if its round committed
         self.groups.append(group)
         self.waits.append(loop.time() - began)
         return group
@@ -97,18 +97,18 @@ class Searchers:
         contacts = [address for peer in self.peers for address in peer.node.endpoint.addresses][:3]
         node = await DHTNode.create(endpoint, initial_peers=contacts)
         settings = AveragerConfig(prefix="test", matchmaking=self.options, **config)
-        doubts = Doubts()
+        trust = PeerTrust.of(endpoint, "test")
         finder = GroupFinder(
             node,
             settings,
             Layout.of([torch.zeros(100)]),
             {},
-            doubts,
+            trust,
             untold=lambda *_: None,
             declined=lambda _: None,
         )
         finder.start()
-        peer = Searcher(node, finder, doubts, jump)
+        peer = Searcher(node, finder, trust, jump)
         self.peers.append(peer)
         return peer
 

@@ -222,7 +222,7 @@ async def test_the_shares_follow_a_limit_and_nobody_blames_who_has_one(seed: int
             limited.endpoint.limit_rates(upload, download)
             results = await all_results([peer.begin(timeout=300) for peer in peers])
             assert not any(result.left_out for result in results)
-            assert not any(peer.core.doubts.has_no_seat(other.peer_id) for peer in peers for other in peers)
+            assert not any(peer.core.trust.has_no_seat(other.peer_id) for peer in peers for other in peers)
             group = results[0].group
             index = [member.peer_id for member in group.members].index(limited.peer_id)
             return group.part_shares[index]

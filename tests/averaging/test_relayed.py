@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from swarmcli.averaging.control import RoundResult
-from swarmcli.averaging.doubts import DOUBTS
 from swarmcli.averaging.round.allreduce import AllreduceResult
+from swarmcli.averaging.trust import WORK_GROUPS
 from swarmcli.network.addresses import parse_address
 from swarmcli.network.identity import PeerID
 from tests.averaging import rounds
@@ -104,12 +104,16 @@ async def test_who_failed_as_a_reducer_gets_no_parts_for_a_while_unless_nobody_e
             return {m.peer_id for m, share in zip(group.members, group.part_shares, strict=True) if share}
 
         for peer in peers:
-            peer.doubts.spare(failed)
+            for each in failed:
+                peer.trust.suspect(each, "it failed", seat=False, work=True)
         assert await reducing() == {peers[2].peer_id}
-        await asyncio.sleep(DOUBTS.spared)
+        for peer in peers:
+            for _ in range(WORK_GROUPS):
+                peer.trust.note_group(frozenset())
         assert await reducing() == {peer.peer_id for peer in peers}
         for peer in peers:
-            peer.doubts.spare(each.peer_id for each in peers)
+            for each in peers:
+                peer.trust.suspect(each.peer_id, "it failed", seat=False, work=True)
         assert await reducing() == {peer.peer_id for peer in peers}, "somebody has to"
 
 

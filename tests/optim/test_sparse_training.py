@@ -137,7 +137,7 @@ def test_audits_find_honest_averages_true_and_a_false_one() -> None:
 
 def found(peer: Sower) -> list[object]:
     """The evidence that it has of lies."""
-    return list(peer.core.work.averager.bans.found.values())
+    return list(peer.core.work.averager.trust._proofs.values())
 
 
 def loaded(method: SparseMethod, values: torch.Tensor, samples: float) -> torch.Tensor:

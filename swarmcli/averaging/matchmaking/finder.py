@@ -11,10 +11,8 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from swarmcli.averaging.bandwidth import LinkGauge, comparable
-from swarmcli.averaging.bans import BanNews
 from swarmcli.averaging.config import AveragerConfig, check_group_bits
 from swarmcli.averaging.control import StepControl
-from swarmcli.averaging.doubts import Doubts
 from swarmcli.averaging.group import NONCE_BYTES, Group, Member
 from swarmcli.averaging.matchmaking.candidates import Memory
 from swarmcli.averaging.matchmaking.declarations import Declarations, next_bits
@@ -42,6 +40,7 @@ from swarmcli.averaging.matchmaking.search import Search
 from swarmcli.averaging.round.plan import Layout
 from swarmcli.averaging.seats import MAX_SECONDS, SEATS, Bid, Sightings
 from swarmcli.averaging.shares import reducing_shares
+from swarmcli.averaging.trust import PeerTrust
 from swarmcli.averaging.weights import Experience
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import CallRefused, DHTError, NetworkError, NoReducerError
@@ -67,27 +66,26 @@ class GroupFinder:
         config: AveragerConfig,
         layout: Layout,
         own_terms: dict[str, str],
-        doubts: Doubts,
+        trust: PeerTrust,
         *,
         untold: Untold,
         declined: Callable[[Group], None],
-        ban_news: BanNews | None = None,
     ) -> None:
-        """`layout`: of the averaged tensors; `own_terms` must be equal at all members. `untold` is called when a
+        """`layout`: of the averaged tensors; `own_terms` must be equal at all members; the owner of this
+        finder starts and stops `trust`. `untold` is called when a
         follower could not be told that its group begins, `declined` with a group that begins though this peer takes no
-        part. `ban_news`: of the run; the owner of this finder starts and stops it."""
+        part."""
         self.group_bits = config.initial_group_bits
         self.link = LinkGauge(node.endpoint.passed, lambda: node.endpoint.rates.lower)
         self.driver: SearchDriver | None = None
         self._endpoint = node.endpoint
         self._config, self._layout, self._own_terms = config, layout, own_terms
-        self._doubts, self._untold, self._declined = doubts, untold, declined
+        self._trust, self._untold, self._declined = trust, untold, declined
         self._tasks = TaskOwner()
         self._turn = asyncio.Lock()
-        self._ban_news = ban_news or BanNews.of(node, config.run or config.prefix)
         self.experience = Experience(config.allreduce)
         self.sightings = Sightings(node.peer_id)
-        self._memory = Memory(self._ban_news.bans.is_banned, config.matchmaking.search)
+        self._memory = Memory(trust.is_banned, config.matchmaking.search)
         self._begun: Recent[Bucket, Group] = Recent(MAX_BEGUN)  # the last groups that began with this peer
         self._declarations = Declarations(node, config.prefix)
         self._last_search, self._last_tag, self._stands = bytes(SEARCH_BYTES), b"", False
@@ -121,7 +119,7 @@ class GroupFinder:
             Leave: self._on_sign,
             Begin: self._on_begin,
         }
-        self._unsubscribe = self._ban_news.bans.subscribe(self._on_ban)
+        self._unsubscribe = self._trust.subscribe(self._on_ban)
         for message, handler in handlers.items():
             read_as = IncomingBegin if message is Begin else message
             self._endpoint.serve(method_name(self._config.prefix, message), read_as, handler)
@@ -154,10 +152,10 @@ class GroupFinder:
         """The tensors that are averaged from the next search on; see __init__."""
         self._layout, self._own_terms = layout, own_terms
 
-    def doubt(self, peer: PeerID, reason: str, *, lost: bool = False, led: bool = False) -> None:
-        """See `Doubts.note`. The next group does not wait for a peer that has no seat in it."""
-        self._doubts.note(peer, reason, lost=lost, led=led)
-        if self._doubts.has_no_seat(peer):
+    def doubt(self, peer: PeerID, reason: str, *, work: bool = False, lost: bool = False, led: bool = False) -> None:
+        """See `PeerTrust.suspect`. The next group does not wait for a peer that has no seat in it."""
+        self._trust.suspect(peer, reason, work=work, lost=lost, led=led)
+        if self._trust.has_no_seat(peer):
             self.miss([peer])
             logger.info("%s: %s has no seat in the next group: %s", self._config.prefix, peer.short, reason)
 
@@ -181,8 +179,8 @@ class GroupFinder:
 
     def admit_doubted(self, waited: float) -> None:
         """The group that forms has waited so many seconds for samples that, by the reports, peers outside it have. A
-        doubted peer gets its seat back once the wait has cost more than the doubt, see `Doubts.admit`."""
-        if self.driver is not None and self._doubts.admit(waited):
+        doubted peer gets its seat back once the wait has cost more than the suspicion, see `PeerTrust.admit`."""
+        if self.driver is not None and self._trust.admit(waited):
             self._anew = True
             self.driver.wake()
 
@@ -239,7 +237,7 @@ class GroupFinder:
 
     def _is_outdated(self, search: Search) -> bool:
         """Whether this peer's declaration is no longer true, or other peers have a seat now."""
-        self._anew |= self._doubts.admit(search.deserted(loop_time()))
+        self._anew |= self._trust.admit(search.deserted(loop_time()))
         if self._anew or set(search.me.addresses) != set(self._addresses):
             return True
         said, now = search.own.offer.bid.seconds, self.bid(search.request.target).seconds
@@ -304,7 +302,7 @@ class GroupFinder:
     def _shunned(self) -> frozenset[PeerID]:
         """The doubted peers, which get no seat in the next group; empty if no group could form without them."""
         known = (self._memory.holders.keys() | self._memory.mates) - {self._endpoint.peer_id}
-        suspects = frozenset(filter(self._doubts.has_no_seat, known))
+        suspects = frozenset(filter(self._trust.has_no_seat, known))
         enough = 1 + len(known) - len(suspects) >= max(2, self._config.matchmaking.min_group_size)
         return suspects if enough else frozenset()
 
@@ -359,7 +357,7 @@ class GroupFinder:
         """The members and their shares of the work. Members that failed as reducers, have no seat, or need longer than
         an epoch by a limit of their own get no share, unless no other member can reduce. Raises NoReducerError.
         """
-        least, spared = self._config.min_vector_size, self._doubts.is_spared
+        least, spared = self._config.min_vector_size, self._trust.has_no_work
         able = (each.seated and each.bid.seconds <= epoch and not spared(each.peer_id) for each in said)
         members = [
             member if may_reduce else replace(member, bandwidth=0.0)
@@ -407,7 +405,7 @@ class GroupFinder:
     async def _on_request(self, peer: PeerID, message: Join | GroupInvitation) -> Answer | Pulse:
         """Answers for the search in the bucket that the message names. Declarations may be out of date, so others may
         name this peer's former bucket."""
-        self._ban_news.bans.check(peer)
+        self._trust.check(peer)
         sender = message.candidate if isinstance(message, Join) else message.sender
         bucket = sender.bucket if isinstance(message, Join) else message.to.bucket
         if sender.peer_id != peer:
@@ -419,12 +417,12 @@ class GroupFinder:
         return self.driver.hear(peer, message)
 
     async def _on_sign(self, peer: PeerID, message: Heartbeat | Progress | Leave) -> Answer | Pulse:
-        self._ban_news.bans.check(peer)
+        self._trust.check(peer)
         return self.driver.hear(peer, message) if self.driver is not None else Pulse(together=False)
 
     async def _on_begin(self, peer: PeerID, message: IncomingBegin) -> Pulse:
-        bans, driver = self._ban_news.bans, self.driver
-        bans.check(peer)
+        driver = self.driver
+        self._trust.check(peer)
         # Nothing of other senders is read or kept. A leader hears that this peer takes no part, and tells the others.
         if self._asking is None or not self._asking.may_begin(peer, message.search):
             raise CallRefused("declined", "this peer is not waiting for a group of yours")
@@ -432,8 +430,9 @@ class GroupFinder:
         group = begin.group
         if group.leader != peer:
             raise CallRefused("identity", "only its leader begins a group")
-        if banned := [member.peer_id for member in group.members if bans.is_banned(member.peer_id)]:
-            self._ban_news.tell([peer], of=banned)  # the leader does not know of the ban, or lies
+        if banned := [member.peer_id for member in group.members if self._trust.is_banned(member.peer_id)]:
+            for culprit in banned:  # the leader does not know of the ban, or lies
+                self._trust.show(culprit, [peer])
             self._asking.hear_no_more(peer)
             self._declined(group)
             raise CallRefused("banned", "a member of that group was banned from the run")

@@ -102,14 +102,14 @@ class Attempt:
         mine, results = (mine if mates.me in senders else None), holdings.results
         self.audits: Audits | None = None
         if options.audit > 0:
-            self.audits = Audits(mates, plan, service.prefix, senders, mine, service.bans, options)
+            self.audits = Audits(mates, plan, service.prefix, senders, mine, service.peer_trust, options)
         note_inputs = None if self.audits is None else self.audits.note_inputs
         bounds = WeightBounds.of(group, senders, options)
         self._reducer = Reducer(plan, mates.me, senders, mine, results, options.aggregator, bounds, note_inputs)
         if mine is not None:
             self._reducer.begin(mates.me, mine.weight, mine.samples)
         others = [index for index in senders if index != mates.me] if self._reducer.parts else []
-        self._signed = holdings.signed = SignedLists(group, service.prefix, service.bans)
+        self._signed = holdings.signed = SignedLists(group, service.prefix, service.peer_trust)
         self._time = options.allreduce_timeout or pace.usual_time(plan.layout.nbytes)
         self._nbytes = nbytes = sum(max(part.payload_bound, part.average_bound) for part in plan.parts)
         planned, trip = self._planned(nbytes), mates.slowest_round_trip

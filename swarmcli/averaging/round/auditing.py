@@ -41,13 +41,13 @@ from swarmcli.averaging.audit.signed import (
     part_hash,
 )
 from swarmcli.averaging.audit.verdict import Terms
-from swarmcli.averaging.bans import Bans
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.messages import DIGEST_BYTES, MAX_PARTS, SignedAverages
 from swarmcli.averaging.consensus.presence import GroupCalls
 from swarmcli.averaging.round.buffers import Average, Inputs, Results
 from swarmcli.averaging.round.messages import AccusationHeader, Exhibit, InputHeader, InputsRequest
 from swarmcli.averaging.round.plan import Part, Plan
+from swarmcli.averaging.trust import PeerTrust
 from swarmcli.compression import NoCompression, TensorHeader, TensorMessage
 from swarmcli.compression.base import dtype_name
 from swarmcli.errors import CallRefused, InputRefused, NetworkError, ProtocolViolation
@@ -80,16 +80,16 @@ class Audits:
         prefix: str,
         senders: Sequence[int],
         mine: Inputs | None,
-        bans: Bans,
+        trust: PeerTrust,
         options: AllreduceOptions,
         how: AuditOptions = AuditOptions(),
     ) -> None:
         """`senders`: indices of all members whose tensors may be in an average; they are the auditors. `mine`: None for
-        a member that sends nothing. `bans` get the evidence."""
+        a member that sends nothing. `trust` gets the proofs."""
         self.where = Exchange(prefix, mates.group.group_id)
         self.withheld: dict[int, str] = {}  # reducer → how it failed to give the inputs for which it signed
         self.liars: dict[int, str] = {}  # reducer → its lie in this try
-        self._mates, self._plan, self._options, self._bans = mates, plan, options, bans
+        self._mates, self._plan, self._options, self._trust = mates, plan, options, trust
         self._how = how
         self._senders, self._inputs = frozenset(senders), mine
         self._commitments: dict[int, bytes] = {}  # of others
@@ -371,7 +371,7 @@ class Audits:
         """Bans by evidence, which was verified."""
         if isinstance(evidence, FalseAverage):
             self.liars[evidence.case.terms.reducer] = evidence.words()
-        self._bans.add(evidence)
+        self._trust.prove(evidence)
 
     async def _receive_case(self, parts: dict[int, Part], header: AccusationHeader, stream: Stream) -> Case:
         part, table = parts[header.part], len(parts) * DIGEST_BYTES

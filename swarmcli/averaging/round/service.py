@@ -14,7 +14,6 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from swarmcli.averaging.bans import Bans, TwoGroups
 from swarmcli.averaging.config import Trust
 from swarmcli.averaging.consensus import messages as consensus
 from swarmcli.averaging.consensus.acceptor import RoundVotes
@@ -29,6 +28,7 @@ from swarmcli.averaging.round.buffers import Average, Holdings
 from swarmcli.averaging.round.copying import give_copies
 from swarmcli.averaging.round.messages import AccusationHeader, CopyRequest, InputsRequest, OpenExchange
 from swarmcli.averaging.round.plan import Plan
+from swarmcli.averaging.trust import PeerTrust, TwoGroups
 from swarmcli.errors import CallRefused, NetworkError, RoundFailed, RoundUndecided
 from swarmcli.memory import ReusableBuffer
 from swarmcli.network import Endpoint, PeerID, Stream
@@ -86,14 +86,14 @@ class AllreduceService:
         endpoint: Endpoint,
         prefix: str,
         fetch_committed: FetchCommitted | None = None,
-        bans: Bans | None = None,
+        peer_trust: PeerTrust | None = None,
         trust: Trust = "strangers",
         options: ServiceOptions = ServiceOptions(),
     ) -> None:
-        """`fetch_committed` gives a late member the result that its group committed. `bans`: of the run; None: of these
-        rounds alone. `trust`: as in AllreduceOptions."""
+        """`fetch_committed` gives a late member the result that its group committed. `peer_trust`: of the run;
+        None: of these rounds alone. `trust`: as in AllreduceOptions."""
         self.endpoint = endpoint
-        self.bans = bans if bans is not None else Bans(endpoint.events.emit)
+        self.peer_trust = PeerTrust(endpoint, prefix) if peer_trust is None else peer_trust
         self._trust, self._options = trust, options
         self.fetch_committed = fetch_committed
         self.memory = ReusableBuffer()
@@ -130,7 +130,7 @@ class AllreduceService:
             "compare": (consensus.Compare, self._compare),
             "holdings": (consensus.HoldingsQuestion, self._holdings),
         }
-        self._unsubscribe = self.bans.subscribe(self._on_ban)
+        self._unsubscribe = self.peer_trust.subscribe(self._on_ban)
         for name, (message, handler) in streams.items():
             self.endpoint.serve_stream(self.method(name), message, handler)
         for name, (message, handler) in calls.items():
@@ -191,7 +191,7 @@ class AllreduceService:
 
     def has_split(self, group: Group) -> bool:
         """Whether its leader is known to have begun another one in the same search."""
-        proof = self.bans.proof(group.leader)
+        proof = self.peer_trust.proof(group.leader)
         return isinstance(proof, TwoGroups) and proof.search == group.members[0].search
 
     def leave(self, *groups: Group) -> None:
@@ -245,14 +245,14 @@ class AllreduceService:
 
     @forgetful
     async def _exchange(self, peer: PeerID, request: OpenExchange, stream: Stream) -> None:
-        self.bans.check(peer)
+        self.peer_trust.check(peer)
         self._compare_lists(request)
         round_, member = await self._running(peer, request.group_id)
         await round_.take_stream(member, request, stream)
 
     @forgetful
     async def _copy(self, peer: PeerID, request: CopyRequest, stream: Stream) -> None:
-        self.bans.check(peer)
+        self.peer_trust.check(peer)
         holdings = await self._held_for(peer, request.group_id)
         if holdings is None:
             raise CallRefused("over", "the averages of this round are not here any more")
@@ -265,7 +265,7 @@ class AllreduceService:
 
     @forgetful
     async def _accusation(self, peer: PeerID, header: AccusationHeader, stream: Stream) -> None:
-        self.bans.check(peer)
+        self.peer_trust.check(peer)
         audits, member = await self._audited(peer, header.group_id)
         await audits.hear(member, header, stream)
         if header.group_id in self._rounds:
@@ -371,7 +371,7 @@ class AllreduceService:
         for group in self._expected.values():
             if request.group_id not in known and group.has_listed(request.group_id, request.listed):
                 ids, signatures = (group.group_id, request.group_id), (group.listed, request.listed)
-                self.bans.add(TwoGroups(group.leader, group.members[0].search, ids, signatures))
+                self.peer_trust.prove(TwoGroups(group.leader, group.members[0].search, ids, signatures))
                 for round_ in self._rounds.values():  # its leader may have been banned for something else before
                     if round_.group.leader == group.leader:
                         round_.agreement.stop()
@@ -432,7 +432,7 @@ class AllreduceService:
 
     def _accuse(self, proof: DoubleVote) -> None:
         """A member has voted twice: this one bans it."""
-        self.bans.add(proof)
+        self.peer_trust.prove(proof)
         if proof.group_id in self._votes:
             self._settle(proof.group_id, self._votes[proof.group_id])
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import islice
 
-from swarmcli.averaging.bans import Bans, UnlikeAverages
 from swarmcli.averaging.consensus.messages import AVERAGES, MAX_SIGNED, SignedAverages
 from swarmcli.averaging.group import Group
+from swarmcli.averaging.trust import PeerTrust, UnlikeAverages
 from swarmcli.network.identity import Identity
 
 
 class SignedLists:
     """The signatures that this member has, one for each reducer, all verified. Each reducer signs once in a try."""
 
-    def __init__(self, group: Group, prefix: str, bans: Bans) -> None:
-        """`bans` get the evidence."""
-        self._group, self._prefix, self._bans = group, prefix, bans
+    def __init__(self, group: Group, prefix: str, trust: PeerTrust) -> None:
+        """`trust` gets the proofs."""
+        self._group, self._prefix, self._trust = group, prefix, trust
         self._lists: dict[int, SignedAverages] = {}
 
     @property
@@ -52,12 +52,12 @@ class SignedLists:
                 self._lists[reducer] = signed
             else:
                 culprit, group_id = self._group.members[reducer].peer_id, self._group.group_id
-                self._bans.add(UnlikeAverages(culprit, self._prefix, group_id, mine, signed))
+                self._trust.prove(UnlikeAverages(culprit, self._prefix, group_id, mine, signed))
 
     def banned(self) -> frozenset[int]:
         """The banned members, by index."""
         members = enumerate(self._group.members)
-        return frozenset(index for index, member in members if self._bans.is_banned(member.peer_id))
+        return frozenset(index for index, member in members if self._trust.is_banned(member.peer_id))
 
     def _is_by(self, reducer: int, signed: SignedAverages) -> bool:
         return signed.is_by(self._group.members[reducer].peer_id, self._prefix, self._group.group_id)

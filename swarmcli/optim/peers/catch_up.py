@@ -265,7 +265,7 @@ class CatchUp:
 
     def _give_up_on(self, wanted: LineagePosition, donors: Sequence[PeerID], error: StateDownloadError) -> None:
         self._claims.distrust(wanted.lineage)
-        self._claims.doubt(donors)  # its next lineage will be no better
+        self._claims.trust.disbelieve(donors)  # its next lineage will be no better
         text = (
             f"nobody gave out the state of epoch {wanted.epoch}, so this peer stays at {self._replica.position.epoch}"
         )

@@ -1,7 +1,8 @@
 """Claims: which reports this peer believes, and by whose word it moves to another lineage.
 
-A claim costs its author nothing, and looking into it costs everyone else a while. So a peer that does not stand by its
-report is doubted, and of the others' words those of mates count, see `standing.py`, or what `proofs.py` shows.
+A claim costs its author nothing, and looking into it costs everyone else a while. So the word of a peer that does not
+stand by its report counts for nothing for a while (`averaging/trust.py`), and of the others' words those of mates
+count, see `standing.py`, or what `proofs.py` shows.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from swarmcli.averaging.trust import PeerTrust
 from swarmcli.backoff import Backoff
 from swarmcli.events import Noticed
 from swarmcli.network.identity import PeerID
@@ -31,9 +33,6 @@ if TYPE_CHECKING:
 class ClaimOptions:
     """How long and how far claims are believed."""
 
-    first_doubt: float = 15.0  # seconds: an honest peer that could not answer once is heard again soon
-    longest_doubt: float = 3600.0  # seconds
-    growth: float = 4.0  # of each further doubt of a peer
     distrust: float = 120.0  # seconds for which a lineage is ignored of which nobody gave out the state
     near: int = 1  # epochs beyond what most report, which one alone may report: somebody ends each epoch first
     apart: float = 10.0  # seconds of holding another lineage before it counts as parted: most come back at once
@@ -46,11 +45,10 @@ class Claims:
     options = ClaimOptions()
 
     def __init__(self, directory: PeerDirectory) -> None:
-        self.directory = directory
+        self.directory, self.trust = directory, PeerTrust.of(directory.endpoint, directory.run_id)
         self.mates = Mates()
         self.vouching = Vouching(directory.endpoint, method_of(directory.run_id), self.mates)
         self._endpoint, self._history = directory.endpoint, directory.history
-        self._doubts = Backoff[PeerID](self.options.first_doubt, self.options.longest_doubt, self.options.growth)
         self._distrusted = Backoff[bytes](self.options.distrust, self.options.distrust)  # lineages
         self._told_unproved: set[bytes] = set()  # lineages of which people have been told that nobody vouches for them
         self._set_apart: set[PeerID] = set()
@@ -81,23 +79,18 @@ class Claims:
         ]
 
     def credible(self) -> list[PeerID]:
-        """The holders whose reports are not in doubt at the moment."""
-        now = loop_time()
-        return [peer for peer in self.holders() if not self._doubts.rests(peer, now)]
+        """The holders whose word counts at the moment."""
+        return [peer for peer in self.holders() if self.trust.believes(peer)]
 
     def reported(self) -> list[Claim]:
-        """The lineages that others hold, by their last reports; those that are in doubt are left out."""
+        """The lineages that others hold, by the last reports of those whose word counts."""
         return [self.directory.others[peer].claim for peer in self.credible()]
 
-    def doubt(self, peers: Iterable[PeerID]) -> None:
-        """They did not stand by what they reported: for a while, longer each time, it counts for nothing."""
-        for peer in peers:
-            self._doubts.add(peer, loop_time())
-
     def distrust(self, lineage: bytes) -> None:
-        """For a while, a peer that claims to hold this lineage is taken for one that holds nothing; those who reported
-        it are in doubt."""
-        self.doubt(p for p, report in self.directory.others.items() if bytes.fromhex(report.lineage) == lineage)
+        """For a while, a peer that claims to hold this lineage is taken for one that holds nothing, and the word of
+        those who reported it counts for nothing."""
+        others = self.directory.others.items()
+        self.trust.disbelieve(peer for peer, report in others if bytes.fromhex(report.lineage) == lineage)
         self._distrusted.add(lineage, loop_time())
 
     def trusts(self, lineage: bytes) -> bool:
@@ -191,7 +184,7 @@ class Claims:
         each such lineage once. A newcomer leaves in peace those who say that they come from there."""
         beating = {peer: word for peer, word in answers.items() if word.position.beats(own.position)}
         ahead = {p: word for p, word in beating.items() if word.claim.settled and not word.holds(own.position.lineage)}
-        self.doubt(beating if own.settled else ahead)
+        self.trust.disbelieve(beating if own.settled else ahead)
         fresh = {word.position.lineage for word in ahead.values()} - self._told_unproved
         if own.settled and fresh and len(self._told_unproved) < self.options.most_told:
             self._told_unproved |= fresh
@@ -280,7 +273,7 @@ class Claims:
         """They lead, and this peer goes on without them: for a while, longer each time, their reports count for
         nothing but the alarm."""
         self._set_apart = set(peers)
-        self.doubt(self._set_apart)
+        self.trust.disbelieve(self._set_apart)
 
     def is_led_by(self, report: PeerReport, own: Claim) -> bool:
         """Whether this peer should be on the lineage of a peer that it cannot ask, by the rule for lineages.

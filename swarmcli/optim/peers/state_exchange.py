@@ -161,14 +161,15 @@ class StateExchange:
                 # Replicas with other libraries or processors differ in their last bits: an honest minority stands by
                 # its word.
                 tolerance = self._options.tolerance
-                self._claims.doubt(donor for donor, its in refused.items() if not its.is_close(likeness, tolerance))
+                unlike = (donor for donor, its in refused.items() if not its.is_close(likeness, tolerance))
+                self._claims.trust.disbelieve(unlike)
                 return state
             refused |= dict.fromkeys(state.donors, likeness)
             for donor in state.donors:
                 attempts[donor.text] = "it gives out another state than the others hold under this lineage"
                 self._endpoint.events.emit(PeerRefused(donor.text, attempts[donor.text], "state"))
             if not {donor.text for donor in [*donors, *relayed]} - attempts.keys():
-                self._claims.doubt(refused)
+                self._claims.trust.disbelieve(refused)
                 raise StateDownloadError("the state that came is not the one that others hold", attempts)
 
     def _check(self, outline: StateOutline) -> None:

@@ -127,7 +127,7 @@ class Survey:
                 living = self._out_of_reach(peer for peer in asked if peer not in answers)
                 self.out_of_reach = {p: self.directory.others[p] for p in living if p in self.directory.others}
             stand_by_it = {peer for peer, word in answers.items() if not claimed[peer].beats(word.position)}
-            claims.doubt(peer for peer in asked if peer not in stand_by_it and peer not in self.out_of_reach)
+            claims.trust.disbelieve(peer for peer in asked if peer not in stand_by_it and peer not in self.out_of_reach)
             if answers:
                 return answers
         return {}

@@ -9,15 +9,15 @@ import msgspec
 import torch
 
 from swarmcli.averaging.audit.signed import averages_root, digest_of
-from swarmcli.averaging.bans import BanNews, ToldEvidence, UnlikeAverages
 from swarmcli.averaging.config import MAX_WEIGHT
 from swarmcli.averaging.consensus.messages import DIGEST_BYTES, HoldingsAnswer, Report, SignedAverages
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.messages import AverageHeader, Farewell, PartHeader, SenderTerms
 from swarmcli.averaging.round.signed import SignedLists
+from swarmcli.averaging.trust import ProofMessage, ProofTaken, UnlikeAverages
 from swarmcli.compression.base import NoCompression, tensor_memory
 from swarmcli.errors import NetworkError
-from swarmcli.network import Stream, wire
+from swarmcli.network import Stream
 from swarmcli.network.identity import SIGNATURE_BYTES, PeerID
 from tests.adversary.lies.base import Liar, lie, on_each_try
 
@@ -97,7 +97,7 @@ def two_faces(liar: Liar) -> None:
             digest = digest_of(part.index, message.senders, message.weights, content)
             mine.append((digest, message.inputs or b""))
         elif isinstance(message, Farewell):
-            other = SignedLists(round_.group, liar.averager._service.prefix, liar.averager.bans)  # type: ignore[union-attr]
+            other = SignedLists(round_.group, liar.averager._service.prefix, liar.averager.trust)  # type: ignore[union-attr]
             root = averages_root(b"".join(each[0] for each in mine), b"".join(each[1] for each in mine))
             signed = other.sign(round_.mates.me, liar.endpoint.identity, root)
             liar.told.append("another signature")
@@ -211,14 +211,14 @@ def false_accusations(liar: Liar) -> None:
     """Whenever a try begins it accuses each member of signing unlike averages, with signatures that are none."""
     assert liar.averager is not None
     averager = liar.averager
-    method = BanNews.of(averager.node, averager.config.run or averager.config.prefix).method
 
     async def accuse(teller: PeerID, victim: PeerID, group_id: bytes) -> None:
         lists = [SignedAverages(liar.random.randbytes(32), liar.random.randbytes(64)) for _ in range(2)]
         evidence = UnlikeAverages(victim, averager.config.prefix, group_id, lists[0], lists[1])
         liar.told.append("a false accusation")
         try:
-            await liar.endpoint.call(teller, method, ToldEvidence((wire.encode(evidence),)), ToldEvidence, timeout=5)
+            message = ProofMessage(victim, evidence)
+            await liar.endpoint.call(teller, averager.trust.method, message, ProofTaken, timeout=5)
         except NetworkError as error:
             liar.told.append(f"refused: {error}")
 

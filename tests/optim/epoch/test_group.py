@@ -152,7 +152,7 @@ def test_doubts_of_everyone_who_has_samples_do_not_keep_the_round_from_beginning
                 assert await _average(made, samples, HERE) == {2.5}
                 known = {each: each.averager.node.peer_id for each in made}
                 for doubting, doubted in ((follower, one), (follower, other), (one, other), (other, one)):
-                    doubting.averager.doubts.note(known[doubted], "it was too slow")
+                    doubting.averager.trust.suspect(known[doubted], "it was too slow")
                 assert len(await _average(made, samples, LineagePosition(1, 0, bytes([8]) * 32))) == 1
 
     virtual_time.run(main(), timeout=600)
