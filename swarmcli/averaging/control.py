@@ -17,6 +17,7 @@ from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, check_terms
 from swarmcli.averaging.consensus.certificate import RoundCertificate
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
 from swarmcli.clock import Clock
+from swarmcli.errors import RoundFailed
 from swarmcli.events import RoundFinished, RoundOutcome
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
@@ -130,7 +131,7 @@ class StepControl:
         """Belongs to the running loop. Made by AveragerCore.begin_round."""
         self.request = request
         self.allow_retries = request.allow_retries
-        self.begun: Milestone[None] = Milestone()  # done when the group's round begins, cancelled if it never does
+        self.begun: Milestone[Group] = Milestone()  # done when the round begins, or with why it never does
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._clock = clock
@@ -223,15 +224,15 @@ class StepControl:
         """Waits for the end. TimeoutError after `timeout` seconds, the round goes on. Not for the loop's own thread."""
         return self._future.result(timeout)
 
-    def add_done_callback(self, callback: Callable[[StepControl], None]) -> None:
-        """Calls back with this control when the round has ended, on the loop's thread (or here if it has already)."""
-        self._future.add_done_callback(lambda _: callback(self))
-
-    async def ended(self) -> None:
-        """Returns when the round has ended, however it did. Cancelling this leaves the round as it is."""
+    async def outcome(self) -> RoundResult | BaseException:
+        """The result, or why there is none; a round that was cancelled has failed. Cancelling this leaves the round as
+        it is."""
         ended = asyncio.Event()
-        self.add_done_callback(lambda _: ended.set())
+        self._future.add_done_callback(lambda _: ended.set())
         await ended.wait()
+        if self._future.cancelled():
+            return RoundFailed("the round was left")
+        return self._future.exception() or self._future.result()
 
     def __await__(self) -> Generator[Any, None, RoundResult]:
         return self._future.__await__()
@@ -244,7 +245,7 @@ class StepControl:
     def mark_begun(self, group: Group) -> None:
         self.group = group
         if not self.begun.done():
-            self.begun.set_result(None)
+            self.begun.set_result(group)
 
     async def wait_for_trigger(self) -> float:
         """Returns the weight, which is settled from then on."""
@@ -255,7 +256,9 @@ class StepControl:
     def finish(self, outcome: RoundResult | Exception | None) -> None:
         """Ends it with a result or an error; None: it was cancelled. Without effect if it has ended."""
         self.stage = AveragingStage.FINISHED
-        self.begun.never()
+        if not self.begun.done():
+            error = outcome if isinstance(outcome, Exception) else RoundFailed("the round was left before it began")
+            self.begun.set_exception(error)
         if self._future.done():
             return
         if outcome is None:

@@ -13,7 +13,7 @@ from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.config import PeerContext
 from swarmcli.optim.epoch.group import PreformedGroup
 from swarmcli.optim.gradients.accumulator import Weighed
-from swarmcli.optim.modes.base import Advanced, CommittedRound, Mode, Outcome, UndecidedRound
+from swarmcli.optim.modes.base import Advanced, CommittedRound, Mode, Outcome, RoundUndecided
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.peers.claims import Claims
 from swarmcli.optim.peers.directory import PeerDirectory
@@ -84,7 +84,7 @@ class AuxiliaryCore:
 
     async def shutdown(self) -> None:
         """Leaves the group and withdraws what this peer said about itself. Idempotent; leaves no task."""
-        await self._group.close()
+        await self._group.leave()
         await self._tasks.close()
         await self._averager.shutdown()
         if self._states is not None:
@@ -188,8 +188,9 @@ class AuxiliaryCore:
 
     async def _follow(self, outcome: Outcome, began: float) -> None:
         if not isinstance(outcome, CommittedRound):
-            self.metrics.note_outcome(outcome.word, outcome.reason)
-            if isinstance(outcome, UndecidedRound):
+            undecided = isinstance(outcome, RoundUndecided)
+            self.metrics.note_outcome("undecided" if undecided else "failed", str(outcome))
+            if undecided:
                 await self._group.close()  # the reports will tell how it ended
             return
         self.position = self.mode.after(self.position, outcome, self.config.target_batch_size)

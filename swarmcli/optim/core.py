@@ -18,7 +18,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.config import PeerContext, Role
-from swarmcli.optim.epoch.end import EpochEnd, LastMoment
+from swarmcli.optim.epoch.end import LOOK_AROUND, EpochEnd, LastMoment
 from swarmcli.optim.epoch.group import CrowdedEpochRule, EpochRule, PreformedGroup
 from swarmcli.optim.epoch.keeper import StateKeeper
 from swarmcli.optim.epoch.note import MemberNote
@@ -118,7 +118,7 @@ class OptimizerCore:
     async def shutdown(self) -> None:
         """Leaves the group and withdraws what this peer said about itself. Idempotent; leaves no task."""
         await self._tasks.close()  # first: an end of epoch under way would open the next group
-        await self._group.close()
+        await self._group.leave()
         await self.work.averager.shutdown()
         await self._keeper.averaging.shutdown()
         self._exchange.donor.close()
@@ -513,7 +513,7 @@ class OptimizerCore:
         while await self.survey.anyone_behind(until_others_at):
             if loop_time() >= deadline:
                 return False
-            await asyncio.sleep(min(self._end.options.look_around, max(0.0, deadline - loop_time())))
+            await asyncio.sleep(min(LOOK_AROUND, max(0.0, deadline - loop_time())))
         return True
 
     # checkpoints

@@ -134,7 +134,7 @@ def test_any_thread_may_ask_for_the_report_while_a_round_is_under_way() -> None:
     with dhts(1) as (dht,):
         opt = optimizer(dht, model())
         opt.load_state_from_peers()
-        opt._core._group._begun.set()  # the live view asks at such moments, from a thread that has no loop
+        opt._core._group._control.group = object()  # the live view asks at such moments, from a thread that has no loop
         assert opt.report().phase == "training"
         opt.shutdown()
 

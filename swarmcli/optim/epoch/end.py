@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from swarmcli.backoff import Backoff
@@ -19,7 +18,7 @@ from swarmcli.network.loop_thread import loop_time
 from swarmcli.optim.config import PeerContext
 from swarmcli.optim.epoch.group import PreformedGroup
 from swarmcli.optim.gradients.accumulator import Weighed
-from swarmcli.optim.modes.base import Advanced, CommittedRound, EpochWork, FailedRound, Outcome, Timing, UndecidedRound
+from swarmcli.optim.modes.base import Advanced, CommittedRound, EpochWork, Outcome, RoundFailed, RoundUndecided, Timing
 from swarmcli.optim.peers.progress import LocalTrainingProgress, ProgressTrackerCore, seconds_until
 from swarmcli.optim.peers.report import PeerMetrics
 from swarmcli.optim.peers.survey import Survey
@@ -32,33 +31,29 @@ if TYPE_CHECKING:
 _Cause: TypeAlias = Literal["reported", "expected"]
 
 
-@dataclass(frozen=True, slots=True)
-class EndOptions:
-    """How long a step waits for the end of an epoch."""
-
-    look_around: float = 1.0  # seconds between looks whether anybody is left to wait for
-    last_call: float = 1.5  # seconds to wait for a round that should begin, by what the others reported
-    of_a_batch: float = 0.5  # computed meanwhile: if the others need less for the rest, this peer waits for them
-    most_epochs: int = 64  # that pass at most until reports are believed again
-    other_work: float = 0.2  # of adding up a round: who does it is told again where a part has changed by more …
-    other_rounds: int = 5  # … in so many rounds in a row, since leaders that doubt a reducer divide otherwise by turns
+# How long a step waits for the end of an epoch
+LOOK_AROUND = 1.0  # seconds between looks whether anybody is left to wait for
+LAST_CALL = 1.5  # seconds to wait for a round that should begin, by what the others reported
+OF_A_BATCH = 0.5  # computed meanwhile: if the others need less for the rest, this peer waits for them
+MOST_EPOCHS = 64  # that pass at most until reports are believed again
+# Who adds up a round is told again where a part has changed by more than OTHER_WORK in so many rounds in a row, since
+# leaders that doubt a reducer divide otherwise by turns.
+OTHER_WORK, OTHER_ROUNDS = 0.2, 5
 
 
 class LastMoment:
     """How long a step waits, and for which of two reasons: the reports suffice, or they soon should.
 
     Reports are claims. Each time in a row that no round followed from them, they are believed more seldom: so a peer
-    that always reports enough costs the others a wait in one epoch of `most_epochs`, and no more.
+    that always reports enough costs the others a wait in one epoch of MOST_EPOCHS, and no more.
     """
-
-    options = EndOptions()
 
     def __init__(self, tracker: ProgressTrackerCore, clock: Clock) -> None:
         self._tracker = tracker
         self._clock = clock
         self._began = clock.now()
         self._mates: frozenset[bytes] = frozenset()
-        self._in_vain = Backoff[_Cause](first=1, longest=self.options.most_epochs)  # epochs without a wait
+        self._in_vain = Backoff[_Cause](first=1, longest=MOST_EPOCHS)  # epochs without a wait
         self._cause: _Cause = "reported"  # of the wait under way
 
     def begin_epoch(self, mates: Iterable[bytes] = ()) -> None:
@@ -68,7 +63,7 @@ class LastMoment:
     def patience(self, batch_size: int) -> float:
         """Seconds for which a step that has just reported its samples waits for the round to begin; 0: not at all."""
         if self._tracker.accumulated_enough_samples:
-            self._cause, seconds = "reported", self.options.last_call
+            self._cause, seconds = "reported", LAST_CALL
         else:
             self._cause, seconds = "expected", self._short_of_a_batch(batch_size)
         return 0.0 if self._in_vain.rests(self._cause, self._epoch) else seconds
@@ -94,7 +89,7 @@ class LastMoment:
             tracker.target_batch_size,
             self._clock.now(),
         )
-        return min(batch, left + self.options.last_call) if left < self.options.of_a_batch * batch else 0.0
+        return min(batch, left + LAST_CALL) if left < OF_A_BATCH * batch else 0.0
 
     def _as_of_this_epoch(self, report: LocalTrainingProgress) -> LocalTrainingProgress:
         """A mate's report of an earlier epoch was read before it began with this one, or has not been read anew."""
@@ -122,8 +117,6 @@ class EpochEnd:
     `released` is set when the trainer may go on to compute, as the mode's timing says: at the latest when `run` ends.
     `left_behind` is set when, instead of mates, a peer of a lineage that leads was found; whoever acts on it clears it.
     """
-
-    options = EndOptions()
 
     def __init__(
         self,
@@ -182,14 +175,14 @@ class EpochEnd:
             outcome = await self._attempt(began)
             if isinstance(outcome, CommittedRound):
                 return outcome
-            if isinstance(outcome, UndecidedRound):
+            if isinstance(outcome, RoundUndecided):
                 await self._work.set_aside()
                 return None
-            if self.left_behind:
+            if self.left_behind or self._group.undecided:
                 return None
             if outcome is not None:  # it failed: the group forms again, and has longer for that
                 deadline = began + self._config.averaging_timeout
-            patience = self.options.look_around if self.has_enough else self.options.last_call
+            patience = LOOK_AROUND if self.has_enough else LAST_CALL
             begun = await self._group.wait_until_begun(patience)
             if loop_time() >= deadline:
                 break
@@ -215,10 +208,11 @@ class EpochEnd:
         else:
             return None
         if not isinstance(outcome, CommittedRound):
-            self._metrics.note_outcome(outcome.word, outcome.reason)
+            undecided = isinstance(outcome, RoundUndecided)
+            self._metrics.note_outcome("undecided" if undecided else "failed", str(outcome))
             # If everybody else is gone, this is what a goodbye looks like. Who goes without one is told of by name.
             if any(self._directory.is_there(peer) for peer in self._claims.holders()):
-                self._warn(f"the round of epoch {self._replica.position.epoch} gave no result: {outcome.reason}")
+                self._warn(f"the round of epoch {self._replica.position.epoch} gave no result: {outcome}")
             self._directory.announce()
         return outcome
 
@@ -237,7 +231,7 @@ class EpochEnd:
         and if this peer had stepped by itself by then, the round would fail there."""
         reports = [self._directory.others.get(peer) for peer in self._work.averager.finder.company]
         helped = any(report is not None and report.role == "auxiliary" for report in reports)
-        return self._group.begun or (helped and await self._group.wait_until_begun(self.options.look_around))
+        return self._group.begun or (helped and await self._group.wait_until_begun(LOOK_AROUND))
 
     async def _average_together(self) -> Outcome:
         handed = await self._freeze()
@@ -253,7 +247,7 @@ class EpochEnd:
         """Nobody else can be reached, so what this peer has is the swarm's average."""
         handed = await self._freeze()
         if not (handed.samples and self.has_enough):
-            return FailedRound("this peer has no samples any more")
+            return RoundFailed("this peer has no samples any more")
         await self._group.close()
         self._metrics.note_outcome("alone")
         await self._work.average_alone()
@@ -276,10 +270,10 @@ class EpochEnd:
         if group is None or len(group.members) < 2:
             return
         work = own, helpers = group.work_of(self._own_id)
-        told, most = self._told_work, self.options.other_work
+        told, most = self._told_work, OTHER_WORK
         other = told is None or max(abs(now - then) for now, then in zip(work, told, strict=True)) > most
         self._other_rounds = self._other_rounds + 1 if other else 0
-        if told is None or self._other_rounds >= self.options.other_rounds:
+        if told is None or self._other_rounds >= OTHER_ROUNDS:
             self._told_work, self._other_rounds = work, 0
             assisted = f"auxiliaries {helpers:.0%}, " if helpers else ""
             text = (
@@ -323,7 +317,7 @@ class EpochEnd:
         self._starts, weighed = False, self._frozen or Weighed()
         handed = weighed.samples
         counted = committed.contributed.get(self._own_id, 0.0) > 0
-        if handed and counted:
+        if handed and counted and committed.samples:  # a sum of small shares rounds to 0
             self._share = handed / committed.samples
         lost = 0
         if handed and (not counted or self._own_id in committed.left_out):  # what is lost is not handed in again

@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from swarmcli.averaging import RoundRequest
 from swarmcli.backoff import growing
-from swarmcli.errors import AveragingError, FingerprintError, RoundMissed, RoundUndecided
+from swarmcli.errors import AveragingError, FingerprintError, RoundFailed, RoundMissed, RoundUndecided
 from swarmcli.network.identity import PeerID
-from swarmcli.network.loop_thread import loop_time, set_within
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import AFTER_A_FAULT, TaskOwner, tell_fault
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epoch.note import are_apart, are_several, read_told
 from swarmcli.optim.gradients.accumulator import Weighed
-from swarmcli.optim.modes.base import CommittedRound, FailedRound, Outcome, UndecidedRound
+from swarmcli.optim.modes.base import CommittedRound, Outcome
 from swarmcli.optim.state.lineage import MAX_COUNT, LineagePosition
 
 if TYPE_CHECKING:
@@ -30,21 +29,13 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class CrowdOptions:
-    """How several groups end an epoch. Times are seconds."""
+# How several groups end an epoch, in seconds
+CALM = 30.0  # without more peers than one group may hold, after which one group ends the epochs again
+LEFT_BEHIND = 1.0  # for which a peer looks for others that are left over, once the rest has gone on
 
-    calm: float = 30.0  # without more peers than one group may hold, after which one group ends the epochs again
-    left_behind: float = 1.0  # for which a peer looks for others that are left over, once the rest has gone on
-
-
-@dataclass(frozen=True, slots=True)
-class GroupOptions:
-    """How a peer keeps its place in the group of its lineage. Times are seconds."""
-
-    first_pause: float = 0.25  # between a group that fell apart and the next try, then twice as long each time …
-    longest_pause: float = 1.0  # … up to this
-    patience_with_begun: float = 60.0  # for which a lineage's round that began without this peer keeps it from another
+# How a peer keeps its place in the group of its lineage, in seconds
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 1.0  # between a group that fell apart and the next, twice as long each time
+PATIENCE_WITH_BEGUN = 60.0  # for which a lineage's round that began without this peer keeps it from another
 
 
 class EpochRule:
@@ -87,8 +78,6 @@ class CrowdedEpochRule(EpochRule):
     differently, their lineages part, and the rule for lineages brings them together again.
     """
 
-    options = CrowdOptions()
-
     def __init__(self, tracker: ProgressTrackerCore, size: int, others: Callable[[], Sized], patience: float) -> None:
         """`others`: the peers that are there beside this one."""
         super().__init__(tracker.target_batch_size)
@@ -102,7 +91,7 @@ class CrowdedEpochRule(EpochRule):
         to one group costs everyone a download."""
         if 1 + len(self._others()) > self._size:
             self._crowded_at = loop_time()
-        return loop_time() - self._crowded_at < self.options.calm
+        return loop_time() - self._crowded_at < CALM
 
     def told(self, samples: int) -> float:
         if not self.several:
@@ -115,7 +104,7 @@ class CrowdedEpochRule(EpochRule):
         if not self._is_over() or self._over is None:
             return False
         epoch, since = self._over
-        patience = self.options.left_behind if self._tracker.global_epoch > epoch else math.inf
+        patience = LEFT_BEHIND if self._tracker.global_epoch > epoch else math.inf
         return loop_time() - since >= min(patience, self._patience)
 
     def excuses(self, own: LineagePosition, leading: LineagePosition) -> bool:
@@ -135,11 +124,10 @@ class CrowdedEpochRule(EpochRule):
 class PreformedGroup:
     """Keeps this peer in a group of its lineage. Progress goes to the group's leader, who says when to begin.
 
-    A group that falls apart is formed again, with growing pauses, until a round commits, this peer loses sight of
-    an outcome or hears that the others have begun without it (`undecided`), or the group is closed.
+    One task, `_forming`, ends when a round begins with this peer; `contribute` brings that round to its end. A group
+    that falls apart is formed again, with growing pauses, until a round commits, this peer loses sight of an outcome or
+    hears that the others have begun without it (`undecided`), or the group is closed.
     """
-
-    options = GroupOptions()
 
     def __init__(
         self,
@@ -160,24 +148,25 @@ class PreformedGroup:
         self._sees_weights, self._averager, self._gather = sees_weights, averager, gather
         self._reported, self._config, self._tasks = reported, config, tasks
         self._forming: asyncio.Task[None] | None = None
-        self._control: StepControl | None = None
-        self._ended: asyncio.Future[Outcome] | None = None  # of the control
-        self._begun = asyncio.Event()
+        self._control: StepControl | None = None  # of the search under way, then of the round
         self._begun_at = 0.0  # loop time; of the last round that began
         self._time: Callable[[], float] = float  # the loop's, for threads that have none
         self._samples = 0.0
         self._enough_since = math.inf  # since when the reports of all have had enough samples for the epoch
         self._gives_up_after = config.matchmaking_time  # seconds from then, the leader; doubled each time
         self._missed = b"", 0.0  # the lineage whose round began without this peer, since when
+        self._over = False  # this peer leaves the run
         self.undecided = ""  # why, once an outcome is not known here
         self.refused: FingerprintError | None = None  # by everyone else in the run
         self.position: LineagePosition | None = None  # whose group is kept
         self._since = 0.0  # swarm time; the others still were at this position, as far as this peer knew
+        self._pauses: Iterator[float] = iter(())  # between groups that fall apart
         self.last: Group | None = None  # the last one that began with this peer
         self._queue: tuple[bytes, Sequence[PeerID]] = b"", ()  # of which lineage, who leads next; see RoundRequest
 
     def open(self, position: LineagePosition, since: float | None = None) -> None:
-        """Begins to form a group of this lineage, unless one is kept already. The former one must be closed.
+        """Begins to form a group of this lineage, unless one is kept already. The former one must be closed. Without
+        effect after `leave`.
 
         `since`: the swarm time at which this peer asked where the others are; None: now. They may have stepped before
         it opens the group: who began to look for the next one since then has had this one's round.
@@ -186,7 +175,7 @@ class PreformedGroup:
         """
         if self.refused is not None:
             raise self.refused
-        if self._forming is not None:
+        if self._forming is not None or self._over:
             return
         if self.last is not None and position.is_after(self.last.tag, self.last.group_id):
             leader, *others = (member.peer_id for member in self.last.members)
@@ -194,15 +183,24 @@ class PreformedGroup:
         self.position, self.undecided, self._samples = position, "", 0.0
         self._enough_since, self._gives_up_after = math.inf, self._config.matchmaking_time
         self._since = self._averager.node.endpoint.clock.now() if since is None else since
-        self._forming = self._tasks.spawn(self._keep(position))
+        self._pauses = growing(FIRST_PAUSE, LONGEST_PAUSE)
+        self._forming = self._tasks.spawn(self._form(position))
 
     async def close(self) -> None:
         """Leaves the group, if there is one. A round that has begun goes on without this peer."""
         forming, self._forming = self._forming, None
+        control, self._control = self._control, None
         if forming is not None:
             forming.cancel()
             await asyncio.wait([forming])
+        if control is not None:
+            control.cancel()  # without effect on one that has ended
         self.position = None
+
+    async def leave(self) -> None:
+        """Closes for good: a step that is under way while this peer leaves the run opens no other group."""
+        self._over = True
+        await self.close()
 
     def report(self, samples: float) -> None:
         """This peer has so many samples of the epoch by now; the leader learns it in the background."""
@@ -240,7 +238,8 @@ class PreformedGroup:
     @property
     def begun(self) -> bool:
         """Whether the round has begun, so that the others wait for this peer's gradients."""
-        return self._begun.is_set()
+        control = self._control
+        return control is not None and control.group is not None
 
     @property
     def unseated(self) -> bool:
@@ -251,7 +250,7 @@ class PreformedGroup:
         """Whether a round began so long ago and this peer has not begun its part, or the outcome was lost here. A round
         under way may take many times as long where links are slow. For any thread."""
         control = self._control
-        waits = self.begun and not (control is not None and control.began_allreduce)
+        waits = control is not None and control.group is not None and not control.began_allreduce
         return bool(self.undecided) or (waits and self._time() > self._begun_at + seconds)
 
     @property
@@ -267,52 +266,73 @@ class PreformedGroup:
         self._heed_reports()
         if self._control is not None:
             self._control.hurry()
-        return await set_within(self._begun, timeout)
+        if self._forming is None or (self._forming.done() and not self.begun):
+            await asyncio.sleep(timeout)  # no group forms: whoever asks again and again takes no whole processor
+        else:
+            await asyncio.wait([self._forming], timeout=timeout)
+        return self.begun
 
     async def unless_begun(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Returns the result of `work`; None, and the work is cancelled, if the round begins first."""
         task = asyncio.get_running_loop().create_task(work)
-        begun = asyncio.get_running_loop().create_task(self._begun.wait())
+        waits = {task} if self._forming is None else {task, self._forming}
         try:
-            await asyncio.wait([task, begun], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             return task.result() if task.done() else None
         finally:
-            for each in (task, begun):
-                each.cancel()
-            await asyncio.wait([task, begun])
+            task.cancel()
+            await asyncio.wait([task])
 
     async def contribute(self, handed: Weighed) -> Outcome:
-        """Lets the round that has begun use the averager's tensors as they are now; waits for its outcome."""
-        control, ended = self._control, self._ended
-        if control is None or ended is None or not self.begun:
-            return FailedRound("the group fell apart before it began")
-        control.weight, control.samples = handed.weight, handed.samples
-        control.allow_allreduce()
-        return await asyncio.shield(ended)
+        """Lets the round that has begun use the averager's tensors as they are now; waits for its outcome. If it is
+        dead, the group forms again. Cancelling this leaves the round as it is: another call waits for its outcome."""
+        control, position = self._control, self.position
+        if control is None or control.group is None or position is None:
+            return RoundFailed("the group fell apart before it began")
+        if not control.triggered:
+            control.weight, control.samples = handed.weight, handed.samples
+            control.allow_allreduce()
+        outcome = self._judged(await control.outcome())
+        if control is self._control:  # otherwise the group was closed meanwhile
+            self._control = self._forming = None
+            if isinstance(outcome, RoundUndecided):
+                self.undecided = str(outcome)
+            elif isinstance(outcome, RoundFailed):
+                logger.debug("the group of epoch %d fell apart: %s", position.epoch, outcome)
+                self._forming = self._tasks.spawn(self._form(position, next(self._pauses)))
+        return outcome
 
-    async def _keep(self, position: LineagePosition) -> None:
-        for pause in growing(self.options.first_pause, self.options.longest_pause):
+    async def _form(self, position: LineagePosition, pause: float = 0.0) -> None:
+        """Forms one group after the other, until a round begins, or has begun without this peer."""
+        while True:
+            await asyncio.sleep(pause)
             try:
-                outcome = await self._run_one(position)
+                control = self._control = self._averager.begin_round(self._request(position))
+                control.report(float(self._samples))
+                self.last = await control.begun
+                self._time = asyncio.get_running_loop().time
+                self._begun_at = self._time()
+                return
             except FingerprintError as error:
                 self.refused = error
                 return
+            except RoundMissed as error:
+                if self._missed[0] != position.lineage:
+                    self._missed = position.lineage, loop_time()
+                self.undecided = str(error)
+                return
+            except AveragingError as error:
+                logger.debug("no group of epoch %d: %s", position.epoch, error)
+                pause = next(self._pauses)
             except Exception as error:  # as after a round that failed: otherwise no group would form any more
                 tell_fault("the group that ends the epoch", error, self._averager.node.endpoint.events)
-                await asyncio.sleep(AFTER_A_FAULT)
-                continue
-            if isinstance(outcome, UndecidedRound):
-                self.undecided = outcome.reason
-            if not isinstance(outcome, FailedRound):
-                return
-            logger.debug("the group of epoch %d fell apart: %s", position.epoch, outcome.reason)
-            await asyncio.sleep(pause)
+                pause = AFTER_A_FAULT
 
-    async def _run_one(self, position: LineagePosition) -> Outcome:
+    def _request(self, position: LineagePosition) -> RoundRequest:
         # Two rounds of one lineage would fork it. But who merely says that he has begun holds nobody up for good.
         lineage, since = self._missed
-        patient = lineage != position.lineage or loop_time() < since + self.options.patience_with_begun
-        request = RoundRequest(
+        patient = lineage != position.lineage or loop_time() < since + PATIENCE_WITH_BEGUN
+        return RoundRequest(
             tag=position.lineage,
             gather=self._gather(),
             weight=0.0,
@@ -327,46 +347,16 @@ class PreformedGroup:
             terms=self._config.fingerprint,
             queue=self._queue[1] if self._queue[0] == position.lineage else (),
         )
-        control = self._control = self._averager.begin_round(request)
-        ended = self._ended = asyncio.get_running_loop().create_future()
-        try:
-            control.report(float(self._samples))
-            control.begun.add_done_callback(lambda _: self._has_begun(control))
-            outcome = await self._outcome(control)
-            ended.set_result(outcome)
+
+    def _judged(self, outcome: RoundResult | BaseException) -> Outcome:
+        if isinstance(outcome, RoundUndecided):
             return outcome
-        finally:
-            self._control = None
-            self._begun.clear()  # at once: who sees a round that has begun asks for its outcome, again and again
-            control.cancel()  # without effect on one that has ended
-            if not ended.done():
-                ended.set_result(FailedRound("the group was left"))
-
-    def _has_begun(self, control: StepControl) -> None:
-        if control is self._control and not control.begun.cancelled():
-            self._time = asyncio.get_running_loop().time
-            self._begun_at, self.last = self._time(), control.group
-            self._begun.set()
-
-    async def _outcome(self, control: StepControl) -> Outcome:
-        await control.ended()
-        if control.cancelled():
-            return FailedRound("the round was cancelled")
-        try:
-            result = control.result(timeout=0)
-            committed = self._committed(result)
-            if not committed.members or (self._sees_weights and result.total_weight <= 0):
-                return FailedRound(f"nobody in the group had samples: {result.remark}")
-            return committed
-        except RoundMissed as error:
-            lineage = control.request.tag
-            if self._missed[0] != lineage:
-                self._missed = (lineage, loop_time())
-            return UndecidedRound(str(error))
-        except RoundUndecided as error:
-            return UndecidedRound(str(error))
-        except AveragingError as error:
-            return FailedRound(str(error))
+        if isinstance(outcome, BaseException):
+            return RoundFailed(str(outcome))
+        committed = self._committed(outcome)
+        if not committed.members or (self._sees_weights and outcome.total_weight <= 0):
+            return RoundFailed(f"nobody in the group had samples: {outcome.remark}")
+        return committed
 
     def _committed(self, result: RoundResult) -> CommittedRound:
         members = result.group.members

@@ -6,13 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
 
 from swarmcli.averaging import AveragerCore
 from swarmcli.averaging.checks import check_flags
 from swarmcli.compression import CompressionBase, NoCompression
+from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.events import Events, Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import PeerContext
@@ -138,23 +139,9 @@ class Advanced:
     norms: StepNorms | None = None  # of the step; None: the mode averages no gradients
 
 
-@dataclass(frozen=True, slots=True)
-class FailedRound:
-    """Nobody steps; what was accumulated is still good for the next round of the same lineage."""
-
-    reason: str
-    word: ClassVar[Literal["failed"]] = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class UndecidedRound:
-    """The others may or may not have stepped; this peer has to look where they stand."""
-
-    reason: str
-    word: ClassVar[Literal["undecided"]] = "undecided"
-
-
-Outcome: TypeAlias = CommittedRound | FailedRound | UndecidedRound
+# Committed: every member of the round's lineage steps with the average. RoundFailed: nobody steps, and what was
+# accumulated is still good for the next round of this lineage. RoundUndecided: the others may or may not have stepped.
+Outcome: TypeAlias = CommittedRound | RoundFailed | RoundUndecided
 
 
 class EpochWork(Protocol):

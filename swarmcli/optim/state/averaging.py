@@ -17,7 +17,7 @@ import torch
 
 from swarmcli.averaging import AveragerCore, RoundRequest
 from swarmcli.compression import CompressionBase, CompressionInfo, TensorDescriptor, TensorRole
-from swarmcli.errors import OptimizerError, SwarmError
+from swarmcli.errors import OptimizerError
 from swarmcli.events import Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.network.task_owner import TaskOwner
@@ -189,13 +189,12 @@ class StateRounds:
         await averager.take_up(tensors or self._outline, self._infos)
         control = averager.begin_round(request)
         try:
-            await control.ended()
-            result = control.result(timeout=0)
-        except SwarmError as error:
-            return str(error)
+            result = await control.outcome()
         finally:
             control.cancel()  # without effect on a round that has ended
             await averager.take_up(self._outline, self._infos)
+        if isinstance(result, BaseException):
+            return str(result)
         # Auxiliaries do not learn of everybody's weight.
         return "" if result.total_weight > 0 or averager.config.auxiliary else "nobody in the group had samples"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from statistics import median_high
 from typing import Any, TypeAlias
@@ -24,7 +24,7 @@ from swarmcli.errors import (
     RoundFailed,
     StateDownloadError,
 )
-from swarmcli.network.loop_thread import offload
+from swarmcli.network.loop_thread import offload, set_within
 from swarmcli.sharding.levels.plan import NOTHING, LevelAverage, LevelPlan, Places, outline
 from swarmcli.sharding.levels.swarm_groups import EVERYONE, SwarmGroups
 from swarmcli.state.sharing import StateOffer
@@ -215,14 +215,10 @@ class SwarmLevels:
 
     async def _watch(self, control: StepControl, step: int) -> None:
         """Returns when the round has ended or has a group. MatchmakingError: most others are at a later step."""
-        over = asyncio.Event()
-        for milestone in (control.begun, control):
-            milestone.add_done_callback(lambda _: over.set())
-        while not over.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(OPTIONS.look_seconds):
-                    await over.wait()
-            if not over.is_set() and (present := await self._present_step(step)) > step and control.group is None:
+        begun = asyncio.Event()
+        control.begun.add_done_callback(lambda _: begun.set())
+        while not await set_within(begun, OPTIONS.look_seconds):
+            if (present := await self._present_step(step)) > step and not begun.is_set():
                 raise MatchmakingError(f"most others are at step {present} already")
 
     async def _state(self) -> tuple[Any, Sequence[torch.Tensor]]:

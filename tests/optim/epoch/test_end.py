@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from swarmcli.averaging.group import NONCE_BYTES, Group, Member
-from swarmcli.errors import OptimizerError
+from swarmcli.errors import OptimizerError, RoundFailed, RoundUndecided
 from swarmcli.events import Events, Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epoch.end import EpochEnd
 from swarmcli.optim.epoch.group import EpochRule
 from swarmcli.optim.gradients.accumulator import Weighed
-from swarmcli.optim.modes.base import CommittedRound, FailedRound, Outcome, Timing, UndecidedRound
+from swarmcli.optim.modes.base import CommittedRound, Outcome, Timing
 from swarmcli.optim.peers.report import PeerMetrics
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.testing import virtual_time
@@ -45,12 +45,13 @@ class Story:
 
     replays = True
     unseated = False
+    undecided = ""
     company: ClassVar[list[PeerID]] = []
     last: Group | None = None
     position = LineagePosition(3, 72, bytes(32))
 
     def __init__(
-        self, timing: Timing, outcomes: Sequence[Outcome | Exception], samples: int = 12, **options: bool
+        self, timing: Timing, outcomes: Sequence[Outcome | RuntimeError], samples: int = 12, **options: bool
     ) -> None:
         self.told: list[str] = []
         self.warnings: list[str] = []
@@ -118,7 +119,7 @@ class Story:
         self.told.append("round")
         await asyncio.sleep(1)
         outcome = self.outcomes.pop(0)
-        if isinstance(outcome, Exception):
+        if isinstance(outcome, RuntimeError):
             raise outcome
         self.begun = bool(self.outcomes)
         return outcome
@@ -145,10 +146,15 @@ class Story:
         pass
 
 
-def tell(timing: Timing, *outcomes: Outcome | Exception, samples: int = 12) -> Story:
+def tell(timing: Timing, *outcomes: Outcome | RuntimeError, samples: int = 12) -> Story:
     story = Story(timing, outcomes, samples)
     virtual_time.run(story.run())
     return story
+
+
+def test_samples_that_round_to_none_end_an_epoch_too() -> None:
+    story = tell(Timing.AT_ONCE, CommittedRound(bytes(32), 0, (OWN,), contributed={OWN: 0.4}), samples=1)
+    assert "advance" in story.told
 
 
 def test_at_once_the_trainer_waits_for_its_step() -> None:
@@ -201,7 +207,7 @@ def test_delayed_averaging_waits_until_its_sums_are_frozen() -> None:
 
 @pytest.mark.parametrize("timing", Timing)
 def test_a_failed_round_is_tried_again_with_the_same(timing: Timing) -> None:
-    story = tell(timing, FailedRound("a"), FailedRound("b"), TOGETHER)
+    story = tell(timing, RoundFailed("a"), RoundFailed("b"), TOGETHER)
     assert story.weights == [12, 12, 12]
     assert story.told.count("advance") == 1
     assert story.told.count("publish") == 1
@@ -211,7 +217,7 @@ def test_a_failed_round_is_tried_again_with_the_same(timing: Timing) -> None:
 
 @pytest.mark.parametrize("timing", Timing)
 @pytest.mark.parametrize(
-    ("outcome", "done"), [(FailedRound("nobody there"), "take back"), (UndecidedRound("cut off"), "set aside")]
+    ("outcome", "done"), [(RoundFailed("nobody there"), "take back"), (RoundUndecided("cut off"), "set aside")]
 )
 def test_what_a_dead_round_had_is_given_back_and_what_an_undecided_one_had_is_not(
     timing: Timing, outcome: Outcome, done: str
@@ -224,7 +230,7 @@ def test_what_a_dead_round_had_is_given_back_and_what_an_undecided_one_had_is_no
 
 def test_a_round_that_everybody_else_has_left_is_no_warning() -> None:
     for company, warnings in ((True, 1), (False, 0)):
-        story = Story(Timing.AT_ONCE, [UndecidedRound("no quorum")])
+        story = Story(Timing.AT_ONCE, [RoundUndecided("no quorum")])
         story.answering = company
         virtual_time.run(story.run())
         assert len(story.warnings) == warnings

@@ -5,15 +5,17 @@ import asyncio
 import torch
 
 from swarmcli.averaging import AveragerCore
+from swarmcli.errors import RoundFailed
+from swarmcli.events import Noticed
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epoch.group import PreformedGroup
 from swarmcli.optim.gradients.accumulator import Weighed
-from swarmcli.optim.modes.base import CommittedRound, FailedRound
+from swarmcli.optim.modes.base import CommittedRound
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.testing import virtual_time
-from tests.optim.optim_swarm import TARGET, Swarm
+from tests.optim.optim_swarm import TARGET, Swarm, record
 
 HERE = LineagePosition(0, 0, bytes([7]) * 32)
 
@@ -100,7 +102,7 @@ def test_after_a_round_that_gave_nothing_it_forms_again_with_the_same_samples() 
                 member.group.report(TARGET)
             assert all(await asyncio.gather(*(m.group.wait_until_begun(5) for m in (one, other))))
             outcomes = await asyncio.gather(one.group.contribute(Weighed()), other.group.contribute(Weighed()))
-            assert all(isinstance(outcome, FailedRound) for outcome in outcomes)
+            assert all(isinstance(outcome, RoundFailed) for outcome in outcomes)
             assert all(await asyncio.gather(*(m.group.wait_until_begun(30) for m in (one, other))))
             again = await asyncio.gather(*(m.group.contribute(Weighed.of(TARGET // 2)) for m in (one, other)))
             assert again[0] == again[1] and isinstance(again[0], CommittedRound)
@@ -117,8 +119,24 @@ def test_once_closed_nothing_can_be_contributed() -> None:
             assert one.group.position == HERE
             await one.group.close()
             await one.group.close()
-            assert isinstance(await one.group.contribute(Weighed.of(1)), FailedRound)
+            assert isinstance(await one.group.contribute(Weighed.of(1)), RoundFailed)
             assert one.group.position is None
+
+    virtual_time.run(main())
+
+
+def test_a_peer_that_has_left_the_run_looks_for_no_group() -> None:
+    """A step that is under way meanwhile asks for the next one, of an averager that has ended."""
+
+    async def main() -> None:
+        async with Swarm() as swarm, Member(await swarm.node(), 1.0) as one:
+            faults = record(one.averager.node, Noticed)
+            one.group.open(HERE)
+            await one.group.leave()
+            await one.averager.shutdown()
+            one.group.open(HERE)
+            assert not await one.group.wait_until_begun(10) and one.group.position is None
+            assert not faults
 
     virtual_time.run(main())
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from swarmcli.optim.epoch.end import EndOptions, LastMoment, seconds_left_to_others
+from swarmcli.optim.epoch.end import LAST_CALL, LastMoment, seconds_left_to_others
 from swarmcli.optim.peers.progress import LocalTrainingProgress
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, together
@@ -73,18 +73,18 @@ def test_a_mate_that_has_not_been_heard_of_since_the_last_round_counts_from_its_
     last = LastMoment(tracker, clock)  # type: ignore[arg-type]
     last.begin_epoch([mate.peer_id])
     clock.now = lambda: NOW
-    assert last.patience(10) == pytest.approx(EndOptions().last_call)  # it has done its half
+    assert last.patience(10) == pytest.approx(LAST_CALL)  # it has done its half
     last.begin_epoch()
     assert last.patience(10) == 0.0
 
 
 def test_it_waits_no_longer_than_the_end_should_take_and_a_little() -> None:
-    assert moment(2.0).patience(50) == pytest.approx(2.0 + EndOptions().last_call)
+    assert moment(2.0).patience(50) == pytest.approx(2.0 + LAST_CALL)
 
 
 def test_a_reason_that_misled_it_counts_no_more_in_this_epoch() -> None:
     expected, reported = moment(0.1), moment(0.1, enough=True)
-    assert reported.patience(10) == EndOptions().last_call
+    assert reported.patience(10) == LAST_CALL
     for each in (expected, reported):
         each.patience(10)
         each.was_answered(begun=True)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from swarmcli.events import RoundFinished, StateDownloaded
-from swarmcli.optim.epoch.group import CrowdedEpochRule, CrowdOptions
+from swarmcli.optim.epoch import group
+from swarmcli.optim.epoch.group import CALM, LEFT_BEHIND, CrowdedEpochRule
 from swarmcli.optim.epoch.note import MemberNote, are_apart, are_several
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.state.lineage import LineagePosition
@@ -121,7 +122,7 @@ def test_three_peers_in_groups_of_two_do_not_stand_still() -> None:
 
 def test_more_peers_than_fit_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     calm = 3.0
-    monkeypatch.setattr(CrowdedEpochRule, "options", CrowdOptions(calm=calm))
+    monkeypatch.setattr(group, "CALM", calm)
 
     async def main() -> None:
         async with Swarm() as swarm:
@@ -187,7 +188,7 @@ def test_a_peer_that_comes_and_goes_does_not_change_the_rule_every_time() -> Non
         assert rule.several
         assert rule.told(9) == 0.0  # until the reports suffice
         count[0] = 2
-        await asyncio.sleep(CrowdOptions().calm - 1)
+        await asyncio.sleep(CALM - 1)
         assert rule.several
         await asyncio.sleep(1)
         assert not rule.several
@@ -219,7 +220,7 @@ def test_whoever_is_left_behind_looks_for_others_for_a_moment_only() -> None:
         rule = crowded(reports)
         reports.global_epoch = 1
         assert rule.told(0) == 10
-        await asyncio.sleep(CrowdOptions().left_behind)
+        await asyncio.sleep(LEFT_BEHIND)
         assert rule.suffices(4)
 
     virtual_time.run(main())
