@@ -34,7 +34,9 @@ def claim(trainer: Trainer, *, leads: bool = False) -> Liar:
     def begin_round(request: RoundRequest) -> StepControl:
         control = begin(request)
         control.report(float(TARGET))
-        control.begun.add_done_callback(lambda begun: liar.told.append("a claim") if not begun.cancelled() else None)
+        control.begun.add_done_callback(
+            lambda begun: liar.told.append("a claim") if control.group is not None else None
+        )
         return control
 
     liar.averager.begin_round = begin_round  # type: ignore[method-assign]
