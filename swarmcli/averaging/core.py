@@ -14,7 +14,6 @@ import msgspec
 import torch
 
 from swarmcli.averaging.aggregators import Mean
-from swarmcli.averaging.archive.archive import RoundArchive
 from swarmcli.averaging.config import AveragerConfig
 from swarmcli.averaging.control import (
     AveragingStage,
@@ -28,6 +27,7 @@ from swarmcli.averaging.differences import ROOM_TO_TELL, DifferenceTold, Referen
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
 from swarmcli.averaging.matchmaking.finder import GroupFinder
 from swarmcli.averaging.round.allreduce import Allreduce, AllreduceResult
+from swarmcli.averaging.round.archive import RoundArchive
 from swarmcli.averaging.round.pace import PACE, RoundTime
 from swarmcli.averaging.round.phases import PhasedAllreduce, PhaseNews, RoundProgram
 from swarmcli.averaging.round.plan import Layout, compression_term
@@ -133,7 +133,7 @@ class AveragerCore:
             await self._rounds.close()
             self._news.close()
             self._service.close()
-            await self.archive.close()
+            self.archive.close()
             await self.sharing.stop()
             await self.finder.stop()
             await self.trust.stop()
@@ -292,7 +292,7 @@ class AveragerCore:
             raise
         try:
             with chronicle.stage(AveragingStage.RUNNING_ALLREDUCE):
-                await self.archive.written()  # or the results of two rounds would be in memory at once
+                self.archive.make_room()
                 # All members of the group come to the same answer.
                 if all(member.auxiliary for member in group.members):
                     reason = "only auxiliaries came, which have no tensors of their own"

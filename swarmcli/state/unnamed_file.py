@@ -28,13 +28,6 @@ class UnnamedFile:
         self._file: Any = tempfile.TemporaryFile("w+b", 0, dir=directory)  # noqa: SIM115  # closed by `close`
         self._place = threading.Lock()  # its holder alone moves the file's position
         self.close = weakref.finalize(self, self._file.close)
-        self._mapping: weakref.ref[mmap.mmap] | None = None
-        self._given_up = False
-
-    @property
-    def in_use(self) -> bool:
-        """Whether somebody reads what is in it."""
-        return self._mapping is not None and self._mapping() is not None
 
     def resize(self, nbytes: int) -> None:
         """Raises OSError if the disk is too full for that."""
@@ -45,10 +38,8 @@ class UnnamedFile:
             self._file.truncate(nbytes)
 
     def write(self, offset: int, content: memoryview) -> None:
-        """Raises OSError, also when it is given up in another thread."""
+        """Raises OSError."""
         while content:
-            if self._given_up:
-                raise OSError(f"{self._directory} is too slow: the next round is waiting")
             written = self.write_at(offset, content[:_WRITE])
             content, offset = content[written:], offset + written
 
@@ -64,22 +55,10 @@ class UnnamedFile:
             self._file.seek(offset)
             return int(self._file.readinto(into))
 
-    def give_up(self) -> None:
-        """Ends the writing that is under way."""
-        self._given_up = True
-
-    def renew(self) -> bool:
-        """Whether writing was given up, and may now begin anew."""
-        given_up, self._given_up = self._given_up, False
-        return given_up
-
     def map(self, nbytes: int) -> torch.Tensor:
         """Its content, as bytes that nobody changes while the tensor is alive."""
-        mapping = self._mapping() if self._mapping is not None else None
-        if mapping is None:
-            # Private and writable only because torch warns of memory that is read-only; nobody writes there.
-            mapping = mmap.mmap(self._file.fileno(), nbytes, access=mmap.ACCESS_COPY)
-            self._mapping = weakref.ref(mapping)
+        # Private and writable only because torch warns of memory that is read-only; nobody writes there.
+        mapping = mmap.mmap(self._file.fileno(), nbytes, access=mmap.ACCESS_COPY)
         return torch.frombuffer(mapping, dtype=torch.uint8)
 
     def read(self, offset: int, count: int) -> memoryview:

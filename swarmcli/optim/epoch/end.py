@@ -251,10 +251,7 @@ class EpochEnd:
         await self._group.close()
         self._metrics.note_outcome("alone")
         await self._work.average_alone()
-        lineage = self._replica.position.lineage
-        round_id = solitary_round_id(self._own_id, lineage)
-        async with self._work.averager.tensors() as averages:
-            await self._work.averager.archive.keep_alone(round_id, lineage, averages, handed.weight, handed.samples)
+        round_id = solitary_round_id(self._own_id, self._replica.position.lineage)
         return CommittedRound(
             round_id,
             handed.samples,

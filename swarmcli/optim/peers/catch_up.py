@@ -18,8 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
 
-from swarmcli.averaging.archive.archive import StoredRound
-from swarmcli.averaging.archive.kept_round import KeptRound
+from swarmcli.averaging.round.archive import KeptRound
 from swarmcli.backoff import growing
 from swarmcli.errors import NoDonorReachable, StateDownloadError
 from swarmcli.events import Noticed, RoundsReplayed
@@ -34,7 +33,6 @@ from swarmcli.optim.peers.state_exchange import StateExchange
 from swarmcli.optim.peers.survey import Survey
 from swarmcli.optim.state.lineage import TORN, Claim, LineagePosition
 from swarmcli.state.download import DownloadProgress
-from swarmcli.state.unnamed_file import UnnamedFile, usual_directory
 from swarmcli.state.witnesses import WITNESSES
 from swarmcli.tasks import beside
 
@@ -310,11 +308,8 @@ class CatchUp:
         if not self._work.replays:
             yield collection
             return
-        try:
-            async with beside(self._collect(collection, donors)):
-                yield collection
-        finally:
-            collection.close()
+        async with beside(self._collect(collection, donors)):
+            yield collection
 
     async def _replay_all(self, collection: CollectedRounds, reason: str) -> None:
         """Steps with all that was collected, and still is meanwhile, from the state on which the collection began.
@@ -324,12 +319,7 @@ class CatchUp:
         if self._replica.state.apart:
             return
         while collection.rounds and self._replica.position == collection.begin:
-            try:
-                kept = collection.rounds[0].load()
-            except OSError as error:  # this peer is behind then, as if it had not collected
-                logger.warning("rounds that were collected cannot be read: %s", error)
-                return
-            await self._replay([kept], reason)
+            await self._replay([collection.rounds[0]], reason)
             collection.drop_first()
 
     async def _collect(self, collection: CollectedRounds, donors: Sequence[PeerID]) -> None:
@@ -406,29 +396,17 @@ class CollectedRounds:
 
     def __init__(self, begin: LineagePosition) -> None:
         self.begin = self.end = begin
-        self.rounds: deque[StoredRound] = deque()
+        self.rounds: deque[KeptRound] = deque()
 
     async def add(self, kept: KeptRound) -> None:
         """The next round. Raises OSError if it cannot be written."""
-        file = UnnamedFile(usual_directory())
-        try:
-            stored = await StoredRound.write(kept.record, kept.averages, file)
-        except (OSError, asyncio.CancelledError):
-            file.close()
-            raise
-        self.rounds.append(stored)
+        self.rounds.append(await kept.on_disk())
         self.end = _after(self.end, kept)
 
     def drop_first(self) -> None:
         """The first round has been used."""
         first = self.rounds.popleft()
         self.begin = self.begin.after(first.record.group_id, first.record.total_samples)
-        first.file.close()
-
-    def close(self) -> None:
-        """Lets go of the files."""
-        for stored in self.rounds:
-            stored.file.close()
 
 
 def _after(position: LineagePosition, kept: KeptRound) -> LineagePosition:

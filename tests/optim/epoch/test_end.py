@@ -300,7 +300,7 @@ class Unanswered(Story):
     def __init__(self, **options: bool) -> None:
         super().__init__(Timing.AT_ONCE, [], 24, **options)
         self.begun = False
-        self.averager = self.finder = self.archive = self
+        self.averager = self.finder = self
 
     async def unless_begun(self, work: Coroutine[Any, Any, str]) -> str:
         return await work
@@ -317,16 +317,12 @@ class Unanswered(Story):
     async def tensors(self) -> AsyncIterator[list[torch.Tensor]]:
         yield []
 
-    async def keep_alone(self, *kept: object) -> None:
-        self.told.append("kept for others")
-
 
 @pytest.mark.parametrize("proceed_alone", [True, False])
 def test_without_a_round_a_peer_steps_by_itself_only_if_it_is_told_to(proceed_alone: bool) -> None:
     story = Unanswered(proceed_alone=proceed_alone)
     virtual_time.run(story.run())
     assert ("advance" in story.told) == proceed_alone
-    assert ("kept for others" in story.told) == proceed_alone
     assert any("no round came about within 15 s" in warning for warning in story.warnings) == proceed_alone
 
 

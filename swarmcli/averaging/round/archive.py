@@ -1,9 +1,12 @@
-"""The averages of a committed round as peers keep and serve them, and fetch them if they have missed it."""
+"""The averages of the last committed rounds, for peers that missed them: kept in memory, given out like a state, and
+fetched from others. The memory is that of the round itself, which nobody writes once it has ended."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -15,18 +18,30 @@ from swarmcli.averaging.audit.signed import digest_of
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT
 from swarmcli.averaging.consensus.certificate import RoundCertificate
 from swarmcli.averaging.consensus.messages import DIGEST_BYTES
-from swarmcli.averaging.group import MAX_MEMBERS
+from swarmcli.averaging.group import MAX_MEMBERS, Group
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.buffers import Average, Inputs, contributions_to, result_digest
 from swarmcli.averaging.round.plan import Layout, Plan
 from swarmcli.compression import NoCompression
+from swarmcli.compression.base import tensor_memory
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import PeerRefused
 from swarmcli.network import Endpoint, PeerID, wire
 from swarmcli.network.limits import MAX_TAG_BYTES
+from swarmcli.network.loop_thread import offload
+from swarmcli.state.donor import StateDonor
 from swarmcli.state.download import DownloadProgress, download_state
-from swarmcli.state.snapshot import StateOutline
+from swarmcli.state.snapshot import ChunkLayout, Snapshot, StateOutline
+from swarmcli.state.unnamed_file import UnnamedFile, usual_directory
 from swarmcli.tasks import OFFLOAD_FROM, on_executor
+
+KEPT_ROUNDS = 2  # whoever missed more downloads the state, which is hardly more to send
+KEPT_BYTES = 64 << 20  # of averages that are kept for long; what is more goes when the next round needs its memory …
+KEPT_SECONDS = 30.0  # … or after this: whoever froze or was cut off for a moment has asked by then
+MOST_FETCHES = 8  # at a time: they are small beside downloads of a state
+# A member that was late asks others that hear of the commit some moments later themselves.
+LATE_TRIES, LATE_PAUSE = 5, 1.0  # seconds between two of these
+LATE_DOWNLOAD = 60.0  # seconds in which nothing of it comes, in one of these
 
 Senders = tuple[int, ...]
 Weights = tuple[float, ...]
@@ -38,7 +53,7 @@ class RoundRecord(msgspec.Struct, frozen=True):
     samples  of the contributors, as they were counted; (): they are the weights
     runs     (parts, senders, weights): so many parts, one behind the other, hold the tensors of these members
     digests  32 bytes for each part, as its reducer sent it
-    certificate  proves that the group has committed it; None for a round that a peer made by itself
+    certificate  proves that the group has committed it
     shares       of the group's work, which tell where parts end; none where the digests are not of these averages
     """
 
@@ -77,11 +92,6 @@ class RoundRecord(msgspec.Struct, frozen=True):
         return self.samples or self.weights
 
     @classmethod
-    def alone(cls, round_id: bytes, tag: bytes, peer: PeerID, weight: float, samples: float) -> RoundRecord:
-        """The record of a round that a peer made by itself: it has no parts and no votes."""
-        return cls(round_id, tag, result_digest(b""), (peer,), (weight,), (), b"", samples=(samples,))
-
-    @classmethod
     def of(cls, group_id: bytes, tag: bytes, result: AllreduceResult) -> RoundRecord:
         digests = b"".join(average.digest for average in result.parts)
         peers, weights = tuple(result.weights), tuple(result.weights.values())
@@ -90,10 +100,20 @@ class RoundRecord(msgspec.Struct, frozen=True):
         facts = result.digest, peers, weights, runs, digests, result.certificate, result.shares, told
         return cls(group_id, tag, *facts)
 
+    @classmethod
+    def read(cls, metadata: object) -> RoundRecord:
+        """Raises ValueError."""
+        if not isinstance(metadata, bytes):
+            raise ValueError("averages without their record")
+        try:
+            return wire.decode(cls, metadata)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"unreadable record of a round: {error}") from None
+
 
 @dataclass(frozen=True)
 class KeptRound:
-    """A committed round that came from others. `averages` have the shapes of the tensors that are averaged."""
+    """A committed round. `averages` have the shapes of the tensors that are averaged; nobody writes to them."""
 
     record: RoundRecord
     averages: list[torch.Tensor]
@@ -101,6 +121,29 @@ class KeptRound:
     @property
     def group_id(self) -> bytes:
         return self.record.group_id
+
+    @property
+    def nbytes(self) -> int:
+        return sum(average.nbytes for average in self.averages)
+
+    def snapshot(self, version: bytes) -> Snapshot:
+        """The round as others download it."""
+        return Snapshot(version, wire.encode(self.record), _named(self.averages))
+
+    async def on_disk(self) -> KeptRound:
+        """The same round, its averages in a file without a name, and out of memory. Raises OSError."""
+        layout, file = ChunkLayout.of(_named(self.averages)), UnnamedFile(usual_directory())
+
+        def write() -> None:
+            file.resize(layout.nbytes)
+            for offset, tensor in zip(layout.offsets, self.averages, strict=False):
+                file.write(offset, tensor_memory(tensor))
+
+        try:
+            await offload(write)
+            return KeptRound(self.record, list(layout.tensors(file.map(layout.nbytes)).values()))
+        finally:
+            file.close()  # what is mapped outlives that
 
     def parts(self, plan: Plan) -> list[Average]:
         """The averages as a member of the round holds them, with the digests that the members voted on; `plan` is the
@@ -142,6 +185,106 @@ class KeptRound:
             raise ValueError("other weights than those of its parts, for which its group has signed")
 
 
+class RoundArchive:
+    """The last rounds that one averager committed."""
+
+    def __init__(self, endpoint: Endpoint, prefix: str) -> None:
+        self._endpoint, self._prefix = endpoint, replay_prefix(prefix)
+        self._donor = StateDonor(endpoint, self._prefix, self._provide, max_downloads=MOST_FETCHES)
+        self._rounds: deque[KeptRound] = deque(maxlen=KEPT_ROUNDS)  # oldest first
+        self._expiry: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begins to serve. Raises ValueError if the endpoint has an archive of this prefix already."""
+        self._donor.start()
+
+    def close(self) -> None:
+        """Serves no more, and lets go of the rounds. Idempotent."""
+        self._donor.close()
+        self._rounds.clear()
+        self.make_room()
+
+    def keep(self, group_id: bytes, tag: bytes, result: AllreduceResult) -> None:
+        """Keeps a committed round that has averages, in the memory where they lie."""
+        self._rounds.append(KeptRound(RoundRecord.of(group_id, tag, result), list(result.averages)))
+        self._expiry = asyncio.get_running_loop().call_later(KEPT_SECONDS, self.make_room)
+
+    def make_room(self) -> None:
+        """Lets go of rounds that are large, the oldest first. A peer that downloads one still gets all of it."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        while sum(kept.nbytes for kept in self._rounds) > KEPT_BYTES:
+            self._rounds.popleft()
+
+    async def _provide(self, version: bytes) -> Snapshot | None:
+        for kept in reversed(self._rounds):
+            if version in (version_of_group(kept.group_id), version_of_tag(kept.record.tag)):
+                return kept.snapshot(version)
+        return None
+
+    async def fetch(
+        self,
+        donors: Sequence[PeerID],
+        layout: Layout,
+        *,
+        group_id: bytes = b"",
+        tag: bytes = b"",
+        plan: Plan | None = None,
+        digest: bytes | None = None,
+        part_size_bytes: int | None = None,
+        timeout: float,
+        progress: DownloadProgress | None = None,
+    ) -> KeptRound:
+        """Fetches the round `group_id`, or if that is empty the newest of `tag`, from the donors, best first.
+
+        `layout` is that of the tensors here. With `plan` and `digest` the averages must be the result that the group
+        committed; with `part_size_bytes`, that of the run, its group must have signed for them. `progress` is kept up
+        to date. Raises StateDownloadError when no donor has it, or after `timeout` seconds in which nothing of it came.
+        """
+        left, attempts = list(donors), dict[str, str]()
+        while True:
+            state = await download_state(
+                self._endpoint,
+                self._prefix,
+                left,
+                version=version_of_group(group_id) if group_id else version_of_tag(tag),
+                timeout=timeout,
+                max_bytes=2 * layout.nbytes + (1 << 20),
+                check=lambda outline: _check_outline(outline, layout, group_id, tag, digest),
+                progress=progress,
+            )
+            kept = KeptRound(RoundRecord.read(state.metadata), list(state.tensors.values()))
+            try:
+                if plan is not None:
+                    await on_executor(layout.nbytes, kept.check, plan)
+                if part_size_bytes is not None:  # never on the loop: signatures take long too
+                    await on_executor(max(layout.nbytes, OFFLOAD_FROM), kept.prove, layout, part_size_bytes)
+                return kept
+            except ValueError as error:
+                for donor in state.donors:
+                    attempts[donor.text] = str(error)
+                    self._endpoint.events.emit(PeerRefused(donor.text, str(error), "averages"))
+                left = [donor for donor in left if donor not in state.donors]
+                if not left:
+                    raise StateDownloadError(f"the averages that came are false: {error}", attempts) from None
+
+    async def fetch_committed(
+        self, group: Group, plan: Plan, digest: bytes
+    ) -> tuple[list[torch.Tensor], tuple[Average, ...]] | None:
+        """The result of a round for a member that was late: averages and parts. None: no other member gives it."""
+        members = [member.peer_id for member in group.members if not member.auxiliary]
+        donors, layout = [member for member in members if member != self._endpoint.peer_id], plan.layout
+        for _ in range(LATE_TRIES):
+            try:
+                kept = await self.fetch(
+                    donors, layout, group_id=group.group_id, plan=plan, digest=digest, timeout=LATE_DOWNLOAD
+                )
+                return kept.averages, tuple(kept.parts(plan))
+            except StateDownloadError:
+                await asyncio.sleep(LATE_PAUSE)
+        return None
+
+
 def replay_prefix(prefix: str) -> str:
     """The prefix under which an averager shares its kept rounds."""
     return f"{prefix}.replays"
@@ -157,58 +300,13 @@ def version_of_tag(tag: bytes) -> bytes:
     return b"tag " + hashlib.sha256(tag).digest()
 
 
-async def fetch_round(
-    endpoint: Endpoint,
-    prefix: str,
-    donors: Sequence[PeerID],
-    layout: Layout,
-    *,
-    group_id: bytes = b"",
-    tag: bytes = b"",
-    plan: Plan | None = None,
-    digest: bytes | None = None,
-    part_size_bytes: int | None = None,
-    timeout: float,
-    progress: DownloadProgress | None = None,
-) -> KeptRound:
-    """Fetches the round `group_id`, or if that is empty the newest of `tag`, from the donors, best first.
-
-    `layout` is that of the tensors here. With `plan` and `digest` the averages must be the result that the group
-    committed; with `part_size_bytes`, that of the run, its group must have signed for them. `progress` is kept up to
-    date. Raises StateDownloadError when no donor has it, or after `timeout` seconds in which nothing of it came.
-    """
-    version = version_of_group(group_id) if group_id else version_of_tag(tag)
-    left, attempts = list(donors), {}
-    while True:
-        state = await download_state(
-            endpoint,
-            replay_prefix(prefix),
-            left,
-            version=version,
-            timeout=timeout,
-            max_bytes=2 * layout.nbytes + (1 << 20),
-            check=lambda outline: _check_outline(outline, layout, group_id, tag, digest),
-            progress=progress,
-        )
-        kept = KeptRound(_read_record(state.metadata), list(state.tensors.values()))
-        try:
-            if plan is not None:
-                await on_executor(layout.nbytes, kept.check, plan)
-            if part_size_bytes is not None:  # never on the loop: signatures take long too
-                await on_executor(max(layout.nbytes, OFFLOAD_FROM), kept.prove, layout, part_size_bytes)
-            return kept
-        except ValueError as error:
-            for donor in state.donors:
-                attempts[donor.text] = str(error)
-                endpoint.events.emit(PeerRefused(donor.text, str(error), "averages"))
-            left = [donor for donor in left if donor not in state.donors]
-            if not left:
-                raise StateDownloadError(f"the averages that came are false: {error}", attempts) from None
+def _named(averages: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {str(index): average for index, average in enumerate(averages)}
 
 
 def _check_outline(outline: StateOutline, layout: Layout, group_id: bytes, tag: bytes, digest: bytes | None) -> None:
     """Checks an outline before memory is allocated. Raises ValueError."""
-    record = _read_record(outline.metadata)
+    record = RoundRecord.read(outline.metadata)
     if tuple(outline.descriptors.values()) != layout.descriptors:
         raise ValueError("averages of other shapes or types than the tensors here")
     if (record.group_id != group_id) if group_id else (record.tag != tag):
@@ -217,15 +315,6 @@ def _check_outline(outline: StateOutline, layout: Layout, group_id: bytes, tag: 
         raise ValueError("parts that do not belong to the digest of the round")
     if digest is not None and record.digest != digest:
         raise ValueError("another result than the one that the group committed")
-
-
-def _read_record(metadata: object) -> RoundRecord:
-    if not isinstance(metadata, bytes):
-        raise ValueError("averages without their record")
-    try:
-        return wire.decode(RoundRecord, metadata)
-    except msgspec.DecodeError as error:
-        raise ValueError(f"unreadable record of a round: {error}") from None
 
 
 def _runs(parts: Sequence[Average]) -> Iterator[tuple[int, Senders, Weights]]:
