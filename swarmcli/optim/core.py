@@ -90,6 +90,7 @@ class OptimizerCore:
         self.seat = OwnSeat(averager, node.peer_id, config.target_batch_size)
         self._end = EpochEnd(peer, self.work, keeper, self._group, self.survey, self.metrics)
         self._ending: asyncio.Task[None] | None = None  # until somebody has waited for its end
+        self._published: int | None = None  # how often the end had, when the trainer stopped waiting for it
         self._last_seen = self.position  # at the end of the last step
         self._last_moment = LastMoment(self.tracker, node.endpoint.clock)
         self._epoch_began = 0.0  # loop time
@@ -391,7 +392,11 @@ class OptimizerCore:
     async def _may_compute(self) -> None:
         """Returns when the trainer may go on: at once if no end is under way. Raises what an end that is over did."""
         if self._ending is not None:
-            await self._end.released.wait()
+            try:
+                await self._end.released.wait()
+            except asyncio.CancelledError:
+                self._published = self._end.published
+                raise
             if self._ending is not None and self._ending.done():
                 await self._end_is_over()
 
@@ -406,13 +411,16 @@ class OptimizerCore:
                 self._ending = None if task.done() else task
 
     async def _replaced_meanwhile(self) -> bool:
-        """Waits until the trainer may compute; whether its last gradients are of parameters that changed for that."""
+        """Waits until the trainer may compute; whether its last gradients are of parameters that changed for that, or
+        under it: it had stopped waiting for the end of an epoch, which goes on."""
         before = self.position
-        await self._may_compute()
+        under_it = self._published not in (None, self._end.published)
+        await (self._end_is_over() if under_it else self._may_compute())
+        self._published = None
         replaced = self.mode.timing is Timing.AT_ONCE and self.position != before
-        if replaced:
+        if replaced or (under_it and self.mode.reuse_grad_buffers):
             await self.work.drop()  # reused buffers hold those gradients already
-        return replaced
+        return replaced or under_it
 
     async def _run_end(self) -> None:
         with self.tracker.pause_updates() if self.mode.timing is Timing.AT_ONCE else nullcontext():

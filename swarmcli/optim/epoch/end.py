@@ -128,6 +128,7 @@ class EpochEnd:
         metrics: PeerMetrics,
     ) -> None:
         self.released = asyncio.Event()
+        self.published = 0  # times that the end of an epoch gave the model other parameters before its step
         self.left_behind = False
         self._own_id, self._config, self._events = peer.node.peer_id, peer.config, peer.events
         self._timing, self._rule = keeper.mode.timing, keeper.rule
@@ -303,6 +304,7 @@ class EpochEnd:
         self._frozen = await self._work.freeze()
         if first and self._timing is not Timing.AT_ONCE:
             await self._replica.publish()
+            self.published += 1
         if self._timing is Timing.DELAYED_AVERAGING:
             self.released.set()
         return self._frozen

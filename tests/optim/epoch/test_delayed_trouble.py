@@ -241,3 +241,32 @@ def test_reused_buffers_change_nothing(timing: Timing, sizes: tuple[int, ...]) -
                 assert trainer.weights.grad is trainer.core.work._gradients.accumulators[0]
 
     virtual_time.run(main())
+
+
+def test_a_batch_under_which_the_model_changed_is_dropped() -> None:
+    """Its step was interrupted while it waited for the end of an epoch, in which the model gets the parameters of the
+    last one."""
+
+    async def main() -> None:
+        async with DelayedSwarm() as swarm:
+            trainer = await swarm.delayed(Timing.DELAYED_STEP, batch_size=TARGET)
+            await trainer.train(2)
+            gate, check, notices = asyncio.Event(), trainer.core.replica.check, record(trainer.node, Noticed)
+
+            async def gated() -> None:
+                await gate.wait()
+                await check()
+
+            trainer.core.replica.check = gated  # type: ignore[method-assign]
+            step = asyncio.ensure_future(trainer.compute())
+            await until(lambda: trainer.core._ending is not None)
+            step.cancel()
+            await asyncio.wait([step])
+            before = trainer.weights.detach().clone()
+            gate.set()
+            await until(lambda: not torch.equal(trainer.weights, before))
+            await trainer.core.step(TARGET)
+            assert [event.text for event in notices if f"{TARGET} samples of this peer are lost" in event.text]
+            await trainer.train(5)
+
+    virtual_time.run(main(), timeout=100)
