@@ -469,7 +469,6 @@ class OptimizerCore:
             return "its parameters had drifted away from the others'"
         leading = self.claims.leading(Claim(self.position))
         behind = leading != self.position and not self._rule.excuses(self.position, leading)
-        behind = behind or self.claims.may_be_led_out_of_reach()
         return "another lineage leads" if behind or self._end.left_behind else ""
 
     # what others see, and get

@@ -10,7 +10,6 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from swarmcli.averaging.trust import PeerTrust
@@ -29,27 +28,21 @@ if TYPE_CHECKING:
     from swarmcli.averaging.consensus.certificate import RoundCertificate
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimOptions:
-    """How long and how far claims are believed."""
-
-    distrust: float = 120.0  # seconds for which a lineage is ignored of which nobody gave out the state
-    near: int = 1  # epochs beyond what most report, which one alone may report: somebody ends each epoch first
-    apart: float = 10.0  # seconds of holding another lineage before it counts as parted: most come back at once
-    most_told: int = 8  # lineages that nobody bears out, of which people are told
+DISTRUST = 120.0  # seconds for which a lineage is ignored of which nobody gave out the state
+NEAR = 1  # epochs beyond what most report, which one alone may report: somebody ends each epoch first
+APART = 10.0  # seconds of holding another lineage before it counts as parted: most come back at once
+MOST_UNPROVED = 8  # lineages that nobody bears out, of which people are told
 
 
 class Claims:
     """Judges the reports of a directory, and the answers that a survey has brought. Belongs to the event loop."""
-
-    options = ClaimOptions()
 
     def __init__(self, directory: PeerDirectory) -> None:
         self.directory, self.trust = directory, PeerTrust.of(directory.endpoint, directory.run_id)
         self.mates = Mates()
         self.vouching = Vouching(directory.endpoint, method_of(directory.run_id), self.mates)
         self._endpoint, self._history = directory.endpoint, directory.history
-        self._distrusted = Backoff[bytes](self.options.distrust, self.options.distrust)  # lineages
+        self._distrusted = Backoff[bytes](DISTRUST, DISTRUST)  # lineages
         self._told_unproved: set[bytes] = set()  # lineages of which people have been told that nobody vouches for them
         self._set_apart: set[PeerID] = set()
         self._apart_since: dict[PeerID, float] = {}  # swarm time since when a peer's reports tell of another lineage
@@ -126,47 +119,36 @@ class Claims:
         if not epochs:
             return own
         usual = statistics.median_high([own, *epochs]) if self.mates else statistics.median_high(epochs)
-        return max(own, min(max(epochs), usual + self.options.near))
+        return max(own, min(max(epochs), usual + NEAR))
 
     # which lineage to follow
 
     def leading(self, own: Claim) -> LineagePosition:
         """The lineage that may lead, by the last reports: `own` if none does. A reason to ask, no more.
 
-        A peer that has mates goes by their reports: strangers' are no reason to leave a group.
+        A peer that has mates goes by their reports, and what the run's owner signed: strangers' are no reason to leave
+        a group. A lineage that leads nobody counts if most mates hold it for a while already.
         """
-        peers, others = self.credible(), self.directory.others
+        claims = {peer: self.directory.others[peer].claim for peer in self.credible()}
         if own.settled and self.mates.known:
-            claims = (others[peer].claim for peer in peers)
-            signed = [claim for claim in claims if claim.position.lineage in self.vouching.owners]
-            if (led := lineage_to_follow(own, signed)) != own.position:
-                return led
-            peers = [peer for peer in peers if peer in self.mates.known]
-            if parted := self._parted(peers):
-                return parted
-        return lineage_to_follow(own, [others[peer].claim for peer in peers])
-
-    def _parted(self, mates: Sequence[PeerID]) -> LineagePosition | None:
-        """A lineage that beats nobody's, but that most mates hold for a while already while this peer holds another."""
-        apart = [peer for peer in mates if self._is_parted(peer, self._endpoint.clock.now())]
-        if 2 * len(apart) <= len(mates) + 1:
-            return None
-        return best(self.directory.others[peer].claim.position for peer in apart)
+            known, now = self.mates.known & claims.keys(), self._endpoint.clock.now()
+            parted = [claims[peer].position for peer in known if self._is_parted(peer, now)]
+            if 2 * len(parted) > len(known) + 1:
+                return best(parted) or own.position
+            signed = {peer for peer, claim in claims.items() if claim.position.lineage in self.vouching.owners}
+            claims = {peer: claims[peer] for peer in known | signed}
+        return lineage_to_follow(own, claims.values())
 
     def _is_parted(self, peer: PeerID, now: float) -> bool:
-        return now - self._apart_since.get(peer, now) >= self.options.apart
+        return now - self._apart_since.get(peer, now) >= APART
 
     async def decide(self, own: Claim, answers: Mapping[PeerID, PeerWord]) -> LineagePosition:
         """The position that this peer should train on, by what others have just answered and by the reports of mates
-        that live and were not asked, or could not be. Where that bears out nobody who claims to lead, a few of those
-        are asked for the certificates of their last rounds."""
+        that are there and were not asked, or could not be. Where that bears out nobody who claims to lead, a few of
+        those are asked for the certificates of their last rounds."""
         directory = self.directory
-        silent = [peer for peer in self.credible() if peer in self.mates.known and peer not in answers]
-        told = {
-            peer: PeerWord(directory.others[peer].claim, recent=False, rests=directory.is_away(peer))
-            for peer in silent
-            if directory.is_there(peer)
-        }
+        mates = [peer for peer in self.credible() if peer in self.mates.known and directory.is_there(peer)]
+        told = {peer: PeerWord(directory.others[peer].claim, rests=directory.is_away(peer)) for peer in mates}
         words = {**told, **answers}
         found = self._standing(words).to_follow(own)
         if ahead := [peer for peer, word in answers.items() if word.claim.settled and word.position.beats(found)]:
@@ -186,7 +168,7 @@ class Claims:
         ahead = {p: word for p, word in beating.items() if word.claim.settled and not word.holds(own.position.lineage)}
         self.trust.disbelieve(beating if own.settled else ahead)
         fresh = {word.position.lineage for word in ahead.values()} - self._told_unproved
-        if own.settled and fresh and len(self._told_unproved) < self.options.most_told:
+        if own.settled and fresh and len(self._told_unproved) < MOST_UNPROVED:
             self._told_unproved |= fresh
             epoch = max(word.position.epoch for word in ahead.values())
             claims = "1 peer claims" if len(ahead) == 1 else f"{len(ahead)} peers claim"
@@ -290,16 +272,3 @@ class Claims:
                 return False
         then = self._history.at(report.time) or own.position
         return lineage_to_follow(Claim(then, own.settled), [claim]) != then
-
-    def may_be_led_out_of_reach(self) -> bool:
-        """Whether, by the last reports, somebody leads who holds another lineage and cannot be called by this peer."""
-        if not self._apart_since:
-            return False
-        own, others = self.directory.describe().claim, self.directory.others
-        return any(
-            peer in self._apart_since
-            and not self._endpoint.can_reach(peer)
-            and self.directory.is_there(peer)
-            and self.is_led_by(others[peer], own)
-            for peer in self.credible()
-        )

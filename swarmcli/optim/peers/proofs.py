@@ -33,7 +33,6 @@ from swarmcli.optim.state.lineage import (
     MAX_COUNT,
     LineagePosition,
     next_lineage,
-    solitary_round_id,
 )
 
 MOST_STEPS = 64  # a peer that stood still while a round had no outcome, or was cut off, misses some dozens
@@ -98,33 +97,24 @@ class LineageProof(msgspec.Struct, frozen=True):
         rounds = [step.certificate for step in self.steps if step.certificate is not None]
         return self.steps[-1].position if all(_names_signers(each) and each.verify() for each in rounds) else None
 
-    def signed(self, known: Collection[PeerID], needed: int, holders: Collection[PeerID] = ()) -> Signed:
+    def signed(self, known: Collection[PeerID], needed: int) -> Signed:
         """Finds those `known` that bear the last step out; nobody if it is not signed, or not by enough.
 
         Enough are `needed` of those known or, step by step, more than a third of a round that has been borne out (as
         light clients follow a chain whose validators change). Signatures are checked only where enough of the signers
-        are such members. To be called off the loop: each takes a tenth of a millisecond.
-
-        A step that a peer made by itself nobody signs. It counts as signed by that peer if it is one of `holders`, who
-        say over their own connections that they hold where the steps lead.
+        are such members. To be called off the loop: each takes a tenth of a millisecond. Nobody signs a step that a
+        peer made by itself; the next round's members do.
         """
         trusted, bearing, members = [(frozenset(known), needed)], frozenset[PeerID](), frozenset[PeerID]()
-        alone = False
         for step in self.steps:
             members, certificate = frozenset(), step.certificate
-            if certificate is None:
-                lone = {peer for peer in holders if step.round_id == solitary_round_id(peer, step.before)}
-                if bearing and any(len(lone & group) >= least for group, least in trusted):
-                    members, alone = bearing, True
-                continue
-            if not _names_signers(certificate):
+            if certificate is None or not _names_signers(certificate):
                 continue
             signers = certificate.signers
             if any(len(signers & group) >= least for group, least in trusted) and certificate.verify():
                 trusted.append((signers, enough(len(certificate.peers))))
-                bearing |= signers & trusted[0][0]
-                members = bearing
-        return Signed(members, frozenset(step.before for step in self.steps), alone)
+                members = bearing = bearing | (signers & trusted[0][0])
+        return Signed(members, frozenset(step.before for step in self.steps))
 
 
 def _names_signers(certificate: RoundCertificate) -> bool:
@@ -287,18 +277,13 @@ class Vouching:
     async def look_into(self, claimants: Iterable[PeerID], answers: Mapping[PeerID, PeerWord]) -> None:
         """Asks for the proofs of a few lineages that have none yet: of each lineage the first to claim it."""
         asked: dict[LineagePosition, PeerID] = {}
-        holders: dict[LineagePosition, list[PeerID]] = {}
         for peer in claimants:
             position = answers[peer].position
             if position.lineage not in self.signed and len(asked) < MOST_PROOFS:
                 asked.setdefault(position, peer)
-        for position in asked:
-            holders[position] = [peer for peer, word in answers.items() if word.holds(position.lineage)]
-        await asyncio.gather(*(self.fetch(peer, at, holders[at]) for at, peer in asked.items()))
+        await asyncio.gather(*(self.fetch(peer, at) for at, peer in asked.items()))
 
-    async def fetch(
-        self, peer: PeerID, position: LineagePosition, holders: Collection[PeerID] = ()
-    ) -> LineageProof | None:
+    async def fetch(self, peer: PeerID, position: LineagePosition) -> LineageProof | None:
         """The proof of a position, checked as far as this peer knows its signers. None: the peer has none that fits."""
         question = ProofRequest(position.lineage)
         try:
@@ -308,8 +293,7 @@ class Vouching:
             return None
         if not proof.leads_to(position):
             return None
-        check = partial(proof.signed, self._mates.known, self._mates.needed, holders)
-        signed = await offload(check) if any(step.certificate for step in proof.steps) else check()
+        signed = await offload(partial(proof.signed, self._mates.known, self._mates.needed))
         if signed.members or position.lineage not in self.signed:
             self.signed[position.lineage] = signed
         signature = proof.owners_signature

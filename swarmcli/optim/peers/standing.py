@@ -1,14 +1,16 @@
 """Whose word moves this peer to another lineage.
 
-A claim costs its author nothing, so it counts by who stands behind it. A peer that has made rounds goes by its
-*mates*, the members of these rounds: a lineage counts once more of them hold it than hold anything else, of their
-networks where these are four or more. A newcomer has no mates: it takes the lineage that most unlike networks hold.
+A claim costs its author nothing, so it counts by who stands behind it. A peer that has made rounds goes by its *mates*,
+the members of these rounds, of their networks where these are four or more. A newcomer has no mates.
 
-    who claims a lineage       what bears it out                             then
-    mates                      more of them hold it than do not, and more    this peer follows the one that leads
-                               than a third of its last round
-    strangers, to a settled    nothing                                       nobody moves; people are told
-    strangers, to a newcomer   contacts in more networks than any other      it takes that one
+    who claims a lineage       what bears it out                                      then
+    mates                      more of those who can be asked hold it than do not,    this peer follows the one that
+                               and more than a third of its last round                leads
+    anybody, to a settled      certificates of its rounds from this peer's last one   the same, unless more mates who
+                               on, each signed by more than a third of the round      can be asked hold something else
+                               before, see `proofs.py`
+    strangers, to a settled    nothing else                                           nobody moves; people are told
+    strangers, to a newcomer   contacts in more networks than any other               it takes that one
 
 A mate *holds* a lineage if it says so now, over its own connection, or came through it; or if its signature stands
 under the round that led there, and it does not say otherwise now.
@@ -33,18 +35,21 @@ class PeerWord:
     """A peer's word about itself.
 
     trail   the lineages through which it came, as far as it says so, none of them older than some rounds
-    recent  it said so just now; otherwise in its last report, which may be some epochs old
     rests   it pauses: it holds what was the run's when it did, and has no say in where the run went since
     """
 
     claim: Claim
     trail: Collection[bytes] = ()
-    recent: bool = True
     rests: bool = False
 
     @property
     def position(self) -> LineagePosition:
         return self.claim.position
+
+    @property
+    def has_say(self) -> bool:
+        """Whether it trains on what it holds."""
+        return self.claim.settled and not self.rests
 
     def holds(self, lineage: bytes) -> bool:
         """Whether it is at this lineage, or beyond it."""
@@ -53,14 +58,10 @@ class PeerWord:
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """The signers of the round that led to a lineage, and the lineages on the way there.
-
-    alone   since then a peer has stepped by itself: a signer that can be asked has to say that it holds it
-    """
+    """The signers of the round that led to a lineage, and the lineages on the way there."""
 
     members: frozenset[PeerID] = frozenset()
     way: frozenset[bytes] = frozenset()
-    alone: bool = False
 
 
 def enough(members: int) -> int:
@@ -107,128 +108,83 @@ class Standing:
     words: Mapping[PeerID, PeerWord]
     network: Callable[[PeerID], Hashable]
     signed: Mapping[bytes, Signed] = field(default_factory=dict)
-    proved: Collection[bytes] = ()  # lineages that the run's owner signed
+    owners: Collection[bytes] = ()  # lineages that the run's owner signed
     differs: Callable[[LineagePosition], bool] = lambda _: False
 
     def to_follow(self, own: Claim) -> LineagePosition:
-        """The position that this peer should train on: its own, unless another one counts that leads."""
-        leading = self._owners(own)
-        if leading is not None:
-            return leading
-        if not own.settled:
-            return self._joined(own)
-        if self.mates.known & self.words.keys():
-            return self._vouched(own)
-        return self._outnumbered(own)
+        """The position that this peer should train on: its own, unless another one counts that leads.
 
-    def _owners(self, own: Claim) -> LineagePosition | None:
-        """One that the run's owner signed leads whatever anybody says, if it leads."""
-        signed = (word.position for word in self.words.values() if word.position.lineage in self.proved)
-        found = best(signed)
-        return found if found is not None and found.beats(own.position) else None
+        One that the run's owner signed leads whatever anybody says. A newcomer with mates, which comes back from a
+        checkpoint, goes by them if enough are there.
+        """
+        owners = best(word.position for word in self.words.values() if word.position.lineage in self.owners)
+        if owners is not None and owners.beats(own.position):
+            return owners
+        mates = self.mates.known & self.words.keys()
+        if own.settled and mates:
+            return self._vouched(own)
+        return self._most_held(own, mates if len(mates) >= self.mates.needed else self.words.keys())
 
     # a settled peer with mates
 
-    def supporters(self, lineage: bytes, among: Collection[PeerID]) -> set[PeerID]:
-        """Those of these peers that hold a lineage, by their words or signatures."""
-        held = {peer for peer in among if peer in self.words and self.words[peer].holds(lineage)}
-        signed = self.signed.get(lineage, Signed())
-        return held | {peer for peer in signed.members if peer in among and self._may_hold(peer, signed)}
-
-    def _may_hold(self, peer: PeerID, signed: Signed) -> bool:
-        """Whether what a signer says now does not contradict its signature, which may be old."""
-        word = self.words.get(peer)
-        if word is None or signed.alone:
-            return word is None
-        return not word.claim.settled or word.position.lineage in signed.way
+    def _vouched(self, own: Claim) -> LineagePosition:
+        claimed = {word.position for word in self.words.values() if word.claim.settled}
+        ahead = [each for each in claimed if each.beats(own.position) and self.counts(each)]
+        # Parted: whoever holds this peer's lineage is in the minority, so those over there never follow it.
+        on_own = 1 + self._votes(self._holders(own.position.lineage))
+        apart = [each for each in claimed if own.position.beats(each) and self.differs(each) and self.counts(each)]
+        apart = [each for each in apart if self._votes(self._holders(each.lineage)) > on_own]
+        return best(ahead) or best(apart) or own.position
 
     def counts(self, position: LineagePosition) -> bool:
         """Whether mates bear a position out: more of them than hold anything else, and enough of the last round."""
-        known = self.mates.known
-        held = self.supporters(position.lineage, known)
-        way = self._way(position.lineage)
-        against = {peer for peer in known - held if self._speaks_against(peer, way)}
+        held, signed = self._holders(position.lineage), self.signed.get(position.lineage, Signed())
+        # Whoever is still on the way there is not against it. Of fewer than four, one that lies could be all who sign.
+        way = signed.way if signed.members and len(self.mates.rounds[-1]) >= 3 else ()
+        others = {peer: self.words[peer] for peer in (self.mates.known & self.words.keys()) - held}
+        against = [peer for peer, word in others.items() if word.has_say and word.position.lineage not in way]
         least = enough(1 + self._votes(self.mates.rounds[-1]))
         return self._votes(held) >= least and self._votes(held) > self._votes(against)
+
+    def _holders(self, lineage: bytes) -> set[PeerID]:
+        """The mates that hold a lineage, by their words or, where these do not contradict them, their signatures."""
+        signed = self.signed.get(lineage, Signed())
+
+        def holds(peer: PeerID) -> bool:
+            word = self.words.get(peer)
+            if word is None or word.holds(lineage):
+                return word is not None or peer in signed.members
+            return peer in signed.members and (not word.claim.settled or word.position.lineage in signed.way)
+
+        return set(filter(holds, self.mates.known))
 
     def _votes(self, mates: Collection[PeerID]) -> int:
         """Keys cost nothing, so networks count as in rounds, if there are enough of them."""
         several = len({self.network(peer) for peer in self.mates.known}) >= LEAST_NETWORKS
         return len({self.network(peer) for peer in mates}) if several else len(mates)
 
-    def _way(self, lineage: bytes) -> frozenset[bytes]:
-        """Through which lineages one came, as signatures prove or its holders say: who is still there is on its way. In
-        rounds of fewer than four a few that are ahead cannot be told from one that lies: there nobody is."""
-        if len(self.mates.rounds[-1]) < 3:
-            return frozenset()
-        held = [self.words[peer] for peer in self.mates.known if peer in self.words and self.words[peer].holds(lineage)]
-        return self.signed.get(lineage, Signed()).way.union(*(word.trail for word in held))
+    # newcomers, and peers that meet none of their mates
 
-    def _speaks_against(self, peer: PeerID, way: Collection[bytes]) -> bool:
-        """Whether its word counts against it: not while it is on the way there, nor by an old report of this way."""
-        word = self.words.get(peer)
-        if word is None or not word.claim.settled or word.rests or word.position.lineage in way:
-            return False
-        return word.recent or self.differs(word.position)
+    def _most_held(self, own: Claim, among: Collection[PeerID]) -> LineagePosition:
+        """The position that is held in most networks, then by most peers, then the one that leads.
 
-    def _vouched(self, own: Claim) -> LineagePosition:
-        claimed = {word.position for word in self.words.values() if word.claim.settled}
-        ahead = [each for each in claimed if each.beats(own.position) and self.counts(each)]
-        if ahead:
-            return best(ahead) or own.position
-        # Parted: whoever holds this peer's lineage is in the minority, so those over there never follow it.
-        on_own = 1 + self._votes(self.supporters(own.position.lineage, self.mates.known))
-        apart = [each for each in claimed if own.position.beats(each) and self.differs(each) and self.counts(each)]
-        apart = [each for each in apart if self._votes(self.supporters(each.lineage, self.mates.known)) > on_own]
-        return best(apart) or own.position
-
-    # newcomers, and peers that never met anybody
-
-    def _weight(self, lineage: bytes, among: Collection[PeerID]) -> tuple[int, int]:
-        """In how many networks a lineage is held, and by how many."""
-        held = self.supporters(lineage, among)
-        return len({self.network(peer) for peer in held}), len(held)
-
-    def _joined(self, own: Claim) -> LineagePosition:
-        """A newcomer goes by everyone; a peer that comes back and meets its mates goes by them."""
-        mates = self.mates.known & self.words.keys()
-        among = mates if mates and len(mates) >= self.mates.needed else self.words.keys()
-        words = [self.words[peer] for peer in among]
-        words = [word for word in words if not word.rests] or words
-        if settled := {word.position for word in words if word.claim.settled}:
-            leading = self._most_held(settled, among)
-            return lineage_to_follow(own, [Claim(leading)])
-        return self._most_held({own.position, *(word.position for word in words)}, among, own)
-
-    def _most_held(
-        self, positions: Collection[LineagePosition], among: Collection[PeerID], own: Claim | None = None
-    ) -> LineagePosition:
-        """`own`: counts as one more peer that holds its position, in a network of its own."""
+        A newcomer yields to whoever has settled. A settled peer counts for where it stands, in a network of its own. If
+        it has made no round it has nothing to lose, and follows those who have gone on from where it stands.
+        """
+        words = {peer: self.words[peer] for peer in among}
+        active = {peer: word for peer, word in words.items() if not word.rests} or words
 
         def rank(position: LineagePosition) -> tuple[int, int, tuple[int, int, int]]:
-            networks, peers = self._weight(position.lineage, among)
-            here = own is not None and own.position == position
-            return max(networks, int(here)), peers + here, position.order
+            mine = position == own.position  # those that have gone on from there hold it no more
+            passed = b"" if mine else position.lineage
+            held = [peer for peer, word in active.items() if word.position == position or passed in word.trail]
+            return max(len({self.network(peer) for peer in held}), int(mine)), len(held) + mine, position.order
 
-        return max(positions, key=rank)
-
-    def _outnumbered(self, own: Claim) -> LineagePosition:
-        """A peer that meets none of its mates counts for its own lineage as everybody does for theirs. One that has
-        made no round has nothing to lose, and follows those who have gone on from where it stands."""
-        everyone = self.words.keys()
-        claimed = {word.position for word in self.words.values() if word.claim.settled}
-        ahead = [each for each in claimed if each.beats(own.position)]
-        ahead = [each for each in ahead if self._weight(each.lineage, everyone) >= self._opposed(each, own)]
-        return self._most_held(ahead, everyone) if ahead else own.position
-
-    def _opposed(self, position: LineagePosition, own: Claim) -> tuple[int, int]:
-        """The weight of this peer's own lineage against that position: of those who have not gone on there."""
-        not_there = {peer: word for peer, word in self.words.items() if not word.holds(position.lineage)}
-        here = [peer for peer, word in not_there.items() if word.holds(own.position.lineage)]
-        if not self.mates:
-            here = [peer for peer in here if self.words[peer].position == own.position]
-            trails = [word.trail for word in self.words.values() if word.holds(position.lineage)]
-            proved = self.signed.get(position.lineage, Signed()).way
-            if any(own.position.lineage in passed for passed in [proved, *trails]):
-                return 0, 0
-        return max(1, len({self.network(peer) for peer in here})), len(here) + 1
+        settled = {word.position for word in active.values() if word.claim.settled}
+        if not own.settled:
+            if settled:
+                return lineage_to_follow(own, [Claim(max(settled, key=rank))])
+            return max({own.position, *(word.position for word in active.values())}, key=rank)
+        ahead = {each for each in settled if each.beats(own.position)}
+        gone_on = {word.position for word in active.values() if own.position.lineage in word.trail} & ahead
+        return max((not self.mates and gone_on) or ahead | {own.position}, key=rank)

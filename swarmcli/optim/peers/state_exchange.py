@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 
@@ -16,7 +15,6 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, offload, to_its_end
 from swarmcli.optim.modes.base import Mode
 from swarmcli.optim.peers.claims import Claims
-from swarmcli.optim.state.drift import Sketch, Sketcher, relative
 from swarmcli.optim.state.lineage import LineagePosition, hash_tensors
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.training_state import CapturedState, read_position
@@ -44,8 +42,7 @@ class StateExchange:
         claims: Claims,
         courtesy: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`claims` hears who gave out a state that others contradict, and that differs from theirs by more than the
-        mode's tolerance. `courtesy` returns when this peer does not need its link for a round.
+        """`courtesy` returns when this peer does not need its link for a round.
 
         A peer that downloads a state with a lossy codec is told so: its parameters are not those of the others in every
         bit.
@@ -91,9 +88,8 @@ class StateExchange:
         """Takes over the state at `wanted` from these donors, best first; gradients so far are dropped.
 
         Donors that are reached over relays are asked when no other one gives it. A state that more of the `witnesses`
-        contradict than bear out is refused, and others are asked; its donors are doubted, unless it differs from the
-        one that is taken over by rounding alone. `parameters`: the SHA-256 that those of this state have by the owner's
-        word, which needs no witnesses.
+        contradict than bear out is refused, and others are asked. `parameters`: the SHA-256 that those of this state
+        have by the owner's word, which needs no witnesses.
 
         Raises StateDownloadError, with what failed at each donor, when none gives it, or after `timeout` seconds in
         which nothing of it came; nothing has changed then, unless what came could not be read here: then the state may
@@ -134,8 +130,6 @@ class StateExchange:
     ) -> DownloadedState:
         """From one donor after the other, until what comes is not contradicted."""
         attempts: dict[str, str] = {}
-        refused: dict[PeerID, _Likeness] = {}
-        sketcher: Sketcher | None = None
         while True:
             with self.progress("the state") as progress:
                 state = await download_state(
@@ -153,23 +147,13 @@ class StateExchange:
                 false = await offload(_hash_of_parameters, state) != parameters
             else:
                 false = contradicted(state.root, state.donors, await asking.roots(), self._claims.directory.network_of)
-            if refused or false:
-                # Nobody can prepare a state for this seed.
-                sketcher = sketcher or Sketcher(self._endpoint.random.randbytes(16))
-                likeness = await offload(_likeness, state, sketcher)
             if not false:
-                # Replicas with other libraries or processors differ in their last bits: an honest minority stands by
-                # its word.
-                tolerance = self._options.tolerance
-                unlike = (donor for donor, its in refused.items() if not its.is_close(likeness, tolerance))
-                self._claims.trust.disbelieve(unlike)
                 return state
-            refused |= dict.fromkeys(state.donors, likeness)
+            # Nobody is disbelieved for it: replicas with other libraries or processors differ in their last bits.
             for donor in state.donors:
                 attempts[donor.text] = "it gives out another state than the others hold under this lineage"
                 self._endpoint.events.emit(PeerRefused(donor.text, attempts[donor.text], "state"))
             if not {donor.text for donor in [*donors, *relayed]} - attempts.keys():
-                self._claims.trust.disbelieve(refused)
                 raise StateDownloadError("the state that came is not the one that others hold", attempts)
 
     def _check(self, outline: StateOutline) -> None:
@@ -209,30 +193,6 @@ class StateExchange:
 
     def _donated(self, peer: PeerID, snapshot: Snapshot, sent: int) -> None:
         self._endpoint.events.emit(StateDonated(peer.text, snapshot.metadata["epoch"], sent))
-
-
-@dataclass(frozen=True)
-class _Likeness:
-    """Describes a state, so that another one can be compared with it when this one is gone."""
-
-    names: frozenset[str]
-    sketches: Mapping[str, Sketch]  # of parameters, of statistics, …
-
-    def is_close(self, other: _Likeness, tolerance: float) -> bool:
-        return self.names == other.names and all(
-            relative(sketch.distance(other.sketches[kind]), other.sketches[kind].norm) <= tolerance
-            for kind, sketch in self.sketches.items()
-        )
-
-
-def _likeness(state: DownloadedState, sketcher: Sketcher) -> _Likeness:
-    kinds: dict[str, list[torch.Tensor]] = {}
-    for name in sorted(state.contents):
-        tensor = state.contents[name]
-        if tensor.dtype.is_floating_point:
-            here = tensor if isinstance(tensor, torch.Tensor) else loaded(tensor)
-            kinds.setdefault(name.partition("/")[0], []).append(here)
-    return _Likeness(frozenset(state.contents), {kind: sketcher.sketch(held) for kind, held in kinds.items()})
 
 
 def _hash_of_parameters(state: DownloadedState) -> bytes:

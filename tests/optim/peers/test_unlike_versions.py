@@ -57,7 +57,7 @@ def test_a_newcomer_takes_the_state_from_the_one_peer_with_another_version(few: 
     virtual_time.run(main(), timeout=300)
 
 
-def test_a_minority_that_rounds_otherwise_is_not_doubted() -> None:
+def test_a_minority_that_rounds_otherwise_is_believed_all_the_same() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
             peers = [await swarm.trainer(seed=1, target=48, **NEW) for _ in range(4)]
