@@ -19,6 +19,11 @@ MAX_TERM_LENGTH = 256
 MAX_PART_BYTES = 8 << 20
 MIN_WEIGHT, MAX_WEIGHT = 1e-12, 1e18  # of one sender, besides zero; their ratio is far within the range of float32
 
+LONGEST_TO_BEGIN = 60.0  # seconds for a member to begin its part: it may still be computing its last batch
+SILENCE = 15.0  # seconds without a single byte in the middle of a stream; a broken connection is noticed sooner …
+SILENCE_TRIPS = 20.0  # … and so many round trips on top
+TO_OPEN = 20.0  # seconds for a stream to a reducer that can be dialed: that needs no answer of its round
+
 # strangers: some members may lie, a third of them at most. members: all are honest, and may only fail.
 Trust: TypeAlias = Literal["strangers", "members"]
 
@@ -123,10 +128,6 @@ class AllreduceOptions:
     audit              share of the averaged parts that members compute again before they vote, 0 to 1; members must
                        agree on it, too. 0: senders sign nothing, and reducers keep nothing. With sixteen members the
                        inputs of 0.005 take 4 % of the time that sending everything takes
-    longest_to_begin   for a member to begin its part: it may still be computing its last batch
-    silence            without a single byte in the middle of a stream; a broken connection is noticed sooner …
-    silence_trips      … and so many round trips on top
-    to_open            for a stream to a reducer that can be dialed: that needs no answer of its round
     """
 
     compression: CompressionBase = NoCompression()  # noqa: RUF009  # codecs have no state
@@ -139,10 +140,6 @@ class AllreduceOptions:
     aggregator: Aggregator = Mean()  # noqa: RUF009  # it has no state
     max_share: float = 0.75
     audit: float = 0.005
-    longest_to_begin: float = 60.0
-    silence: float = 15.0
-    silence_trips: float = 20.0
-    to_open: float = 20.0
 
     def __post_init__(self) -> None:
         _check(self.trust in get_args(Trust), "trust", self.trust, f"one of {', '.join(get_args(Trust))}")
@@ -173,7 +170,7 @@ class AllreduceOptions:
     def to_begin(self) -> float:
         """Seconds that a member may take to begin: half of the time that others wait for a reducer."""
         within = min(self.allreduce_timeout or math.inf, self.reducer_timeout or math.inf)
-        return self.sender_timeout or min(self.longest_to_begin, within / 2)
+        return self.sender_timeout or min(LONGEST_TO_BEGIN, within / 2)
 
     @property
     def for_reducer(self) -> float:
@@ -182,7 +179,7 @@ class AllreduceOptions:
 
     def for_silence(self, round_trip: float | None) -> float:
         """Seconds that a sender, once it has begun, may take without a byte arriving."""
-        return min(self.to_begin, self.silence + self.silence_trips * (round_trip or 0.0))
+        return min(self.to_begin, SILENCE + SILENCE_TRIPS * (round_trip or 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,9 +204,6 @@ class AveragerConfig:
     # How that state travels. A peer that downloads it with a lossy codec holds other bits than the donor, and is told.
     state_compression: CompressionBase = NoCompression()  # noqa: RUF009  # codecs have no state
     declare_state_period: float = 30.0  # seconds between two repetitions of the offer to share
-    first_pause: float = 0.05  # seconds between a round that failed and the next try, doubled each time …
-    longest_pause: float = 4.0  # … up to this
-    shortest_try: float = 0.01  # seconds left to find a group, without which a failed round is not tried again
 
     def __post_init__(self) -> None:
         check_text(prefix=self.prefix, run=self.run, meaning=self.meaning, initial_group_bits=self.initial_group_bits)

@@ -46,6 +46,9 @@ from swarmcli.state.sharing import SharingOptions, StateSharing
 from swarmcli.state.snapshot import Snapshot, copies_of
 from swarmcli.tasks import on_executor
 
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 4.0  # seconds between a round that failed and the next try, doubled each time
+SHORTEST_TRY = 0.01  # seconds left to find a group, without which a failed round is not tried again
+
 GetState: TypeAlias = Callable[[], Awaitable[tuple[Any, Sequence[torch.Tensor]]]]
 
 logger = logging.getLogger(__name__)
@@ -225,13 +228,13 @@ class AveragerCore:
 
     async def _try_until_committed(self, control: StepControl, gathered: bytes, deadline: float | None) -> RoundResult:
         """Tries again after a failure while retries are allowed and there is time left to find a group."""
-        pauses = growing(self.config.first_pause, self.config.longest_pause)
+        pauses = growing(FIRST_PAUSE, LONGEST_PAUSE)
         while True:
             try:
                 return await self._try_once(control, gathered, deadline)
             except (MatchmakingError, RoundFailed) as error:
                 # Timers may fire a trifle early; a try without time would fail at once, again and again.
-                late = deadline is not None and loop_time() > deadline - self.config.shortest_try
+                late = deadline is not None and loop_time() > deadline - SHORTEST_TRY
                 if late or not control.allow_retries:
                     raise
                 logger.debug("round of %s failed and is tried again: %s", self.config.prefix, error)

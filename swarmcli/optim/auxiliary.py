@@ -10,7 +10,7 @@ import torch
 
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
-from swarmcli.optim.config import PeerContext
+from swarmcli.optim.config import IDLE_WAIT, PeerContext
 from swarmcli.optim.epoch.group import PreformedGroup
 from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.optim.modes.base import Advanced, CommittedRound, Mode, Outcome, RoundUndecided
@@ -104,11 +104,11 @@ class AuxiliaryCore:
         return self._group.begun
 
     async def step(self) -> bool:
-        """Waits (at most `idle_wait`) for a round to begin and brings it to its end; whether one was committed. While
+        """Waits (at most `IDLE_WAIT`) for a round to begin and brings it to its end; whether one was committed. While
         this peer pauses it only ends what has begun."""
         if self.pausing.is_asked and not self._group.begun:
             if self.pausing.away:
-                await self.pausing.wait(self.config.idle_wait)
+                await self.pausing.wait(IDLE_WAIT)
             else:
                 await self._withdraw()
             return False
@@ -116,9 +116,9 @@ class AuxiliaryCore:
         await self._follow_reports()
         self.metrics.look(anyone_computes=self.directory.anyone_computes(self._group.members))
         if self._group.position is None:
-            await asyncio.sleep(self.config.idle_wait)
+            await asyncio.sleep(IDLE_WAIT)
             return False
-        if not await self._group.wait_until_begun(self.config.idle_wait):
+        if not await self._group.wait_until_begun(IDLE_WAIT):
             return False
         began = loop_time()
         outcome = await self._group.contribute(Weighed())

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from swarmcli.dht import DHTNode
     from swarmcli.events import Events
 
+IDLE_WAIT = 1.0  # seconds for which a step without samples waits for the epoch's end before it returns
+
 Role = Literal["trainer", "auxiliary", "monitor"]
 
 
@@ -64,7 +66,6 @@ class OptimizerConfig:
     matchmaking_time: float = 15.0  # how long an epoch that is over waits for others who should be in its round
     averaging_timeout: float = 60.0  # how long a round that failed is tried again
     load_state_timeout: float = 600.0  # for which a newcomer looks for the state while nothing of it comes
-    idle_wait: float = 1.0  # how long a step without samples waits for the epoch's end before it returns
     description: PeerDescription = field(default_factory=PeerDescription)  # what people see of this peer
     fingerprint: Mapping[str, str] = field(default_factory=dict)  # key → hash; groups admit only equal ones
     tracker: RefreshOptions = field(default_factory=RefreshOptions)
@@ -79,7 +80,7 @@ class OptimizerConfig:
         check_flags(proceed_alone=self.proceed_alone)
         if not self.run_id:
             raise ValueError("run_id: expected a name, got an empty string")
-        for name in ("matchmaking_time", "averaging_timeout", "load_state_timeout", "idle_wait"):
+        for name in ("matchmaking_time", "averaging_timeout", "load_state_timeout"):
             value = getattr(self, name)
             check_numbers(**{name: value})
             if not (math.isfinite(value) and value > 0):

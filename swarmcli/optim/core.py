@@ -17,7 +17,7 @@ from swarmcli.events import Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
-from swarmcli.optim.config import PeerContext, Role
+from swarmcli.optim.config import IDLE_WAIT, PeerContext, Role
 from swarmcli.optim.epoch.end import LOOK_AROUND, EpochEnd, LastMoment
 from swarmcli.optim.epoch.group import CrowdedEpochRule, EpochRule, PreformedGroup
 from swarmcli.optim.epoch.keeper import StateKeeper
@@ -135,7 +135,7 @@ class OptimizerCore:
 
         With `scale` the gradients are those of losses multiplied by it; see EpochWork.accumulate for their overflow.
         Returns whether the epoch is another one than after the last step. A step that only accumulates waits for no
-        one. With `batch_size=0` nothing is accumulated: the peer waits (at most `idle_wait`) for the epoch's end and
+        one. With `batch_size=0` nothing is accumulated: the peer waits (at most `IDLE_WAIT`) for the epoch's end and
         takes part in it with what it has, a follower with nothing. If another lineage leads, its state is downloaded
         and the gradients, whose parameters are gone, are dropped. A round that fails leaves what was accumulated for
         the next one. Cancelling the call leaves the end of an epoch under way running. While this peer pauses, see
@@ -293,7 +293,7 @@ class OptimizerCore:
             if not await self._replaced_meanwhile():
                 await self._accumulate(batch_size, scale, weight)
         elif self.pausing.away:
-            await self.pausing.wait(self.config.idle_wait)
+            await self.pausing.wait(IDLE_WAIT)
         else:
             await self._withdraw()
         return self.position != self._last_seen
@@ -370,7 +370,7 @@ class OptimizerCore:
         if self._group.begun or self._end.has_enough:
             return True
         if not batch_size:
-            begun = await self._group.wait_until_begun(self.config.idle_wait)
+            begun = await self._group.wait_until_begun(IDLE_WAIT)
             if not begun and self.pausing.is_asked:  # who leaves stays only while somebody computes: others leave, too
                 await self.directory.refresh()
             return begun

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from swarmcli.averaging.audit.signed import digest_of
-from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, AllreduceOptions
+from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, TO_OPEN, AllreduceOptions
 from swarmcli.averaging.consensus.messages import MAX_WORDS, SignedAverages
 from swarmcli.averaging.consensus.presence import GroupCalls
 from swarmcli.averaging.round.auditing import Audits
@@ -184,7 +184,7 @@ class PartSender:
                         raise ConnectionLost("it is out of reach, and so it is for others")
 
     async def _visit(self, reducer: int, averages: list[Average]) -> None:
-        mates, patience = self._mates, min(self._options.for_reducer, self._options.to_open)
+        mates, patience = self._mates, min(self._options.for_reducer, TO_OPEN)
         request, method = OpenExchange(mates.group.group_id, listed=mates.group.listed), mates.method("exchange")
         async with mates.endpoint.stream(mates.peer(reducer), method, request, timeout=patience) as stream:
             self.streams.append(stream)
