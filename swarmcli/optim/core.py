@@ -150,24 +150,11 @@ class OptimizerCore:
                 batch_size = 0
             if self.pausing.is_asked and (batch_size or not await self._has_to_hand_in()):
                 return await self._pause(batch_size, scale, weight)
-            if await self._replaced_meanwhile() or (not self._ending and await self._join()):
+            if await self._follows_another():
                 tell_lost(self.node.endpoint.events, batch_size)
                 return True
-            if batch_size:
-                await self._accumulate(batch_size, scale, weight)
-            elif not self.work.samples:
-                self.metrics.look(anyone_computes=self.directory.anyone_computes(self._group.members))
-            # After that, so that companions' steps and this one are together in what is gathered for it.
-            averaging = self._keeper.averaging
-            if not self._ending and averaging.under_way:  # states come back from their average
-                changed = await averaging.apply()
-                if changed and self.mode.timing is Timing.AT_ONCE:
-                    await self.replica.publish()
-            if self._ending and (batch_size == 0 or self._end.is_ahead):
-                await self._end_is_over()
-                if await self._join():
-                    return True
-            if not self._ending and await self._epoch_is_over(batch_size):
+            await self._take_in(batch_size, scale, weight)
+            if await self._epoch_is_over(batch_size):
                 await self._end_epoch()
             return self.position != self._last_seen
         finally:
@@ -352,6 +339,23 @@ class OptimizerCore:
         """Whether, by what the others last reported, no other lineage leads."""
         return not self._reason_to_look()
 
+    async def _follows_another(self) -> bool:
+        """Waits until the trainer may compute; whether the parameters are others than the last gradients are of."""
+        return await self._replaced_meanwhile() or (not self._ending and await self._join())
+
+    async def _take_in(self, batch_size: int, scale: float | None, weight: float | None) -> None:
+        """A batch, and then, so that companions' steps and this one are together in what is gathered for it, the states
+        that come back from their average."""
+        if batch_size:
+            await self._accumulate(batch_size, scale, weight)
+        elif not self.work.samples:
+            self.metrics.look(anyone_computes=self.directory.anyone_computes(self._group.members))
+        averaging = self._keeper.averaging
+        if not self._ending and averaging.under_way:
+            changed = await averaging.apply()
+            if changed and self.mode.timing is Timing.AT_ONCE:
+                await self.replica.publish()
+
     async def _accumulate(self, batch_size: int, scale: float | None, weight: float | None) -> None:
         before = self.work.given_up.count
         await self.work.accumulate(batch_size, scale, weight)
@@ -366,7 +370,14 @@ class OptimizerCore:
         self._group.report(self._rule.told(samples))
 
     async def _epoch_is_over(self, batch_size: int) -> bool:
-        """Whether the round has begun, or this peer alone has enough. `batch_size`: of the step that asks."""
+        """Whether the round has begun, or this peer alone has enough. `batch_size`: of the step that asks. While the
+        end of the last epoch is under way it is not, unless this step has nothing to compute or the next is over."""
+        if self._ending:
+            if batch_size and not self._end.is_ahead:
+                return False
+            await self._end_is_over()
+            if await self._join():
+                return False
         if self._group.begun or self._end.has_enough:
             return True
         if not batch_size:
