@@ -11,17 +11,19 @@ import asyncio
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
-from swarmcli.averaging.config import MatchmakingOptions
 from swarmcli.testing import virtual_time
-from tests.averaging.matchmaking.test_churn import churn
-from tests.averaging.matchmaking.test_moshpit import mix
-from tests.averaging.searchers import Searchers
-from tests.averaging.table import Table, peer_id
+from tests.averaging.find.test_churn import churn
+from tests.averaging.find.test_moshpit import mix
+from tests.averaging.searchers import Searcher, Searchers
 
 SEEDS = 3
 TRIP = 0.1  # seconds
 CHURN_SECONDS = 60.0
+
+
+Crowd: TypeAlias = tuple[list[int], list[float], float]  # sizes of groups, waits of those in one, calls of each peer
 
 
 def spread_of(times: Iterable[float]) -> str:
@@ -30,40 +32,51 @@ def spread_of(times: Iterable[float]) -> str:
     return f"{statistics.median(ordered):.2f} / {ordered[len(ordered) * 99 // 100]:.2f} / {ordered[-1]:.2f} s"
 
 
-def crowd(seed: int, count: int, size: int | None, spread: float, deaths: int = 0) -> tuple[Table, list[float], int]:
-    """The table, how long each peer waited, and how many were left over."""
-    table = Table(seed, MatchmakingOptions(target_group_size=size))
-    began = {peer_id(number): table.random.uniform(0, spread) for number in range(count)}
-    for number, at in enumerate(began.values()):
-        table.sit(number, at=at)
-    for number in table.random.sample(range(count), deaths):
-        table.kill(number, table.random.uniform(0, 1.0), heard=False)
-    table.run(spread + 12)
-    living = {peer: seat for peer, seat in table.seats.items() if seat.alive}
-    waits = [seat.formed_at - began[peer] for peer, seat in living.items() if seat.group]
-    return table, waits, len(living) - len(waits)
+async def crowd(
+    seed: int, count: int, size: int | None, spread: float, deaths: int
+) -> tuple[list[int], list[float], float]:
+    """The sizes of the groups, how long each peer waited (of those that found one), and calls for each peer."""
+    async with Searchers(seed, latency=TRIP / 10, target_group_size=size) as swarm:
+        peers = [await swarm.add() for _ in range(count)]
+        await asyncio.sleep(10)
+        before = sum(peer.node.endpoint.statistics().calls_made for peer in peers)
+
+        async def find(peer: Searcher) -> None:
+            await asyncio.sleep(swarm.random.uniform(0, spread))
+            await peer.find(timeout=12.0)
+
+        searches = {peer: asyncio.ensure_future(find(peer)) for peer in peers}
+        dead = swarm.random.sample(peers, deaths)
+        for peer in dead:
+            asyncio.get_running_loop().call_later(swarm.random.uniform(0, 1), swarm.network.freeze, peer.peer_id)
+        await asyncio.gather(*(search for peer, search in searches.items() if peer not in dead))
+        calls = sum(peer.node.endpoint.statistics().calls_made for peer in peers) - before
+        for peer in dead:
+            searches[peer].cancel()
+            swarm.network.thaw(peer.peer_id)
+        groups = {group.group_id: len(group) for peer in peers for group in peer.groups}
+        return sorted(groups.values()), [peer.waits[0] for peer in peers if peer.waits], calls / count
 
 
 def report_crowds(seeds: Sequence[int]) -> None:
-    print("peers size start-within silent-deaths | groups left-over | wait: median / p99 / max | messages per peer")
+    print("peers size start-within freeze | groups left-over | wait: median / p99 / max | calls per peer")
     for count, size, spread, deaths in (
         (64, None, 0.3, 0),
-        (512, 16, 0.3, 0),
-        (512, 16, 2.0, 0),
-        (512, 16, 5.0, 0),
-        (512, 16, 0.3, 25),
+        (64, 16, 0.3, 0),
+        (64, 16, 2.0, 0),
+        (64, 16, 5.0, 0),
+        (64, 16, 0.3, 3),
         (17, 16, 0.3, 0),
     ):
-        runs = [crowd(seed, count, size, spread, deaths) for seed in seeds]
-        groups = sorted(len(table.groups) for table, _, _ in runs)
+        runs = [virtual_time.run(crowd(seed, count, size, spread, deaths), seed=seed, timeout=3600) for seed in seeds]
+        groups = sorted(len(sizes) for sizes, _, _ in runs)
         waits = spread_of(wait for _, waits, _ in runs for wait in waits)
-        messages = statistics.fmean(table.messages / count for table, _, _ in runs)
-        left = sum(left for _, _, left in runs) / len(runs)
+        left = sum(count - deaths - len(waits) for _, waits, _ in runs) / len(runs)
         print(f"{count:5} {size!s:>4} {spread:5.1f} s {deaths:4} | {groups[0]}-{groups[-1]} {left:.2f}", end="")
-        print(f" | {waits} | {messages:.1f}")
+        print(f" | {waits} | {statistics.fmean(calls for _, _, calls in runs):.1f}")
 
 
-def report_mixing(seeds: Sequence[int], count: int = 512, size: int = 16, rounds: int = 2) -> None:
+def report_mixing(seeds: Sequence[int], count: int = 64, size: int = 8, rounds: int = 2) -> None:
     """Over the hash table, with messages: this takes minutes."""
     print(f"variance left after each round of {count} peers in groups of {size}; in brackets ((r - 1)/(N - 1))^T")
     for seed in seeds:

@@ -36,50 +36,6 @@ def _check(condition: bool, name: str, value: object, expected: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class SearchOptions:
-    """How one search for a group goes. Times in seconds, unless it says otherwise."""
-
-    # When this peer has heard of all that look for a group
-    min_settle: float = 0.015  # of quiet after which peers that start together have met …
-    settle_factor: float = 3.0  # … and at least so many times the time that it took to declare and read
-    settling_share: float = 0.25  # of min_matchmaking_time at most, before this peer asks while others keep coming
-    first_read: float = 0.1  # between the first two reads of the declarations at most; each pause is twice the last …
-    last_read: float = 4.0  # … up to this
-
-    # Asking and inviting
-    min_hedge: float = 0.1  # without an answer, after which this peer asks the next in rank as well …
-    hedge: float = 1 / 6  # … and the part of request_timeout that this is at most
-    belief: float = 2.0  # for which "I follow another leader" or "my group is full" is believed
-    notice: float = 0.5  # in which a follower that has given up its leader reaches the next one
-    again: float = 0.15  # before a peer that still believes in a lost leader is asked again …
-    loyalty: float = 2.0  # … and for how long: after that, this peer's own way to that leader is broken
-    unconnected: float = 1 / 3  # of request_timeout, for the answer of a peer without a connection
-    invitations_at_once: int = 16
-    max_invitations: int = 3  # to one search of one peer
-    max_misses: int = 2  # waits in vain, after which a peer counts only once it has been in a group with this one
-    max_backoff: int = 5  # doublings of the time for which an unreachable candidate is passed over
-
-    # A leader and its followers
-    min_patience: float = 0.5  # for which even an impatient follower leaves the group open
-    beats_per_second: float = 256.0  # from a leader to all its followers together, while the group may soon begin …
-    beats_at_rest: float = 64.0  # … and while it is far from its target
-    beats_before_lost: int = 4  # missed ones, after which leader and follower give each other up …
-    beat_trips: float = 10.0  # … and the round trips that one may take at least
-    pushes_per_second: float = 100.0  # of progress, from all followers of a leader together
-    min_push_interval: float = 0.05
-    nearly: float = 0.75  # of a preformed group's target, from which on it may soon begin
-    overdue: float = 0.75  # after the end of the time, at which a leader that could have begun must have
-    overdue_slack: float = 2.0  # by which searches of one group begin one after the other
-    max_renewals: int = 3  # times that a leader with too few members keeps its followers for another try
-    last_moment: float = 1.0  # before the end of the time, in which a group without a reducer ends the search
-    tick: float = 1.0  # between looks at the clock when nothing happens
-
-    # Around searches
-    withdrawal: float = 2.0  # that an ending averager takes to withdraw its declaration
-    clocks_differ: float = 1.0  # by which a search may seem to begin in the future
-
-
-@dataclass(frozen=True, slots=True)
 class MatchmakingOptions:
     """How groups form. Times are upper bounds in seconds: a complete group starts at once."""
 
@@ -89,7 +45,6 @@ class MatchmakingOptions:
     request_timeout: float = 3.0  # longest wait for one answer; kept below min_matchmaking_time
     seats_per_network: int | None = None  # in one group, of followers from one /24 or /48; None: as many as come
     preformed_grace: float = 1.0  # a preformed group with enough progress waits this long for missing members
-    search: SearchOptions = SearchOptions()
 
     def __post_init__(self) -> None:
         size, least = self.target_group_size, self.min_group_size

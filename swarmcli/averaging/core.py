@@ -24,8 +24,8 @@ from swarmcli.averaging.control import (
     encode_gathered,
 )
 from swarmcli.averaging.differences import ROOM_TO_TELL, DifferenceTold, Reference, Way, lost_in, reading, way_of
+from swarmcli.averaging.find.finder import GroupFinder
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
-from swarmcli.averaging.matchmaking.finder import GroupFinder
 from swarmcli.averaging.round.allreduce import Allreduce, AllreduceResult
 from swarmcli.averaging.round.archive import RoundArchive
 from swarmcli.averaging.round.pace import PACE, RoundTime
@@ -104,8 +104,6 @@ class AveragerCore:
             self.layout,
             self._own_terms(),
             self.trust,
-            untold=lambda *told: self._rounds.spawn(self._service.note_absence(*told)),
-            declined=self._decline,
         )
         self._get_state = get_state or self._copy_tensors
         self.sharing = StateSharing(

@@ -204,6 +204,11 @@ class PeerTrust:
         """Whether it is to have nothing to reduce."""
         return peer in self._suspicions and self._suspicions[peer].work > 0
 
+    def costs(self, peer: PeerID) -> float:
+        """Seconds that a group waits at most before it takes this peer in all the same."""
+        suspicion = self._suspicions.get(peer)
+        return suspicion.seats * suspicion.wait if suspicion is not None else 0.0
+
     def reason(self, peer: PeerID) -> str:
         """The reason of the last suspicion; "" for a peer that is not suspect."""
         return self._suspicions[peer].reason if peer in self._suspicions else ""

@@ -125,6 +125,10 @@ class Experience:
             return {}
         return {peer: max(options.first, options.growth * max(seen, default=0.0)) for peer, seen in rounds.items()}
 
+    def agrees(self, group: Group) -> bool:
+        """Whether the ramps that a leader lists are right, as far as this peer knows."""
+        return True
+
     def count(self, claims: Mapping[PeerID, float]) -> float:
         """How much of the samples that these members claim counts towards the target of their group. For 2, 6, ...
         rounds after one in which members withheld too many of the samples that they had claimed, all unknown members

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from swarmcli.averaging.consensus.certificate import sign_vote, signed, value_hash
 from swarmcli.averaging.consensus.messages import (
     ZERO,
@@ -17,10 +19,13 @@ from swarmcli.averaging.consensus.messages import (
     OutcomeQuestion,
     VoteMessage,
 )
+from swarmcli.averaging.control import StepControl
+from swarmcli.averaging.find.messages import Answer, Candidate, rank_of
+from swarmcli.averaging.find.seek import Search
 from swarmcli.averaging.group import NONCE_BYTES, Group, Member
-from swarmcli.averaging.matchmaking.messages import Begin, Candidate, rank_of
 from swarmcli.network import PeerID
 from swarmcli.network.identity import Identity
+from swarmcli.network.wire.codec import decode, encode
 from tests.adversary.lies import LIES, Liar
 from tests.adversary.lies.base import on_each_try
 
@@ -61,18 +66,27 @@ ALTERED: dict[str, Callable[[Member], Member]] = {
 def begin_two(liar: Liar) -> None:
     """Where it leads, every second follower is told of another group of the same members."""
     assert liar.averager is not None
-    finder = liar.averager.finder
-    tell, told = finder._tell_begin, [0]
+    finder, told = liar.averager.finder, [0]
+    new_search = finder._new_search
 
-    async def tell_another(driver: Any, follower: PeerID, group: Group, message: Begin) -> None:
-        told[0] += 1
-        if told[0] % 2:
-            group = replace(group, nonce=bytes(NONCE_BYTES)).signed(liar.endpoint.identity)
-            message = Begin(message.search, group, message.waited_in_vain)
-            liar.told.append("another group")
-        await tell(driver, follower, group, message)
+    def search_of_two(control: StepControl, gathered: bytes) -> Search:
+        search = new_search(control, gathered)
+        end = search.lobby._end
 
-    finder._tell_begin = tell_another  # type: ignore[method-assign]
+        def end_otherwise(peer: PeerID, answer: Any) -> None:
+            if isinstance(answer, Answer) and answer.verdict == "begins":
+                told[0] += 1
+                if told[0] % 2:
+                    group = replace(decode(Group, answer.group), nonce=bytes(NONCE_BYTES))
+                    other = msgspec.Raw(encode(group.signed(liar.endpoint.identity)))
+                    answer = msgspec.structs.replace(answer, group=other)
+                    liar.told.append("another group")
+            end(peer, answer)
+
+        search.lobby._end = end_otherwise  # type: ignore[method-assign]
+        return search
+
+    finder._new_search = search_of_two  # type: ignore[method-assign]
 
 
 def give_up(liar: Liar) -> None:

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 
 import pytest
 
+from swarmcli.averaging.find.finder import GroupFinder
+from swarmcli.averaging.find.messages import SEARCH_BYTES, Answer, Candidate, Join, Offer, method_name
+from swarmcli.averaging.find.seek import Search
 from swarmcli.averaging.group import MAX_GATHERED_BYTES
-from swarmcli.averaging.matchmaking.finder import GroupFinder
-from swarmcli.averaging.matchmaking.messages import (
-    SEARCH_BYTES,
-    Answer,
-    Begin,
-    Candidate,
-    Heartbeat,
-    IncomingBegin,
-    Join,
-    Offer,
-    Pulse,
-    method_name,
-)
 from swarmcli.dht import DHTNode
-from swarmcli.errors import NetworkError
+from swarmcli.errors import CallTimeout, NetworkError
 from swarmcli.network.endpoint import Endpoint
-from swarmcli.network.identity import Identity, PeerID
+from swarmcli.network.identity import Identity
 from swarmcli.testing.memory_network import MemoryNetwork
 from tests.adversary.company import PACE, go_on, lineages, trained
 from tests.simulation import simulated
@@ -35,8 +24,8 @@ MUCH = Offer(gathered=bytes(MAX_GATHERED_BYTES))
 
 
 class Crowd:
-    """Keys on one machine. Each asks whoever looks for a group, every other second, says that it is there, and takes no
-    part in what follows. `offers`: what it brings, one after the other."""
+    """Keys on one machine. Each is on the call of whoever looks for a group, and takes no part in what follows.
+    `offers`: what it brings, one after the other."""
 
     def __init__(self, network: MemoryNetwork, size: int, offers: Sequence[Offer]) -> None:
         self.accepted = 0
@@ -49,37 +38,31 @@ class Crowd:
     async def join(self, finders: Iterable[GroupFinder], victims: Iterable[DHTNode]) -> None:
         """Never ends."""
         finders = list(finders)
-        prefix = finders[0]._config.prefix
         for endpoint in self._endpoints:
             await endpoint.start()
-            endpoint.serve(method_name(prefix, Heartbeat), Heartbeat, self._beat)
-            endpoint.serve(method_name(prefix, Begin), IncomingBegin, self._begin)
             for node in victims:
                 endpoint.learn(node.peer_id, node.endpoint.addresses)
-        while True:
-            for finder in finders:
-                if finder.driver is not None:
-                    await asyncio.gather(*(self._ask(endpoint, finder) for endpoint in self._endpoints))
-            await asyncio.sleep(2.0)
+        async with asyncio.TaskGroup() as calls:
+            while True:
+                for finder in finders:
+                    if finder.search is not None:
+                        for endpoint in self._endpoints:
+                            calls.create_task(self._ask(endpoint, finder, finder.search))
+                await asyncio.sleep(2.0)
 
-    async def _ask(self, endpoint: Endpoint, finder: GroupFinder) -> None:
+    async def _ask(self, endpoint: Endpoint, finder: GroupFinder, search: Search) -> None:
+        """It says that it is there for as long as the leader takes it in, and asks anew with the next offer."""
+        victim, own, prefix = finder._endpoint.peer_id, search.own, finder._config.prefix
+        me = Candidate(endpoint.peer_id, bytes(SEARCH_BYTES), own.candidate.tag, listening=False)
         for offer in self._offers:
-            if finder.driver is None:
+            join = Join(me, offer, own.terms, 0.0, patience=60.0)
+            call = endpoint.call(victim, method_name(prefix, Join), join, Answer, timeout=1.9 / len(self._offers))
+            try:
+                await call
+            except CallTimeout:
+                self.accepted += 1
+            except NetworkError:
                 return
-            own = finder.driver.search.own
-            me = Candidate(endpoint.peer_id, bytes(SEARCH_BYTES), own.candidate.tag, listening=False)
-            with suppress(NetworkError):
-                join = Join(me, offer, own.terms, 0.0, patience=60.0)
-                answer = await endpoint.call(
-                    finder._endpoint.peer_id, method_name(finder._config.prefix, Join), join, Answer, timeout=3.0
-                )
-                self.accepted += answer.verdict == "accepted"
-
-    async def _beat(self, peer: PeerID, message: Heartbeat) -> Pulse:
-        return Pulse(together=True)
-
-    async def _begin(self, peer: PeerID, message: IncomingBegin) -> Pulse:
-        return Pulse(together=False)
 
     async def close(self) -> None:
         for endpoint in self._endpoints:

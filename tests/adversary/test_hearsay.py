@@ -1,4 +1,4 @@
-"""What a member says of others while groups form: their own word goes before it."""
+"""What members show some alone: all hear of it."""
 
 from __future__ import annotations
 
@@ -6,45 +6,12 @@ import asyncio
 from contextlib import suppress
 
 from swarmcli.averaging.consensus.certificate import DoubleVote, sign_vote
-from swarmcli.averaging.matchmaking.messages import SEARCH_BYTES, Answer, Candidate, GroupInvitation, method_name
 from swarmcli.averaging.trust import ProofMessage, ProofTaken
-from swarmcli.errors import CallRefused, NetworkError
+from swarmcli.errors import CallRefused
 from swarmcli.network.identity import Identity
-from tests.adversary.company import go_on, liar_of, lineages, trained
-from tests.adversary.lies import Liar
-from tests.optim.optim_swarm import Trainer, together
+from tests.adversary.company import lineages, trained
+from tests.optim.optim_swarm import together
 from tests.simulation import simulated
-
-
-async def name_searches_to_come(liar: Liar, others: list[Trainer]) -> None:
-    """It invites each to each other one, which cannot be dialed, it says, and whose search begins long after all."""
-    assert liar.averager is not None
-    finder = liar.averager.finder
-    while True:
-        await asyncio.sleep(0.2)
-        if finder.driver is None:
-            continue
-        me = finder.driver.search.me
-        for told in others:
-            for other in others:
-                named = Candidate(other.node.peer_id, b"\xff" * SEARCH_BYTES, me.tag, listening=False)
-                method = method_name(finder._config.prefix, GroupInvitation)
-                try:
-                    await liar.endpoint.call(told.node.peer_id, method, GroupInvitation(me, named), Answer, timeout=2.0)
-                except NetworkError:
-                    continue
-                liar.told.append("a search to come")
-
-
-@simulated
-async def test_a_member_that_names_searches_to_come_keeps_nobody_from_another() -> None:
-    """Before, these ended with the round, and no later one counted: in three epochs nobody found anybody, for good."""
-    async with trained(3, 2) as (_, trainers):
-        *honest, dishonest = trainers
-        liar = liar_of(dishonest)
-        await go_on(3, honest, dishonest.train(1000), name_searches_to_come(liar, honest))
-        assert liar.told and min(trainer.epoch for trainer in honest) > 2 + 3 / 2
-        assert len(lineages(honest)) == 1
 
 
 def evidence_against(identity: Identity) -> DoubleVote:

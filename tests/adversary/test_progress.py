@@ -54,8 +54,8 @@ def hurry(liar: Liar, searches: int = 1) -> None:
 
     def search_in_haste(control: StepControl, gathered: bytes) -> object:
         search = min((new_search(control, gathered) for _ in range(searches)), key=lambda each: each.rank)
-        gathering = search.gathering
-        gathering.due_at = lambda now, **_: now if len(gathering) > 2 else math.inf  # type: ignore[method-assign]
+        lobby = search.lobby
+        lobby.due_at = lambda now, **_: now if len(lobby) > 2 else math.inf  # type: ignore[method-assign]
         return search
 
     finder._new_search = search_in_haste  # type: ignore[assignment]

@@ -12,8 +12,8 @@ import torch
 from swarmcli.averaging.config import AllreduceOptions, AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest, RoundResult, StepControl
 from swarmcli.averaging.core import AveragerCore, GetState
+from swarmcli.averaging.find.seek import Search
 from swarmcli.averaging.group import Group
-from swarmcli.averaging.matchmaking.search import Search
 from swarmcli.averaging.round.phases import RoundProgram
 from swarmcli.clock import Clock
 from swarmcli.dht.node import DHTNode
@@ -59,9 +59,9 @@ class Peer:
     @property
     def search(self) -> Search:
         """The search for a group that is under way."""
-        driver = self.core.finder.driver
-        assert driver is not None
-        return driver.search
+        search = self.core.finder.search
+        assert search is not None
+        return search
 
     def begin(self, **request: Any) -> StepControl:
         return self.core.begin_round(RoundRequest(**request))

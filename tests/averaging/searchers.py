@@ -12,8 +12,9 @@ import torch
 
 from swarmcli.averaging.config import AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest, StepControl
+from swarmcli.averaging.find.finder import GroupFinder
+from swarmcli.averaging.find.messages import Candidate, Join, Offer
 from swarmcli.averaging.group import Group
-from swarmcli.averaging.matchmaking.finder import GroupFinder
 from swarmcli.averaging.round.plan import Layout
 from swarmcli.averaging.trust import PeerTrust
 from swarmcli.clock import Clock
@@ -23,6 +24,15 @@ from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.testing.memory_network import Latency, MemoryNetwork
 from swarmcli.testing.virtual_time import EPOCH
+
+
+def peer_id(number: int) -> PeerID:
+    return PeerID(number.to_bytes(32, "big"))
+
+
+def join_of(candidate: Candidate, patience: float = 1.0, progress: float = 0.0, gathered: bytes = b"") -> Join:
+    """What this candidate says when it asks to join."""
+    return Join(candidate, Offer(gathered=gathered), {}, 0.0, patience, progress)
 
 
 @dataclass(eq=False)
@@ -104,8 +114,6 @@ class Searchers:
             Layout.of([torch.zeros(100)]),
             {},
             trust,
-            untold=lambda *_: None,
-            declined=lambda _: None,
         )
         finder.start()
         peer = Searcher(node, finder, trust, jump)

@@ -268,7 +268,7 @@ async def test_whoever_cancels_while_the_group_forms_is_missed_at_once(who: str)
         await asyncio.sleep(0.3)
         left = [peer for index, peer in enumerate(peers) if index != quitter]
         searches = [peer.search for peer in left]
-        assert sorted(len(search.gathering) for search in searches) == [1, 1, 3]
+        assert sorted(len(search.lobby) for search in searches) == [1, 1, 3]
         assert sum(search.leader is None for search in searches) == 1
         for index in range(4):
             controls[index].report(15.0)

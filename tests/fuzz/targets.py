@@ -22,7 +22,6 @@ import torch
 
 import swarmcli
 from swarmcli.averaging.group import Group, Member
-from swarmcli.averaging.matchmaking.messages import Begin
 from swarmcli.checkpoints import layout as checkpoint
 from swarmcli.compression import CompressionBase, TensorMessage, codec_named, extract
 from swarmcli.compression.base import TensorHeader
@@ -271,7 +270,7 @@ def read_report(data: bytes) -> None:
 
 def read_group(data: bytes) -> None:
     """A group as its members take it up."""
-    group = wire.decode(Begin, data).group
+    group = wire.decode(Group, data)
     _ = group.group_id
     list(read_told(member.gathered for member in group.members))
 
@@ -279,7 +278,7 @@ def read_group(data: bytes) -> None:
 def _group() -> bytes:
     told = wire.encode(MemberNote(several=True, apart=True))
     members = [Member(each.peer_id, gathered=told, search=bytes(16)) for each in (PEER, OTHER)]
-    return wire.encode(Begin(bytes(16), Group(b"tag", bytes(16), tuple(members), (0.5, 0.5))))
+    return wire.encode(Group(b"tag", bytes(16), tuple(members), (0.5, 0.5)))
 
 
 def read_offered_values(data: bytes) -> None:

@@ -216,14 +216,6 @@ class AllreduceService:
         except NetworkError as error:
             logger.debug("the leader did not hear that this peer has left: %s", error)
 
-    async def note_absence(self, group: Group, member: PeerID, reason: str) -> None:
-        """At the leader: a member did not hear that the group begins, so nobody need wait for it."""
-        words = f"it did not learn that the round began: {reason}"[: consensus.MAX_WORDS]
-        try:
-            await self._take_vote(member, consensus.VoteMessage(group.group_id, None, words))
-        except CallRefused as error:
-            logger.debug("the round is over without %s: %s", member.short, error)
-
     def keep(self, group_id: bytes, holdings: Holdings) -> None:
         """Keeps committed averages for members that lack some; until the next round, and not for long."""
         self._kept[group_id] = holdings

@@ -219,9 +219,7 @@ class PreformedGroup:
             return
         reported, (lineage, queue) = self._reported(), self._queue
         if self._averager.finder.experience.count(reported) < self._config.target_batch_size:
-            if self._enough_since < math.inf:
-                self._enough_since = math.inf
-                self._averager.finder.forgive_leaders()
+            self._enough_since = math.inf
             return
         self._enough_since = min(self._enough_since, loop_time())
         waited = loop_time() - self._enough_since

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 from swarmcli.averaging.round.messages import AverageHeader, PartHeader
@@ -57,15 +56,15 @@ def gather_and_never_begin(liar: Liar) -> None:
 
     def search_with_a_good_rank(control: Any, gathered: bytes) -> Any:
         search = min((new_search(control, gathered) for _ in range(64)), key=lambda search: search.rank)
-        moves = search.moves
+        lead = search._lead
 
-        def all_but_to_begin(now: float) -> Any:
-            found = moves(now)
-            if found.begin:
+        def all_but_to_begin(now: float) -> float:
+            wake_at = lead(now)
+            if wake_at is None:
                 liar.told.append("did not begin")
-            return replace(found, begin=False, failure=None, wake_at=now + 1.0)
+            return now + 1.0 if wake_at is None else wake_at
 
-        search.moves = all_but_to_begin  # type: ignore[method-assign]
+        search._lead = all_but_to_begin  # type: ignore[method-assign]
         return search
 
     finder._new_search = search_with_a_good_rank  # type: ignore[method-assign]

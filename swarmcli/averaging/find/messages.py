@@ -1,4 +1,11 @@
-"""The messages between peers that look for a group. Bounds are checked while decoding."""
+"""The messages between peers that look for a group. Bounds are checked while decoding.
+
+follower                                     leader
+   │── Join ────────────────────────────────▶│  the call stays open: hanging up leaves
+   │── Beat: so much done ──────────────────▶│  again and again, to a leader that waits
+   │◀─ Pulse: I am here, with so many ───────│
+   │◀─ Answer: the group, or whom to ask ────│  ends the call
+"""
 
 from __future__ import annotations
 
@@ -11,24 +18,21 @@ import msgspec
 
 from swarmcli.averaging.checks import MAX_BANDWIDTH
 from swarmcli.averaging.config import check_group_bits, check_terms
-from swarmcli.averaging.group import MAX_GATHERED_BYTES, MAX_MEMBERS, Dialable, Group
+from swarmcli.averaging.group import MAX_GATHERED_BYTES, MAX_MEMBERS, Dialable
 from swarmcli.averaging.seats import Bid
 from swarmcli.network.addresses import bounded
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_TAG_BYTES
 from swarmcli.network.wire.messages import Amount, Moment
 
-LIFETIME = 60.0  # seconds for which peers believe a declaration, unless they read it again
 SEARCH_BYTES = 16
 MAX_GONE = 64  # members of a group that has begun, as named to peers that came too late
 MAX_REASON = 500  # characters
-MAX_PATIENCE = 3600.0  # seconds
 
 Rank: TypeAlias = tuple[bool, int, int, bytes]
 Bucket: TypeAlias = tuple[bytes, str]  # tag and group bits
 Bandwidth = Annotated[float, msgspec.Meta(ge=0, le=MAX_BANDWIDTH)]
-Patience = Annotated[float, msgspec.Meta(ge=0, le=MAX_PATIENCE)]  # that a leader promises
-Verdict: TypeAlias = Literal["accepted", "coming", "follow", "full", "outranked", "begun", "cannot_lead", "terms"]
+Verdict: TypeAlias = Literal["begins", "ask", "lead", "full", "begun", "cannot_lead", "terms"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,35 +100,27 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Join(msgspec.Struct, frozen=True):
-    """Up the ranks: "may I follow you?" """
+    """Up the ranks: "may I follow you?" Down the ranks: "I am here, and rank before you." """
 
     candidate: Candidate
     offer: Offer
     terms: dict[str, str]  # the sender's fingerprint, key by key
     since: Moment  # swarm time at which the sender came up
     patience: Amount = 0.0  # seconds that it would still wait for a group that is not complete
-    progress: Amount = 0.0  # see Progress
-    stranded: bool = False  # no peer is left that it could lead, so it asks any leader, of any rank
+    progress: Amount = 0.0  # see Beat
+    leads: bool = False  # the second: the receiver does not take the sender in
 
     def __post_init__(self) -> None:
         check_terms(self.terms)
 
 
-class GroupInvitation(msgspec.Struct, frozen=True):
-    """Down the ranks: "ask `to`", which is the sender, or the leader that the sender now follows itself."""
-
-    sender: Candidate
-    to: Candidate
-
-
 class Answer(msgspec.Struct, frozen=True):
-    """To a Join or an Invitation.
+    """Ends the call of a Join.
 
-    accepted      the sender follows the answerer from now on, and hears from it within `patience` seconds
-    coming        the answerer will ask the leader that the invitation names
-    follow        the answerer follows `to`
+    begins        the group of the answerer begins, with the sender
+    ask           the answerer follows `to`, or asks it at the moment
+    lead          the sender ranks before the answerer, which asks it, or leads a group of its own
     full          the answerer's group has no room
-    outranked     the sender of the Join ranks before the answerer, or the leader of the Invitation behind it
     begun         the answerer's group has begun without the sender, and so have the members that are `gone` with it
     cannot_lead   the answerer cannot be dialed, not even over a relay, and leads no peer
     terms         the two fingerprints differ under `keys`; the answerer came up at swarm time `since`
@@ -133,71 +129,33 @@ class Answer(msgspec.Struct, frozen=True):
     verdict: Verdict
     candidate: Candidate | None = None  # the answerer as it stands now
     to: Candidate | None = None
+    group: msgspec.Raw = msgspec.Raw(b"\xc0")  # a Group, encoded once for all members; else nil
+    waited_in_vain: bool = False  # a peer for which the leader waited has not come
     keys: tuple[str, ...] = ()
     since: Moment = 0.0
-    patience: Patience = 0.0
     gone: Annotated[tuple[PeerID, ...], msgspec.Meta(max_length=MAX_GONE)] = ()
 
 
-class Heartbeat(msgspec.Struct, frozen=True):
-    """From a leader to each follower. The next one comes within `patience` seconds, or the leader is gone."""
-
-    search: bytes  # the leader's
-    patience: Patience
-    members: Annotated[int, msgspec.Meta(ge=0, le=MAX_MEMBERS)]  # in the group so far
-    unreduced: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] = ""  # why it cannot begin: no member could reduce
-
-
-class Progress(msgspec.Struct, frozen=True):
+class Beat(msgspec.Struct, frozen=True):
     """From a follower to its leader: how much it has done so far (cumulative) towards the group's target."""
 
     search: bytes  # the follower's
     progress: Amount
 
 
-class Leave(msgspec.Struct, frozen=True):
-    """The sender no longer follows the receiver, or no longer leads it."""
-
-    search: bytes  # the sender's
-
-
-class Begin(msgspec.Struct, frozen=True):
-    """From the leader to every follower: this is the group, and the round begins."""
-
-    search: bytes  # the follower's, so that no earlier search is meant
-    group: Group
-    waited_in_vain: bool = False  # a peer for which the leader waited has not come
-
-
-class IncomingBegin(msgspec.Struct, frozen=True):
-    """A Begin whose group the receiver reads once it knows that the sender may begin one: a large group takes the
-    processor a tenth of a second."""
-
-    search: Annotated[bytes, msgspec.Meta(max_length=SEARCH_BYTES)]
-    group: msgspec.Raw
-    waited_in_vain: bool = False
-
-
 class Pulse(msgspec.Struct, frozen=True):
-    """To the other four: whether the two are now leader and follower, and the answerer's progress."""
+    """The leader is there."""
 
-    together: bool
-    progress: Amount = 0.0
+    members: Annotated[int, msgspec.Meta(ge=0, le=MAX_MEMBERS)] = 0  # in its group so far; 0: the sender is not in it
+    unreduced: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] = ""  # why it cannot begin: no member could reduce
 
 
-METHODS: dict[type, tuple[str, type]] = {
-    Join: ("join", Answer),
-    GroupInvitation: ("invite", Answer),
-    Heartbeat: ("beat", Pulse),
-    Progress: ("push", Pulse),
-    Leave: ("leave", Pulse),
-    Begin: ("begin", Pulse),
-}
+METHODS: dict[type, tuple[str, type]] = {Join: ("join", Answer), Beat: ("beat", Pulse)}
 
 
 def method_name(prefix: str, message: type[Any]) -> str:
     """Averagers of several prefixes share an endpoint, so the methods carry the prefix."""
-    return f"matchmaking/{METHODS[message][0]}/{prefix}"
+    return f"find/{METHODS[message][0]}/{prefix}"
 
 
 def differing_terms(ours: Mapping[str, str], theirs: Mapping[str, str]) -> tuple[str, ...]:

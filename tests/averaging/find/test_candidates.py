@@ -10,12 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmcli.averaging.config import MatchmakingOptions
+from swarmcli.averaging.find import candidates
+from swarmcli.averaging.find.candidates import (
+    LIFETIME,
+    Candidates,
+    Conflicts,
+    Entry,
+    Memory,
+    count_groups,
+    make_plan,
+)
+from swarmcli.averaging.find.messages import Candidate, differing_terms, rank_of, search_id
 from swarmcli.averaging.group import Dialable
-from swarmcli.averaging.matchmaking import candidates
-from swarmcli.averaging.matchmaking.candidates import Candidates, Conflicts, Entry, Memory, count_groups, make_plan
-from swarmcli.averaging.matchmaking.messages import LIFETIME, Candidate, differing_terms, rank_of, search_id
 from swarmcli.network.identity import PeerID
-from tests.averaging.table import peer_id
+from tests.averaging.searchers import peer_id
 
 
 def candidate(number: int, *, began: float = 0.0, listening: bool = True, tag: bytes = b"") -> Candidate:
@@ -70,38 +78,10 @@ def test_an_older_search_never_replaces_a_later_one_unless_its_owner_says_so() -
     assert known.entries[peer_id(1)].candidate == candidate(1, began=1.0)
 
 
-def declared(*others: Candidate) -> Candidates:
-    """Knows these by their own declarations."""
-    memory = Memory()
-    memory.read(others)
-    known = Candidates(candidate(0), memory)
-    for each in others:
-        known.learn(each, 0.0)
-    return known
-
-
 def test_a_finished_search_does_not_come_back_from_stale_declarations() -> None:
-    known = declared(candidate(1, began=1.0))
+    known = knowing(candidate(1, began=1.0))
     known.finish(peer_id(1))
     assert not known.learn(candidate(1, began=1.0), 0.0)
-    assert known.learn(candidate(1, began=2.0), 0.0)
-
-
-def test_what_third_peers_say_of_a_search_never_replaces_what_its_owner_says() -> None:
-    known = declared(candidate(1, began=1.0))
-    assert not known.learn(candidate(1, began=9.0, listening=False), 0.0)
-    assert known.entries[peer_id(1)].candidate == candidate(1, began=1.0)
-
-
-def test_a_search_that_only_third_peers_name_gives_way_to_its_owners_word_and_ends_no_other() -> None:
-    known = knowing(candidate(1, began=1e9))
-    assert known.learn(candidate(1, began=2.0), 0.0, direct=True)
-    assert known.entries[peer_id(1)].candidate == candidate(1, began=2.0)
-    known = knowing(candidate(1, listening=False))
-    assert known.learn(candidate(1), 0.0, direct=True)
-    assert known.entries[peer_id(1)].candidate == candidate(1)
-    known = knowing(candidate(1, began=1e9))
-    known.finish(peer_id(1))
     assert known.learn(candidate(1, began=2.0), 0.0)
 
 
@@ -117,6 +97,13 @@ def test_keys_that_say_they_are_elsewhere_outweigh_nobody_who_was_in_the_round_b
     for mate in (1, 2):
         member.learn(candidate(mate, tag=b"later", began=9.0), now=10.0, direct=True)
     assert member.outweigh([]) and not member.outweigh(mates)
+
+
+def test_who_may_not_be_in_the_group_is_no_candidate_until_then() -> None:
+    known = Candidates(candidate(0), Memory(), out={peer_id(1): 5.0})
+    known.learn(candidate(1), 0.0, direct=True)
+    assert known.present(4.9) == [] and known.next_change(0.0) == 5.0
+    assert [entry.peer_id for entry in known.present(5.0)] == [peer_id(1)]
 
 
 def test_passing_over_and_coming_back() -> None:
@@ -142,8 +129,7 @@ def test_declarations_expire() -> None:
     known = knowing(candidate(1))
     known.learn(candidate(1), 30.0)
     assert len(known.present(29.0 + LIFETIME)) == 1
-    known.drop_expired(30.0 + LIFETIME)
-    assert known.entries == {}
+    assert known.present(30.0 + LIFETIME) == []
 
 
 @given(

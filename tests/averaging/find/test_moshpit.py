@@ -8,23 +8,19 @@ which for a given split of any sizes is (r - 1)/(N - 1).
 from __future__ import annotations
 
 import asyncio
+import random
 import statistics
 from collections.abc import Iterable
-from functools import partial
 
 import pytest
 
-from swarmcli.averaging.config import MatchmakingOptions
+from swarmcli.averaging.find.declarations import next_bits
 from swarmcli.averaging.group import Group, Member
-from swarmcli.averaging.matchmaking.declarations import next_bits
 from swarmcli.network.identity import PeerID
 from tests.averaging.searchers import Searcher, Searchers
-from tests.averaging.table import Seat, Table, peer_id
 from tests.simulation import within
 from tests.suites import soak
 
-SIZE = 16
-PERIOD = 3.0  # seconds of a round around the table
 GRIDS = [(8, 2, 3, 2), (16, 8, 2, 1), (64, 4, 3, 4)]  # peers, group size, rounds to the mean, bits
 
 
@@ -45,74 +41,40 @@ class Values:
         self.of.update((peer, mean) for peer in members)
 
 
-def play(
-    seed: int, bits: list[str], size: int, rounds: int, spread: float = 0.3
-) -> tuple[Table, list[list[int]], Values]:
-    """Peers that begin in these buckets of one table, and look for a group so often. The numbers of each group, too.
-
-    Each round begins within `spread` seconds; who has moved by then may read what others declared before they moved.
-    """
-    table = Table(seed, MatchmakingOptions(target_group_size=size))
-    values, groups = Values(peer_id(number) for number in range(len(bits))), []
-
-    def sit(number: int, bucket: str, turn: int) -> None:
-        table.sit(number, at=turn * PERIOD + table.random.uniform(0.0, spread), bits=bucket)
-
-    def on_group(leader: Seat) -> None:
-        assert leader.group is not None
-        assert len({table.seats[peer].search.me.bits for peer in leader.group}) == 1, "a group across buckets"
-        values.average(leader.group)
-        numbers = [int.from_bytes(peer, "big") for peer in leader.group]
-        groups.append(numbers)
-        members = [Member(peer) for peer in leader.group]
-        group = Group.form(b"", members, [1.0] * len(members), table.random.randbytes(16))
-        for number, peer in zip(numbers, leader.group, strict=True):
-            table.later(0.1, partial(go_on, number, next_bits(leader.search.me.bits, group, peer, size)))
-
-    def go_on(number: int, bucket: str) -> None:
-        table.rest(number, bucket)
-        turn = int(table.now // PERIOD) + 1
-        if turn < rounds:
-            sit(number, bucket, turn)
-
-    table.on_group = on_group
-    for number, bucket in enumerate(bits):
-        table.hold(number, bucket)
-        sit(number, bucket, 0)
-    table.run(PERIOD * rounds + 5)
-    return table, groups, values
-
-
 def grid(peers: int, bits: int) -> list[str]:
     return [f"{number % 2**bits:0{bits}b}" for number in range(peers)]
 
 
-@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("peers", "size", "rounds", "bits"), GRIDS)
-def test_a_grid_gives_everyone_the_mean(peers: int, size: int, rounds: int, bits: int, seed: int) -> None:
-    _, groups, values = play(seed, grid(peers, bits), size, rounds)
-    assert [len(group) for group in groups] == [size] * (rounds * peers // size)
+def test_a_grid_gives_everyone_the_mean(peers: int, size: int, rounds: int, bits: int) -> None:
+    """As groups move through their buckets, whoever meets whom when."""
+    ids = [PeerID(number.to_bytes(32, "big")) for number in range(peers)]
+    values, chance = Values(ids), random.Random(0)
+    buckets = dict(zip(ids, grid(peers, bits), strict=True))
+    for _ in range(rounds):
+        moved = {}
+        for bucket in sorted(set(buckets.values())):
+            present = [peer for peer in ids if buckets[peer] == bucket]
+            chance.shuffle(present)
+            for chunk in (present[start : start + size] for start in range(0, len(present), size)):
+                assert len(chunk) == size
+                values.average(chunk)
+                group = Group.form(b"", [Member(peer) for peer in chunk], [1.0] * size, chance.randbytes(16))
+                moved |= {peer: next_bits(bucket, group, peer, size) for peer in chunk}
+        buckets = moved
     assert values.variance < 1e-18 * values.first
     assert statistics.fmean(values.of.values()) == pytest.approx((peers - 1) / 2)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_one_bucket_mixes_like_random_groups(seed: int) -> None:
-    """Without bits, ranks split the peers anew at random in each round."""
-    table, groups, values = play(seed, [""] * 128, SIZE, 1)
-    assert sorted(number for group in groups for number in group) == list(range(128))
-    assert 8 <= len(groups) <= 10 and table.messages < 8 * 128
-    # The variance of so few means scatters by half or so.
-    assert values.variance < 3 * values.first * (len(groups) - 1) / 127, f"seed {seed}"
-
-
-@pytest.mark.parametrize(
-    ("count", "sizes"), [(17, [8, 9]), (33, [11, 11, 11]), (47, [15, 16, 16]), (100, [14, 14, 14, 14, 14, 15, 15])]
-)
-@pytest.mark.parametrize("seed", range(3))
-def test_a_remainder_is_shared_among_all_groups(seed: int, count: int, sizes: list[int]) -> None:
-    _, groups, _ = play(seed, [""] * count, SIZE, 1)
-    assert sorted(map(len, groups)) == sizes
+@pytest.mark.parametrize(("count", "sizes"), [(9, [4, 5]), *soak([(17, [5, 6, 6]), (20, [5, 5, 5, 5])])])
+@within(3600)
+async def test_a_remainder_is_shared_among_all_groups(count: int, sizes: list[int]) -> None:
+    async with Searchers(1, target_group_size=max(sizes)) as swarm:
+        peers = [await swarm.add() for _ in range(count)]
+        await asyncio.sleep(1)
+        await spread_mean(swarm, peers, 1)
+        groups = {peer.groups[0].group_id: len(peer.groups[0]) for peer in peers}
+        assert sorted(groups.values()) == sizes
 
 
 # The same over the hash table, with messages

@@ -9,26 +9,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from swarmcli.averaging.group import Group, Member
-from swarmcli.averaging.matchmaking.messages import (
+from swarmcli.averaging.find.messages import (
     METHODS,
     Answer,
-    Begin,
+    Beat,
     Candidate,
-    GroupInvitation,
-    Heartbeat,
     Join,
-    Leave,
-    Progress,
     Pulse,
     method_name,
     rank_of,
     search_id,
 )
+from swarmcli.averaging.group import Group, Member
 from swarmcli.errors import CallError, CallRefused, ConnectionLost
-from swarmcli.network import Endpoint, PeerID
+from swarmcli.network import Endpoint, PeerID, wire
 from tests.averaging.averagers import Averagers, Peer, all_outcomes, all_results, assert_one_group
-from tests.averaging.table import join_of
+from tests.averaging.searchers import join_of
 from tests.simulation import within
 
 
@@ -72,11 +68,8 @@ async def finish(peers: list[Peer], controls: list[Any]) -> None:
 async def test_nobody_speaks_for_another() -> None:
     async with Averagers(0) as swarm:
         peers, controls, at_leader, _ = await preformed(swarm)
-        other = candidate_of(peers[1].peer_id)
         with pytest.raises(CallRefused, match="only speak for itself"):
-            await at_leader.say(join_of(other))
-        with pytest.raises(CallRefused, match="only speak for itself"):
-            await at_leader.say(GroupInvitation(other, other))
+            await at_leader.say(join_of(candidate_of(peers[1].peer_id)))
         await finish(peers, controls)
 
 
@@ -84,45 +77,42 @@ async def test_nobody_speaks_for_another() -> None:
 async def test_strangers_have_no_say_in_a_group() -> None:
     async with Averagers(1) as swarm:
         peers, controls, at_leader, at_follower = await preformed(swarm)
-        me = at_leader.endpoint.peer_id
-        assert await at_leader.say(Progress(bytes(16), 1e9)) == Pulse(False)
-        assert await at_follower.say(Heartbeat(bytes(16), 3600.0, 1000)) == Pulse(False, 0.0)
-        await at_leader.say(Leave(bytes(16)))
-        await at_follower.say(Leave(bytes(16)))
-        search = at_follower.victim.search.me.search
-        members = [Member(me), Member(at_follower.victim.peer_id)]
-        own = Group.form(b"", members, [1.0, 0.0], bytes(16))
-        with pytest.raises(CallRefused, match="not waiting"):
-            await at_follower.say(Begin(search, own))
-        foreign = Group.form(b"", members[::-1], [1.0, 0.0], bytes(16))
-        with pytest.raises(CallRefused, match="not waiting"):
-            await at_follower.say(Begin(search, foreign))
-        at_follower.endpoint = at_leader.victim.endpoint  # its leader may begin a group, and none of another
-        strangers = Group.form(b"", [Member(me), Member(at_follower.victim.peer_id)], [1.0, 0.0], bytes(16))
-        with pytest.raises(CallRefused, match="only its leader"):
-            await at_follower.say(Begin(search, strangers))
+        assert await at_leader.say(Beat(bytes(16), 1e9)) == Pulse() == await at_follower.say(Beat(bytes(16), 1e9))
+        answer = await at_follower.say(says_it_leads(candidate_of(at_leader.endpoint.peer_id), at_follower.victim))
+        assert answer.verdict == "ask" and answer.to.peer_id == at_leader.victim.peer_id
         await finish(peers, controls)
 
 
+def says_it_leads(candidate: Candidate, victim: Peer) -> Join:
+    return msgspec.structs.replace(join_of(candidate), terms=victim.search.own.terms, leads=True)
+
+
+@pytest.mark.parametrize("old", [b"", bytes(16)])
 @within(3600)
-async def test_a_leader_cannot_bring_its_follower_into_an_old_group_again() -> None:
+async def test_a_leader_cannot_bring_its_follower_into_an_old_group_again(old: bytes) -> None:
     """A group names the search with which each member came: so nobody signs two unlike things under one group's id,
     which would be evidence against it."""
     async with Averagers(1) as swarm:
         peers, controls, at_leader, at_follower = await preformed(swarm)
-        follower, leader = at_follower.victim, at_leader.victim
-        at_follower.endpoint = leader.endpoint  # the leader itself says it
-        search, mine = follower.search.me.search, leader.search.me.search
-        for old in (b"", bytes(16)):
-            members = [Member(leader.peer_id, search=mine), Member(follower.peer_id, search=old)]
-            with pytest.raises(CallRefused, match="not waiting"):
-                await at_follower.say(Begin(search, Group.form(b"", members, [1.0, 0.0], bytes(16))))
-        await finish(peers, controls)
+        leader, follower = at_leader.victim, at_follower.victim
+        offered = [as_offered(leader), replace(as_offered(follower), search=old)]
+        tell(leader, follower, offered)
+        await asyncio.sleep(1)
+        assert not controls[peers.index(follower)].begun.done()
+        assert follower.core.trust.reason(leader.peer_id).startswith("it began an old group")
 
 
-def as_offered(peer: Peer) -> Member:
+def as_offered(peer: Peer, claim: float = 0.0) -> Member:
     own, offer = peer.search.me, peer.search.own.offer
-    return Member(own.peer_id, own.listening, addresses=own.addresses, search=own.search, bid=offer.bid)
+    return Member(own.peer_id, own.listening, addresses=own.addresses, search=own.search, bid=offer.bid, claim=claim)
+
+
+def tell(leader: Peer, follower: Peer, members: list[Member]) -> None:
+    """Ends the follower's call with a group of these, signed by its leader."""
+    shares = [1.0, *(0.0 for _ in members[1:])]
+    group = Group.form(b"", members, shares, bytes(16)).signed(leader.endpoint.identity)
+    answer = Answer("begins", group=msgspec.Raw(wire.encode(group)))
+    leader.search.lobby._end(follower.peer_id, answer)
 
 
 @within(3600)
@@ -132,22 +122,43 @@ async def test_a_leader_cannot_keep_its_followers_from_each_other() -> None:
         peers, controls, at_leader, _ = await preformed(swarm)
         leader = at_leader.victim
         followers = [peer for peer in peers if peer is not leader]
-        began = [peer.search.me.search for peer in peers]
         # It may say of itself what it likes, and has to name as much progress as the group needs.
-        offered = [replace(as_offered(leader), claim=100.0), *(as_offered(peer) for peer in followers)]
+        offered = [as_offered(leader, claim=100.0), *map(as_offered, followers)]
         for follower in followers:
-            true = dict(zip((peer.peer_id for peer in peers), began, strict=True))
-            mine = true[follower.peer_id]
-            named = {peer: mine if peer == follower.peer_id else b"\xff" * 16 for peer in true}
-            members = [replace(entry, search=named[entry.peer_id]) for entry in offered]
-            liar = Attacker(leader.endpoint, follower)
-            group = Group.form(b"", members, [1.0, 0.0, 0.0], bytes(16)).signed(leader.endpoint.identity)
-            assert await liar.say(Begin(mine, group)) == Pulse(True)
+            mine = follower.search.me.search
+            tell(
+                leader,
+                follower,
+                [
+                    replace(entry, search=mine if entry.peer_id == follower.peer_id else b"\xff" * 16)
+                    if entry.peer_id != leader.peer_id
+                    else entry
+                    for entry in offered
+                ],
+            )
+        await asyncio.sleep(0.1)
         swarm.kill(leader)
         await all_outcomes([control for peer, control in zip(peers, controls, strict=True) if peer is not leader])
         async with asyncio.timeout(60):
             again = [peer.begin(allow_retries=False) for peer in followers]
             assert_one_group(await all_results(again), followers)
+
+
+@within(3600)
+async def test_a_follower_whose_call_has_broken_gets_its_group_all_the_same() -> None:
+    async with Averagers(1) as swarm:
+        peers, controls, at_leader, at_follower = await preformed(swarm)
+        follower = at_follower.victim
+        search, candidate = at_leader.victim.search, follower.search.me
+        for control in controls:
+            control.report(40.0)
+        await asyncio.sleep(1)
+        asks = Attacker(follower.endpoint, at_leader.victim)
+        answer = await asks.say(join_of(candidate))
+        assert answer.verdict == "begins" and bytes(answer.group) == wire.encode(search.group)
+        late = await asks.say(join_of(replace(candidate, search=search_id(9e9, bytes(8)))))
+        assert late.verdict == "begun" and set(late.gone) == {peer.peer_id for peer in peers}
+        assert_one_group(await all_results(controls), peers)
 
 
 @pytest.mark.parametrize(("tag", "bits"), [(b"", "1"), (b"other", "")])
@@ -158,8 +169,6 @@ async def test_requests_for_another_bucket_are_refused(tag: bytes, bits: str) ->
         me = Candidate(at_leader.endpoint.peer_id, bytes(16), tag, True, ("memory://nowhere",), bits)
         with pytest.raises(CallRefused, match="not looking for such a group"):
             await at_leader.say(join_of(me))
-        with pytest.raises(CallRefused, match="not looking for such a group"):
-            await at_leader.say(GroupInvitation(me, me))
         await finish(peers, controls)
 
 
@@ -189,31 +198,31 @@ async def test_impossible_values_end_the_connection_and_nothing_else(wrong: dict
         }
         with pytest.raises((ConnectionLost, CallError)):
             await at_leader.say(message, Join)
-        assert len(at_leader.victim.search.gathering) == 3
+        assert len(at_leader.victim.search.lobby) == 3
         await finish(peers, controls)
 
 
 @within(3600)
 async def test_an_endless_leader_cannot_take_a_group_away_for_good() -> None:
-    """Somebody who ranks first invites everyone, accepts everyone, and then never begins nor beats."""
+    """Somebody who ranks first says so, keeps everyone on the call, and then never begins nor answers a beat."""
     async with Averagers(3) as swarm:
         peers, controls, at_leader, _ = await preformed(swarm)
         attacker = swarm.peers[-1]
         await attacker.core.shutdown()
-        leader_rank = at_leader.victim.search.rank
-        me = next(
-            made
-            for made in (
-                Candidate(attacker.peer_id, search_id(1.0, number.to_bytes(8, "big")), b"", True)
-                for number in range(10_000)
-            )
-            if rank_of(made) < leader_rank
+        drawn = (
+            Candidate(attacker.peer_id, search_id(1.0, n.to_bytes(8, "big")), b"", True, attacker.endpoint.addresses)
+            for n in range(10_000)
         )
+        me = next(made for made in drawn if rank_of(made) < at_leader.victim.search.rank)
+        calls = []
 
-        async def accept(peer: PeerID, message: Join) -> Answer:
-            return Answer("accepted", me)
+        async def hold(peer: PeerID, join: Join) -> Answer:
+            calls.append(peer)
+            await asyncio.sleep(3600)
+            raise AssertionError
 
-        attacker.endpoint.serve(method_name("test", Join), Join, accept)
-        assert (await at_leader.say(GroupInvitation(me, me))).verdict == "coming"
+        attacker.endpoint.serve(method_name("test", Join), Join, hold)
+        assert (await at_leader.say(says_it_leads(me, at_leader.victim))).verdict == "lead"
         await asyncio.sleep(30)
+        assert calls
         await finish(peers, controls)

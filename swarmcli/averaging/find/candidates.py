@@ -1,39 +1,42 @@
 """The peers that a searching peer knows of, in the order in which they would lead. No input or output here.
 
 A peer declares itself in its bucket as long as it has an averager, whether it looks for a group or not. While it looks
-it is a *candidate*; between its searches it *holds* the bucket, and may look again. Times are those of the loop.
+it is a *candidate*; between its searches it *holds* the bucket, and may look again. Only its own word counts: its
+declaration, and what it says to this peer. Times are those of the loop.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 
-from swarmcli.averaging.config import MatchmakingOptions, SearchOptions
-from swarmcli.averaging.matchmaking.messages import LIFETIME, Candidate, Rank, rank_of, search_id
+from swarmcli.averaging.config import MatchmakingOptions
+from swarmcli.averaging.find.messages import Candidate, Rank, rank_of, search_id
 from swarmcli.errors import FingerprintError
 from swarmcli.network.identity import PeerID
 from swarmcli.recent import Recent
 
 MAX_CANDIDATES = 4096
+LIFETIME = 60.0  # seconds for which peers believe a declaration, unless they read it again
+MAX_MISSES = 2  # waits in vain, after which a peer counts only once it has been in a group with this one
+MAX_BACKOFF = 5  # doublings of the time for which an unreachable candidate is passed over
+MIN_SETTLE = 0.015  # seconds of quiet after which peers that start together have met …
+SETTLE_FACTOR = 3.0  # … and at least so many times the time that it took to declare and read
+SETTLING_SHARE = 0.25  # of min_matchmaking_time at most, before a peer asks while others keep coming
 
 
 class Memory:
     """One averager's memory from search to search, of at most MAX_CANDIDATES peers.
 
     A group does not wait again for a peer that did not come within a full wait, until that peer declares another
-    search. A peer that declares searches and still stays away could repeat that for ever, hence `max_misses`.
+    search. A peer that declares searches and still stays away could repeat that for ever, hence MAX_MISSES.
     """
 
-    def __init__(
-        self,
-        is_banned: Callable[[PeerID], bool] = lambda peer: False,
-        options: SearchOptions = SearchOptions(),  # noqa: B008  # frozen
-    ) -> None:
+    def __init__(self, is_banned: Callable[[PeerID], bool] = lambda peer: False) -> None:
         """`is_banned`: whether a peer is banned from the run."""
-        self.is_banned, self.options = is_banned, options
+        self.is_banned = is_banned
         self.newcomer = True  # this peer has been in no group yet
         self.mates: frozenset[PeerID] = frozenset()  # members of its last group, which it expects again for a while
         self.only_mates = False  # of the peers that look for no group now, only mates are waited for
@@ -48,7 +51,7 @@ class Memory:
         self.holders = {candidate.peer_id: candidate for candidate in islice(welcome, MAX_CANDIDATES)}
 
     def finish(self, peer: PeerID, search: bytes) -> None:
-        """This search of that peer, and so all before it, has ended; others' words about it are out of date."""
+        """This search of that peer, and so all before it, has ended; declarations of it are out of date."""
         self._finished[peer] = max(search, self._finished.get(peer, b""))
 
     def has_finished(self, candidate: Candidate) -> bool:
@@ -70,7 +73,7 @@ class Memory:
     def waits_for(self, peer: PeerID) -> bool:
         """Whether a group may stay open for this peer."""
         search, times = self._missed.get(peer, (b"", 0))
-        return times == 0 or (times < self.options.max_misses and self._search_of(peer) > search)
+        return times == 0 or (times < MAX_MISSES and self._search_of(peer) > search)
 
     def idle(self) -> set[PeerID]:
         """Holders that look for no group now, and for which a group may wait."""
@@ -91,33 +94,16 @@ class Entry:
     candidate: Candidate
     rank: Rank
     since: float  # when this search of it became known
-    own_word: bool = True  # by itself, or by its declaration; otherwise another peer says so
     expires: float = math.inf
     passed_until: float = 0.0  # until then this peer passes it over
-    failures: int = 0  # how often it could not be reached
     follows: PeerID | None = None  # the leader that it named …
     follows_until: float = 0.0  # … and how long this peer believes that
     full_until: float = 0.0  # its group has no room, it said
-    ask_at: float = 0.0  # this peer does not ask it again before this time
-    loyal_since: float = math.inf  # since when it is known to follow a lost leader
-    invited_at: float = -math.inf
-    invitations: int = 0
-    coming_until: float = -math.inf  # it said that it would come
+    told_at: float = -math.inf  # when this peer last told it that it leads
 
     @property
     def peer_id(self) -> PeerID:
         return self.candidate.peer_id
-
-    def may_be_invited(self, now: float, pause: float, most: int) -> bool:
-        again = now >= self.invited_at + pause and self.invitations < most
-        return again and self.follows_until <= now
-
-    def hoped_for_until(self, slack: float, patience: float) -> float:
-        """How long a group stays open for it. The group waits `slack` seconds for the answer to an invitation."""
-        if self.invitations:
-            # A candidate that follows another leader comes with that leader, or is sent here.
-            return max(self.coming_until, self.follows_until, self.invited_at + slack)
-        return self.since + (patience if self.candidate.dialable else patience / 2)
 
 
 class Candidates:
@@ -130,47 +116,43 @@ class Candidates:
         *,
         only_one: bool = False,
         since: float | None = None,
-        shunned: Collection[PeerID] = (),
         queue: Sequence[PeerID] = (),
+        out: Mapping[PeerID, float] | None = None,
     ) -> None:
         """`only_one`: there is one round of its tag for all, see `outweigh`; a peer that began another search after
-        `since` (swarm time; None: after this one) has had it. `shunned`: peers that are no candidates. `queue`: see
-        `rank_of`."""
+        `since` (swarm time; None: after this one) has had it. `queue`: see `rank_of`. `out`: see below."""
         self.entries: dict[PeerID, Entry] = {}
+        self.out = dict(out or {})  # peers that may not be in a group with this one → until then
         self.elsewhere: set[PeerID] = set()  # peers that have begun without this one, where there is one round for all
+        self._lost: Recent[PeerID, tuple[float, int]] = Recent(MAX_CANDIDATES)  # peer → out of reach until, how often
         self._only_one, self._queue = only_one, queue
         self._since = me.search if since is None else min(me.search, search_id(since, bytes(8)))
-        self.shunned = frozenset(shunned)
         self._me = me
         self._memory = memory
 
     def learn(self, candidate: Candidate, now: float, *, direct: bool = False) -> bool:
-        """Takes in the word of the candidate itself (`direct`) or of another peer. Returns whether that was new.
-
-        A candidate that speaks for itself is no longer passed over.
-        """
+        """Takes in the declaration of a candidate, or what it says to this peer itself (`direct`): that puts an older
+        search in the place of a later one, and ends that it is passed over. Returns whether it was new."""
         peer = candidate.peer_id
-        own_word = direct or self._memory.holders.get(peer) == candidate
-        if self._only_one and own_word and candidate.tag != self._me.tag and candidate.search > self._since:
+        if self._only_one and candidate.tag != self._me.tag and candidate.search > self._since:
             self.elsewhere.add(peer)
         if candidate.bucket != self._me.bucket or not candidate.looking or peer == self._me.peer_id:
             return False
-        if peer in self.shunned or self._memory.is_banned(peer):
+        if self._memory.is_banned(peer):
             return False
         known = self.entries.get(peer)
-        hearsay = known is not None and own_word and not known.own_word  # the entry so far
-        if known is not None and known.candidate.search == candidate.search and not hearsay:
+        if known is not None and known.candidate.search == candidate.search:
             known.expires = max(known.expires, now + LIFETIME)
             if direct:
-                self.heard(peer)
+                known.passed_until = 0.0
+                self._lost.pop(peer, None)
             return False
-        later = known is None or hearsay or candidate.search > known.candidate.search
-        if known is not None and known.own_word and not own_word:
-            later = False  # or any peer could say of it that it cannot be dialed, in a search that never was
+        later = known is None or candidate.search > known.candidate.search
         outdated = not later or self._memory.has_finished(candidate)
         if (outdated and not direct) or (known is None and len(self.entries) >= MAX_CANDIDATES):
             return False
-        self.entries[peer] = Entry(candidate, self.rank(candidate), now, own_word, now + LIFETIME)
+        self.entries[peer] = Entry(candidate, self.rank(candidate), now, now + LIFETIME)
+        self._lost.pop(peer, None)
         self.elsewhere.discard(peer)  # it is back, so its round has failed
         return True
 
@@ -178,15 +160,9 @@ class Candidates:
         """The rank of a candidate, see `rank_of`."""
         return rank_of(candidate, self._queue)
 
-    def shun(self, peer: PeerID) -> None:
-        """This peer is no candidate any more."""
-        self.shunned |= {peer}
-        self.entries.pop(peer, None)
-
     def finish(self, peer: PeerID) -> None:
         """The known search of this peer has ended: it is no candidate until it declares a later one."""
-        entry = self.entries.pop(peer, None)
-        if entry is not None and entry.own_word:  # others may name a search to come: no later one would count then
+        if (entry := self.entries.pop(peer, None)) is not None:
             self._memory.finish(peer, entry.candidate.search)
 
     def note_begun(self, peer: PeerID, gone: Sequence[PeerID], until: float) -> None:
@@ -197,11 +173,9 @@ class Candidates:
         elif told:
             # Only known peers count, or a liar could name any.
             self.elsewhere |= {peer, *(mate for mate in gone if mate in self.entries)}
-        self.pass_over([peer], until)  # where there is one round, this peer asks it again then: it may have failed
-        # If this peer is among the gone, the leader was lost before it had told all members: then it looks for those
-        # that have not heard either.
-        if told:
-            self.pass_over(gone, until)
+        # Where there is one round, this peer asks it again then: it may have failed. If this peer is among the gone,
+        # the leader was lost before it had told all members: then it looks for those that have not heard either.
+        self.pass_over([peer, *(gone if told else ())], until)
 
     def outweigh(self, followers: Collection[PeerID]) -> bool:
         """Whether at least as many as this peer and its followers have begun without them.
@@ -222,47 +196,34 @@ class Candidates:
 
     def fail(self, peer: PeerID, now: float, pause: float) -> None:
         """This peer could not be reached: it is passed over for `pause` seconds, and longer every further time. The
-        peers that follow it, by others' word, have to find another leader."""
-        entry = self.entries.get(peer)
-        if entry is not None:
-            self.pass_over([peer], now + pause * 2**entry.failures)
-            entry.failures = min(entry.failures + 1, self._memory.options.max_backoff)
+        peers that follow it, by their word, have to find another leader."""
+        _, failures = self._lost.get(peer, (0.0, 0))
+        until = now + pause * 2**failures
+        self._lost[peer] = until, min(failures + 1, MAX_BACKOFF)
+        self.pass_over([peer], until)
         for other in self.entries.values():
             if other.follows == peer:
                 other.follows_until = now
 
-    def heard(self, peer: PeerID) -> None:
-        """This peer has spoken, so it can be reached."""
-        entry = self.entries.get(peer)
-        if entry is not None:
-            entry.passed_until, entry.failures = 0.0, 0
+    def is_out(self, peer: PeerID, now: float) -> bool:
+        """Whether this peer may not be in a group with this one yet."""
+        return self.out.get(peer, 0.0) > now
 
     def is_out_of_reach(self, peer: PeerID, now: float) -> bool:
         """Whether this peer was lost here, and has not spoken since."""
-        entry = self.entries.get(peer)
-        return entry is not None and entry.failures > 0 and entry.passed_until > now
-
-    def names_leader(self, peer: PeerID, leader: PeerID, until: float) -> None:
-        """This peer follows another one, or itself. A peer that others follow leads, in spite of earlier words."""
-        entry = self.entries.get(peer)
-        if entry is not None:
-            entry.follows, entry.follows_until = leader, until if leader != peer else 0.0
-        if leader in self.entries:
-            self.entries[leader].follows_until = 0.0
-
-    def drop_expired(self, now: float) -> None:
-        for peer in [peer for peer, entry in self.entries.items() if entry.expires <= now]:
-            del self.entries[peer]
+        return self._lost.get(peer, (0.0, 0))[0] > now
 
     def present(self, now: float) -> list[Entry]:
         """All candidates that are not passed over at the moment, by rank."""
         there = [entry for entry in self.entries.values() if entry.passed_until <= now < entry.expires]
-        return sorted(there, key=lambda entry: entry.rank)
+        return sorted((each for each in there if not self.is_out(each.peer_id, now)), key=lambda entry: entry.rank)
 
     def next_change(self, now: float) -> float:
-        """When, by the mere passing of time, `present` would next differ."""
-        times = [entry.passed_until for entry in self.entries.values() if entry.passed_until > now]
-        return min(times, default=math.inf)
+        """When, by the mere passing of time, `present` or who may lead would next differ."""
+        times = list(self.out.values())
+        for entry in self.entries.values():
+            times += entry.passed_until, entry.follows_until, entry.full_until
+        return min((when for when in times if when > now), default=math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,16 +235,14 @@ class FollowPlan:
     crowded: bool  # there is more than one group
     rest: bool = False  # the last group is not full, and waits for peers that are still to come
 
-    @property
-    def usual_size(self) -> float:
-        """Members of a group, with its leader."""
-        return (len(self.leaders) + len(self.leader_of)) / max(1, len(self.leaders))
-
     def nearest(self, peer: PeerID) -> list[PeerID]:
-        """The leaders in the order in which this peer should ask them: its own, then those before it, then the rest."""
-        own = peer if peer in self.leaders else self.leader_of.get(peer)
+        """The leaders in the order in which this peer should ask them: its own, then those before it, then the others.
+        If the last group waits, its own alone: the seats elsewhere are of peers that have searched for longer."""
+        own = self.leader_of.get(peer)
         if own is None:
             return list(self.leaders)
+        if self.rest:
+            return [own]
         start = self.leaders.index(own)
         return self.leaders[start::-1] + self.leaders[start + 1 :]
 
@@ -304,8 +263,7 @@ def make_plan(
     dialed, `connected` ones lead each other.
 
     Where a remainder and the peers that may still be `coming` would fill a group, it is not shared: the peers that have
-    searched the longest get full groups, which begin at once, and the others wait together. So a peer that is left over
-    has a seat in the next group.
+    searched the longest get full groups, which begin at once, and the others wait together.
     """
     can_lead = [entry for entry in ranked if entry.candidate.dialable]
     if not can_lead and any(connected(entry.peer_id) for entry in ranked):
@@ -366,8 +324,8 @@ class Settling:
     """
 
     def __init__(self, options: MatchmakingOptions, now: float) -> None:
-        self.quiet = options.search.min_settle  # seconds without news after which things have settled
-        self._options = options
+        self.quiet = MIN_SETTLE  # seconds without news after which things have settled
+        self._longest = SETTLING_SHARE * options.min_matchmaking_time
         self._crowd = options.target_group_size is not None  # several groups may form
         self._first_read = math.inf
         self._last_read = -math.inf
@@ -386,12 +344,12 @@ class Settling:
         if self._first_read == math.inf:
             self._first_read = self._news_at = now
             # Two peers that start together learn of each other within the time that the slower takes for this.
-            self.quiet = max(self._options.search.min_settle, self._options.search.settle_factor * duration)
+            self.quiet = max(MIN_SETTLE, SETTLE_FACTOR * duration)
 
     @property
     def trip(self) -> float:
         """Seconds that it takes to declare and to read."""
-        return self.quiet / self._options.search.settle_factor
+        return self.quiet / SETTLE_FACTOR
 
     @property
     def calm(self) -> bool:
@@ -399,19 +357,11 @@ class Settling:
         return self._calm or not self._crowd
 
     @property
-    def hedge(self) -> float:
-        """Seconds after which an answer is late: a few round trips, as the first reading has measured them."""
-        search = self._options.search
-        return min(search.hedge * self._options.request_timeout, max(search.min_hedge, self.quiet))
-
-    @property
     def ready_at(self) -> float:
-        """When to ask and to invite."""
+        """When to ask others."""
         if not self._crowd:
             return -math.inf
-        if self._calm:
-            return self._news_at + self.quiet
-        return self._first_read + self._options.search.settling_share * self._options.min_matchmaking_time
+        return self._news_at + self.quiet if self._calm else self._first_read + self._longest
 
     @property
     def settled_at(self) -> float:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from swarmcli.averaging.find.messages import METHODS, Answer, Join, Offer, method_name
 from swarmcli.averaging.group import Group
-from swarmcli.averaging.matchmaking.messages import METHODS, Answer, Join, Offer, method_name
 from swarmcli.errors import CallRefused
 from tests.averaging.searchers import Searcher, Searchers
 from tests.simulation import now, within
@@ -137,8 +137,8 @@ async def impostors(swarm: Searchers, count: int) -> tuple[Searcher, list[Impost
     for liar in liars:
         search = asyncio.get_running_loop().create_task(liar.find())
         await asyncio.sleep(0.3)
-        assert liar.finder.driver is not None
-        joins.append(Join(liar.finder.driver.search.me, Offer(), {"seed": "other"}, 0.0, patience=5.0))
+        assert liar.finder.search is not None
+        joins.append(Join(liar.finder.search.me, Offer(), {"seed": "other"}, 0.0, patience=5.0))
         search.cancel()
         await asyncio.wait([search])
     return victim, [Impostor(liar) for liar in liars], joins
@@ -166,8 +166,8 @@ async def test_nobody_who_has_met_one_of_his_kind_believes_impostors(seed: int) 
         victim, liars, joins = await impostors(swarm, 2)
         search = asyncio.get_running_loop().create_task(victim.find())
         await asyncio.sleep(0.2)
-        assert victim.finder.driver is not None
-        victim.finder.driver.search.conflicts.agreed = True
+        assert victim.finder.search is not None
+        victim.finder.search.conflicts.agreed = True
         for liar, join in zip(liars, joins, strict=True):
             await liar.accost(victim, join)
         await asyncio.sleep(6)

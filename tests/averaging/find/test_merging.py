@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from swarmcli.averaging.matchmaking.declarations import Declarations
-from swarmcli.averaging.matchmaking.messages import Candidate, search_id
+from swarmcli.averaging.find.declarations import Declarations
+from swarmcli.averaging.find.messages import Candidate, search_id
 from swarmcli.network.identity import PeerID
 from tests.averaging.searchers import Searcher, Searchers
 from tests.simulation import within

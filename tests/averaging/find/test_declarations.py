@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from swarmcli.averaging.find.declarations import Declarations, group_key, next_bits
+from swarmcli.averaging.find.messages import Candidate, search_id
 from swarmcli.averaging.group import Group, Member
-from swarmcli.averaging.matchmaking.declarations import Declarations, group_key, next_bits
-from swarmcli.averaging.matchmaking.messages import Candidate, search_id
 from swarmcli.dht.records import OwnedSubkey
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID

@@ -5,38 +5,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeAlias
+
+import msgspec
 
 from swarmcli.averaging.bandwidth import LinkGauge, comparable
 from swarmcli.averaging.config import AveragerConfig, check_group_bits
 from swarmcli.averaging.control import StepControl
-from swarmcli.averaging.group import NONCE_BYTES, Group, Member
-from swarmcli.averaging.matchmaking.candidates import Memory
-from swarmcli.averaging.matchmaking.declarations import Declarations, next_bits
-from swarmcli.averaging.matchmaking.driver import OutdatedError, SearchDriver
-from swarmcli.averaging.matchmaking.messages import (
+from swarmcli.averaging.find.candidates import Memory
+from swarmcli.averaging.find.declarations import Declarations, next_bits
+from swarmcli.averaging.find.messages import (
     MAX_GONE,
     METHODS,
     SEARCH_BYTES,
     Answer,
-    Begin,
+    Beat,
     Bucket,
     Candidate,
-    GroupInvitation,
-    Heartbeat,
-    IncomingBegin,
     Join,
-    Leave,
     Offer,
-    Progress,
     Pulse,
     method_name,
     search_id,
 )
-from swarmcli.averaging.matchmaking.search import Search
+from swarmcli.averaging.find.seek import OutdatedError, Search
+from swarmcli.averaging.group import NONCE_BYTES, Group, Member
 from swarmcli.averaging.round.plan import Layout
 from swarmcli.averaging.seats import MAX_SECONDS, SEATS, Bid, Sightings
 from swarmcli.averaging.shares import reducing_shares
@@ -44,21 +39,21 @@ from swarmcli.averaging.trust import PeerTrust
 from swarmcli.averaging.weights import Experience
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import CallRefused, DHTError, NetworkError, NoReducerError
+from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner, keep
-from swarmcli.network.wire.codec import decode_body
 from swarmcli.recent import Recent
 
 MAX_BEGUN = 4  # groups of which peers that come too late are told; they may be some rounds behind
-
-Untold: TypeAlias = Callable[[Group, PeerID, str], object]
+WITHDRAWAL = 2.0  # seconds that an ending averager takes to withdraw its declaration
+CLOCKS_DIFFER = 1.0  # seconds by which a search may seem to begin in the future
 
 logger = logging.getLogger(__name__)
 
 
 class GroupFinder:
-    """The matchmaking of one averager. `driver` is the search under way, if there is one."""
+    """Finds the groups of one averager. `search` is the search under way, if there is one."""
 
     def __init__(
         self,
@@ -67,31 +62,24 @@ class GroupFinder:
         layout: Layout,
         own_terms: dict[str, str],
         trust: PeerTrust,
-        *,
-        untold: Untold,
-        declined: Callable[[Group], None],
     ) -> None:
-        """`layout`: of the averaged tensors; `own_terms` must be equal at all members; the owner of this
-        finder starts and stops `trust`. `untold` is called when a
-        follower could not be told that its group begins, `declined` with a group that begins though this peer takes no
-        part."""
+        """`layout`: of the averaged tensors; `own_terms` must be equal at all members. The owner of this finder starts
+        and stops `trust`."""
         self.group_bits = config.initial_group_bits
         self.link = LinkGauge(node.endpoint.passed, lambda: node.endpoint.rates.lower)
-        self.driver: SearchDriver | None = None
+        self.search: Search | None = None
         self._endpoint = node.endpoint
         self._config, self._layout, self._own_terms = config, layout, own_terms
-        self._trust, self._untold, self._declined = trust, untold, declined
+        self._trust = trust
         self._tasks = TaskOwner()
         self._turn = asyncio.Lock()
         self.experience = Experience(config.allreduce)
         self.sightings = Sightings(node.peer_id)
-        self._memory = Memory(trust.is_banned, config.matchmaking.search)
+        self._memory = Memory(trust.is_banned)
         self._begun: Recent[Bucket, Group] = Recent(MAX_BEGUN)  # the last groups that began with this peer
         self._declarations = Declarations(node, config.prefix)
         self._last_search, self._last_tag, self._stands = bytes(SEARCH_BYTES), b"", False
-        self._asking: Search | None = None  # under way or over: a leader that it has asked may begin late
         self._searched = 0.0  # swarm time of the last search
-        self._anew = False  # the search under way is to be replaced, since peers without a seat in it have one now
         self._started = 0.0
 
     @property
@@ -102,27 +90,18 @@ class GroupFinder:
     @property
     def company(self) -> list[PeerID]:
         """The leader that this peer follows, or the peers that follow it, in the search under way."""
-        if self.driver is None:
+        if self.search is None:
             return []
-        leader = self.driver.search.leader
-        return [leader.peer_id] if leader is not None else list(self.driver.search.gathering.followers)
+        leader = self.search.leader if self.search.leader_has else None
+        return [leader.peer_id] if leader is not None else list(self.search.lobby.followers)
 
     def start(self) -> None:
         """Begins to answer others, and declares that this peer holds the prefix. Raises ValueError if this endpoint
         has an averager of the same prefix."""
         self._started = loop_time()
-        handlers: dict[type, Callable[[PeerID, Any], Awaitable[Any]]] = {
-            Join: self._on_request,
-            GroupInvitation: self._on_request,
-            Heartbeat: self._on_sign,
-            Progress: self._on_sign,
-            Leave: self._on_sign,
-            Begin: self._on_begin,
-        }
         self._unsubscribe = self._trust.subscribe(self._on_ban)
-        for message, handler in handlers.items():
-            read_as = IncomingBegin if message is Begin else message
-            self._endpoint.serve(method_name(self._config.prefix, message), read_as, handler)
+        self._endpoint.serve(method_name(self._config.prefix, Join), Join, self._on_join)
+        self._endpoint.serve(method_name(self._config.prefix, Beat), Beat, self._on_beat)
         self._declarations.say(self._me(looking=False))
         self._declaring = self._tasks.spawn(keep(self._declarations.keep_published, self._endpoint.events))
 
@@ -136,7 +115,7 @@ class GroupFinder:
     async def withdraw(self) -> None:
         """Takes the declaration back, until the next search. Peers that read that wait for this one no more."""
         try:
-            async with asyncio.timeout(self._config.matchmaking.search.withdrawal):
+            async with asyncio.timeout(WITHDRAWAL):
                 await self._declarations.withdraw()
         except (NetworkError, DHTError, TimeoutError) as error:
             logger.debug("the declaration of %s stays until it expires: %s", self._config.prefix, error)
@@ -167,22 +146,14 @@ class GroupFinder:
     def give_up_leader(self) -> None:
         """By the reports of others, the group that this peer waits in should have begun, and its leader has not begun
         it: another one is to lead, if one is there."""
-        if self.driver is not None:
-            self.driver.search.give_up_idle_leader(loop_time())
-            self.driver.wake()
-
-    def forgive_leaders(self) -> None:
-        """The samples that those reports had counted are gone: no leader is to blame."""
-        if self.driver is not None:
-            self.driver.search.forgive_leaders(loop_time())
-            self.driver.wake()
+        if self.search is not None:
+            self.search.give_up_leader()
 
     def admit_doubted(self, waited: float) -> None:
         """The group that forms has waited so many seconds for samples that, by the reports, peers outside it have. A
         doubted peer gets its seat back once the wait has cost more than the suspicion, see `PeerTrust.admit`."""
-        if self.driver is not None and self._trust.admit(waited):
-            self._anew = True
-            self.driver.wake()
+        if self.search is not None and self._trust.admit(waited):
+            self.search.admit(peer for peer in list(self.search.known.out) if not self._trust.has_no_seat(peer))
 
     def expect(self, peers: Iterable[PeerID]) -> None:
         """The next group waits for these as for the members of the last one: while they can be reached, until its time
@@ -198,85 +169,68 @@ class GroupFinder:
         async with self._turn:
             while True:
                 try:
-                    return await self._search(control, gathered, deadline)
+                    return await self._look(control, gathered, deadline)
                 except OutdatedError:
-                    logger.debug("%s: this peer looks anew: its addresses or the seats changed", self._config.prefix)
+                    logger.debug("%s: this peer looks anew: its addresses or its link changed", self._config.prefix)
 
-    async def _search(self, control: StepControl, gathered: bytes, deadline: float | None) -> Group:
+    async def _look(self, control: StepControl, gathered: bytes, deadline: float | None) -> Group:
         """One search. Raises what `find` raises, and OutdatedError."""
-        self._anew = False
-        search = self._asking = self._new_search(control, gathered)
+        search = self.search = self._new_search(control, gathered)
         self._declarations.say(search.me)
-        prefix, tasks = self._config.prefix, self._tasks
-        driver = SearchDriver(
-            search, self._endpoint, prefix, self._declarations, control, tasks, lambda: self._is_outdated(search)
-        )
-        self.driver = driver
         self._begun.pop(search.me.bucket, None)
         try:
             async with asyncio.timeout_at(deadline):
-                return await driver.run(lambda: self._begin(driver))
+                return await search.run(lambda: self._draw_up(search))
         except TimeoutError:
-            if driver.group is None:
+            if search.group is None:
                 reason = f"no group came together within {control.request.timeout:g} s"
-                raise search.failure(reason, loop_time()) from None
-            return driver.group  # it began in the last moment, and its members know
-        except asyncio.CancelledError:
-            if driver.group is not None:
-                self._declined(driver.group)
-            raise
+                raise search.failure(reason) from None
+            return search.group  # it began in the last moment, and its members know
         finally:
-            self.driver = None
-            if driver.group is not None:
-                self._remember(driver.group, search)
-            begun = {driver.group.leader} if driver.group is not None else set()  # it may be this peer that slept
-            for leader in search.unfaithful - begun:
-                self.doubt(leader, "it gathered a group and did not begin it, or not as agreed", led=True)
-            if search.gathering.awaits_holders or search.me.bits:
+            self.search = None
+            if search.group is not None:
+                self._remember(search.group, search)
+            if search.lobby.awaits_holders or search.me.bits:
                 self._declare_idle()
 
     def _is_outdated(self, search: Search) -> bool:
-        """Whether this peer's declaration is no longer true, or other peers have a seat now."""
-        self._anew |= self._trust.admit(search.deserted(loop_time()))
-        if self._anew or set(search.me.addresses) != set(self._addresses):
+        """Whether what this peer has declared or offered is no longer true."""
+        if set(search.me.addresses) != set(self._addresses):
             return True
         said, now = search.own.offer.bid.seconds, self.bid(search.request.target).seconds
         return max(said, now) > SEATS.noise and not 0.5 < (now or 1e-9) / (said or 1e-9) < 2.0
 
     def _new_search(self, control: StepControl, gathered: bytes) -> Search:
-        now, clock = loop_time(), self._endpoint.clock
+        clock, request, options = self._endpoint.clock, control.request, self._config.matchmaking
         # Ids grow from search to search even if the clock was set back: to others an older one is out of date.
         self._searched = max(clock.now(), self._searched + 1e-5)
         self._last_search = search_id(self._searched, self._endpoint.random.randbytes(8))
-        request = replace(control.request, allow_retries=control.allow_retries)
         self._last_tag, self._stands = request.tag, bool(request.queue)
-        options = self._config.matchmaking
         if request.lookout is not None:
             options = replace(options, min_matchmaking_time=request.lookout)
-        own = Join(
-            self._me(looking=True),
-            Offer(
-                self._config.bandwidth,
-                self.link.claim,
-                self._config.auxiliary,
-                gathered,
-                self.bid(request.target, request.sends),
-            ),
-            terms={**request.terms, **self._own_terms},
-            # Counted back from now, since the clock of a peer that has just come up may not be corrected yet.
-            since=clock.now() - (now - self._started),
+        offer = Offer(
+            self._config.bandwidth,
+            self.link.claim,
+            self._config.auxiliary,
+            gathered,
+            self.bid(request.target, request.sends),
         )
-        return Search(
-            own,
+        # Counted back from now, since the clock of a peer that has just come up may not be corrected yet.
+        since = clock.now() - (loop_time() - self._started)
+        search = Search(
+            Join(self._me(looking=True), offer, {**request.terms, **self._own_terms}, since),
             self._memory,
             options,
-            request,
-            now=now,
-            connected=self._endpoint.is_connected,
-            shunned=self._shunned(),
-            network_of=self._endpoint.prefix,
-            count=self.experience.count,
+            control,
+            self._endpoint,
+            self._config.prefix,
+            self._declarations,
+            self.experience,
+            self._trust,
+            out=self._out(request.target is not None),
+            outdated=lambda: self._is_outdated(search),
         )
+        return search
 
     def bid(self, target: float | None, sends: bool = True) -> Bid:
         """This peer's bid for the seats of a preformed group with that target, as things stand now."""
@@ -299,12 +253,14 @@ class GroupFinder:
         """Bytes that a round with those whom this peer knows sends over its link, and as much comes in, at most."""
         return self._layout.round_bytes(len({self._endpoint.peer_id, *self._memory.holders, *self._memory.mates}))
 
-    def _shunned(self) -> frozenset[PeerID]:
-        """The doubted peers, which get no seat in the next group; empty if no group could form without them."""
+    def _out(self, preformed: bool) -> dict[PeerID, float]:
+        """The doubted peers, which get no seat in the next group, and until when (loop time): a group without a target
+        that still lacks members then takes them. Nobody is out if no group could form without the doubted ones."""
         known = (self._memory.holders.keys() | self._memory.mates) - {self._endpoint.peer_id}
-        suspects = frozenset(filter(self._trust.has_no_seat, known))
-        enough = 1 + len(known) - len(suspects) >= max(2, self._config.matchmaking.min_group_size)
-        return suspects if enough else frozenset()
+        doubted = list(filter(self._trust.has_no_seat, known))
+        if 1 + len(known) - len(doubted) < max(2, self._config.matchmaking.min_group_size):
+            return {}
+        return {peer: math.inf if preformed else loop_time() + self._trust.costs(peer) for peer in doubted}
 
     def _me(self, *, looking: bool) -> Candidate:
         last, bits, stands = (self._last_search, self._last_tag), self.group_bits, self._stands
@@ -320,14 +276,13 @@ class GroupFinder:
             self._declarations.say(self._me(looking=False))
             self._tasks.spawn(self._declarations.publish())
 
-    def _begin(self, driver: SearchDriver) -> Group:
-        """Draws up the group of this peer and its followers, and tells them. Raises NoReducerError."""
-        search = driver.search
-        joins = [search.own, *search.followers()]
+    def _draw_up(self, search: Search) -> Group:
+        """The group of this peer and its followers. Raises NoReducerError."""
+        joins = search.joins()
         offers = [join.offer for join in joins]
         speeds = comparable([offer.bandwidth for offer in offers], [offer.measured for offer in offers])
-        seats = search.gathering.seats(loop_time())
-        claims, ramps = search.gathering.progress, self.experience.ramps(join.candidate.peer_id for join in joins)
+        seats = search.lobby.seats(loop_time())
+        claims, ramps = search.lobby.progress, self.experience.ramps(join.candidate.peer_id for join in joins)
         said = [
             Member(
                 who.peer_id,
@@ -347,11 +302,7 @@ class GroupFinder:
         ]
         members, shares = self._divide(said, seats.epoch)
         nonce = self._endpoint.random.randbytes(NONCE_BYTES)
-        group = Group.form(search.me.tag, members, shares, nonce, seats.planned).signed(self._endpoint.identity)
-        for join in joins[1:]:
-            message = Begin(join.candidate.search, group, search.waited_in_vain)
-            self._tasks.spawn(self._tell_begin(driver, join.candidate.peer_id, group, message))
-        return group
+        return Group.form(search.me.tag, members, shares, nonce, seats.planned).signed(self._endpoint.identity)
 
     def _divide(self, said: list[Member], epoch: float) -> tuple[list[Member], tuple[float, ...]]:
         """The members and their shares of the work. Members that failed as reducers, have no seat, or need longer than
@@ -375,19 +326,11 @@ class GroupFinder:
                 return said, (1.0, *(0.0 for _ in followers))
             raise
 
-    async def _tell_begin(self, driver: SearchDriver, follower: PeerID, group: Group, message: Begin) -> None:
-        try:
-            await driver.call(follower, message)
-        except NetworkError as error:
-            logger.debug("%s did not hear that its group begins: %s", follower.short, error)
-            self._untold(group, follower, str(error))
-
     def _remember(self, group: Group, search: Search) -> None:
-        memory, options = self._memory, self._config.matchmaking
-        size = options.target_group_size
+        memory, size = self._memory, self._config.matchmaking.target_group_size
         # The leader names the searches with which the others came. A search in the future has not ended, though the
         # leader says so: otherwise a liar could keep two peers from ever asking each other again.
-        latest = search_id(self._endpoint.clock.now() + options.search.clocks_differ, b"\xff" * 8)
+        latest = search_id(self._endpoint.clock.now() + CLOCKS_DIFFER, b"\xff" * 8)
         for member in group.members:
             search.known.finish(member.peer_id)
             memory.finish(member.peer_id, min(member.search, latest))
@@ -400,51 +343,37 @@ class GroupFinder:
         self.group_bits = next_bits(self.group_bits, group, search.me.peer_id, size or len(group))
         self._begun[search.me.bucket] = group
 
-    # Messages of others
+    # Calls of others
 
-    async def _on_request(self, peer: PeerID, message: Join | GroupInvitation) -> Answer | Pulse:
+    async def _on_join(self, peer: PeerID, join: Join) -> Answer:
         """Answers for the search in the bucket that the message names. Declarations may be out of date, so others may
         name this peer's former bucket."""
         self._trust.check(peer)
-        sender = message.candidate if isinstance(message, Join) else message.sender
-        bucket = sender.bucket if isinstance(message, Join) else message.to.bucket
-        if sender.peer_id != peer:
+        if join.candidate.peer_id != peer:
             raise CallRefused("identity", "a peer may only speak for itself")
+        bucket, search = join.candidate.bucket, self.search
         if (group := self._begun.get(bucket)) is not None:
+            mine = group.leader == self._endpoint.peer_id and peer in group
+            if mine and group.members[group.index_of(peer)].search == join.candidate.search:
+                return Answer("begins", group=msgspec.Raw(wire.encode(group)))  # its call had broken
             return Answer("begun", gone=tuple(member.peer_id for member in group.members)[:MAX_GONE])
-        if self.driver is None or self.driver.search.me.bucket != bucket:
+        if search is None or search.me.bucket != bucket:
             raise CallRefused("idle", "this peer is not looking for such a group")
-        return self.driver.hear(peer, message)
+        call = search.on_join(join)
+        if isinstance(call, Answer):
+            return call
+        try:
+            return await call
+        finally:
+            search.lobby.remove(peer, call)
+            search.wake()
 
-    async def _on_sign(self, peer: PeerID, message: Heartbeat | Progress | Leave) -> Answer | Pulse:
+    async def _on_beat(self, peer: PeerID, beat: Beat) -> Pulse:
         self._trust.check(peer)
-        return self.driver.hear(peer, message) if self.driver is not None else Pulse(together=False)
-
-    async def _on_begin(self, peer: PeerID, message: IncomingBegin) -> Pulse:
-        driver = self.driver
-        self._trust.check(peer)
-        # Nothing of other senders is read or kept. A leader hears that this peer takes no part, and tells the others.
-        if self._asking is None or not self._asking.may_begin(peer, message.search):
-            raise CallRefused("declined", "this peer is not waiting for a group of yours")
-        begin = Begin(message.search, decode_body(Group, message.group, "begin"), message.waited_in_vain)
-        group = begin.group
-        if group.leader != peer:
-            raise CallRefused("identity", "only its leader begins a group")
-        if banned := [member.peer_id for member in group.members if self._trust.is_banned(member.peer_id)]:
-            for culprit in banned:  # the leader does not know of the ban, or lies
-                self._trust.show(culprit, [peer])
-            self._asking.hear_no_more(peer)
-            self._declined(group)
-            raise CallRefused("banned", "a member of that group was banned from the run")
-        if driver is None or not driver.on_begin(group, begin):
-            if driver is None or driver.group is not None:  # else no member of that group waits for this peer
-                self._asking.hear_no_more(peer)
-                self._declined(group)
-            raise CallRefused("declined", "this peer is not waiting for that group any more")
-        return Pulse(together=True)
+        return self.search.on_beat(peer, beat) if self.search is not None else Pulse()
 
     def _on_ban(self, peer: PeerID) -> None:
         """A banned peer leads nobody and follows nobody, and nobody waits for it."""
         self._memory.mates -= {peer}
-        if self.driver is not None:
-            self.driver.drop(peer)
+        if self.search is not None:
+            self.search.drop(peer)

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from swarmcli.averaging.find.candidates import LIFETIME
+from swarmcli.averaging.find.messages import Candidate
 from swarmcli.averaging.group import Group
-from swarmcli.averaging.matchmaking.messages import LIFETIME, Candidate
 from swarmcli.dht.node import DHTNode
 from swarmcli.dht.reading import Follower
 from swarmcli.dht.records import OwnedSubkey

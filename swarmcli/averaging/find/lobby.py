@@ -1,0 +1,242 @@
+"""Where the followers of a leader wait: those that have come, those that could still come, and when the group begins.
+
+A plain group begins when all expected peers are there, when it is full, or when time is up. A *preformed* group has a
+target: its members do work while they wait, and it begins when the sum of their progress reaches the target; until
+then it is open for newcomers. No input or output here: a follower's call ends with what its future is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from swarmcli.averaging.config import MatchmakingOptions
+from swarmcli.averaging.find.candidates import Candidates, Entry, FollowPlan, Memory
+from swarmcli.averaging.find.messages import Answer, Join
+from swarmcli.averaging.group import MAX_MEMBERS, Group
+from swarmcli.averaging.seats import Seats, decide
+from swarmcli.errors import CallRefused
+from swarmcli.network import wire
+from swarmcli.network.identity import PeerID
+
+MAX_LISTED = 768 << 10  # bytes that followers may take of a group's list, which goes to every member in one message
+MIN_PATIENCE = 0.5  # seconds for which even an impatient follower leaves the group open
+BEAT_INTERVAL = 0.75  # seconds between two beats of a follower: with the wait for an answer a loss is seen within 4 s …
+BEATS_PER_SECOND = 64.0  # … and from all followers of a leader together
+OVERDUE_SLACK = 2.0  # seconds by which searches of one group begin one after the other
+
+
+def beat_interval(members: int) -> float:
+    """Seconds between two beats of each follower in a group of so many."""
+    return max(BEAT_INTERVAL, members / BEATS_PER_SECOND)
+
+
+@dataclass(slots=True)
+class OpenCall:
+    """A follower whose call is open."""
+
+    join: Join
+    nbytes: int  # that its entry takes of the group's list
+    progress: float = 0.0
+    silent: int = 0  # looks without a beat from it: counted, since a leader that froze has not been waiting
+    answer: asyncio.Future[Answer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Lobby:
+    """The followers of one peer in one search, and the deadlines of their group."""
+
+    def __init__(
+        self,
+        own: Join,
+        memory: Memory,
+        options: MatchmakingOptions,
+        target: float | None,
+        now: float,
+        count: Callable[[Mapping[PeerID, float]], float] = lambda claims: math.fsum(claims.values()),
+    ) -> None:
+        """`own`: this peer's join. `count`: how much of the members' claims counts towards the target."""
+        self.options, self.target = options, target
+        self.followers: dict[PeerID, OpenCall] = {}
+        self.mates = set(memory.mates - {own.candidate.peer_id})  # of the last group, without those found lost
+        # A preformed group works while it waits; it would wait at every end for peers that only hold the bucket.
+        self.awaits_holders = target is None and not memory.only_mates
+        self.seen: set[PeerID] = set()  # peers that have looked for such a group since this search began
+        self.own_progress = 0.0
+        self.opens_at = -math.inf  # the group does not begin before this time
+        self.close_at = now + options.min_matchmaking_time
+        self.blocked = ""  # why these members cannot begin: none of them can reduce for all
+        self._own, self._memory, self._count, self._began = own, memory, count, now
+        self._crowded_out: set[PeerID] = set()  # the group does not wait for them, since its list has no room
+        self._reached_at = math.inf
+
+    def __len__(self) -> int:
+        """Members if it began now, with the leader itself."""
+        return 1 + len(self.followers)
+
+    # Followers come and go
+
+    def admit(self, join: Join, now: float) -> asyncio.Future[Answer]:
+        """Takes a follower in. Its call ends at once if the group's list has no room for it: the largest entries go.
+
+        Keys cost nothing. If the first to come had the room, some dozens of keys would keep all others out.
+        """
+        peer = join.candidate.peer_id
+        if peer in self.followers:
+            self._end(peer, self._full)
+        new = OpenCall(join, len(wire.encode((join.candidate, join.offer))))  # the entry says no more
+        self.followers[peer] = new
+        self.report(peer, join.progress)
+        self.blocked = ""
+        self.close_at = min(self.close_at, now + max(join.patience, MIN_PATIENCE))
+        while sum(each.nbytes for each in self.followers.values()) > MAX_LISTED:
+            # Of equal ones the last to come.
+            largest = max(reversed(self.followers), key=lambda peer: self.followers[peer].nbytes)
+            self._crowded_out.add(largest)
+            self._end(largest, self._full)
+        return new.answer
+
+    def remove(self, peer: PeerID, call: asyncio.Future[Answer] | None = None) -> None:
+        """This follower has hung up, or is lost; with `call`, only if that is its present one."""
+        waiting = self.followers.get(peer)
+        if waiting is not None and call in (None, waiting.answer):
+            self._end(peer, CallRefused("idle", "this peer does not count on you any more"))
+
+    def send_all(self, answer: Answer | CallRefused) -> None:
+        """Ends all calls with this answer."""
+        for peer in list(self.followers):
+            self._end(peer, answer)
+
+    def report(self, peer: PeerID, progress: float) -> bool:
+        """A follower's cumulative progress, which never shrinks. Returns whether it is one.
+
+        A claim counts for the whole target at most: only the member's weight in the round says what it has really done,
+        and the result shows that to all members.
+        """
+        if (waiting := self.followers.get(peer)) is not None:
+            waiting.progress = max(waiting.progress, min(progress, self.target or math.inf))
+            waiting.silent = 0
+        return waiting is not None
+
+    def look(self, patience: Callable[[PeerID], float]) -> list[PeerID]:
+        """Once for each beat that is due: the followers that were silent for longer than `patience`, in seconds."""
+        for waiting in self.followers.values():
+            waiting.silent += 1
+        beat = beat_interval(len(self))
+        return [peer for peer, each in self.followers.items() if (each.silent - 1) * beat > patience(peer)]
+
+    def _end(self, peer: PeerID, answer: Answer | CallRefused) -> None:
+        call = self.followers.pop(peer).answer
+        if call.done():
+            return
+        if isinstance(answer, Answer):
+            call.set_result(answer)
+        else:
+            call.set_exception(answer)
+            call.exception()  # read: nobody may wait for it any more
+
+    @property
+    def _full(self) -> Answer:
+        return Answer("full", self._own.candidate)
+
+    # The group as it stands
+
+    @property
+    def has_enough(self) -> bool:
+        return len(self) >= self.options.min_group_size
+
+    @property
+    def is_full(self) -> bool:
+        return len(self) >= min(self.options.target_group_size or MAX_MEMBERS, MAX_MEMBERS)
+
+    @property
+    def progress(self) -> dict[PeerID, float]:
+        """Member → the progress that it claims."""
+        claims = {peer: waiting.progress for peer, waiting in self.followers.items()}
+        return {self._own.candidate.peer_id: self.own_progress} | claims
+
+    def seats(self, now: float) -> Seats:
+        """The seats in a group that begins now. If the seated members do not reach the target in far more than their
+        usual time, all members get one."""
+        if self.target is None:
+            return Seats()
+        bids = {peer: waiting.join.offer.bid for peer, waiting in self.followers.items()}
+        seats = decide({self._own.candidate.peer_id: self._own.offer.bid} | bids, self.target)
+        return seats.for_all if now >= self._overdue_at(seats) else seats
+
+    def allows(self, group: Group, now: float) -> bool:
+        """Whether this peer comes to the same seats as the leader of the group."""
+        seats = decide(group.bids, self.target) if self.target is not None else Seats()
+        overdue = now >= self._began + seats.overdue() - OVERDUE_SLACK
+        allowed = [seats, seats.for_all] if overdue else [seats]
+        return any(group.unseated == each.unseated.keys() and group.planned == each.planned for each in allowed)
+
+    def _overdue_at(self, seats: Seats) -> float:
+        return self._began + seats.overdue() if seats.unseated else math.inf
+
+    # Peers that could still come
+
+    def awaited(self) -> set[PeerID]:
+        """Peers that could still come, though they have not looked for a group since this search began: mates of the
+        last round, and, unless only those are expected, holders of the bucket."""
+        awaited = set(self.mates)
+        if self.awaits_holders:
+            awaited = (awaited | self._memory.idle()) - self.seen
+        return awaited.difference(self.followers, (self._own.candidate.peer_id,), self._crowded_out)
+
+    def expected(self, plan: FollowPlan, known: Candidates, now: float) -> list[Entry]:
+        """The candidates that should follow this peer and are not here yet, by rank."""
+        own = (peer for peer, leader in plan.leader_of.items() if leader == self._own.candidate.peer_id)
+        entries = [known.entries[peer] for peer in own if peer not in self.followers.keys() | self._crowded_out]
+        # With several groups a follower of another leader belongs there; otherwise its leader will bring it along.
+        return [entry for entry in entries if not (plan.crowded and entry.follows_until > now)]
+
+    def hoped_for_until(self, entry: Entry) -> float:
+        """How long the group stays open for a candidate that looks: as long as an answer may take."""
+        if not self._memory.waits_for(entry.peer_id):
+            return -math.inf
+        return entry.since + self.options.request_timeout / (1 if entry.candidate.dialable else 2)
+
+    # When it begins
+
+    def renew(self, now: float) -> None:
+        """Time was up without a group; the next try begins."""
+        self.close_at = max(now, self.opens_at) + self.options.min_matchmaking_time
+
+    def schedule(self, opens_at: float) -> None:
+        """The group does not begin before `opens_at`, and time is up no sooner than min_matchmaking_time after that."""
+        self.close_at = max(self.close_at, opens_at + self.options.min_matchmaking_time)
+        self.opens_at = opens_at
+
+    def due_at(self, now: float, *, missing: bool, settled_at: float) -> float:
+        """When this group is to begin, or to be looked at again, as things stand; infinite: not before something
+        happens. Time may be up with too few members.
+
+        `missing`: a peer that could still come has not. `settled_at`: when this peer can have heard of all candidates,
+        if nothing new happens.
+        """
+        if now < self.opens_at:
+            return self.opens_at
+        if self.blocked and now < self.close_at:
+            return self.close_at
+        if self.target is not None:
+            return self._preformed_due_at(now, self.target, missing, settled_at)
+        if self.has_enough and self.is_full:
+            return now
+        return min(self.close_at, settled_at) if self.has_enough and not missing else self.close_at
+
+    def _preformed_due_at(self, now: float, target: float, missing: bool, settled_at: float) -> float:
+        claims = self.progress
+        seats = (
+            self.seats(now) if math.fsum(claims.values()) >= target else Seats()
+        )  # if all fall short, seats are moot
+        seated = {peer: samples for peer, samples in claims.items() if peer not in seats.unseated}
+        # Without the missing peers there may be no group at all, so they get more than the grace.
+        if self._count(seated) < target or (missing and not self.has_enough):
+            self._reached_at = math.inf
+            return self._overdue_at(seats)
+        self._reached_at = min(self._reached_at, now)
+        ends = self._reached_at + self.options.preformed_grace if missing else settled_at
+        # If this peer gave up here, one that comes a moment later would look for it in vain, and the other way round.
+        return ends if self.has_enough or now < ends else math.inf

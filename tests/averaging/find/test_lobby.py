@@ -1,0 +1,136 @@
+"""When a group begins: complete, full, out of time, or with enough progress; and when a crowd has settled."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from swarmcli.averaging.config import MatchmakingOptions
+from swarmcli.averaging.find.candidates import Memory, Settling
+from swarmcli.averaging.find.lobby import MAX_LISTED, MIN_PATIENCE, Lobby, beat_interval
+from swarmcli.averaging.find.messages import Answer, Candidate
+from swarmcli.averaging.group import MAX_GATHERED_BYTES
+from tests.averaging.searchers import join_of, peer_id
+from tests.simulation import within
+
+
+def candidate(number: int) -> Candidate:
+    return Candidate(peer_id(number), number.to_bytes(16, "big"), b"", True)
+
+
+def lobby(
+    *, followers: int = 0, progress: float = 0.0, patience: float = 100.0, target: float | None = None, **options: Any
+) -> Lobby:
+    made = Lobby(join_of(candidate(0)), Memory(), MatchmakingOptions(**options), target, 0.0)
+    for number in range(1, followers + 1):
+        join(made, number, progress=progress, patience=patience)
+    return made
+
+
+def join(made: Lobby, number: int, *, patience: float = 100.0, **brought: Any) -> bool:
+    """Whether the follower's call stays open."""
+    return not made.admit(join_of(candidate(number), patience, **brought), 0.0).done()
+
+
+def due_at(made: Lobby, now: float, **changes: Any) -> float:
+    return made.due_at(now, **{"missing": False, "settled_at": 0.5, **changes})
+
+
+def begins(made: Lobby, now: float, **changes: Any) -> bool:
+    return made.has_enough and due_at(made, now, **changes) <= now
+
+
+@within(60)
+async def test_when_a_plain_group_begins() -> None:
+    full = lobby(followers=3, target_group_size=4)
+    assert full.is_full and begins(full, 0.0, missing=True)
+    alone = lobby()
+    assert due_at(alone, 1.0) == 5.0 and not begins(alone, 5.0)
+    alone.renew(5.0)
+    assert due_at(alone, 5.0) == 10.0
+    assert not begins(lobby(followers=1, min_group_size=3), 1.0)
+    assert begins(lobby(min_group_size=1), 0.5)
+    assert begins(lobby(followers=1, patience=2.0), 2.0, missing=True)
+    assert due_at(lobby(followers=1, patience=0.0), 0.0, missing=True) == MIN_PATIENCE, "or it could hurry everybody"
+
+
+@within(60)
+async def test_whoever_takes_the_most_of_the_list_gives_way_to_the_others() -> None:
+    made = lobby()
+    room = [join(made, number, gathered=bytes(MAX_GATHERED_BYTES)) for number in range(1, 60)]
+    assert room == [True] * 47 + [False] * 12 and not made.is_full
+    assert join(made, 60, gathered=bytes(15_000)) and peer_id(47) not in made.followers
+    assert join(made, 1) and join(made, 61, gathered=bytes(15_000))  # the first one comes anew, with less
+    assert peer_id(46) in made.followers
+    assert not join(made, 1, gathered=bytes(MAX_GATHERED_BYTES)) and peer_id(1) not in made.followers  # and with more
+
+
+@within(60)
+async def test_addresses_and_what_is_said_about_seats_take_room_as_well() -> None:
+    made = lobby()
+    addresses = tuple(f"memory://{'x' * 450}-{number}:1" for number in range(8))
+    wordy = replace(candidate(1), addresses=addresses)
+    room = [not made.admit(join_of(replace(wordy, peer_id=peer_id(number))), 0.0).done() for number in range(1, 300)]
+    assert len(made) * 3600 < MAX_LISTED < (len(made) + 1) * 4000 and not room[-1]
+
+
+@within(60)
+async def test_a_call_ends_with_its_answer_and_a_second_call_replaces_the_first() -> None:
+    made = lobby()
+    first = made.admit(join_of(candidate(1)), 0.0)
+    second = made.admit(join_of(candidate(1)), 0.0)
+    assert first.result().verdict == "full" and not second.done()
+    made.remove(peer_id(1), first)
+    assert peer_id(1) in made.followers, "the end of the first call says nothing of the second"
+    made.send_all(Answer("begins"))
+    assert second.result().verdict == "begins" and len(made) == 1
+
+
+@within(60)
+async def test_a_preformed_group_that_is_too_small_waits_for_the_missing_and_then_gives_them_their_grace() -> None:
+    made = lobby(target=100.0)
+    made.own_progress = 100.0
+    assert due_at(made, 10.0, missing=True) == due_at(made, 1000.0, missing=True) == math.inf
+    join(made, 1)
+    assert due_at(made, 1000.0, missing=True) == 1001.0
+    assert begins(made, 1001.0, missing=True)
+
+
+@within(60)
+async def test_silent_followers_are_given_up_by_looks_not_by_time() -> None:
+    """A leader that froze has heard nothing either."""
+    made, looks = lobby(followers=2), 0
+    while not (lost := made.look(lambda peer: 3.0)):
+        made.report(peer_id(1), 0.0)
+        looks += 1
+    assert lost == [peer_id(2)] and 3.0 <= looks * beat_interval(3) < 4.5
+    assert beat_interval(256) == 4.0, "or the leader would do nothing else"
+
+
+@within(60)
+async def test_a_group_that_nobody_could_reduce_for_waits_for_one_who_can() -> None:
+    made = lobby(followers=2)
+    made.blocked = "no bandwidth"
+    assert due_at(made, 1.0) == 5.0
+    assert begins(made, 5.0)  # to say so
+    join(made, 3)
+    assert made.blocked == "" and begins(made, 1.0)
+    await asyncio.sleep(0)
+
+
+def test_a_crowd_asks_only_when_a_reading_brings_nothing_new() -> None:
+    plain = Settling(MatchmakingOptions(), 0.0)
+    assert plain.calm and plain.ready_at == -math.inf
+    crowd = Settling(MatchmakingOptions(target_group_size=4), 0.0)
+    assert not crowd.calm and crowd.settled_at == math.inf
+    crowd.on_read(0.1, 0.1, crowd=True)
+    assert not crowd.calm and crowd.ready_at == pytest.approx(0.1 + 5.0 / 4)
+    crowd.news(0.15)
+    crowd.on_read(0.2, 0.1, crowd=True)
+    assert not crowd.calm
+    crowd.on_read(0.3, 0.1, crowd=True)
+    assert crowd.calm and crowd.ready_at == crowd.settled_at == pytest.approx(0.15 + 0.3)
