@@ -37,7 +37,7 @@ from tests.optim.optim_swarm import (
     reference,
     together,
 )
-from tests.optim.shells import at_once, dhts
+from tests.optim.shells import dhts
 from tests.suites import soak
 
 SCALE = 2.0**16
@@ -255,31 +255,6 @@ def test_the_loop_of_anyones_script(options) -> None:
         scaled = train_alone(dht, scaler, 5, **options)
         torch.testing.assert_close(scaled, without, rtol=0, atol=0)
         assert scaler.get_scale() / SCALE == 4  # doubled after the second and the fourth epoch
-
-
-def test_two_peers_in_threads_and_one_of_them_overflows() -> None:
-    with dhts(2) as peers, ExitStack() as stack:
-        nets = [model(torch.float16).float() for _ in peers]
-        opts = [optimizer(dht, net) for dht, net in zip(peers, nets, strict=True)]
-        scalers = [GradScaler("cpu", init_scale=SCALE) for _ in peers]
-        for opt in opts:
-            stack.callback(opt.shutdown)
-
-        def train(index: int, bad_batch: int) -> None:
-            data, number = batches(index), 0
-            net, opt, scaler = nets[index], opts[index], scalers[index]
-            while opt.local_epoch < 4:
-                opt.zero_grad()
-                number += 1
-                backward(net, scaler, rows_of(data, torch.float32), math.inf if number == bad_batch else 1.0)
-                assert scaler.are_grads_finite(opt) == (number != bad_batch)
-                scaler.step(opt)
-                scaler.update()
-
-        at_once(lambda: train(0, bad_batch=3), lambda: train(1, bad_batch=0))
-        assert len({opt.state_digest() for opt in opts}) == 1
-        assert [scaler.get_scale() for scaler in scalers] == [SCALE / 2, SCALE]
-        assert all(bool(parameter.isfinite().all()) for parameter in nets[0].parameters())
 
 
 def test_what_an_optimizer_refuses_of_scalers() -> None:

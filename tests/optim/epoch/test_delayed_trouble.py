@@ -28,49 +28,6 @@ def accounted(trainer: DelayedTrainer) -> int:
     return sum(event.own_samples for event in trainer.epochs) + handed_in + trainer.core.work.samples
 
 
-@pytest.mark.soak  # test_mode_faults.py kills a leader in a delayed round and counts every sample
-@every_delay
-@pytest.mark.parametrize("seed", range(4))
-def test_a_peer_that_dies_in_a_delayed_round_costs_the_others_no_samples(timing: Timing, seed: int) -> None:
-    async def main() -> None:
-        async with DelayedSwarm(seed=seed, latency=0.1) as swarm:
-            trainers = [await swarm.delayed(timing, seed=1, batch_size=2) for _ in range(3)]
-            survivors, victim = trainers[:2], trainers[2]
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(trainer.train(5)) for trainer in trainers]
-                await until(lambda: victim.epoch == 2 and bool(victim.core._ending))
-                await asyncio.sleep(0.1 * seed)
-                swarm.network.kill(victim.node.peer_id)
-                tasks[2].cancel()
-            assert len(digests(survivors)) == 1
-            for trainer in survivors:
-                assert all(event.peers <= 3 for event in trainer.epochs)
-                assert accounted(trainer) == sum(map(len, trainer.rows))
-
-    virtual_time.run(main(), seed=seed, timeout=300)
-
-
-@pytest.mark.soak
-@every_delay
-def test_a_peer_cut_off_in_a_delayed_round_is_in_step_again_later(timing: Timing) -> None:
-    async def main() -> None:
-        async with DelayedSwarm(seed=5, latency=0.1) as swarm:
-            trainers = [await swarm.delayed(timing, seed=1, batch_size=2) for _ in range(3)]
-
-            async def freeze() -> None:
-                await until(lambda: trainers[2].epoch == 3 and bool(trainers[2].core._ending))
-                swarm.network.freeze(trainers[2].node.peer_id)
-                await asyncio.sleep(20)
-                swarm.network.thaw(trainers[2].node.peer_id)
-
-            await together(freeze(), *(trainer.train(30) for trainer in trainers))
-            await together(*(trainer.core.join() for trainer in trainers))
-            assert len({trainer.core.position.lineage for trainer in trainers}) == 1
-            assert len(digests(trainers)) == 1
-
-    virtual_time.run(main(), timeout=600)
-
-
 @every_delay
 def test_a_newcomer_downloads_while_ends_are_under_way(timing: Timing) -> None:
     async def main() -> None:

@@ -97,29 +97,6 @@ def test_while_all_fit_into_one_group_it_is_as_without_the_option(size: int | No
     virtual_time.run(main(), timeout=300)
 
 
-@pytest.mark.soak
-def test_three_peers_in_groups_of_two_do_not_stand_still() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            end = asyncio.get_running_loop().time() + 60
-            averaged = []
-
-            async def come(after: float) -> float:
-                await asyncio.sleep(after)
-                trainer = await limited(swarm, 2)
-                averaged.append(record(trainer.node, RoundFinished))
-                return await timed(trainer, end)
-
-            assert max(await asyncio.gather(come(0), come(3), come(7))) < 5.0
-            for trainer, rounds in zip(swarm.trainers, averaged, strict=True):
-                assert trainer.epoch > 30
-                assert all(len(event.members) <= 2 for event in rounds if event.purpose == "run_grads")
-                states = [event for event in rounds if event.purpose == "run_state" and event.outcome == "committed"]
-                assert len(states) > 5
-
-    virtual_time.run(main(), timeout=300)
-
-
 def test_more_peers_than_fit_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     calm = 3.0
     monkeypatch.setattr(group, "CALM", calm)
