@@ -135,7 +135,8 @@ class PeerTrust:
         self._endpoint = endpoint
         self._suspicions: Recent[PeerID, _Suspicion] = Recent(MAX_MEMBERS)
         self._words = Backoff[PeerID](FIRST_SILENCE, LONGEST_SILENCE, SILENCE_GROWTH)
-        self._proofs: Recent[PeerID, Proof] = Recent(MAX_BANS)  # all of them verified
+        # Of the banned, all of them verified. An audit's has the inputs of a whole part: it is not kept
+        self._proofs: Recent[PeerID, SignedProof | None] = Recent(MAX_BANS)
         self._groups = deque[frozenset[PeerID]](maxlen=GROUPS_KEPT)
         # Members that others have found to lie, with those that say so
         self._accused: Recent[PeerID, set[PeerID]] = Recent(MAX_MEMBERS)
@@ -256,7 +257,7 @@ class PeerTrust:
         culprit = proof.culprit
         if culprit in self._proofs:
             return
-        self._proofs[culprit] = proof
+        self._proofs[culprit] = proof if isinstance(proof, SignedProof) else None
         self._endpoint.events.emit(PeerBanned(culprit.text, proof.words()))
         for listener in list(self._listeners):
             listener(culprit)
@@ -266,8 +267,7 @@ class PeerTrust:
 
     def show(self, culprit: PeerID, peers: Iterable[PeerID]) -> None:
         """Shows the proof against a banned peer to these, which have met it as well."""
-        proof = self._proofs[culprit]
-        message = ProofMessage(culprit, proof if isinstance(proof, SignedProof) else None)
+        message = ProofMessage(culprit, self._proofs[culprit])
         for peer in sorted(peers):  # sets differ in order from process to process
             if self._users and peer != self._endpoint.peer_id and not self.is_banned(peer):
                 self._tasks.spawn(self._show_one(peer, message))
@@ -275,8 +275,8 @@ class PeerTrust:
     def is_banned(self, peer: PeerID) -> bool:
         return peer in self._proofs
 
-    def proof(self, peer: PeerID) -> Proof | None:
-        """The proof against a banned peer; None for any other peer."""
+    def proof(self, peer: PeerID) -> SignedProof | None:
+        """What a banned peer has signed itself; None if an audit found it, and for any other peer."""
         return self._proofs.get(peer)
 
     def check(self, peer: PeerID) -> None:

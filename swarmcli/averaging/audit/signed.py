@@ -1,8 +1,8 @@
-"""Senders sign their parts, reducers their averages with the inputs: so an auditor can tell later who lied.
+"""What senders and reducers sign about the parts of a round, and which of these an auditor looks at.
 
     the auditor draws a secret for each reducer     ──▶ its hash goes to the reducer before the first part
     the reducer signs its averages and their inputs ──▶ seed = hash(secret, signature)
-    the auditor asks for the parts that the seed names, and shows the secret
+    the auditor asks for the parts that the seed names, and shows secret and signature
 
 So nobody knows the parts before the reducer has signed, the auditor itself included. Each auditor's seed depends on its
 own secret alone: no other member can withhold anything to change an honest auditor's draw. Only liars can bias their
@@ -13,53 +13,19 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import msgspec
 from blake3 import blake3
 
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT
-from swarmcli.averaging.consensus.messages import DIGEST_BYTES
+from swarmcli.averaging.consensus.messages import Hash, Signature
 from swarmcli.averaging.group import MAX_MEMBERS
 from swarmcli.compression import TensorMessage
-from swarmcli.network.identity import SIGNATURE_BYTES, Identity, PeerID, verify
+from swarmcli.network.identity import Identity, PeerID, verify
 
-# A signature with its check takes as long as adding a part of the usual size. Eight parts are few enough that a
-# sender encodes them in advance, and that the first ones need not wait long for the last.
-SIGNED_TOGETHER = 8
-
-_PURPOSE = "parts"
-
-PartNumbers = Annotated[
-    tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)], ...], msgspec.Meta(min_length=1, max_length=SIGNED_TOGETHER)
-]
-
-
-class SignedParts(msgspec.Struct, frozen=True):
-    """Up to eight parts of one sender, by their numbers in the plan, each with the hash of its encoded values."""
-
-    parts: PartNumbers
-    hashes: Annotated[bytes, msgspec.Meta(max_length=SIGNED_TOGETHER * DIGEST_BYTES)]
-    signature: Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
-
-    @classmethod
-    def of(cls, identity: Identity, where: Exchange, weight: float, parts: Mapping[int, bytes]) -> SignedParts:
-        """`parts`: number → hash."""
-        numbers, hashes = tuple(parts), b"".join(parts.values())
-        return cls(numbers, hashes, identity.sign(_PURPOSE, *_fields(where, weight, numbers, hashes)))
-
-    def is_by(self, sender: PeerID, where: Exchange, weight: float) -> bool:
-        """Whether this sender has signed it, for this exchange and with this weight."""
-        whole = len(self.hashes) == len(self.parts) * DIGEST_BYTES
-        return whole and verify(sender, _PURPOSE, self.signature, *_fields(where, weight, self.parts, self.hashes))
-
-    def hash_of(self, part: int) -> bytes | None:
-        """The signed hash of a part; None: it is not among them."""
-        if part not in self.parts:
-            return None
-        place = self.parts.index(part) * DIGEST_BYTES
-        return self.hashes[place : place + DIGEST_BYTES]
+_PURPOSE = "part"
 
 
 class Exchange(msgspec.Struct, frozen=True):
@@ -69,22 +35,30 @@ class Exchange(msgspec.Struct, frozen=True):
     prefix: str
     group_id: bytes
 
+    def sign(self, identity: Identity, part: int, weight: float, content: bytes) -> bytes:
+        """A sender signs the hash of its encoded values for a part, and their weight."""
+        return identity.sign(_PURPOSE, *self._fields(part, weight, content))
+
+    def is_signed(self, sender: PeerID, part: int, weight: float, content: bytes, signature: bytes) -> bool:
+        return verify(sender, _PURPOSE, signature, *self._fields(part, weight, content))
+
+    def _fields(self, part: int, weight: float, content: bytes) -> tuple[bytes, ...]:
+        return self.prefix.encode(), self.group_id, struct.pack(">Qd", part, weight), content
+
 
 class Input(msgspec.Struct, frozen=True):
     """One sender's values for a part, by the sender's own signature.
 
     weight   as the sender named and signed it
     counts   the weight that counts, as the reducer says: bounds depend on the other senders' weights
+    content  hash of the encoded values
     """
 
     sender: Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)]
     weight: float
     counts: float
-    signed: SignedParts
-
-    def fits(self, part: int, message: TensorMessage) -> bool:
-        """Whether the sender has signed this message for the part."""
-        return self.signed.hash_of(part) == part_hash(message)
+    content: Hash
+    signature: Signature
 
 
 def part_hash(message: TensorMessage) -> bytes:
@@ -100,9 +74,7 @@ def inputs_hash(inputs: Sequence[Input]) -> bytes:
     """BLAKE3 over the inputs of an average, with their signatures: a reducer signs it beside the average's digest."""
     digest = blake3(b"swarm inputs" + struct.pack(">Q", len(inputs)))
     for each in inputs:
-        parts, hashes = each.signed.parts, each.signed.hashes
-        digest.update(struct.pack(">QddQ", each.sender, each.weight, each.counts, len(parts)))
-        digest.update(struct.pack(f">{len(parts)}QQ", *parts, len(hashes)) + hashes + each.signed.signature)
+        digest.update(struct.pack(">Qdd", each.sender, each.weight, each.counts) + each.content + each.signature)
     return digest.digest()
 
 
@@ -117,7 +89,7 @@ def why_unsound(inputs: Sequence[Input], part: int, members: Sequence[PeerID], w
     for each in inputs:
         if not MIN_WEIGHT <= each.counts <= each.weight <= MAX_WEIGHT:
             return f"an input of {members[each.sender].short} with an impossible weight"
-        if each.signed.hash_of(part) is None or not each.signed.is_by(members[each.sender], where, each.weight):
+        if not where.is_signed(members[each.sender], part, each.weight, each.content, each.signature):
             return f"an input that {members[each.sender].short} has not signed"
     return ""
 
@@ -157,8 +129,3 @@ def drawn(secret: bytes, signature: bytes, parts: Iterable[int], chance: float) 
 def chance_for(share: float, auditors: int) -> float:
     """The chance with which each of so many auditors looks at a part, if they are to look at `share` of all parts."""
     return min(1.0, share / auditors) if auditors else 0.0
-
-
-def _fields(where: Exchange, weight: float, parts: Sequence[int], hashes: bytes) -> tuple[bytes, ...]:
-    numbers = struct.pack(f">{len(parts)}Q", *parts)
-    return where.prefix.encode(), where.group_id, struct.pack(">d", weight), numbers, hashes

@@ -3,26 +3,38 @@
 Reducers of audited runs add in the order of members, with operations that IEEE 754 fixes to the last bit. So an auditor
 usually finds an honest average again bit by bit. Where two processors differ all the same, a tolerance counts, of some
 last digits of the largest input, element by element: a lie within it moves no element by more than a few millionths of
-the members' values. An auditor accuses far beyond it, and judges forgive a part of that: so no two honest peers come to
-opposite verdicts.
+the members' values. An auditor accuses far beyond it, and the others forgive a part of that: so no two honest peers
+come to opposite verdicts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+import msgspec
 import torch
 
 from swarmcli.averaging.aggregators.base import Aggregator, sum_type
-from swarmcli.averaging.audit.signed import Input
+from swarmcli.averaging.audit.signed import (
+    Exchange,
+    Input,
+    averages_root,
+    digest_of,
+    inputs_hash,
+    part_hash,
+    why_unsound,
+)
+from swarmcli.averaging.consensus.messages import DIGEST_BYTES, MAX_PARTS, Indices, SignedAverages
+from swarmcli.averaging.group import MAX_MEMBERS
 from swarmcli.compression import CompressionBase, NoCompression, TensorDescriptor, TensorMessage
 from swarmcli.compression.base import all_finite
 from swarmcli.errors import CompressionError
+from swarmcli.network.identity import PeerID
 
-# How many tolerances an average is off: within the first it is true, beyond the last an auditor accuses, and from the
-# middle one on it counts as false.
-TRUE_WITHIN, FALSE_BEYOND, ACCUSED_BEYOND = 1, 2, 4
+# How many tolerances an average is off, beyond which it counts as false, and an auditor accuses.
+FALSE_BEYOND, ACCUSED_BEYOND = 2, 4
 
 _ROUNDINGS = 8  # of one addition or multiplication each, for every sender
 _STRAYS = 1 / 64  # of the elements, which may be off by a level of the codec for each tolerance
@@ -30,10 +42,14 @@ _STRAYS = 1 / 64  # of the elements, which may be off by a level of the codec fo
 
 @dataclass(frozen=True)
 class Terms:
-    """How a part is averaged, as every member of the group knows by its own plan and options. `senders`: the most
-    that could have come."""
+    """How a part is averaged, as every member of the group knows by its own plan and options.
+
+    place    of the part among those of its reducer
+    senders  the most that could have come
+    """
 
     part: int
+    place: int
     reducer: int
     senders: int
     descriptor: TensorDescriptor
@@ -41,97 +57,159 @@ class Terms:
     aggregator: Aggregator
 
 
-@dataclass(frozen=True)
-class Redone:
-    """An average, computed again.
+class Claim(msgspec.Struct, frozen=True):
+    """What a reducer says of one part.
 
-    senders, weights   of the inputs in it
-    values             flat, in the type of sums; None if there were no inputs
-    tolerance          for each element
+    senders, weights   of the inputs in the average
+    inputs             by their senders' signatures; the aggregator may have left some out of the average
+    averages           its signature for all its averages, with their inputs
     """
 
-    senders: tuple[int, ...]
-    weights: tuple[float, ...]
-    values: torch.Tensor | None
-    tolerance: torch.Tensor | None
+    part: Annotated[int, msgspec.Meta(ge=0, lt=MAX_PARTS)]
+    senders: Indices
+    weights: Annotated[tuple[float, ...], msgspec.Meta(max_length=2 * MAX_MEMBERS)]
+    inputs: Annotated[tuple[Input, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+    averages: SignedAverages
 
 
-class NoInput(Exception):
+@dataclass(frozen=True)
+class FalseAverage:
+    """A reducer signed for an average that does not come of the inputs that it signed for.
+
+    members    of the group
+    tables     digests of all the reducer's averages, 32 bytes each, then as many hashes of their inputs
+    average    after decoding (of NoCompression); None without senders
+    messages   the inputs' content, by sender. Where an input is unsound by itself they prove nothing more, and may be
+               missing
+    """
+
+    where: Exchange
+    members: tuple[PeerID, ...]
+    terms: Terms
+    claim: Claim
+    tables: bytes
+    average: TensorMessage | None
+    messages: Mapping[int, TensorMessage]
+
+    @property
+    def culprit(self) -> PeerID:
+        return self.members[self.terms.reducer]
+
+    def verify(self, beyond: float = FALSE_BEYOND) -> bool:
+        """Computes the average of one part again. Never raises, whatever it holds."""
+        inputs, part = self.claim.inputs, self.terms.part
+        if not self.is_signed():
+            return False
+        if why_unsound(inputs, part, self.members, self.where):
+            return True  # no honest reducer signs for such
+        if not all(each.sender in self.messages and self.shows(each) for each in inputs):
+            return False
+        try:
+            return not self._comes_of(redo(self.terms, inputs, self.messages), beyond)
+        except _NoInput:
+            return True
+
+    def words(self) -> str:
+        return f"its average of part {self.terms.part} does not come of the inputs that it signed for"
+
+    def is_signed(self) -> bool:
+        """Whether the reducer has signed for this average and these inputs."""
+        claim, half, place = self.claim, len(self.tables) // 2, self.terms.place * DIGEST_BYTES
+        digests, inputs = self.tables[:half], self.tables[half:]
+        signed = digest_of(self.terms.part, claim.senders, claim.weights, self.average), inputs_hash(claim.inputs)
+        return (
+            (digests[place : place + DIGEST_BYTES], inputs[place : place + DIGEST_BYTES]) == signed
+            and claim.averages.root == averages_root(digests, inputs)
+            and claim.averages.is_by(self.culprit, self.where.prefix, self.where.group_id)
+        )
+
+    def shows(self, given: Input) -> bool:
+        """Whether the content here of an input is what its sender has signed."""
+        return part_hash(self.messages[given.sender]) == given.content
+
+    def _comes_of(self, redone: Redone, beyond: float) -> bool:
+        claim, descriptor = self.claim, self.terms.descriptor
+        count = len(redone.weights)  # samples may stand behind the weights
+        if claim.senders != tuple(redone.weights) or claim.weights[:count] != tuple(redone.weights.values()):
+            return False
+        if not count or self.average is None:
+            return not count and self.average is None
+        try:
+            values = NoCompression().extract(self.average).reshape(-1)
+        except CompressionError:
+            return False  # the reducer has signed the digest of something that is no average
+        fits = values.dtype is descriptor.dtype and values.numel() == descriptor.numel
+        return fits and _is_within(self.terms, redone, values.double(), beyond)
+
+
+@dataclass(frozen=True)
+class Redone:
+    """An average, computed again: of the senders in it by their weights, flat. `tolerance`: for each element."""
+
+    weights: dict[int, float]
+    values: torch.Tensor
+    tolerance: torch.Tensor
+
+
+class _NoInput(Exception):
     """An input that a reducer signed for cannot be averaged: no honest reducer would have signed."""
 
 
-def redo(terms: Terms, inputs: Sequence[Input], messages: Sequence[TensorMessage]) -> Redone:
-    """Computes the average again; `messages` are the content of the inputs. Raises NoInput."""
+def redo(terms: Terms, inputs: Sequence[Input], messages: Mapping[int, TensorMessage]) -> Redone:
+    """Computes the average again. Raises _NoInput."""
+    kind, numel = sum_type(terms.descriptor.dtype), terms.descriptor.numel
+    largest = torch.zeros(numel, dtype=kind)
     if not inputs:
-        return Redone((), (), None, None)
-    kind = sum_type(terms.descriptor.dtype)
-    part = terms.aggregator.part(torch.empty(terms.descriptor.numel, dtype=kind), terms.senders, ordered=True)
-    largest = torch.zeros(terms.descriptor.numel, dtype=kind)
-    for each, message in zip(inputs, messages, strict=True):
-        values = _values(terms, each, message)
+        return Redone({}, largest, largest)
+    part = terms.aggregator.part(torch.empty(numel, dtype=kind), terms.senders, ordered=True)
+    for each in inputs:
+        values = _values(terms, each.sender, messages[each.sender])
         torch.maximum(largest, values.to(kind).abs(), out=largest)
         part.add(values, each.counts, each.sender)
     average, left_out = part.finish()
     torch.maximum(largest, average.abs(), out=largest)
-    counted = [each for each in inputs if each.sender not in left_out]
     tolerance = largest.mul_(_ROUNDINGS * (len(inputs) + 4) * torch.finfo(kind).eps)
-    return Redone(tuple(e.sender for e in counted), tuple(e.counts for e in counted), average, tolerance)
+    return Redone({each.sender: each.counts for each in inputs if each.sender not in left_out}, average, tolerance)
 
 
-def encoded(terms: Terms, average: torch.Tensor) -> torch.Tensor:
-    """The average as all members hold it after it was sent. Raises CompressionError."""
-    codec = terms.codec.of_averages
-    return codec.extract(codec.compress(average.to(terms.descriptor.dtype)))
-
-
-def is_equal(terms: Terms, redone: Redone, claimed: torch.Tensor) -> bool:
-    """Whether the average is the same bit by bit, as it nearly always is."""
-    assert redone.values is not None
-    try:
-        return torch.equal(encoded(terms, redone.values), claimed)
-    except CompressionError:  # no honest reducer could have sent it
-        return False
-
-
-def is_within(terms: Terms, redone: Redone, claimed: torch.Tensor, tolerances: float) -> bool:
+def _is_within(terms: Terms, redone: Redone, claimed: torch.Tensor, tolerances: float) -> bool:
     """Whether `claimed` can have come of these inputs, if each operation was off by so many tolerances.
 
     Codecs round up where a number is a trifle larger, so their own error is in the comparison, not in the tolerance.
     Where a codec takes its levels from the content, these move a little too, and single elements go to the next one.
     """
-    assert redone.values is not None and redone.tolerance is not None
     exact, off = redone.values.double(), redone.tolerance.double() * tolerances
-    values, middle = claimed.double(), _sent(terms, redone, exact)
+    middle = _sent(terms, redone, exact)
     around = torch.stack([_sent(terms, redone, exact - off), middle, _sent(terms, redone, exact + off)])
     low, high = torch.aminmax(around, dim=0)
     if not terms.codec.of_averages.by_content:
-        return bool(((values >= low) & (values <= high)).all())
+        return bool(((claimed >= low) & (claimed <= high)).all())
     slack = 2 * off.max()
-    strays = (values < low - slack) | (values > high + slack)
+    strays = (claimed < low - slack) | (claimed > high + slack)
     of_codec = 2 * (middle - exact).abs().max() + slack
-    return int(strays.sum()) <= tolerances * _STRAYS * values.numel() and bool(
-        ((values - exact).abs() <= of_codec * tolerances).all()
+    return int(strays.sum()) <= tolerances * _STRAYS * claimed.numel() and bool(
+        ((claimed - exact).abs() <= of_codec * tolerances).all()
     )
 
 
 def _sent(terms: Terms, redone: Redone, values: torch.Tensor) -> torch.Tensor:
     """The average as all members hold it, after its codec."""
-    assert redone.values is not None
+    codec = terms.codec.of_averages
     try:
-        return encoded(terms, values.to(redone.values.dtype)).double()
+        return codec.extract(codec.compress(values.to(redone.values.dtype).to(terms.descriptor.dtype))).double()
     except CompressionError:  # beyond the range of the codec, where the average itself is at its end
         return values
 
 
-def _values(terms: Terms, each: Input, message: TensorMessage) -> torch.Tensor:
+def _values(terms: Terms, sender: int, message: TensorMessage) -> torch.Tensor:
     """Decodes an input. The reducer's own travels nowhere, and is not encoded."""
-    codec = NoCompression() if each.sender == terms.reducer else terms.codec
+    codec = NoCompression() if sender == terms.reducer else terms.codec
     try:
         if message.header.descriptor() != terms.descriptor:
-            raise NoInput("an input of another shape or type")
+            raise _NoInput
         values = codec.extract(message)
     except CompressionError as error:
-        raise NoInput(f"an input that cannot be decoded: {error}") from error
+        raise _NoInput from error
     if not all_finite(values):
-        raise NoInput("an input with NaN or infinity")
+        raise _NoInput
     return values

@@ -201,9 +201,10 @@ class Attempt:
 
     @property
     def lost(self) -> set[int]:
-        """Doubted members that never began here, and whose connection broke or could not be made."""
+        """Doubted members whose connection broke or could not be made: before they began here, or in an audit."""
         late = self._receiver.late.keys() - self._sender.doubted.keys()
-        return {member for member in late if self._receiver.late[member] or member in self._sender.lost}
+        lost = {member for member in late if self._receiver.late[member] or member in self._sender.lost}
+        return lost if self.audits is None else lost | self.audits.broken
 
     @property
     def bytes_sent(self) -> int:

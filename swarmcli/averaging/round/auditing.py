@@ -1,9 +1,10 @@
-"""Audits in a round: senders sign, reducers keep the inputs, members check some of them before they vote.
+"""Audits in a round: senders sign, reducers sign for what came, members check some of it before they vote.
 
-    sender    SenderTerms(hash of a secret), parts, every eighth with a signature   ─▶ reducer, which keeps them
-    reducer   averages, Farewell(signature over their digests and the hashes of their inputs)  ─▶ member
-    member    InputsRequest(secret, the parts that secret and signature name)        ─▶ reducer, which gives the inputs
-    member    computes these averages again. If one is false: Accusation with all that proves it ─▶ all other members,
+    sender    SenderTerms(hash of a secret), parts, each with a signature              ─▶ reducer
+    reducer   averages, Farewell(signature over their digests and the inputs' hashes)  ─▶ member
+    member    DrawnPart(secret and signature, which name the part)  ─▶ reducer, which lists the inputs' signatures
+                                                                    ─▶ senders, each of which sends its own again
+    member    computes the average again. If it is false: Accusation with all that proves it ─▶ all other members,
               which compute it again as well
 
 `audit/` has the signatures, draws and proofs.
@@ -12,62 +13,44 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TypeVar
 
 from msgspec.structs import replace
 
-from swarmcli.averaging.audit.case import (
-    Case,
-    FalseAccusation,
-    FalseAverage,
-    Statement,
-    Verdict,
-    is_accusation,
-    sign_accusation,
-)
-from swarmcli.averaging.audit.kept import KeptInputs
 from swarmcli.averaging.audit.signed import (
-    SIGNED_TOGETHER,
     Exchange,
     Input,
-    SignedParts,
     chance_for,
     commitment,
     drawn,
     inputs_hash,
     part_hash,
 )
-from swarmcli.averaging.audit.verdict import Terms
+from swarmcli.averaging.audit.verdict import ACCUSED_BEYOND, Claim, FalseAverage, Terms
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.consensus.messages import DIGEST_BYTES, MAX_PARTS, SignedAverages
+from swarmcli.averaging.consensus.messages import DIGEST_BYTES, SignedAverages
 from swarmcli.averaging.consensus.presence import GroupCalls
 from swarmcli.averaging.round.buffers import Average, Inputs, Results
-from swarmcli.averaging.round.messages import AccusationHeader, Exhibit, InputHeader, InputsRequest
+from swarmcli.averaging.round.messages import Accusation, DrawnPart, Exhibit, InputHeader, InputList
 from swarmcli.averaging.round.plan import Part, Plan
 from swarmcli.averaging.trust import PeerTrust
 from swarmcli.compression import NoCompression, TensorHeader, TensorMessage
 from swarmcli.compression.base import dtype_name
-from swarmcli.errors import CallRefused, InputRefused, NetworkError, ProtocolViolation
+from swarmcli.errors import CallRefused, InputRefused, NetworkError, PeerUnreachable, ProtocolViolation
 from swarmcli.memory import unwritten
 from swarmcli.network import Stream
 from swarmcli.network.loop_thread import loop_time
-from swarmcli.tasks import OFFLOAD_FROM, forget, forgetful, on_executor, unless_silent
+from swarmcli.tasks import forget, forgetful, on_executor, unless_silent
 
+TO_GIVE = 30.0  # seconds for the inputs of one part
+TO_HEAR = 20.0  # seconds for a whole accusation at one member: a slower one hears of it too late
+SILENCE = 5.0  # seconds without a byte of an input
+ASKS = 2  # times that a sender gives one auditor one part: the first stream may break
 
-@dataclass(frozen=True, slots=True)
-class AuditOptions:
-    """Bounds on audits in a round. Times in seconds."""
-
-    signed_bytes: int = 4 << 20  # of parts under one signature at most, which their sender encodes in advance
-    to_give: float = 30.0  # for the inputs of one part
-    to_ask: float = (
-        5.0  # for an auditor that has all averages to ask for inputs: with a slow download long after others
-    )
-    to_hear: float = 20.0  # for a whole accusation at one member: a slower one hears of it too late
-    silence: float = 5.0  # without a byte of the inputs that an auditor has asked for
+T = TypeVar("T")
 
 
 class Audits:
@@ -82,54 +65,30 @@ class Audits:
         mine: Inputs | None,
         trust: PeerTrust,
         options: AllreduceOptions,
-        how: AuditOptions = AuditOptions(),
     ) -> None:
         """`senders`: indices of all members whose tensors may be in an average; they are the auditors. `mine`: None for
         a member that sends nothing. `trust` gets the proofs."""
-        self.where = Exchange(prefix, mates.group.group_id)
-        self.withheld: dict[int, str] = {}  # reducer → how it failed to give the inputs for which it signed
+        self.where, self.group = Exchange(prefix, mates.group.group_id), mates.group
+        self.signed: SignedAverages | None = None  # by this reducer, once it has
+        self.withheld: dict[int, str] = {}  # member → how it failed to show what it signed
+        self.broken: set[int] = set()  # of these, whose connections broke
         self.liars: dict[int, str] = {}  # reducer → its lie in this try
         self._mates, self._plan, self._options, self._trust = mates, plan, options, trust
-        self._how = how
         self._senders, self._inputs = frozenset(senders), mine
         self._commitments: dict[int, bytes] = {}  # of others
         self._secrets: dict[int, bytes] = {}  # by reducer, this member's own
-        self._batches: dict[int, SignedParts] = {}  # by sender, the last that it has sent here
-        self._kept = KeptInputs()
-        largest = max((part.payload_bound for part in plan.parts), default=1)
-        self.together = max(1, min(SIGNED_TOGETHER, how.signed_bytes // largest))  # parts under one signature
-        self._own: SignedParts | None = None  # over own inputs of parts that are reduced here
-        self.signed: SignedAverages | None = None  # by this reducer, once it has
-        self._inputs_of: dict[int, tuple[Input, ...]] = {}  # by part, those that this reducer has signed for
-        self._serving = 0  # members that are getting averages or inputs
-        self._served = -math.inf  # loop time at which the last of them had all
-        self._asked, self._accused = set[int](), set[int]()  # members that have asked for inputs here, or accused
-        self._looking, self._settled = set[asyncio.Timeout](), False  # at reducers' inputs; no more, once settled
-
-    @property
-    def owes(self) -> bool:
-        """Whether somebody may still get inputs: a member that gets the averages, or has just got them."""
-        return self._serving > 0 or loop_time() < self._served + self._how.to_ask
-
-    @contextmanager
-    def serving(self) -> Iterator[None]:
-        """While a member gets averages or inputs. With a slow download it does when the round is long settled."""
-        self._serving += 1
-        try:
-            yield
-        finally:
-            self._serving -= 1
-            self._served = loop_time()
-
-    def close(self) -> None:
-        """Lets go of all inputs: the round is settled. This member can still hear accusations. Idempotent."""
-        self._kept.close()
-        self._inputs_of.clear()
-        self._inputs, self.signed = None, None
+        self._signatures: dict[tuple[int, int], Input] = {}  # by part that is reduced here, and sender
+        self._lists: dict[int, tuple[Input, ...]] = {}  # by part, the inputs that this reducer has signed for
+        self._draws: dict[tuple[int, int], tuple[bytes, bytes]] = {}  # by auditor and reducer, what they showed first
+        self._given = Counter[tuple[int, int]]()  # by auditor and part
+        self._accused = set[int]()  # members that have accused
+        self._looking, self._settled = set[asyncio.Timeout](), False  # at inputs; no more, once settled
 
     def leave(self) -> None:
-        """This member's part in the try is over: own tensors may change."""
-        self._inputs = None
+        """This member's part in the try is over: own tensors may change. It can still hear accusations."""
+        self._inputs, self.signed = None, None
+        self._signatures.clear()
+        self._lists.clear()
 
     def settle(self) -> None:
         """Ends what this member looks at: the round is decided, and it holds all averages. Nobody is at fault."""
@@ -143,10 +102,37 @@ class Audits:
         """The hash, for a reducer, of the secret by which this member will draw among its parts."""
         return commitment(self._secret_for(reducer))
 
-    def sign(self, weight: float, parts: Sequence[Part], messages: Sequence[TensorMessage]) -> SignedParts:
-        """Signs at most eight parts, as this member sends them."""
-        hashes = {part.index: part_hash(message) for part, message in zip(parts, messages, strict=True)}
-        return SignedParts.of(self._mates.endpoint.identity, self.where, weight, hashes)
+    def sign(self, part: Part, weight: float, message: TensorMessage) -> bytes:
+        """Signs a part as this member sends it. In any thread."""
+        return self.where.sign(self._mates.endpoint.identity, part.index, weight, part_hash(message))
+
+    async def give(self, member: int, request: DrawnPart, stream: Stream) -> None:
+        """Gives an auditor this member's own input of a part that it has drawn. Raises CallRefused for other parts."""
+        part = self._part(member, request)
+        if self._given[member, part.index] >= ASKS:
+            raise CallRefused("not drawn", "this member had the part before")
+        self._given[member, part.index] += 1
+        message = await self._own_input(part)
+        if message is None:
+            raise CallRefused("over", "the round is settled, and the input has changed")
+        await stream.send(InputHeader(message.header), message.payload)
+
+    async def _own_input(self, part: Part) -> TensorMessage | None:
+        """A copy of what this member sent: tensors change when the round ends. None: they may have."""
+        inputs = self._inputs
+        if inputs is None:
+            return None
+        message = await on_executor(part.descriptor.nbytes, self._copy, inputs, part)
+        return message if self._inputs is inputs else None
+
+    def _copy(self, inputs: Inputs, part: Part) -> TensorMessage:
+        message = self._encoded(inputs, part)
+        return TensorMessage(message.header, tuple(memoryview(piece).tobytes() for piece in message.payload))
+
+    def _encoded(self, inputs: Inputs, part: Part) -> TensorMessage:
+        """As it is sent. A reducer's own input travels only to auditors."""
+        codec = NoCompression() if part.reducer == self._mates.me else part.codec
+        return codec.compress(inputs.part(part))
 
     # As a reducer
 
@@ -156,243 +142,216 @@ class Audits:
             raise InputRefused("it takes no part in audits, as this run demands")
         self._commitments[member] = committed
 
-    def memory(self, nbytes: int) -> memoryview | None:
-        """Memory for a part that arrives; None: the caller reads it into any memory, and it goes to a file."""
-        return self._kept.memory(nbytes)
-
     @forgetful
-    async def keep(
-        self,
-        part: Part,
-        sender: int,
-        weight: float,
-        signed: SignedParts | None,
-        message: TensorMessage,
-        memory: memoryview | None,
+    async def check(
+        self, part: Part, sender: int, weight: float, signature: bytes | None, message: TensorMessage
     ) -> None:
-        """A part has arrived. Raises InputRefused unless its sender has signed it; then nothing is kept."""
-        if signed is not None:
-            if not signed.is_by(self._mates.peer(sender), self.where, weight):
-                raise InputRefused(f"part {part.index} comes with a false signature")
-            self._batches[sender] = signed
-        batch = self._batches.get(sender)
-        if batch is None or batch.hash_of(part.index) != part_hash(message):
+        """A part has arrived. Raises InputRefused unless its sender has signed it."""
+        content = await on_executor(message.payload_size, part_hash, message)
+        peer = self._mates.peer(sender)
+        if signature is None or not self.where.is_signed(peer, part.index, weight, content, signature):
             raise InputRefused(f"part {part.index} is not what its sender signed")
-        # Files are written beside the loop.
-        nbytes = OFFLOAD_FROM if memory is None else 0
-        await on_executor(nbytes, self._kept.keep, part.index, Input(sender, weight, weight, batch), message, memory)
+        self._signatures[part.index, sender] = Input(sender, weight, weight, content, signature)
 
     def note_inputs(self, part: Part, counted: Mapping[int, float]) -> bytes:
         """The sum of a part has these members in it, with these weights. Returns the hash of the inputs, which this
         reducer signs. For one part at a time, in any thread."""
-        if self._mates.me in counted:
-            self._keep_own(part)
-        given = (self._kept.input(part.index, sender) for sender in counted)
-        inputs = tuple(replace(each, counts=counted[each.sender]) for each in given)
-        self._inputs_of[part.index] = inputs
-        return inputs_hash(inputs)
+        me, inputs = self._mates.me, self._inputs
+        if me in counted and inputs is not None:
+            message, weight = self._encoded(inputs, part), inputs.weight
+            signature = self.sign(part, weight, message)
+            self._signatures[part.index, me] = Input(me, weight, weight, part_hash(message), signature)
+        given = (self._signatures[part.index, sender] for sender in counted)
+        self._lists[part.index] = tuple(replace(each, counts=counted[each.sender]) for each in given)
+        return inputs_hash(self._lists[part.index])
 
-    @forgetful
-    async def give(self, member: int, request: InputsRequest, stream: Stream) -> None:
-        """Gives an auditor the inputs of the parts that it has drawn, once. Raises CallRefused for other requests."""
-        signed, parts = self.signed, [part.index for part in self._plan.by_reducer.get(self._mates.me, ())]
-        if signed is None:
+    def list_inputs(self, member: int, request: DrawnPart) -> InputList:
+        """Tells an auditor what this reducer signed for. Raises CallRefused for a part that it has not drawn."""
+        part = self._part(member, request)
+        if self.signed is None or part.index not in self._lists:
             raise CallRefused("over", "nothing is signed here, or the round is settled")
-        if member in self._asked or commitment(request.secret) != self._commitments.get(member):
-            raise CallRefused("not drawn", "this member has committed itself to another secret, or has asked before")
-        chance = self._chance(self._mates.me)
-        if not set(request.parts) <= set(drawn(request.secret, signed.signature, parts, chance)):
-            raise CallRefused("not drawn", "the secret does not name these parts")
-        self._asked.add(member)
-        with self.serving():
-            for index in request.parts:
-                inputs = self._inputs_of.get(index, ())
-                for place, given in enumerate(inputs):
-                    message = await self._message(index, given.sender)
-                    await stream.send(InputHeader(given, message.header, len(inputs) - place), message.payload)
-
-    def _keep_own(self, part: Part) -> None:
-        """Keeps a copy of the own input: after the round the tensors change, and an auditor may still ask."""
-        assert self._inputs is not None
-        if self._own is None or self._own.hash_of(part.index) is None:
-            parts = self._plan.by_reducer[self._mates.me]
-            begin = parts.index(part) // self.together * self.together
-            batch = parts[begin : begin + self.together]
-            self._own = self.sign(self._inputs.weight, batch, [_plain(self._inputs, each) for each in batch])
-        message, weight = _plain(self._inputs, part), self._inputs.weight
-        memory = self._kept.memory(message.payload_size)
-        if memory is not None:
-            memory[:] = memoryview(message.payload[0]).cast("B")
-            message = TensorMessage(message.header, (memory,))
-        self._kept.keep(part.index, Input(self._mates.me, weight, weight, self._own), message, memory)
-
-    async def _message(self, part: int, sender: int) -> TensorMessage:
-        try:
-            return await on_executor(OFFLOAD_FROM, self._kept.message, part, sender)
-        except (OSError, KeyError) as error:
-            raise CallRefused("lost", "the inputs could not be kept") from error
+        if request.averages != self.signed or commitment(request.secret) != self._commitments.get(member):
+            raise CallRefused("not drawn", "this member has committed itself to another secret")
+        return InputList(self._lists[part.index])
 
     # As an auditor
 
     @forgetful
     async def look_at(
         self, reducer: int, averages: Sequence[Average], signed: SignedAverages, results: Results
-    ) -> Case | None:
-        """A reducer has signed all its averages, which are here: computes some of them again. Returns the case of a
-        false one. Notes a reducer that does not give the inputs."""
+    ) -> FalseAverage | None:
+        """A reducer has signed all its averages, which are here: computes some of them again. Returns the proof of a
+        false one. Notes members that do not show what they signed."""
         numbers = tuple(average.part.index for average in averages)
         names = set(drawn(self._secret_for(reducer), signed.signature, numbers, self._chance(reducer)))
-        chosen = [each for each in averages if each.part.index in names and each.senders]
-        if not chosen or numbers[-1] >= MAX_PARTS:  # no request can name so many parts
-            return None
-        digests, inputs = b"".join(a.digest for a in averages), b"".join(a.inputs for a in averages)
-        statement = Statement(numbers, digests, inputs, signed)
-        try:
-            async with asyncio.timeout(self._how.to_give * len(chosen)) as patience:
-                self._looking.add(patience)
-                try:
-                    return await self._fetch(reducer, chosen, statement, results)
-                finally:
-                    self._looking.discard(patience)
-        except TimeoutError as error:
-            forget(error)
-            if not self._settled:
-                self.withheld[reducer] = "it fell silent instead of giving the inputs of what it signed"
-        except NetworkError as error:
-            forget(error)
-            if not await self._is_settled(reducer, error):
-                self.withheld[reducer] = f"it did not give the inputs of what it signed: {error}"
+        tables = b"".join(each.digest for each in averages) + b"".join(each.inputs for each in averages)
+        for average in averages:
+            if average.part.index in names and average.senders and not self._settled:
+                proof = await self._fetch(average, signed, tables, results)
+                nbytes = self._options.aggregator.passes * average.part.descriptor.nbytes * len(average.senders)
+                if proof is not None and await on_executor(nbytes, proof.verify, ACCUSED_BEYOND):
+                    return proof
         return None
-
-    async def _is_settled(self, reducer: int, error: NetworkError) -> bool:
-        """Whether a reducer has let go of the inputs because the round is decided."""
-        if not isinstance(error, CallRefused) or error.code != "over":
-            return False
-        answer = await self._mates.presence(reducer)
-        return answer is not None and answer.decided is not None
 
     async def _fetch(
-        self, reducer: int, chosen: Sequence[Average], statement: Statement, results: Results
-    ) -> Case | None:
-        mates, group_id = self._mates, self.where.group_id
-        request = InputsRequest(group_id, self._secret_for(reducer), tuple(each.part.index for each in chosen))
-        peer, method = mates.peer(reducer), mates.method("inputs")
-        async with mates.endpoint.stream(peer, method, request, timeout=self._how.to_give) as stream:
-            for average in chosen:
-                inputs, messages = await self._receive_inputs(average.part, stream)
-                # A copy: another try may write to its memory while it is still evidence.
-                content = NoCompression().compress(results.part(average.part).clone())
-                case = self._case(average.part, statement, average.senders, average.weights, content, inputs, messages)
-                nbytes = average.part.descriptor.nbytes * len(inputs)
-                if not await on_executor(nbytes, case.is_complete):
-                    raise ProtocolViolation(f"the inputs of part {average.part.index} are not those that it signed")
-                if await on_executor(self._options.aggregator.passes * nbytes, case.deserves_accusation):
-                    return case
-        return None
+        self, average: Average, signed: SignedAverages, tables: bytes, results: Results
+    ) -> FalseAverage | None:
+        """All that tells whether an average is false; None: somebody did not show it. The list and the inputs are asked
+        for at once, since senders have them only until the round is settled."""
+        part, me = average.part, self._mates.me
+        request = DrawnPart(self.where.group_id, self._secret_for(part.reducer), signed, part.index)
+        own = await self._own_input(part)
+        async with asyncio.TaskGroup() as tasks:
+            asked = {each: tasks.create_task(self._ask(each, request, part)) for each in self._senders - {me}}
+            listing = tasks.create_task(self._ask_for_list(average, request))
+        inputs = listing.result()
+        shown = {each: task.result() for each, task in asked.items()} | {me: own}
+        messages = {each: message for each, message in shown.items() if isinstance(message, TensorMessage)}
+        if inputs is None:
+            return None
+        # A copy: another try may write to its memory while it is still a proof.
+        content = NoCompression().compress(results.part(part).clone())
+        claim = Claim(part.index, average.senders, average.weights, inputs, signed)
+        proof = self._proof(part, claim, tables, content, messages)
+        for each in inputs:
+            said = shown.get(each.sender)
+            if isinstance(said, str) or (isinstance(said, TensorMessage) and not proof.shows(each)):
+                self._blame(each.sender, said if isinstance(said, str) else "it showed another input than it signed")
+        return proof
 
-    async def _receive_inputs(self, part: Part, stream: Stream) -> tuple[list[Input], list[TensorMessage]]:
+    async def _ask_for_list(self, average: Average, request: DrawnPart) -> tuple[Input, ...] | None:
+        mates, reducer = self._mates, average.part.reducer
+
+        async def ask() -> tuple[Input, ...]:
+            answer = await mates.endpoint.call(
+                mates.peer(reducer), mates.method("inputs"), request, InputList, timeout=TO_GIVE
+            )
+            if inputs_hash(answer.inputs) != average.inputs:
+                raise ProtocolViolation("the inputs are not those that it signed for")
+            return answer.inputs
+
+        inputs = await self._unless_withheld(reducer, ask)
+        if isinstance(inputs, str):
+            self._blame(reducer, inputs)
+        return inputs if isinstance(inputs, tuple) else None
+
+    async def _ask(self, sender: int, request: DrawnPart, part: Part) -> TensorMessage | str | None:
+        mates = self._mates
+
+        async def ask() -> TensorMessage:
+            peer, method = mates.peer(sender), mates.method("input")
+            async with mates.endpoint.stream(peer, method, request, timeout=TO_GIVE) as stream:
+                return await self._receive_input(part, stream)
+
+        return await self._unless_withheld(sender, ask)
+
+    async def _unless_withheld(self, member: int, ask: Callable[[], Awaitable[T]]) -> T | str | None:
+        """What a member shows. A reason if it withholds that; None if nobody is at fault. A connection may break, so it
+        is asked once more."""
+        for _ in range(ASKS):
+            try:
+                async with asyncio.timeout(TO_GIVE) as patience:
+                    self._looking.add(patience)
+                    try:
+                        return await ask()
+                    finally:
+                        self._looking.discard(patience)
+            except TimeoutError as error:
+                forget(error)
+                return None if self._settled else "it fell silent instead of showing what it signed"
+            except PeerUnreachable as error:
+                forget(error)
+                return None
+            except (CallRefused, ProtocolViolation) as error:
+                forget(error)
+                over = isinstance(error, CallRefused) and error.code == "over" and await self._has_left(member)
+                return None if over else f"it did not show what it signed: {error}"
+            except NetworkError as error:
+                forget(error)
+        self.broken.add(member)
+        return "its connections broke before it showed what it signed"
+
+    async def _has_left(self, member: int) -> bool:
+        """Whether the round is over at a member, by its own word."""
+        answer = await self._mates.presence(member)
+        return answer is not None and answer.standing == "over"
+
+    async def _receive_input(self, part: Part, stream: Stream) -> TensorMessage:
         """Raises NetworkError (ProtocolViolation for more than the plan has) and TimeoutError."""
-
-        def into(header: InputHeader, size: int) -> memoryview:
-            if size > max(part.payload_bound, part.descriptor.nbytes):
-                raise ProtocolViolation(f"an input of part {part.index} has {size} bytes")
-            return unwritten(size)
-
-        inputs, messages, left = list[Input](), list[TensorMessage](), len(self._senders)
-        while left:
-            async with unless_silent(stream, self._how.silence):
-                header, payload = await stream.receive(InputHeader, into)
-            if header.left > left or (inputs and header.left != left):
-                raise ProtocolViolation(f"more inputs of part {part.index} than there are members")
-            inputs.append(header.given)
-            messages.append(TensorMessage(header.tensor, (payload,) if payload.nbytes else ()))
-            left = header.left - 1
-        return inputs, messages
+        most = max(part.payload_bound, part.descriptor.nbytes)
+        async with unless_silent(stream, SILENCE):
+            header, payload = await stream.receive(InputHeader, _at_most(most))
+        return TensorMessage(header.tensor, (payload,) if payload.nbytes else ())
 
     # Accusations
 
-    async def accuse(self, case: Case) -> None:
+    async def accuse(self, proof: FalseAverage) -> None:
         """Shows all other members the proof that an average is false; returns when they have judged it, or cannot."""
-        self._prove(FalseAverage(case))
+        self._convict(proof)
         async with asyncio.TaskGroup() as tasks:
             for member in self._mates.others:
-                if member != case.terms.reducer:
-                    tasks.create_task(self._show(member, case))
+                if member != proof.terms.reducer:
+                    tasks.create_task(self._show(member, proof))
 
     @forgetful
-    async def _show(self, member: int, case: Case) -> None:
-        mates, terms, statement = self._mates, case.terms, case.statement
-        request = AccusationHeader(
-            self.where.group_id,
-            terms.reducer,
-            terms.part,
-            case.senders,
-            case.weights,
-            statement.signed,
-            sign_accusation(mates.endpoint.identity, case),
-        )
-        peer, method, seconds = mates.peer(member), mates.method("accuse"), self._how.to_hear
+    async def _show(self, member: int, proof: FalseAverage) -> None:
+        mates, header = self._mates, Accusation(self.where.group_id, proof.claim)
+        peer, method = mates.peer(member), mates.method("accuse")
         try:
-            async with (
-                asyncio.timeout(seconds),
-                mates.endpoint.stream(peer, method, request, timeout=seconds) as stream,
-            ):
-                await stream.send(Exhibit(), (statement.digests, statement.inputs))
-                await stream.send(Exhibit(), () if case.average is None else case.average.payload)
-                for place, (given, message) in enumerate(zip(case.inputs, case.messages, strict=True)):
-                    header = InputHeader(given, message.header, len(case.inputs) - place)
-                    await stream.send(header, message.payload)
+            async with asyncio.timeout(TO_HEAR), mates.endpoint.stream(peer, method, header, timeout=TO_HEAR) as stream:
+                await stream.send(Exhibit(), (proof.tables,))
+                await stream.send(Exhibit(), () if proof.average is None else proof.average.payload)
+                for each in proof.claim.inputs:
+                    message = proof.messages.get(each.sender, _NOTHING)
+                    await stream.send(InputHeader(message.header), message.payload)
                 await stream.finish()
                 await stream.receive(Exhibit)  # nothing comes: the stream ends when the member has judged
         except (NetworkError, TimeoutError) as error:
             forget(error)
 
     @forgetful
-    async def hear(self, accuser: int, header: AccusationHeader, stream: Stream) -> None:
-        """Another member accuses a reducer: one of the two lies, and this member bans the liar if it can tell which.
-        Raises CallRefused for an accusation of another try, or a second one of the member, and the stream's errors."""
-        parts = {part.index: part for part in self._plan.by_reducer.get(header.reducer, ())}
-        if header.part not in parts or header.reducer == self._mates.me or accuser in self._accused:
+    async def hear(self, accuser: int, header: Accusation, stream: Stream) -> None:
+        """Another member accuses a reducer: this one bans it, if the proof holds, and otherwise suspects the accuser.
+        Raises CallRefused for a part that is not here, or a second accusation of the member, and the stream's errors.
+        """
+        part = self._parts.get(header.claim.part)
+        if part is None or part.reducer == self._mates.me or accuser in self._accused:
             raise CallRefused("accusation", "it is of no other reducer's part, or this member has accused before")
         self._accused.add(accuser)
-        async with asyncio.timeout(self._how.to_hear):
-            case = await self._receive_case(parts, header, stream)
-        peer = self._mates.peer(accuser)
-        if not is_accusation(peer, header.signature, case):
-            raise CallRefused("accusation", "the accuser has not signed it")
-        verdict = await on_executor(case.terms.descriptor.nbytes * len(case.inputs), case.verdict)
-        match verdict:
-            case Verdict.FALSE:
-                self._prove(FalseAverage(case))
-            case Verdict.TRUE:
-                self._prove(FalseAccusation(peer, header.signature, case))
+        async with asyncio.timeout(TO_HEAR):
+            nbytes, tables = part.descriptor.nbytes, 2 * DIGEST_BYTES * len(self._plan.by_reducer[part.reducer])
+            exhibits = [(await stream.receive(Exhibit, _at_most(most)))[1] for most in (tables, nbytes)]
+            plain = TensorHeader("none", dtype_name(part.descriptor.dtype), part.descriptor.shape)
+            average = TensorMessage(plain, (exhibits[1],)) if header.claim.senders else None
+            messages = {each.sender: await self._receive_input(part, stream) for each in header.claim.inputs}
+        proof = self._proof(part, header.claim, bytes(exhibits[0]), average, messages)
+        if await on_executor(nbytes * len(messages), proof.verify):
+            self._convict(proof)
+        else:
+            self._trust.suspect(self._mates.peer(accuser), "it called an average false that is true")
 
-    def _prove(self, evidence: FalseAverage | FalseAccusation) -> None:
-        """Bans by evidence, which was verified."""
-        if isinstance(evidence, FalseAverage):
-            self.liars[evidence.case.terms.reducer] = evidence.words()
-        self._trust.prove(evidence)
+    def _convict(self, proof: FalseAverage) -> None:
+        """Bans by a proof that was verified."""
+        self.liars[proof.terms.reducer] = proof.words()
+        self._trust.ban(proof)
 
-    async def _receive_case(self, parts: dict[int, Part], header: AccusationHeader, stream: Stream) -> Case:
-        part, table = parts[header.part], len(parts) * DIGEST_BYTES
+    # As any of them
 
-        async def exhibit(most: int) -> memoryview:
-            def into(_: Exhibit, size: int) -> memoryview:
-                if size > most:
-                    raise ProtocolViolation(f"an exhibit of {size} bytes")
-                return unwritten(size)
+    @cached_property
+    def _parts(self) -> dict[int, Part]:
+        return {part.index: part for part in self._plan.parts}
 
-            return (await stream.receive(Exhibit, into))[1]
-
-        tables = bytes(await exhibit(2 * table))
-        content = await exhibit(part.descriptor.nbytes)
-        plain = TensorHeader("none", dtype_name(part.descriptor.dtype), part.descriptor.shape)
-        average = TensorMessage(plain, (content,)) if header.senders else None
-        inputs, messages = await self._receive_inputs(part, stream)
-        statement = Statement(tuple(parts), tables[:table], tables[table:], header.averages)
-        return self._case(part, statement, header.senders, header.weights, average, inputs, messages)
-
-    # As either
+    def _part(self, member: int, request: DrawnPart) -> Part:
+        """The part that an auditor has drawn. Raises CallRefused for another one. The first secret and signature that
+        it shows of a reducer stand: whoever tries others would draw what it likes."""
+        part, signed = self._parts.get(request.part), request.averages
+        if part is None or not signed.is_by(self._mates.peer(part.reducer), self.where.prefix, self.where.group_id):
+            raise CallRefused("not drawn", "its reducer has signed nothing like that")
+        shown = request.secret, signed.signature
+        named = drawn(*shown, [part.index], self._chance(part.reducer))
+        if self._draws.setdefault((member, part.reducer), shown) != shown or not named:
+            raise CallRefused("not drawn", "the secret does not name this part, or is not the first one")
+        return part
 
     def _secret_for(self, reducer: int) -> bytes:
         """This member's secret for a reducer. No other can guess it, and it takes no random numbers: a run depends on
@@ -406,24 +365,32 @@ class Audits:
     def _chance(self, reducer: int) -> float:
         return chance_for(self._options.audit, len(self._senders - {reducer}))
 
-    def _case(
+    def _blame(self, member: int, reason: str) -> None:
+        self.withheld.setdefault(member, reason)
+
+    def _proof(
         self,
         part: Part,
-        statement: Statement,
-        senders: Sequence[int],
-        weights: Sequence[float],
+        claim: Claim,
+        tables: bytes,
         average: TensorMessage | None,
-        inputs: Sequence[Input],
-        messages: Sequence[TensorMessage],
-    ) -> Case:
-        members = tuple(member.peer_id for member in self._mates.group.members)
-        terms = Terms(
-            part.index, part.reducer, len(self._senders), part.descriptor, part.codec, self._options.aggregator
+        messages: Mapping[int, TensorMessage],
+    ) -> FalseAverage:
+        members = tuple(member.peer_id for member in self.group.members)
+        place = self._plan.by_reducer[part.reducer].index(part)
+        how = len(self._senders), part.descriptor, part.codec, self._options.aggregator
+        return FalseAverage(
+            self.where, members, Terms(part.index, place, part.reducer, *how), claim, tables, average, messages
         )
-        given, shown = tuple(inputs), tuple(messages)
-        return Case(self.where, members, terms, statement, tuple(senders), tuple(weights), average, given, shown)
 
 
-def _plain(inputs: Inputs, part: Part) -> TensorMessage:
-    """A reducer's own input of a part, which travels only to auditors."""
-    return NoCompression().compress(inputs.part(part))
+_NOTHING = TensorMessage(TensorHeader("none", "float32", (0,)), ())  # in place of an input that nobody need see
+
+
+def _at_most(most: int) -> Callable[[object, int], memoryview]:
+    def into(header: object, size: int) -> memoryview:
+        if size > most:
+            raise ProtocolViolation(f"a payload of {size} bytes")
+        return unwritten(size)
+
+    return into

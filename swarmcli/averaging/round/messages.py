@@ -9,7 +9,8 @@ from typing import Annotated
 
 import msgspec
 
-from swarmcli.averaging.audit.signed import Input, SignedParts
+from swarmcli.averaging.audit.signed import Input
+from swarmcli.averaging.audit.verdict import Claim
 from swarmcli.averaging.consensus.messages import (
     MAX_PARTS,
     GroupID,
@@ -56,11 +57,11 @@ class SenderTerms(msgspec.Struct, frozen=True):
 
 
 class PartHeader(msgspec.Struct, frozen=True):
-    """In front of each part from a member to a reducer; the parts come in the order of the plan. `signed`: in audited
-    runs, with every eighth one: the signature over this part and those that follow."""
+    """In front of each part from a member to a reducer; the parts come in the order of the plan. `signature`: in
+    audited runs, over the part."""
 
     tensor: TensorHeader
-    signed: SignedParts | None = None
+    signature: Signature | None = None
 
 
 class AverageHeader(msgspec.Struct, frozen=True):
@@ -85,41 +86,34 @@ class Farewell(msgspec.Struct, frozen=True):
     averages: SignedAverages
 
 
-class InputsRequest(msgspec.Struct, frozen=True):
-    """Opens a stream from an auditor to a reducer that has signed its averages: the auditor wants the inputs of these
-    parts, and shows the secret by which it has drawn them."""
+class DrawnPart(msgspec.Struct, frozen=True):
+    """An auditor wants the inputs of a part that its secret and the reducer's signature name: of the reducer a list of
+    them, as an answer; of a sender its own, on a stream."""
 
     group_id: GroupID
     secret: Hash
-    parts: PartIndices
+    averages: SignedAverages
+    part: PartIndex
+
+
+class InputList(msgspec.Struct, frozen=True):
+    """A reducer's answer: what it signed for."""
+
+    inputs: Annotated[tuple[Input, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
 class InputHeader(msgspec.Struct, frozen=True):
-    """In front of each input, as its sender has sent it. `left`: inputs of the same part, with this one."""
+    """In front of an input, as its sender has sent it."""
 
-    given: Input
     tensor: TensorHeader
-    left: Annotated[int, msgspec.Meta(ge=1, le=MAX_MEMBERS)]
 
 
-class AccusationHeader(msgspec.Struct, frozen=True):
-    """Opens a stream from an auditor to another member: this reducer's average of this part is false.
-
-    senders, weights   of the tensors in it, as the reducer named them
-    averages           signed by the reducer
-    signature          of the auditor, over the accusation
-
-    On the stream follow the digests and hashes that the reducer signed, as one payload; the average, decoded; and its
-    inputs.
-    """
+class Accusation(msgspec.Struct, frozen=True):
+    """Opens a stream from an auditor to another member: this reducer's average of this part is false. On the stream
+    follow the digests and hashes that the reducer signed, as one payload; the average, decoded; and its inputs."""
 
     group_id: GroupID
-    reducer: Index
-    part: PartIndex
-    senders: Indices
-    weights: Weights
-    averages: SignedAverages
-    signature: Signature
+    claim: Claim
 
 
 class Exhibit(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.messages import MAX_WORDS
@@ -254,11 +254,10 @@ class PartReceiver:
                     async with unless_silent(stream, silence):
                         header, payload = await stream.receive(PartHeader, self._memory_for(position, scratch))
                     message = TensorMessage(header.tensor, (payload,))
-                    kept = None if payload.obj is scratch.obj else payload
                     if self._audits is not None:  # before it is in the sum, for which this reducer signs
                         part = self._reducer.parts[position]
-                        await self._audits.keep(part, member, terms.weight, header.signed, message, kept)
-                    await self._reducer.add(member, message, lasting=kept is not None)
+                        await self._audits.check(part, member, terms.weight, header.signature, message)
+                    await self._reducer.add(member, message)
             whole = True
         finally:
             if positions:  # the fraction that has arrived tells how long the rest would take
@@ -271,8 +270,7 @@ class PartReceiver:
         def into(header: PartHeader, size: int) -> memoryview:
             if size > self._payload_bound(position):
                 raise ProtocolViolation(f"part {self._reducer.parts[position].index} has {size} bytes")
-            kept = None if self._audits is None else self._audits.memory(size)
-            return scratch[:size] if kept is None else kept
+            return scratch[:size]
 
         return into
 
@@ -280,10 +278,6 @@ class PartReceiver:
         return self._reducer.parts[position].payload_bound
 
     async def _distribute(self, stream: Stream) -> None:
-        with nullcontext() if self._audits is None else self._audits.serving():
-            await self._send_averages(stream)
-
-    async def _send_averages(self, stream: Stream) -> None:
         averages = list[Average]()
         for position in range(len(self._reducer.parts)):
             average = await self._reducer.average(position)

@@ -96,9 +96,8 @@ class Reducer:
         self._bell.ring()
 
     @forgetful
-    async def add(self, sender: int, message: TensorMessage, *, lasting: bool = False) -> None:
-        """The next part of a sender has arrived; returns when its memory may be used again, unless that is `lasting`:
-        then it does not change before the average is formed.
+    async def add(self, sender: int, message: TensorMessage) -> None:
+        """The next part of a sender has arrived; returns when its memory may be used again.
 
         Raises InputRefused if the part cannot be averaged; then nothing of it is in the sum. A sender far ahead of the
         others waits here, if sums need memory of their own.
@@ -118,7 +117,7 @@ class Reducer:
             if state.left_out is not None:
                 raise InputRefused(f"it was left out before: {state.left_out}")
             try:
-                await on_executor(self.parts[position].descriptor.nbytes, self._add, position, sender, message, lasting)
+                await on_executor(self.parts[position].descriptor.nbytes, self._add, position, sender, message)
             finally:
                 self._bell.ring()
 
@@ -205,7 +204,7 @@ class Reducer:
     def _in_place(self, part: Part) -> bool:
         return self._results is not None and part.segment.dtype is sum_type(part.segment.dtype)
 
-    def _add(self, position: int, sender: int, message: TensorMessage, lasting: bool) -> None:
+    def _add(self, position: int, sender: int, message: TensorMessage) -> None:
         part, state = self.parts[position], self._senders[sender]
         try:
             if message.header.descriptor() != part.descriptor:
@@ -217,11 +216,11 @@ class Reducer:
             raise InputRefused(f"part {part.index} holds NaN or infinity")
         if reason := beyond_sums([values], state.weight or 0.0):
             raise InputRefused(f"part {part.index} holds {reason}")
-        self._add_up(position, values, state.counts or 0.0, sender, lasting)
+        self._add_up(position, values, state.counts or 0.0, sender, lasting=False)
         # Here and not after the await: a part in the sum counts, even if the caller is cancelled meanwhile.
         state.delivered += 1
 
-    def _add_up(self, position: int, values: torch.Tensor, weight: float, sender: int, lasting: bool) -> None:
+    def _add_up(self, position: int, values: torch.Tensor, weight: float, sender: int, *, lasting: bool) -> None:
         """The sum begins where the average will lie, if that has the type of sums."""
         before = 0
         if position in self._sums:

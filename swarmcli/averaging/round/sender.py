@@ -226,14 +226,9 @@ class PartSender:
         try:
             committed = None if audits is None else audits.commitment_for(parts[0].reducer)
             await stream.send(SenderTerms(self._plan.fingerprint, mine.weight, mine.note, committed, mine.samples))
-            together = 1 if audits is None else audits.together
-            for begin in range(0, len(parts) if mine.weight > 0 else 0, together):
-                batch = parts[begin : begin + together]
-                messages = [await on_executor(part.descriptor.nbytes, _encoded, mine, part) for part in batch]
-                signed = None if audits is None else audits.sign(mine.weight, batch, messages)
-                for message in messages:
-                    await stream.send(PartHeader(message.header, signed), message.payload)
-                    signed = None  # the first one says it for all
+            for part in parts if mine.weight > 0 else ():
+                message, signature = await on_executor(part.descriptor.nbytes, _encoded, mine, part, audits)
+                await stream.send(PartHeader(message.header, signature), message.payload)
             while stream.leaving - before < stream.bytes_sent:  # noqa: ASYNC110  # connections tell nobody
                 await asyncio.sleep(self._pace.tempo.look_interval)
         except NetworkError:
@@ -272,12 +267,11 @@ class PartSender:
         if audits is None:
             return
         assert self._results is not None
-        case = await audits.look_at(reducer, averages, signed, self._results)
-        if reducer in audits.withheld:
-            self.doubted[reducer] = audits.withheld[reducer]
-        if case is not None:
-            await audits.accuse(case)
-            raise ProtocolViolation(f"its average of part {case.terms.part} is false")
+        proof = await audits.look_at(reducer, averages, signed, self._results)
+        self.doubted |= audits.withheld
+        if proof is not None:
+            await audits.accuse(proof)
+            raise ProtocolViolation(f"its average of part {proof.terms.part} is false")
 
 
 async def _look_whether_begun(mates: GroupCalls, tempo: Tempo, reducer: int) -> None:
@@ -302,8 +296,9 @@ def check_senders(senders: Sequence[int], weights: Sequence[float], allowed: fro
         raise ProtocolViolation("an average with impossible weights")
 
 
-def _encoded(mine: Inputs, part: Part) -> TensorMessage:
-    return part.codec.compress(mine.part(part))
+def _encoded(mine: Inputs, part: Part, audits: Audits | None) -> tuple[TensorMessage, bytes | None]:
+    message = part.codec.compress(mine.part(part))
+    return message, None if audits is None else audits.sign(part, mine.weight, message)
 
 
 def _memory_for(part: Part, results: Results) -> Callable[[AverageHeader, int], memoryview]:

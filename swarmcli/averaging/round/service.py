@@ -26,7 +26,7 @@ from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.buffers import Average, Holdings
 from swarmcli.averaging.round.copying import give_copies
-from swarmcli.averaging.round.messages import AccusationHeader, CopyRequest, InputsRequest, OpenExchange
+from swarmcli.averaging.round.messages import Accusation, CopyRequest, DrawnPart, InputList, OpenExchange
 from swarmcli.averaging.round.plan import Plan
 from swarmcli.averaging.trust import PeerTrust, TwoGroups
 from swarmcli.errors import CallRefused, NetworkError, RoundFailed, RoundUndecided
@@ -116,8 +116,8 @@ class AllreduceService:
         streams: dict[str, tuple[type[Any], Callable[..., Awaitable[None]]]] = {
             "exchange": (OpenExchange, self._exchange),
             "copy": (CopyRequest, self._copy),
-            "inputs": (InputsRequest, self._inputs),
-            "accuse": (AccusationHeader, self._accusation),
+            "input": (DrawnPart, self._input),
+            "accuse": (Accusation, self._accusation),
         }
         calls: dict[str, tuple[type[Any], Callable[..., Awaitable[Any]]]] = {
             "vote": (consensus.VoteMessage, self._vote),
@@ -128,6 +128,7 @@ class AllreduceService:
             "propose": (consensus.Propose, self._propose),
             "confirm": (consensus.Confirm, self._confirm),
             "compare": (consensus.Compare, self._compare),
+            "inputs": (DrawnPart, self._inputs),
             "holdings": (consensus.HoldingsQuestion, self._holdings),
         }
         self._unsubscribe = self.peer_trust.subscribe(self._on_ban)
@@ -144,8 +145,6 @@ class AllreduceService:
             self._unsubscribe()
             self.endpoint.withdraw(*self._served)
             self.release()
-            for audits in self._audits.values():
-                audits.close()
             if self._forget is not None:
                 self._forget.cancel()
             self.memory.forget()
@@ -180,7 +179,6 @@ class AllreduceService:
         votes.begun = True
         self._rounds[group_id] = round_
         if round_.audits is not None:
-            self._forget_inputs()  # of the try before
             self._audits[group_id] = round_.audits
         self._tell_begun([group_id])
         try:
@@ -224,14 +222,11 @@ class AllreduceService:
         self._forget = asyncio.get_running_loop().call_later(self._options.kept, self.release)
 
     def release(self) -> None:
-        """Lets go of the kept averages, and of the inputs of parts that this member reduced, once nobody gets them."""
+        """Lets go of the kept averages."""
         self._kept.clear()
-        self._forget_inputs()
         if self._forget is not None:
             self._forget.cancel()
             self._forget = None
-        if any(audits.owes for audits in self._audits.values()):
-            self._forget = asyncio.get_running_loop().call_later(self._options.kept, self.release)
 
     # Handlers
 
@@ -250,13 +245,17 @@ class AllreduceService:
             raise CallRefused("over", "the averages of this round are not here any more")
         await give_copies(holdings, request, stream)
 
+    async def _inputs(self, peer: PeerID, request: DrawnPart) -> InputList:
+        audits, member = await self._audited(peer, request.group_id)
+        return audits.list_inputs(member, request)
+
     @forgetful
-    async def _inputs(self, peer: PeerID, request: InputsRequest, stream: Stream) -> None:
+    async def _input(self, peer: PeerID, request: DrawnPart, stream: Stream) -> None:
         audits, member = await self._audited(peer, request.group_id)
         await audits.give(member, request, stream)
 
     @forgetful
-    async def _accusation(self, peer: PeerID, header: AccusationHeader, stream: Stream) -> None:
+    async def _accusation(self, peer: PeerID, header: Accusation, stream: Stream) -> None:
         self.peer_trust.check(peer)
         audits, member = await self._audited(peer, header.group_id)
         await audits.hear(member, header, stream)
@@ -383,12 +382,6 @@ class AllreduceService:
         if group_id not in self._audits:
             raise CallRefused("over", "this try is not audited here, or long over")
         return self._audits[group_id], member
-
-    def _forget_inputs(self) -> None:
-        """Lets go of the inputs of earlier tries."""
-        for group_id, audits in self._audits.items():
-            if group_id not in self._rounds and not audits.owes:
-                audits.close()
 
     async def _running(self, peer: PeerID, group_id: bytes) -> tuple[Round, int]:
         """The round that runs here, and the index of the peer. Raises CallRefused."""

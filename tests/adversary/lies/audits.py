@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from swarmcli.averaging.audit.case import Case
-from swarmcli.averaging.audit.signed import SignedParts, inputs_hash
-from swarmcli.averaging.round.messages import InputsRequest
+from swarmcli.averaging.audit.signed import inputs_hash, part_hash
+from swarmcli.averaging.audit.verdict import FalseAverage
+from swarmcli.averaging.round.messages import DrawnPart
 from swarmcli.compression import NoCompression
 from swarmcli.errors import CallRefused, NetworkError
 from tests.adversary.lies.base import Liar, lie, on_each_try
@@ -43,69 +43,79 @@ def forge_inputs(liar: Liar) -> None:
         def note(part: Any, senders: Any) -> bytes:
             note_inputs(part, senders)
             made_up = NoCompression().compress(torch.ones(part.descriptor.numel, dtype=part.descriptor.dtype))
-            forged = audits.sign(1.0, [part], [made_up])
-            given = [replace(each, signed=forged, weight=1.0) for each in audits._inputs_of[part.index]]
-            audits._inputs_of[part.index] = tuple(given)
-            return inputs_hash(given)
+            signature, content = audits.sign(part, 1.0, made_up), part_hash(made_up)
+            forged = {"weight": 1.0, "content": content, "signature": signature}
+            audits._lists[part.index] = tuple(replace(each, **forged) for each in audits._lists[part.index])
+            return inputs_hash(audits._lists[part.index])
 
         round_._reducer._note_inputs = note
 
     on_each_try(liar, alter)
 
 
-@lie("withheld inputs", "audits", at_most="goes on for this round; no seat in the next group of whoever asked")
-def withhold_inputs(liar: Liar) -> None:
+def _busy(*_: Any) -> None:
+    raise CallRefused("busy", "no time for that")
+
+
+async def _refuse(*_: Any) -> None:
+    _busy()
+
+
+@lie("withheld list", "audits", at_most="goes on for this round; no seat in the next group of whoever asked")
+def withhold_list(liar: Liar) -> None:
     def alter(round_: Any) -> None:
         _falsify(round_, liar)
-
-        async def give(*_: Any) -> None:
-            raise CallRefused("busy", "no time for that")
-
-        round_.audits.give = give
+        round_.audits.list_inputs = _busy
 
     on_each_try(liar, alter)
 
 
-@lie("false accuser", "audits", at_most="is banned by all others; the round goes on without its vote")
+@lie("withheld inputs", "audits", at_most="hides an accomplice for this round; no seat in the next group of who asked")
+def withhold_inputs(liar: Liar) -> None:
+    def alter(round_: Any) -> None:
+        _falsify(round_, liar)
+        round_.audits.give = _refuse
+
+    on_each_try(liar, alter)
+
+
+@lie("false accuser", "audits", at_most="no seat in the next groups; the round goes on without its vote")
 def accuse_falsely(liar: Liar) -> None:
     """Whatever it looks at, it says that it is false."""
 
     def alter(round_: Any) -> None:
         audits = round_.audits
-        case_of = audits._case
+        proof_of = audits._proof
 
-        def accused(*args: Any) -> Case:
+        def accused(*args: Any) -> FalseAverage:
             liar.told.append("an accusation")
-            return _Accused(**case_of(*args).__dict__)
+            return _Accused(**proof_of(*args).__dict__)
 
-        audits._case = accused
+        audits._proof = accused
 
     on_each_try(liar, alter)
 
 
-class _Accused(Case):
-    """A case that its finder calls false."""
+class _Accused(FalseAverage):
+    """A proof whose finder calls the average false."""
 
-    def deserves_accusation(self) -> bool:
+    def verify(self, beyond: float = 0.0) -> bool:
         return True
 
 
 @lie("unsigned parts", "audits", at_most="its tensors are left out, by name")
 def sign_nothing(liar: Liar) -> None:
     def alter(round_: Any) -> None:
-        sign = round_.audits.sign
-
-        def wrongly(*args: Any) -> SignedParts:
+        def wrongly(*args: Any) -> bytes:
             liar.told.append("a false signature")
-            signed = sign(*args)
-            return SignedParts(signed.parts, signed.hashes, bytes(64))
+            return bytes(64)
 
         round_.audits.sign = wrongly
 
     on_each_try(liar, alter)
 
 
-@lie("greedy auditor", "audits", at_most="one refused call for each try and reducer")
+@lie("greedy auditor", "audits", at_most="refused calls")
 def ask_for_everything(liar: Liar) -> None:
     """It wants the inputs of all parts, drawn or not."""
 
@@ -115,15 +125,16 @@ def ask_for_everything(liar: Liar) -> None:
 
         async def greedily(reducer: int, averages: Any, signed: Any, results: Any) -> Any:
             mates = round_.mates
-            wanted = tuple(average.part.index for average in averages)
-            request = InputsRequest(audits.where.group_id, audits._secret_for(reducer), wanted)
-            try:
-                async with mates.endpoint.stream(
-                    mates.peer(reducer), mates.method("inputs"), request, timeout=10
-                ) as stream:
-                    await stream.receive(InputsRequest)
-            except NetworkError as error:
-                liar.told.append(str(error))
+            for average in averages:
+                request = DrawnPart(audits.where.group_id, audits._secret_for(reducer), signed, average.part.index)
+                for sender in set(average.senders) - {mates.me}:
+                    try:
+                        async with mates.endpoint.stream(
+                            mates.peer(sender), mates.method("input"), request, timeout=10
+                        ) as stream:
+                            await stream.receive(DrawnPart)
+                    except NetworkError as error:
+                        liar.told.append(str(error))
             return await look_at(reducer, averages, signed, results)
 
         audits.look_at = greedily

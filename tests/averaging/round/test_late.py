@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from swarmcli.averaging.audit.case import Case
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.pace import PACE
+from swarmcli.compression import TensorMessage
 from swarmcli.errors import RoundUndecided
 from tests.averaging.averagers import Averagers, all_begun, all_outcomes, assert_all_equal
 from tests.averaging.rounds import Kind, Outcome, Swarm
@@ -72,14 +72,14 @@ async def test_a_member_that_was_frozen_for_long_gets_the_round_from_the_files_o
 async def test_a_member_that_still_audits_when_the_result_is_committed_takes_the_averages_that_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fetch = Audits._fetch
+    receive = Audits._receive_input
 
-    async def slowly(audits: Audits, *what: Any) -> Case | None:
+    async def slowly(audits: Audits, *what: Any) -> TensorMessage:
         if audits._mates.me == 2:
             await asyncio.sleep(25)  # its link is slow
-        return await fetch(audits, *what)
+        return await receive(audits, *what)
 
-    monkeypatch.setattr(Audits, "_fetch", slowly)
+    monkeypatch.setattr(Audits, "_receive_input", slowly)
 
     async with Swarm([Kind()] * 3, options=AllreduceOptions(part_size_bytes=512, audit=1.0)) as swarm:
         began = now()
