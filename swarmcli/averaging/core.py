@@ -303,7 +303,7 @@ class AveragerCore:
                 way, base = await self._travels(group, reference)
                 round_ = self._make_round(group, weight, control.samples, way=way, base=base)
                 result = await self._run_round(round_, control.request)
-                self.finder.experience.note(result.weights)
+                self.finder.experience.note(result.weights, (member.peer_id for member in group.members))
                 if result.total_weight > 0 and result.averages:
                     averages = await self._remember(group.group_id, way, reference, result)
                     await on_executor(self.layout.nbytes, self._apply, averages)

@@ -14,15 +14,13 @@ Groups of fewer than four members with weight are left as they are: among two or
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from swarmcli.averaging.config import MIN_WEIGHT, AllreduceOptions
-from swarmcli.averaging.group import MAX_MEMBERS, Group
+from swarmcli.averaging.group import Group
 from swarmcli.network.identity import PeerID
-from swarmcli.recent import Recent
 
 LEAST = 4  # members with weight; smaller groups are not bounded
 M = TypeVar("M", int, PeerID)  # how members are named
@@ -33,9 +31,7 @@ class ExperienceOptions:
     """When a peer counts as known, and how much of its weight does. Counts are rounds."""
 
     first: float = 2.0  # times the median counts of any member …
-    growth: float = 4.0  # … or times the weight of a member in its last rounds
-    known: int = 3  # after these a peer counts as known
-    remembered: int = 8  # of each peer
+    growth: float = 4.0  # … or times the weight of a member in the last round
     wary: int = 16  # at most, in which strangers are believed less, after claims without samples
 
 
@@ -97,7 +93,8 @@ def _cap(descending: Sequence[float], share: float) -> float:
 
 
 class Experience:
-    """One averager's record of what others contributed: a leader's ramps follow from it."""
+    """What the last round that committed here has counted of each member: as its certificate says, so all who were in
+    that round know the same. Ramps follow from it, which a group's leader lists and its followers compute again."""
 
     def __init__(
         self,
@@ -106,35 +103,45 @@ class Experience:
     ) -> None:
         self._bounds, self._options = bounds, options
         self._wary = 0  # rounds for which claims of unknown peers count for less
-        self._seen: Recent[PeerID, deque[float]] = Recent(MAX_MEMBERS)  # weights of its last rounds, in medians of each
+        self._members: frozenset[PeerID] = frozenset()  # of that round, and …
+        self._counted: dict[PeerID, float] = {}  # … the weights of its contributors, in medians
+        self._known: set[PeerID] = set()  # contributors that kept their word
 
-    def note(self, weights: Mapping[PeerID, float]) -> None:
-        """A round has committed, and has counted these weights."""
+    def note(self, weights: Mapping[PeerID, float], members: Iterable[PeerID] = ()) -> None:
+        """A round of these members has committed, and has counted these weights."""
         counted = {peer: weight for peer, weight in weights.items() if weight > 0}
         if not counted:
             return
         self._wary, median = max(self._wary - 1, 0), _least_median(sorted(counted.values()), 0)
-        for peer, weight in counted.items():
-            seen = self._seen[peer] = self._seen.get(peer) or deque(maxlen=self._options.remembered)
-            seen.append(weight / median)
+        self._counted = {peer: weight / median for peer, weight in counted.items()}
+        self._members, self._known = frozenset(members), set(counted)
+
+    def knows(self, members: Collection[PeerID]) -> bool:
+        """Whether the last round was of these members."""
+        return bool(members) and self._members == frozenset(members)
 
     def ramps(self, members: Iterable[PeerID]) -> dict[PeerID, float]:
-        """The ramps of a group's members. Where fewer than three are known, all are new, and nothing bounds them."""
-        rounds, options = {peer: self._seen.get(peer, ()) for peer in members}, self._options
-        if sum(len(seen) >= options.known for seen in rounds.values()) < LEAST - 1:
+        """The ramps of a group's members. If fewer than three of them have contributed, all are new, and nothing bounds
+        them."""
+        counted, options = {peer: self._counted.get(peer, 0.0) for peer in members}, self._options
+        if sum(weight > 0 for weight in counted.values()) < LEAST - 1:
             return {}
-        return {peer: max(options.first, options.growth * max(seen, default=0.0)) for peer, seen in rounds.items()}
+        return {peer: max(options.first, options.growth * weight) for peer, weight in counted.items()}
 
-    def agrees(self, group: Group) -> bool:
-        """Whether the ramps that a leader lists are right, as far as this peer knows."""
-        return True
+    def agrees(self, group: Group, queue: Collection[PeerID]) -> bool:
+        """Whether a leader lists the ramps that follow from the round of the `queue`, which led to the group's tag.
+        Otherwise it could lift those of accomplices and hold others down. A leader that was not there cannot know."""
+        if not (self.knows(queue) and group.members[0].standing):
+            return True
+        ramps = self.ramps(member.peer_id for member in group.members)
+        return all(member.ramp == ramps.get(member.peer_id, math.inf) for member in group.members)
 
     def count(self, claims: Mapping[PeerID, float]) -> float:
         """How much of the samples that these members claim counts towards the target of their group. For 2, 6, ...
-        rounds after one in which members withheld too many of the samples that they had claimed, all unknown members
-        together count for no more than the known ones."""
+        rounds after one in which members withheld too many of the samples that they had claimed, all that did not
+        contribute to the last round together count for no more than those that did."""
         total = math.fsum(claims.values())
-        known = math.fsum(claim for peer, claim in claims.items() if peer in self._seen)
+        known = math.fsum(claim for peer, claim in claims.items() if peer in self._known)
         return min(total, 2 * known) if self._wary and known > 0 else total
 
     def note_short(self) -> None:
@@ -154,8 +161,8 @@ class Experience:
         return {peer for peer, weight in least.items() if 2 * weights.get(peer, 0.0) < weight}
 
     def forget(self, peer: PeerID) -> None:
-        """The peer counts as unknown."""
-        self._seen.pop(peer, None)
+        """The peer did not keep its word."""
+        self._known.discard(peer)
 
     def _limits(self, named: Mapping[PeerID, float], ramps: Mapping[PeerID, float]) -> dict[PeerID, float]:
         trusts = self._bounds.trust == "members"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
+from swarmcli.averaging.group import Member
 from swarmcli.errors import SwarmError
 from swarmcli.events import EpochAdvanced, Event, RoundFinished
 from swarmcli.network.identity import Identity, PeerID
@@ -73,12 +76,20 @@ async def test_members_lead_in_turn_whatever_one_of_them_draws(count: int) -> No
         assert len(digests(trainers)) == 1
 
 
-@pytest.mark.parametrize("count", [4, *soak([16])])
+UNTRUE: dict[str, Callable[[list[Member]], list[Member]]] = {
+    "out of turn": lambda followers: followers[::-1],
+    "an accomplice without a bound": lambda followers: [replace(followers[0], ramp=math.inf), *followers[1:]],
+    "the others held down": lambda followers: [replace(follower, ramp=1.0) for follower in followers],
+}
+
+
+@pytest.mark.parametrize(("lists", "count"), [*((lists, 4) for lists in UNTRUE), *soak([("out of turn", 16)])])
 @simulated
-async def test_a_leader_that_lists_its_followers_out_of_turn_leads_nobody(count: int) -> None:
+async def test_a_leader_that_lists_its_followers_untruly_leads_nobody(lists: str, count: int) -> None:
+    """Before, what counts of a member's weight was the leader's word."""
     async with trained(count) as (_, [first, *honest]):
         liar = liar_of(first)
-        alter_list(liar, lambda followers: followers[::-1])
+        alter_list(liar, UNTRUE[lists])
         lying, led = asyncio.create_task(first.train(1000)), leaders_seen_by(honest[0])
         await together(*(trainer.train(count) for trainer in honest))
         lying.cancel()

@@ -65,8 +65,7 @@ def test_what_is_counted_early_is_what_counts_in_the_end() -> None:
 def test_a_new_identity_counts_for_little_among_known_peers_and_for_more_with_each_round() -> None:
     experience, others, newcomer = Experience(), PEERS[:3], PEERS[3]
     assert experience.ramps([*others, newcomer]) == {}  # all are new
-    for _ in range(EXPERIENCE.known):
-        experience.note(dict.fromkeys(others, 10.0))
+    experience.note(dict.fromkeys(others, 10.0))
     rounds = []
     for _ in range(3):
         ramp = experience.ramps([*others, newcomer])[newcomer]
@@ -167,8 +166,7 @@ async def test_a_member_that_one_reducer_never_heard_costs_nobody_else_its_weigh
 async def test_leaders_say_in_the_group_what_to_expect_of_whom() -> None:
     async with Averagers(1) as swarm:
         peers = await swarm.add(4)
-        for _ in range(EXPERIENCE.known):
-            await all_results([peer.begin(weight=10.0) for peer in peers])
+        await all_results([peer.begin(weight=10.0) for peer in peers])
         newcomer = await swarm.add_one(listening=False)  # so it ranks last: a leader that knows nobody bounds nobody
         counts = []
         for _ in range(8):

@@ -205,7 +205,7 @@ class GroupFinder:
         # Ids grow from search to search even if the clock was set back: to others an older one is out of date.
         self._searched = max(clock.now(), self._searched + 1e-5)
         self._last_search = search_id(self._searched, self._endpoint.random.randbytes(8))
-        self._last_tag, self._stands = request.tag, bool(request.queue)
+        self._last_tag, self._stands = request.tag, self.experience.knows(request.queue)
         if request.lookout is not None:
             options = replace(options, min_matchmaking_time=request.lookout)
         offer = Offer(

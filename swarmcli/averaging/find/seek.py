@@ -416,7 +416,11 @@ class Search:
             return "it listed this peer otherwise than offered"
         if math.fsum(group.claims.values()) < (self.request.target or 0.0):
             return "it began a group without enough samples"
-        if not (self._is_in_turn(group) and self.lobby.allows(group, loop_time()) and self._experience.agrees(group)):
+        if not (
+            self._is_in_turn(group)
+            and self.lobby.allows(group, loop_time())
+            and self._experience.agrees(group, self.request.queue)
+        ):
             return "it listed its members out of turn, or with other seats or weights"
         return ""
 
