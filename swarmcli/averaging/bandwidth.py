@@ -50,6 +50,7 @@ class LinkGauge:
         the slower direction; None: no limit."""
         self._passed, self._limit, self._options = passed, limit, options
         self._estimate: float | None = None  # bytes per second
+        self.received = 0.0  # bytes per second that came in the last round, at its fastest; 0: next to nothing did
         self._samples: list[tuple[float, Traffic]] = []
         self._tick = options.first_tick
         self._timer: asyncio.TimerHandle | None = None
@@ -88,7 +89,8 @@ class LinkGauge:
         seconds, options = self._samples[-1][0] - self._samples[0][0], self._options
         if seconds < options.shortest:
             return
-        seen = fastest_stretch(self._samples, seconds / options.windows)
+        sent, self.received = fastest_stretch(self._samples, seconds / options.windows)
+        seen = min(sent, self.received)
         if seen < MIN_CLAIM:
             return  # a round in which next to nothing passed
         limit = self._limit()
@@ -102,8 +104,8 @@ class LinkGauge:
             self._estimate *= (seen / self._estimate) ** weight
 
 
-def fastest_stretch(samples: Sequence[tuple[float, Traffic]], seconds: float) -> float:
-    """The most bytes per second over any stretch of at least so many seconds, in the slower direction."""
+def fastest_stretch(samples: Sequence[tuple[float, Traffic]], seconds: float) -> tuple[float, float]:
+    """The most bytes per second over any stretch of at least so many seconds, sent and received."""
     sent = received = 0.0
     start = 0
     for time, volume in samples:
@@ -113,7 +115,7 @@ def fastest_stretch(samples: Sequence[tuple[float, Traffic]], seconds: float) ->
         if time - begun >= seconds:
             sent = max(sent, (volume.sent - before.sent) / (time - begun))
             received = max(received, (volume.received - before.received) / (time - begun))
-    return min(sent, received)
+    return sent, received
 
 
 def comparable(

@@ -286,7 +286,6 @@ class AveragerCore:
         try:
             with chronicle.stage(AveragingStage.AWAITING_TRIGGER):
                 weight = await control.wait_for_trigger()
-                weight = 0.0 if self.node.peer_id in group.unseated else weight
                 await self._lock.acquire()
         except asyncio.CancelledError:
             self._decline(group)
@@ -301,6 +300,10 @@ class AveragerCore:
                 if not self.layout.numel:
                     return AllreduceResult.without_exchange("the averaged tensors have no elements")
                 way, base = await self._travels(group, reference)
+                self._service.seats = self.finder.lines.seats(group.bids, control.request.target)
+                usual = max((seconds for seconds, _ in self._service.took), default=0.0)
+                usual = 0.0 if control.request.target is None else max(usual, self._service.seats.planned)
+                self._service.quickly = self._round_time.quickly(usual)
                 round_ = self._make_round(group, weight, control.samples, way=way, base=base)
                 result = await self._run_round(round_, control.request)
                 self.finder.experience.note(result.weights, (member.peer_id for member in group.members))
@@ -314,6 +317,7 @@ class AveragerCore:
 
     async def _run_round(self, round_: Allreduce | PhasedAllreduce, request: RoundRequest) -> AllreduceResult:
         began, withheld, failed, experience = loop_time(), set[PeerID](), set[PeerID](), self.finder.experience
+        spoiled = True
         try:
             try:
                 with self.finder.link.watching():
@@ -343,9 +347,12 @@ class AveragerCore:
                         "half; the samples wait for the next round"
                     )
             self.trust.note_group(frozenset(member.peer_id for member in round_.group.members))
-            self.finder.sightings.note_committed(began, loop_time(), result.weights)
+            self.finder.lines.note_committed(began, loop_time(), result.weights)
+            spoiled = result.late or self.node.peer_id in result.left_out
             return result
         finally:
+            received = self.finder.link.received
+            self.finder.lines.receiving = self.finder.round_bytes / received if spoiled and received else 0.0
             self._learn_from(round_, loop_time() - began, request.target is not None, withheld, failed)
 
     def _learn_from(
@@ -357,14 +364,14 @@ class AveragerCore:
         failed: Set[PeerID],
     ) -> None:
         lessons = round_.lessons
-        self.finder.sightings.note_sending(loop_time(), lessons.sending, round_.group.bids)
+        self.finder.lines.note_sending(lessons.sending, round_.group.bids)
         withheld -= {self.node.peer_id}
         suspects = dict.fromkeys(withheld, "it claimed samples and handed in less than half")
         if not self._service.has_split(round_.group):  # a leader that begins two groups keeps members apart: no fault
             suspects |= lessons.doubted
         for peer, reason in suspects.items():
             if preformed and peer in lessons.sending and peer not in withheld:
-                continue  # its sending time decides about its seat as a sender, see `seats.py`
+                continue  # nobody waits for its parts the next time, see `seats.py`
             self.finder.doubt(peer, reason, work=peer in failed, lost=peer in lessons.lost)
             failed -= {peer}
             if peer in withheld and self.trust.has_no_seat(peer):
@@ -413,14 +420,14 @@ class AveragerCore:
     def _make_round(
         self, group: Group, weight: float, samples: float | None, *, way: Way, base: Sequence[torch.Tensor] | None
     ) -> Allreduce | PhasedAllreduce:
-        service, tensors = self._service, self._tensors
+        service, tensors, planned = self._service, self._tensors, self._service.seats.planned
         options = self.config.allreduce
         options = replace(
             options,
             compression=NoCompression() if way is Way.EXACT else options.compression,
-            allreduce_timeout=self._round_time.of(group.planned),
+            allreduce_timeout=self._round_time.of(planned),
             # A reducer says nothing until the slowest sender has brought its first part, which may be all of its parts.
-            reducer_timeout=max(options.for_reducer, PACE.last * group.planned),
+            reducer_timeout=max(options.for_reducer, PACE.last * planned),
         )
         if self._program is None:
             return Allreduce(service, group, tensors, weight=weight, options=options, base=base, samples=samples)

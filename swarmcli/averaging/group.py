@@ -16,7 +16,7 @@ from enum import IntEnum
 from functools import cached_property
 
 from swarmcli.averaging.checks import MAX_BANDWIDTH
-from swarmcli.averaging.seats import MAX_SECONDS, Bid
+from swarmcli.averaging.seats import Bid
 from swarmcli.network import wire
 from swarmcli.network.addresses import bounded
 from swarmcli.network.identity import SIGNATURE_BYTES, Identity, PeerID, verify
@@ -57,8 +57,7 @@ class Member:
     gathered: bytes = b""  # its `gather`, encoded
     search: bytes = b""  # the id of the search with which it came: fresh, so nobody can bring it into this group again
     ramp: float = math.inf  # so many times the group's median weight counts of its own at most, see `weights.py`
-    bid: Bid = Bid()  # noqa: RUF009  # its word for the decision about seats
-    seated: bool = True  # whether its tensors may count in this round, see `seats.py`
+    bid: Bid = Bid()  # noqa: RUF009  # its word about its line, see `seats.py`
     standing: bool = False  # it was in the round that led to this tag, it says: such members lead in turn
     claim: float = 0.0  # progress towards the target of a preformed group, by its own word when the group began
 
@@ -93,7 +92,6 @@ class Group:
     nonce         fresh for every group, so that no two rounds share an id
     members       leader first, then by rank
     part_shares   (len(members),) each member's share of the reducing work, as `shares.py` computed it
-    planned       seconds that sending should take the slowest seated member, see `seats.py`; 0: unknown
     listed        its leader's signature for this list; not in the id
     """
 
@@ -101,7 +99,6 @@ class Group:
     nonce: bytes
     members: tuple[Member, ...]
     part_shares: tuple[float, ...]
-    planned: float = 0.0
     listed: bytes = b""
 
     def __post_init__(self) -> None:
@@ -115,8 +112,6 @@ class Group:
             raise ValueError("a group names a member twice")
         if len(self.listed) > SIGNATURE_BYTES:
             raise ValueError(f"a signature has {SIGNATURE_BYTES} bytes, got {len(self.listed)}")
-        if not 0 <= self.planned <= MAX_SECONDS:
-            raise ValueError(f"a group plans 0 to {MAX_SECONDS:g} seconds for sending, got {self.planned}")
         if len(self.part_shares) != len(self.members):
             raise ValueError(f"{len(self.part_shares)} shares for {len(self.members)} members")
         # The plan divides by their sum.
@@ -124,11 +119,9 @@ class Group:
             raise ValueError("shares of the work must be finite, not negative, and not all zero")
 
     @classmethod
-    def form(
-        cls, tag: bytes, members: Sequence[Member], part_shares: Sequence[float], nonce: bytes, planned: float = 0.0
-    ) -> Group:
+    def form(cls, tag: bytes, members: Sequence[Member], part_shares: Sequence[float], nonce: bytes) -> Group:
         """Draws up a group; the first member is its leader."""
-        return cls(tag, nonce, tuple(members), tuple(float(share) for share in part_shares), planned)
+        return cls(tag, nonce, tuple(members), tuple(float(share) for share in part_shares))
 
     def signed(self, leader: Identity) -> Group:
         """With its leader's signature."""
@@ -179,18 +172,13 @@ class Group:
 
     @cached_property
     def bids(self) -> dict[PeerID, Bid]:
-        """The members' bids, which decide about seats."""
+        """The members' words about their lines."""
         return {member.peer_id: member.bid for member in self.members}
 
     @cached_property
     def claims(self) -> dict[PeerID, float]:
-        """The progress of each member whose tensors may count."""
-        return {member.peer_id: member.claim for member in self.members if member.seated}
-
-    @cached_property
-    def unseated(self) -> frozenset[PeerID]:
-        """Members whose tensors do not count in this round."""
-        return frozenset(member.peer_id for member in self.members if not member.seated)
+        """The progress of each member."""
+        return {member.peer_id: member.claim for member in self.members}
 
     def derived(self, purpose: str) -> Group:
         """The same members and shares under another id, which all of them compute alike."""
@@ -236,7 +224,7 @@ def group_id_of(
     """The id of a group from its members, their networks (which weigh their votes), and a hash of all the rest."""
     roles = bytes(index in auxiliaries for index in range(len(peers))) + struct.pack(f">{len(networks)}H", *networks)
     members = hashlib.sha256(b"swarm group members" + b"".join(peers) + roles).digest()
-    return hashlib.sha256(b"swarm group 5" + _counted(tag) + nonce + members + rest).digest()
+    return hashlib.sha256(b"swarm group 6" + _counted(tag) + nonce + members + rest).digest()
 
 
 def derived_nonce(group_id: bytes, purpose: str) -> bytes:
@@ -247,14 +235,14 @@ def derived_nonce(group_id: bytes, purpose: str) -> bytes:
 def _rest(group: Group) -> Iterator[bytes]:
     """Yields each field of variable length with its length."""
     yield b"swarm group rest"
-    yield struct.pack(">dQ", group.planned, len(group.members))
+    yield struct.pack(">Q", len(group.members))
     for member, share in zip(group.members, group.part_shares, strict=True):
         yield struct.pack(">?dddd", member.listening, member.bandwidth, member.ramp, member.claim, share)
         yield struct.pack(">Q", len(member.addresses))
         yield from (_counted(address.encode()) for address in member.addresses)
         yield _counted(member.gathered)
         yield _counted(member.search)
-        yield _counted(wire.encode((member.bid, member.seated, member.standing)))
+        yield _counted(wire.encode((member.bid, member.standing)))
 
 
 def _counted(data: bytes) -> bytes:

@@ -1,8 +1,8 @@
-"""Decides which members send gradients in a round: those whose samples are worth the time that sending takes.
+"""Decides for whom a round waits: for members whose samples are worth the time that their lines take to send them.
 
-Members bring what they know into the group (`Bid`), and `decide` is one pure function of that: the leader applies it
-when it draws up the group, every follower applies it again. docs/averaging.md, *Seats*, has the rule in words. No input
-or output here.
+Each member says how long its line takes (`Bid`), remembers how long those of others took here (`Lines`), and decides by
+both for itself: whether it sends, for whom its own reducer waits, and, as a leader, who reduces and whose samples make
+the epoch. docs/averaging.md, *Seats*, has the rule in words. No input or output here.
 
     seconds   that a member takes to send what it brings to a round
     pace      samples per second of a member, or of several, while an epoch is computed
@@ -12,76 +12,46 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from types import MappingProxyType
 
 from swarmcli.network.identity import PeerID
 from swarmcli.recent import Recent
 
-MAX_NAMED = 32  # slow members in one witness; of more, the slowest
-MAX_SECONDS = 1e6  # that a member may say, of itself or of others: eleven days
-MAX_PACE = 1e15  # samples per second
-MAX_PEERS = 4096  # that one witness remembers
-
-
-@dataclass(frozen=True, slots=True)
-class SeatOptions:
-    """The terms of seats. All peers of a run have the same, since followers recompute their leader's decision."""
-
-    noise: float = 0.5  # seconds of sending that a busy machine or a long way explains: they cost nobody the seat
-    slower: float = 2.0  # times what the quickest member takes: from there on a member is slow, its seat in question
-    back: float = 1.5  # times its sending time, for a member that has no seat: so nobody comes and goes round by round
-    trial: float = 0.1  # of an epoch, for the parts of a slow member whose samples never counted
-    unknown_epoch: float = 5.0  # seconds that an epoch is taken for while no member has seen one
-    overdue: float = 3.0  # epochs, and …
-    overdue_grace: float = 5.0  # … seconds, after which members without a seat count too: the seated ones do not come
-    first_retry: float = 30.0  # seconds after which a slow member is tried again, and …
-    longest_retry: float = 600.0  # … at most: the time doubles each time that the member is found slow
-
-
-SEATS = SeatOptions()
-
-
-@dataclass(frozen=True, slots=True)
-class Sighting:
-    """One slow member, as another member sees it."""
-
-    peer: PeerID
-    seconds: float = 0.0  # it took so long to send; 0: only its own word says that it is slow
-    pace: float = 0.0  # of its samples that counted lately; 0: none did
-    counted: bool = False  # it had a part in the last average
-
-    def __post_init__(self) -> None:
-        _check("seconds", self.seconds, MAX_SECONDS)
-        _check("pace", self.pace, MAX_PACE)
-
-
-@dataclass(frozen=True, slots=True)
-class Witness:
-    """A reducer's word about the members that sent to it lately. It names the slow alone: in a group without slow
-    members it has two numbers."""
-
-    pace: float = 0.0  # of all members that it does not name, together; 0: it has seen no epoch yet
-    quickest: float = 0.0  # seconds that the quickest member takes to send; 0: one without another reducer
-    slow: tuple[Sighting, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check("pace", self.pace, MAX_PACE)
-        _check("quickest", self.quickest, MAX_SECONDS)
-        if len(self.slow) > MAX_NAMED or len({sighting.peer for sighting in self.slow}) < len(self.slow):
-            raise ValueError(f"a witness names at most {MAX_NAMED} members, each once")
+MAX_SECONDS = 1e6  # that a member may say of itself: eleven days
+MAX_PEERS = 4096  # whose lines one averager remembers
+LEAST = 1e-3  # seconds that any sending takes: 0 says that nothing has shown a line
+NOISE = 0.5  # seconds of sending that a busy machine or a long way explains
+SLOWER = 2.0  # times what the quickest member takes: from there on a member is slow …
+PATIENT = 5.0  # … where all are slow, beyond so many seconds and SLOWER times what an epoch takes to compute
+BACK = 1.5  # times its sending time, for a member whose samples did not count: so nobody comes and goes round by round
+TRIAL = 0.1  # of an epoch, for the parts of a slow member whose samples never counted, or of an unproven one
+UNKNOWN_EPOCH = 5.0  # seconds that an epoch is taken for while nobody has seen one
+OVERDUE = 3.0  # epochs, and …
+OVERDUE_GRACE = 5.0  # … seconds, after which everybody's samples count: those who are waited for do not come
 
 
 @dataclass(frozen=True, slots=True)
 class Bid:
-    """A member's word for the decision about seats. Raises ValueError for numbers that no honest peer has."""
+    """A member's word about itself. Raises ValueError for numbers that no honest peer has."""
 
     sends: bool = True  # it has gradients to send; False: it follows, or reduces for others
-    seconds: float = 0.0  # that sending takes by the limits which its user has set; 0: there is none
-    witness: Witness | None = None  # None: no member has sent to it lately
+    seconds: float = 0.0  # that a round takes to send on its line; 0: nothing has shown that yet
 
     def __post_init__(self) -> None:
-        _check("seconds", self.seconds, MAX_SECONDS)
+        if not 0 <= self.seconds <= MAX_SECONDS:
+            raise ValueError(f"seconds of a bid must be between 0 and {MAX_SECONDS:g}, got {self.seconds}")
+
+
+@dataclass(slots=True)
+class Line:
+    """The line of another member, as this one saw it."""
+
+    seconds: float = 0.0  # that it took to send the last time, or would have taken; 0: it has not sent here yet
+    pace: float = 0.0  # of its samples that counted lately; 0: none did
+    counted: bool = True  # it had a part in the last average, or was in none yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,172 +64,114 @@ class NoSeat:
 
 @dataclass(frozen=True, slots=True)
 class Seats:
-    """The seats of one group.
+    """Whom one member waits for in a group.
 
-    unseated   member that sends nothing → why
-    planned    seconds that sending takes the slowest seated member; 0: unknown
-    epoch      seconds that an epoch takes with the seated members, rounds included
+    unseated   member whose samples are not worth the wait → why
+    unproven   members whose lines nothing has shown yet, while others' are known
+    planned    seconds that sending takes the slowest of the others; 0: unknown
+    epoch      seconds that an epoch takes with them, rounds included
     """
 
     unseated: Mapping[PeerID, NoSeat] = field(default_factory=dict)
+    unproven: frozenset[PeerID] = frozenset()
     planned: float = 0.0
     epoch: float = 0.0
 
-    def overdue(self, options: SeatOptions = SEATS) -> float:
-        """Seconds of an epoch after which members without a seat count too: the seated ones do not come."""
-        return options.overdue * self.epoch + options.overdue_grace
+    @property
+    def overdue(self) -> float:
+        """Seconds of an epoch after which everybody's samples count."""
+        return OVERDUE * self.epoch + OVERDUE_GRACE
 
     @property
-    def for_all(self) -> Seats:
-        """The seats then: one for each member."""
-        return Seats({}, max([self.planned, *(each.seconds for each in self.unseated.values())]), self.epoch)
+    def unwaited(self) -> frozenset[PeerID]:
+        """Members that reduce nothing, and for whose parts nobody waits."""
+        return self.unproven | self.unseated.keys()
 
 
-def decide(bids: Mapping[PeerID, Bid], target: float, options: SeatOptions = SEATS) -> Seats:
-    """Members in order of their sending time; seats go to the first so many with which the group makes the most samples
-    per second, rounds included. `target`: samples that make an epoch.
-
-    The lower median of the witnesses counts, so a minority of liars neither takes a seat nor gives one; a member's own
-    word can only make it slower.
+def decide(bids: Mapping[PeerID, Bid], target: float, lines: Mapping[PeerID, Line]) -> Seats:
+    """Seats go to all who are not slow, and then to the first so many by sending time with which the group makes the
+    most samples per second, rounds included. `target`: samples that make an epoch. `lines`: as the one who decides saw
+    them; a member's own word can only make it slower.
     """
-    witnesses = {peer: bid.witness for peer, bid in bids.items() if bid.witness is not None}
-    quickest = statistics.median_low(each.quickest for each in witnesses.values()) if witnesses else 0.0
-    bound = max(options.noise, options.slower * quickest)
-    senders = [peer for peer, bid in bids.items() if bid.sends]
-    seen = [_seen(peer, bids[peer], witnesses) for peer in senders]
-    slow = [each for each in seen if each.seconds > bound]
-    quick = len(senders) - len(slow)
-    pace = _pace(witnesses.values(), target, options) if quick else 0.0
-    mean = pace / quick if quick else 1.0  # of a member whose samples no witness has seen
+    seen = {peer: lines.get(peer) or Line() for peer, bid in bids.items() if bid.sends}
+    seconds = {peer: max(bids[peer].seconds, line.seconds) for peer, line in seen.items()}
+    known = [line.pace for line in seen.values() if line.pace > 0]
+    mean = statistics.fmean(known) if known else target / UNKNOWN_EPOCH / max(1, len(seen))
+    paces = {peer: line.pace or mean for peer, line in seen.items()}
+    quickest = min(filter(None, seconds.values()), default=0.0)
+    excused = min(SLOWER * quickest, PATIENT + SLOWER * target / math.fsum(paces.values())) if seen else 0.0
+    bound = max(NOISE, excused)
 
-    def felt(each: Sighting) -> float:
-        return each.seconds * (1.0 if each.counted else options.back)
+    def felt(peer: PeerID) -> float:
+        return seconds[peer] * (1.0 if seen[peer].counted else BACK)
 
-    slow.sort(key=lambda each: (felt(each), each.peer))
-    seated, best = 0, _epoch(target, pace, quickest)
-    epoch = best
-    for count, each in enumerate(slow, start=1):
-        pace += each.pace or mean
-        if (felt_epoch := _epoch(target, pace, felt(each))) < best:
-            seated, best, epoch = count, felt_epoch, _epoch(target, pace, each.seconds)
-    unseated = {each.peer: NoSeat(each.seconds, epoch) for each in slow[seated:]}
-    # A member whose samples never counted is on trial: it costs the quick members a part of one epoch at most.
-    most = options.trial * epoch if quick else math.inf
-    times = [each.seconds if each.pace > 0 else min(each.seconds, most) for each in slow[:seated]]
-    planned = max(times, default=bound if witnesses else 0.0)
-    return Seats(unseated, planned, epoch if math.isfinite(epoch) else options.unknown_epoch)
+    slow = sorted((peer for peer in seen if seconds[peer] > bound), key=lambda peer: (felt(peer), peer))
+    if len(slow) == len(bids) == 2:
+        slow.sort()  # neither of a pair can tell whose line it is, and both must come to the same answer
+    quick = len(seen) - len(slow)
+    pace = list(accumulate(map(paces.__getitem__, slow), initial=math.fsum(paces[peer] for peer in seen.keys() - slow)))
 
+    def epoch(count: int, time: Callable[[PeerID], float]) -> float:
+        """Seconds of an epoch with so many of the slow members. Nobody waits for what a lone peer would send."""
+        alone = quick + count == 1 and all(bid.sends for bid in bids.values())
+        sending = 0.0 if alone else time(slow[count - 1]) if count else quickest
+        return target / pace[count] + sending if quick + count else math.inf
 
-def _seen(peer: PeerID, bid: Bid, witnesses: Mapping[PeerID, Witness]) -> Sighting:
-    """The sighting of a member that counts, from its own word and that of all other witnesses."""
-    others = [
-        next((sighting for sighting in witness.slow if sighting.peer == peer), None)
-        for other, witness in witnesses.items()
-        if other != peer
-    ]
-    naming = [sighting for sighting in others if sighting is not None]
-    seconds = statistics.median_low([each.seconds if each else 0.0 for each in others]) if others else 0.0
-    paces = [each.pace for each in naming if each.pace > 0]
-    counted = 2 * sum(each.counted for each in naming) >= max(1, len(naming))
-    return Sighting(
-        peer,
-        max(seconds, bid.seconds),
-        statistics.median_low(paces) if paces else 0.0,
-        counted or not naming,  # a member that no witness names as slow had its seat until now
+    count = min(range(len(slow) + 1), key=lambda count: epoch(count, felt))
+    usual = epoch(count, seconds.__getitem__) if seen else UNKNOWN_EPOCH
+    seated = seen.keys() - slow[count:]
+    proven = {peer for peer in seated if seconds[peer]}
+    most = TRIAL * usual if quick else math.inf
+    times = [seconds[peer] if seen[peer].pace else min(seconds[peer], most) for peer in slow[:count]]
+    return Seats(
+        {peer: NoSeat(seconds[peer], usual) for peer in slow[count:]},
+        frozenset(seated - proven) if proven else frozenset(),
+        max(times, default=bound if quickest else 0.0),
+        usual,
     )
 
 
-def _pace(witnesses: Iterable[Witness], target: float, options: SeatOptions) -> float:
-    known = [each.pace for each in witnesses if each.pace > 0]
-    return statistics.median_low(known) if known else target / options.unknown_epoch
+class Lines:
+    """One averager's memory of the lines of others."""
 
-
-def _epoch(target: float, pace: float, seconds: float) -> float:
-    return target / pace + seconds if pace > 0 else math.inf
-
-
-def _check(name: str, value: float, most: float) -> None:
-    if not 0 <= value <= most:
-        raise ValueError(f"{name} of a seat must be between 0 and {most:g}, got {value}")
-
-
-@dataclass(slots=True)
-class _Record:
-    """One peer, as this one saw it."""
-
-    recent: tuple[float, ...] = ()  # seconds that it took to send in its last two rounds
-    pace: float = 0.0
-    counted: bool = False
-    said_slow: bool = False  # by its own word, in the last group
-    named_until: float = 0.0  # loop time
-    retry: float = 0.0  # seconds for which it is named the next time
-
-
-class Sightings:
-    """One averager's record of how others send, round by round; its `Witness` follows from it."""
-
-    def __init__(self, own: PeerID, options: SeatOptions = SEATS) -> None:
-        self._own, self._options = own, options
-        self._records: Recent[PeerID, _Record] = Recent(MAX_PEERS)
-        self._pace = self._quickest = 0.0
-        self._reduces = False
+    def __init__(self, own: PeerID) -> None:
+        # Seconds that this peer's own sending took, and that what it receives would take where it spoiled a round or
+        # downloads a state; 0: nothing has shown that.
+        self.own = self.receiving = 0.0
+        self._own = own
+        self._lines: Recent[PeerID, Line] = Recent(MAX_PEERS)
         self._ended: float | None = None  # loop time of the last round that committed
 
-    def note_sending(self, now: float, taken: Mapping[PeerID, float], bids: Mapping[PeerID, Bid]) -> None:
+    def seats(
+        self, bids: Mapping[PeerID, Bid], target: float | None, said: Mapping[PeerID, float] = MappingProxyType({})
+    ) -> Seats:
+        """Whom this peer waits for in a group. Without a target every member is waited for. `said`: paces by their own
+        word, of members whose samples never counted."""
+        if target is None:
+            return Seats()
+        lines = {peer: self._lines.get(peer) or Line() for peer in bids}
+        return decide(bids, target, {p: replace(line, pace=line.pace or said.get(p, 0.0)) for p, line in lines.items()})
+
+    def note_sending(self, taken: Mapping[PeerID, float], bids: Mapping[PeerID, Bid]) -> None:
         """Seconds that each sender of a round has `taken` here, this peer itself among them. For one that was left out,
         they are estimated from the parts that arrived. `bids`: of the group."""
-        self._reduces = self._reduces or not taken.keys() <= {self._own}  # one lone trainer sent to it, or several
-        self._quickest = min(taken.values(), default=self._quickest)
-        bound = max(self._options.noise, self._options.slower * self._quickest)
         for peer, seconds in taken.items():
-            record = self._record(peer)
-            # If its own limit explains the time, that says nothing about its link.
-            if bids[peer].seconds > bound and seconds <= 2 * bids[peer].seconds:
-                continue
-            record.recent = (*record.recent[-1:], min(seconds, MAX_SECONDS))
-            if min(record.recent) <= bound:
-                record.retry = record.named_until = 0.0
-            elif now >= record.named_until:
-                record.retry = min(2 * record.retry, self._options.longest_retry) or self._options.first_retry
-                record.named_until = now + record.retry
-        for peer, bid in bids.items():
-            if bid.sends and (bid.seconds > bound or peer in self._records):
-                self._record(peer).said_slow = bid.seconds > bound
+            shown = min(max(seconds, LEAST), MAX_SECONDS)
+            if peer == self._own:
+                self.own = shown
+            else:  # its own word, which may be of a limit, may explain the time
+                self._line(peer).seconds = shown if shown > SLOWER * bids[peer].seconds else 0.0
 
     def note_committed(self, began: float, now: float, weights: Mapping[PeerID, float]) -> None:
         """A round that began at `began` has committed `now`, with so many samples of each member."""
         ended, self._ended = self._ended, now
-        for peer, record in self._records.items():
-            record.counted = weights.get(peer, 0.0) > 0
-        if ended is None or began <= ended or not weights:
-            return
-        paces = {peer: weight / (began - ended) for peer, weight in weights.items()}
-        for peer, pace in paces.items():
-            record = self._record(peer)
-            record.pace, record.counted = _smooth(record.pace, pace), True
-        quick = math.fsum(pace for peer, pace in paces.items() if not self._is_named(peer, now))
-        self._pace = _smooth(self._pace, quick) if quick > 0 else self._pace
+        for peer, line in self._lines.items():
+            line.counted = weights.get(peer, 0.0) > 0
+        if ended is not None and began > ended:
+            for peer, weight in weights.items():
+                line, pace = self._line(peer), weight / (began - ended)
+                line.pace, line.counted = (line.pace + pace) / 2 if line.pace else pace, True
 
-    def witness(self, now: float) -> Witness | None:
-        """This peer's word about the others; None: no member has sent to it yet."""
-        if not self._reduces:
-            return None
-        named = [
-            Sighting(peer, min(each.recent) if now < each.named_until else 0.0, min(each.pace, MAX_PACE), each.counted)
-            for peer, each in self._records.items()
-            if self._is_named(peer, now)
-        ]
-        slowest = sorted(named, key=lambda each: -each.seconds)[:MAX_NAMED]
-        return Witness(min(self._pace, MAX_PACE), min(self._quickest, MAX_SECONDS), tuple(slowest))
-
-    def _is_named(self, peer: PeerID, now: float) -> bool:
-        record = self._records[peer]
-        return record.said_slow or now < record.named_until
-
-    def _record(self, peer: PeerID) -> _Record:
-        record = self._records[peer] = self._records.get(peer) or _Record()
-        return record
-
-
-def _smooth(before: float, now: float) -> float:
-    return (before + now) / 2 if before > 0 else now
+    def _line(self, peer: PeerID) -> Line:
+        line = self._lines[peer] = self._lines.get(peer) or Line()
+        return line

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -37,6 +38,10 @@ from swarmcli.optim.peers.state_exchange import StateExchange
 from swarmcli.optim.peers.survey import Survey
 from swarmcli.optim.state.frozen import TERM
 from swarmcli.optim.state.lineage import TORN, Claim, LineagePosition
+from swarmcli.tasks import beside
+
+MOST_BEHIND = 2  # epochs, for a state on which a trainer computes
+LOOK_AT_LINE, LOOKS_AT_LINE = 5.0, 4  # seconds of a download, and how many such: the quickest of the last ones counts
 
 
 class OptimizerCore:
@@ -88,12 +93,12 @@ class OptimizerCore:
         self._frozen = FrozenExchange(trained.frozen, self.replica, self.claims, timeout, averager.at_rest)
         self._catch_up = CatchUp(peer, self.work, self.survey, self._exchange)
         self.seat = OwnSeat(averager, node.peer_id, config.target_batch_size)
-        self._end = EpochEnd(peer, self.work, keeper, self._group, self.survey, self.metrics)
+        self._end = EpochEnd(peer, self.work, keeper, self._group, self.survey, self.metrics, self._spoils_rounds)
         self._ending: asyncio.Task[None] | None = None  # until somebody has waited for its end
         self._published: int | None = None  # how often the end had, when the trainer stopped waiting for it
         self._last_seen = self.position  # at the end of the last step
         self._last_moment = LastMoment(self.tracker, node.endpoint.clock)
-        self._epoch_began = 0.0  # loop time
+        self._latest = 0, 0.0  # the epoch of the run, as far as this peer knows, and since when, by the loop's time
         self.global_steps = 0  # with gradients of this peer in them
 
     def _gathered(self) -> MemberNote | None:
@@ -216,7 +221,22 @@ class OptimizerCore:
         if not self._frozen.frozen.held:
             await self._frozen.obtain(lambda: self._catch_up.gives_up is not None and self._catch_up.gives_up())
             await self.work.start_over()
-        return await self._catch_up.run(reason, returns=self.pausing.away)
+        async with beside(self._watch_line()):
+            return await self._catch_up.run(reason, returns=self.pausing.away)
+
+    async def _watch_line(self) -> None:
+        """What a download shows of this peer's line: a newcomer need not spoil a round to learn that it is too slow."""
+        endpoint, generation = self.node.endpoint, self.replica.generation
+        rates = deque[float](maxlen=LOOKS_AT_LINE)
+        while True:
+            before = endpoint.passed().received
+            await asyncio.sleep(LOOK_AT_LINE)
+            if self._exchange.on_its_way:
+                rates.append((endpoint.passed().received - before) / LOOK_AT_LINE)
+            if len(rates) == LOOKS_AT_LINE and max(rates) > 0 and self.config.description.role == "trainer":
+                self.seat.note_download(max(rates))
+                # It takes the first state in any case; if it needs another one by then, it cannot follow the run.
+                self.review_seat(stays=not self.pausing.away and self.replica.generation == generation)
 
     def lack_parameters(self, why: str) -> None:
         """The model has others than the run begins with: this peer takes the state of those who have them, or no part.
@@ -300,24 +320,32 @@ class OptimizerCore:
 
     def _has_no_seat(self) -> bool:
         """Whether this trainer's samples cannot count, as far as the next round goes."""
-        if self._ending or self._group.begun or self.config.description.role != "trainer":
+        return not (self._ending or self._group.begun) and self._spoils_rounds()
+
+    def _spoils_rounds(self) -> bool:
+        if self.config.description.role != "trainer":
             return False
         self.review_seat()
-        return self.seat.lost is not None
+        # Where the run has gone on without it, and nobody gives it that state, what it computed would be worthless.
+        return self.seat.lost is not None or self._latest[0] > self.position.epoch + MOST_BEHIND
 
-    def review_seat(self) -> None:
+    def review_seat(self, *, stays: bool = False) -> None:
         """Finds out anew whether this trainer's samples can count, and says so where that has changed: others hear that
-        it computes nothing, its user hears why. See `averaging/seats.py`."""
-        if self._catch_up.settled and self.seat.review(
-            self._group.last, self.directory.trainers(), loop_time() - self._epoch_began
-        ):
-            lost = self.seat.lost
-            if lost is None or lost.follows:
-                self.pausing.end("link")
-            else:
-                self.pausing.ask("link")
+        it computes nothing, its user hears why. See `averaging/seats.py`. `stays`: it goes on with what it does now,
+        even if it cannot follow the run."""
+        latest = max(self.position.epoch, self.claims.latest_epoch())
+        if latest != self._latest[0]:
+            self._latest = latest, loop_time()
+        changed = self.seat.review(self._group.last, self.directory.trainers(), loop_time() - self._latest[1])
+        lost = self.seat.lost
+        if lost is None or lost.follows:
+            self.pausing.end("link")
+        elif not stays:
+            self.pausing.ask("link")
+        if changed:
             self.tracker.rest(lost is not None or self.pausing.is_asked)
-            self.phase = "training" if lost is None else "following"
+            if self._catch_up.settled and not self.pausing.away:
+                self.phase = "training" if lost is None else "following"
             if lost is None:
                 news = Noticed("info", "this computer's samples count again: it computes")
             else:
@@ -461,7 +489,6 @@ class OptimizerCore:
         with self.tracker.pause_updates():
             self.tracker.update_epoch(self.position.epoch)
             self._last_moment.begin_epoch(mates)
-            self._epoch_began = loop_time()
             self._report_samples()  # there are some already where the trainer did not wait
 
     def _reason_to_look(self) -> str:

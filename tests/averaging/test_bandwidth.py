@@ -120,9 +120,9 @@ async def test_long_rounds_take_no_more_memory_than_short_ones() -> None:
 
 def test_a_stretch_is_no_shorter_than_asked_for() -> None:
     samples = [(0.0, Traffic(0, 0)), (1.0, Traffic(100, 100)), (1.1, Traffic(200, 200)), (3.0, Traffic(200, 200))]
-    assert fastest_stretch(samples, 1.0) == pytest.approx(200 / 1.1)
-    assert fastest_stretch(samples, 3.0) == pytest.approx(200 / 3)
-    assert fastest_stretch(samples, 4.0) == 0
+    assert min(fastest_stretch(samples, 1.0)) == pytest.approx(200 / 1.1)
+    assert min(fastest_stretch(samples, 3.0)) == pytest.approx(200 / 3)
+    assert fastest_stretch(samples, 4.0) == (0, 0)
 
 
 def test_what_users_gave_replaces_their_own_figures_and_is_relative_to_each_other() -> None:

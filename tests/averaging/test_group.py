@@ -62,7 +62,7 @@ def test_a_group_is_the_same_at_those_who_are_sent_it() -> None:
     assert Group.form(b"tag", group.members, [0.5, 0.25, 0.25], NONCE) == group
     group_id = group.group_id  # which is computed anew at the other end
     sent = msgspec.msgpack.decode(wire.encode(group))
-    assert set(sent) == {"tag", "nonce", "members", "part_shares", "planned", "listed"}
+    assert set(sent) == {"tag", "nonce", "members", "part_shares", "listed"}
     assert wire.decode(Group, wire.encode(group)).group_id == group_id
 
 

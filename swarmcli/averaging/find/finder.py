@@ -33,7 +33,7 @@ from swarmcli.averaging.find.messages import (
 from swarmcli.averaging.find.seek import OutdatedError, Search
 from swarmcli.averaging.group import NONCE_BYTES, Group, Member
 from swarmcli.averaging.round.plan import Layout
-from swarmcli.averaging.seats import MAX_SECONDS, SEATS, Bid, Sightings
+from swarmcli.averaging.seats import MAX_SECONDS, NOISE, Bid, Lines, Seats
 from swarmcli.averaging.shares import reducing_shares
 from swarmcli.averaging.trust import PeerTrust
 from swarmcli.averaging.weights import Experience
@@ -74,7 +74,7 @@ class GroupFinder:
         self._tasks = TaskOwner()
         self._turn = asyncio.Lock()
         self.experience = Experience(config.allreduce)
-        self.sightings = Sightings(node.peer_id)
+        self.lines = Lines(node.peer_id)
         self._memory = Memory(trust.is_banned)
         self._begun: Recent[Bucket, Group] = Recent(MAX_BEGUN)  # the last groups that began with this peer
         self._declarations = Declarations(node, config.prefix)
@@ -198,7 +198,7 @@ class GroupFinder:
         if set(search.me.addresses) != set(self._addresses):
             return True
         said, now = search.own.offer.bid.seconds, self.bid(search.request.target).seconds
-        return max(said, now) > SEATS.noise and not 0.5 < (now or 1e-9) / (said or 1e-9) < 2.0
+        return max(said, now) > NOISE and not 0.5 < (now or 1e-9) / (said or 1e-9) < 2.0
 
     def _new_search(self, control: StepControl, gathered: bytes) -> Search:
         clock, request, options = self._endpoint.clock, control.request, self._config.matchmaking
@@ -227,16 +227,19 @@ class GroupFinder:
             self._declarations,
             self.experience,
             self._trust,
+            self.lines,
             out=self._out(request.target is not None),
             outdated=lambda: self._is_outdated(search),
         )
         return search
 
     def bid(self, target: float | None, sends: bool = True) -> Bid:
-        """This peer's bid for the seats of a preformed group with that target, as things stand now."""
+        """This peer's word about its line for a preformed group with that target, as things stand now."""
         if target is None:
             return Bid()
-        return Bid(sends and not self._config.auxiliary, self.seconds_by_limits, self.sightings.witness(loop_time()))
+        return Bid(
+            sends and not self._config.auxiliary, max(self.seconds_by_limits, self.lines.own, self.lines.receiving)
+        )
 
     @property
     def seconds_by_limits(self) -> float:
@@ -281,7 +284,7 @@ class GroupFinder:
         joins = search.joins()
         offers = [join.offer for join in joins]
         speeds = comparable([offer.bandwidth for offer in offers], [offer.measured for offer in offers])
-        seats = search.lobby.seats(loop_time())
+        seats = search.lobby.seats
         claims, ramps = search.lobby.progress, self.experience.ramps(join.candidate.peer_id for join in joins)
         said = [
             Member(
@@ -294,22 +297,23 @@ class GroupFinder:
                 who.search,
                 ramps.get(who.peer_id, math.inf),
                 offer.bid,
-                who.peer_id not in seats.unseated,
                 who.standing,
                 claims[who.peer_id],
             )
             for who, offer, speed in zip((join.candidate for join in joins), offers, speeds, strict=True)
         ]
-        members, shares = self._divide(said, seats.epoch)
+        members, shares = self._divide(said, seats)
         nonce = self._endpoint.random.randbytes(NONCE_BYTES)
-        return Group.form(search.me.tag, members, shares, nonce, seats.planned).signed(self._endpoint.identity)
+        return Group.form(search.me.tag, members, shares, nonce).signed(self._endpoint.identity)
 
-    def _divide(self, said: list[Member], epoch: float) -> tuple[list[Member], tuple[float, ...]]:
-        """The members and their shares of the work. Members that failed as reducers, have no seat, or need longer than
-        an epoch by a limit of their own get no share, unless no other member can reduce. Raises NoReducerError.
+    def _divide(self, said: list[Member], seats: Seats) -> tuple[list[Member], tuple[float, ...]]:
+        """The members and their shares of the work. Members that failed as reducers, for whom nobody waits, or that
+        need longer than an epoch by their own word get no share, unless no other member can reduce. Raises
+        NoReducerError.
         """
         least, spared = self._config.min_vector_size, self._trust.has_no_work
-        able = (each.seated and each.bid.seconds <= epoch and not spared(each.peer_id) for each in said)
+        slow = seats.unwaited | {each.peer_id for each in said if 0 < seats.epoch < each.bid.seconds}
+        able = (each.peer_id not in slow and not spared(each.peer_id) for each in said)
         members = [
             member if may_reduce else replace(member, bandwidth=0.0)
             for member, may_reduce in zip(said, able, strict=True)

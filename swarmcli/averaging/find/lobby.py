@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from swarmcli.averaging.config import MatchmakingOptions
 from swarmcli.averaging.find.candidates import Candidates, Entry, FollowPlan, Memory
 from swarmcli.averaging.find.messages import Answer, Join
-from swarmcli.averaging.group import MAX_MEMBERS, Group
-from swarmcli.averaging.seats import Seats, decide
+from swarmcli.averaging.group import MAX_MEMBERS
+from swarmcli.averaging.seats import Lines, Seats
 from swarmcli.errors import CallRefused
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
@@ -25,7 +25,6 @@ MAX_LISTED = 768 << 10  # bytes that followers may take of a group's list, which
 MIN_PATIENCE = 0.5  # seconds for which even an impatient follower leaves the group open
 BEAT_INTERVAL = 0.75  # seconds between two beats of a follower: with the wait for an answer a loss is seen within 4 s …
 BEATS_PER_SECOND = 64.0  # … and from all followers of a leader together
-OVERDUE_SLACK = 2.0  # seconds by which searches of one group begin one after the other
 
 
 def beat_interval(members: int) -> float:
@@ -54,9 +53,11 @@ class Lobby:
         options: MatchmakingOptions,
         target: float | None,
         now: float,
+        lines: Lines,
         count: Callable[[Mapping[PeerID, float]], float] = lambda claims: math.fsum(claims.values()),
     ) -> None:
-        """`own`: this peer's join. `count`: how much of the members' claims counts towards the target."""
+        """`own`: this peer's join. `lines`: of the others, as this peer saw them. `count`: how much of the members'
+        claims counts towards the target."""
         self.options, self.target = options, target
         self.followers: dict[PeerID, OpenCall] = {}
         self.mates = set(memory.mates - {own.candidate.peer_id})  # of the last group, without those found lost
@@ -67,7 +68,7 @@ class Lobby:
         self.opens_at = -math.inf  # the group does not begin before this time
         self.close_at = now + options.min_matchmaking_time
         self.blocked = ""  # why these members cannot begin: none of them can reduce for all
-        self._own, self._memory, self._count, self._began = own, memory, count, now
+        self._own, self._memory, self._count, self._began, self._lines = own, memory, count, now, lines
         self._crowded_out: set[PeerID] = set()  # the group does not wait for them, since its list has no room
         self._reached_at = math.inf
 
@@ -156,24 +157,15 @@ class Lobby:
         claims = {peer: waiting.progress for peer, waiting in self.followers.items()}
         return {self._own.candidate.peer_id: self.own_progress} | claims
 
-    def seats(self, now: float) -> Seats:
-        """The seats in a group that begins now. If the seated members do not reach the target in far more than their
-        usual time, all members get one."""
-        if self.target is None:
-            return Seats()
+    @property
+    def seats(self) -> Seats:
+        """Whom this peer would wait for, as the leader of these."""
         bids = {peer: waiting.join.offer.bid for peer, waiting in self.followers.items()}
-        seats = decide({self._own.candidate.peer_id: self._own.offer.bid} | bids, self.target)
-        return seats.for_all if now >= self._overdue_at(seats) else seats
-
-    def allows(self, group: Group, now: float) -> bool:
-        """Whether this peer comes to the same seats as the leader of the group."""
-        seats = decide(group.bids, self.target) if self.target is not None else Seats()
-        overdue = now >= self._began + seats.overdue() - OVERDUE_SLACK
-        allowed = [seats, seats.for_all] if overdue else [seats]
-        return any(group.unseated == each.unseated.keys() and group.planned == each.planned for each in allowed)
+        return self._lines.seats({self._own.candidate.peer_id: self._own.offer.bid} | bids, self.target)
 
     def _overdue_at(self, seats: Seats) -> float:
-        return self._began + seats.overdue() if seats.unseated else math.inf
+        """When everybody's progress counts, since those who are waited for do not reach the target."""
+        return self._began + seats.overdue if seats.unwaited else math.inf
 
     # Peers that could still come
 
@@ -228,10 +220,9 @@ class Lobby:
 
     def _preformed_due_at(self, now: float, target: float, missing: bool, settled_at: float) -> float:
         claims = self.progress
-        seats = (
-            self.seats(now) if math.fsum(claims.values()) >= target else Seats()
-        )  # if all fall short, seats are moot
-        seated = {peer: samples for peer, samples in claims.items() if peer not in seats.unseated}
+        seats = self.seats if math.fsum(claims.values()) >= target else Seats()  # if all fall short, seats are moot
+        unwaited = seats.unwaited if now < self._overdue_at(seats) else ()
+        seated = {peer: samples for peer, samples in claims.items() if peer not in unwaited}
         # Without the missing peers there may be no group at all, so they get more than the grace.
         if self._count(seated) < target or (missing and not self.has_enough):
             self._reached_at = math.inf

@@ -39,6 +39,7 @@ from swarmcli.averaging.find.messages import (
     place_in,
 )
 from swarmcli.averaging.group import Group, Member
+from swarmcli.averaging.seats import Lines
 from swarmcli.averaging.trust import PeerTrust
 from swarmcli.averaging.weights import Experience
 from swarmcli.errors import (
@@ -96,6 +97,7 @@ class Search:
         declarations: Declarations,
         experience: Experience,
         trust: PeerTrust,
+        lines: Lines,
         *,
         out: Mapping[PeerID, float],
         outdated: Callable[[], bool],
@@ -107,7 +109,7 @@ class Search:
         queue, only_one, since = self.request.queue, self.request.only_one, self.request.since
         self.known = Candidates(self.me, memory, only_one=only_one, since=since, queue=queue, out=out)
         self.rank = self.known.rank(self.me)
-        self.lobby = Lobby(own, memory, options, self.request.target, now, experience.count)
+        self.lobby = Lobby(own, memory, options, self.request.target, now, lines, experience.count)
         self.settling = Settling(options, now)
         self.conflicts = Conflicts()
         self.leader: Candidate | None = None
@@ -416,12 +418,8 @@ class Search:
             return "it listed this peer otherwise than offered"
         if math.fsum(group.claims.values()) < (self.request.target or 0.0):
             return "it began a group without enough samples"
-        if not (
-            self._is_in_turn(group)
-            and self.lobby.allows(group, loop_time())
-            and self._experience.agrees(group, self.request.queue)
-        ):
-            return "it listed its members out of turn, or with other seats or weights"
+        if not (self._is_in_turn(group) and self._experience.agrees(group, self.request.queue)):
+            return "it listed its members out of turn, or with other weights"
         return ""
 
     def _is_as_offered(self, entry: Member) -> bool:

@@ -11,6 +11,7 @@ and copies all averages that members hold after the last try, instead of sending
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
@@ -47,7 +48,7 @@ from swarmcli.averaging.round.reducer import Reducer
 from swarmcli.averaging.round.sender import Gathered, PartSender
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.round.signed import SignedLists
-from swarmcli.averaging.seats import SEATS
+from swarmcli.averaging.seats import NOISE, TRIAL
 from swarmcli.averaging.shares import reducers_among, slowest_link
 from swarmcli.averaging.weights import WeightBounds
 from swarmcli.events import PeerRefused
@@ -116,6 +117,9 @@ class Attempt:
         self._tempo = tempo = Tempo(self._time, planned, trip, nbytes, mates.endpoint.rates)
         self.sending = tempo.sending  # member index → seconds that it took to send; see Lessons
         tempo.indirect = frozenset(filter(mates.over_relay, others))
+        tempo.unwaited = frozenset(index for index in others if mates.peer(index) in service.seats.unwaited)
+        tempo.grace = max(NOISE, TRIAL * service.seats.epoch) + trip
+        tempo.quickly = service.quickly if others else math.inf
         # This member's own sending counts as one of the streams: so a group of two can tell that the other one alone is
         # slow. Averages from auxiliaries show that this member's own way in is not slow.
         signs = 1 + len(mates.group.auxiliaries & plan.by_reducer.keys() - {mates.me} if mine is not None else ())
@@ -142,16 +146,16 @@ class Attempt:
     def _planned(self, nbytes: int) -> float | None:
         """Seconds that the streams should take: by the members' bandwidths, where these are bytes per second, and by
         the last rounds here. None: nothing is known."""
-        group = self.mates.group
+        group, waits = self.mates.group, self._service.seats.planned
         figures = [member.bandwidth for member in group.members if member.bandwidth > 0]
         usual = [took * max(1.0, nbytes / before) for took, before in self._service.took]
         known = [statistics.median(usual)] if usual else []
-        known += [group.planned] if group.planned > 0 else []
+        known += [waits] if waits > 0 else []
         if figures and min(figures) >= MIN_CLAIM and max(figures) <= MAX_CLAIM:
             claimed = slowest_link(group.members, group.part_shares) * nbytes
-            if group.planned > 0:  # all seated members are quicker: a link that is slow by claims alone is on trial
+            if waits > 0:  # the others are quicker: a line that is slow by claims alone is on trial
                 epoch = loop_time() - self._service.committed
-                claimed = min(claimed, max(group.planned, SEATS.trial * epoch))
+                claimed = min(claimed, max(waits, TRIAL * epoch))
             known.append(claimed)
         return max(known) + nbytes / PACE.modest if known else None
 
@@ -312,14 +316,16 @@ class Attempt:
 
     async def _take_part(self) -> None:
         """Exchanges everything, and votes by the outcome."""
+        began = loop_time()
         try:
-            async with asyncio.timeout(self._time):
+            async with asyncio.timeout(self._time) as self._tempo.deadline:
                 self._take_up(await self._gather())
+                self._tempo.deadline = None
         except TimeoutError:
             await self._end_exchange()
-            fraction = min(1.0, self.bytes_received / max(1, self._coming))
-            self.needed = pace.needed(self._time, fraction)
-            self.trouble = Gathered(complaint=f"not done within {self._time:.0f} s: {fraction:.0%} had come")
+            fraction, seconds = min(1.0, self.bytes_received / max(1, self._coming)), loop_time() - began
+            self.needed = pace.needed(seconds, fraction)
+            self.trouble = Gathered(complaint=f"not done within {seconds:.0f} s: {fraction:.0%} had come")
         self._avoided.slow.update(self._tempo.slow)
         digest = None if self.mates.auxiliary else self.holdings.digest
         await self.agreement.vote(digest, self.trouble.reason, self.doubted.keys() - self._receiver.late.keys())

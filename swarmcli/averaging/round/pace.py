@@ -38,6 +38,8 @@ class PaceOptions:
     looks: int = 12  # at each stream, in the time that it has; the bytes between four of them are its present rate
     modest: float = 50e6  # bytes per second that a machine encrypts, checks and adds up while much else runs on it
     stalled: float = 5.0  # seconds without a byte, after which a member that knows of a commit waits for no other
+    quick: float = 8.0  # seconds at least, for a round whose members have all begun, and …
+    unusual: float = 16.0  # … times what the last ones took: by then a line has turned slow
     margin: float = 1.5  # times what a round would have needed, for the next one …
     most_stretched: float = 16.0  # … up to so many times the user's timeout
     slowest: float = 128 << 10  # bytes per second that a round without a timeout makes at least …
@@ -72,6 +74,10 @@ class Tempo:
         self.begun: dict[int, float] = {}
         self.sending: dict[int, float] = {}  # seconds that members took to send, this one among them; see Lessons
         self.all_begun = math.inf
+        self.quickly = math.inf  # seconds that the round may take from then, see RoundTime
+        self.deadline: asyncio.Timeout | None = None  # of the round
+        self.unwaited: Set[int] = frozenset()  # members for whose parts nobody waits …
+        self.grace = math.inf  # … longer than so many seconds
         self.took = list[float]()  # seconds from then, of the senders that have brought all of their parts
         self.half_averaged = asyncio.Event()  # half of the reducers are done
         self._planned = options.calm * time / options.times if planned is None else planned
@@ -79,6 +85,12 @@ class Tempo:
         self._nbytes, self._rates = nbytes, rates
         # Senders that may come another way, if they fall silent, once the connection is known to be lost.
         self.indirect: Set[int] = frozenset()
+
+    def note_all_begun(self) -> None:
+        """Nobody computes any more: from here on the round takes as long as the lines do."""
+        self.all_begun = loop_time()
+        if self.deadline is not None and not self.deadline.expired() and (ends := self.deadline.when()) is not None:
+            self.deadline.reschedule(min(ends, self.all_begun + self.quickly))
 
     @property
     def patience(self) -> float:
@@ -148,6 +160,8 @@ class Pace:
             since = max(began, self._half, tempo.begun.get(member, math.inf))
             times = options.last + options.waited
         patience = min(times * tempo.patience, options.for_reducers * tempo.time)
+        if not self._averages and member in tempo.unwaited:
+            patience = min(patience, tempo.grace)
         late = now - since >= patience and now - since + (1 - fraction) / max(rate, 1e-9) > options.last * patience
         words = f"it was too slow: {fraction:.0%} of its part in {now - began:.0f} s, when most were done"
         return tempo.slow.get(member, words if late else "")
@@ -220,6 +234,7 @@ class RoundTime:
     def __init__(self, timeout: float | None, options: PaceOptions = PACE) -> None:
         self._timeout, self._options = timeout, options
         self.seconds = timeout  # for the next round; None: the user set no timeout
+        self._needed = 0.0  # seconds, with a margin, by the last round that failed for want of time
 
     def of(self, planned: float) -> float | None:
         """For a round in which sending should take so many seconds: enough for a sender to take three times that."""
@@ -229,8 +244,15 @@ class RoundTime:
         wanted = planned * options.times / options.for_senders
         return max(self.seconds, min(wanted, options.most_stretched * self._timeout))
 
+    def quickly(self, usual: float) -> float:
+        """Seconds for a round once all members have begun, where the last ones took `usual`; 0: nobody knows."""
+        options = self._options
+        return max(options.quick, options.unusual * usual, self._needed) if usual else math.inf
+
     def learn(self, needed: float, taken: float) -> bool:
         """After a round that took so many seconds. `needed`: see Lessons. Returns whether the next one gets longer."""
+        if needed < math.inf:
+            self._needed = self._options.margin * (needed or min(2 * taken, self._needed))
         if self._timeout is None or self.seconds is None:
             return False
         before, options = self.seconds, self._options

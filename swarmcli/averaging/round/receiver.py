@@ -168,7 +168,7 @@ class PartReceiver:
     async def _watch_the_late(self) -> None:
         async with beside(self._look_for_the_late()):
             await self._reducer.begun()
-        self._tempo.all_begun = loop_time()
+        self._tempo.note_all_begun()
 
     @forgetful
     async def _look_for_the_late(self) -> None:
@@ -229,8 +229,6 @@ class PartReceiver:
     async def _take_parts(self, member: int, terms: SenderTerms, stream: Stream) -> None:
         if member in self._reducer.left_out:
             return  # it comes too late
-        if terms.weight > 0 and not self._mates.group.members[member].seated:
-            raise InputRefused("it sends tensors without a seat in this round")
         if self._audits is not None:
             self._audits.begin(member, terms.commitment)
         self._reducer.begin(member, terms.weight, terms.samples)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -94,6 +95,7 @@ class PartSender:
         active = mine is not None and results is not None
         self._reducers = [index for index in plan.by_reducer if index != mates.me and active]
         self._sent = 0  # reducers that have got all of their parts
+        self._took = list[float]()  # seconds that sending to each took; to one that was given up, would have taken
         visitors = (index for index in self._reducers if reducer_opens(members[index], members[mates.me]))
         self._visits = {reducer: _ReducerVisit() for reducer in visitors}
         self._doubts: dict[int, asyncio.Event] = {}  # reducer that owes averages → set when another member lost it
@@ -222,7 +224,7 @@ class PartSender:
     @forgetful
     async def _send(self, parts: Sequence[Part], mine: Inputs, stream: Stream) -> None:
         audits, before, sending = self._audits, stream.leaving, self._pace.tempo.sending
-        began = loop_time()
+        began, whole, expected = loop_time(), False, max(1, sum(part.payload_bound for part in parts))
         try:
             committed = None if audits is None else audits.commitment_for(parts[0].reducer)
             await stream.send(SenderTerms(self._plan.fingerprint, mine.weight, mine.note, committed, mine.samples))
@@ -231,11 +233,14 @@ class PartSender:
                 await stream.send(PartHeader(message.header, signature), message.payload)
             while stream.leaving - before < stream.bytes_sent:  # noqa: ASYNC110  # connections tell nobody
                 await asyncio.sleep(self._pace.tempo.look_interval)
+            whole = True
         except NetworkError:
             return  # the averages will show what it means for the round: a reducer may also just want no more
         finally:
-            if mine.weight > 0:  # the longest of its streams tells how long this member takes
-                sending[self._mates.me] = max(sending.get(self._mates.me, 0.0), loop_time() - began)
+            if mine.weight > 0:  # the middle one of its streams tells how long this member takes: others may be slow
+                fraction = 1.0 if whole else min(1.0, max((stream.leaving - before) / expected, 1e-6))
+                self._took.append((loop_time() - began) / fraction)
+                sending[self._mates.me] = statistics.median_low(self._took)
         self._sent += 1
         if self._sent == (1 + len(self._reducers)) // 2:  # it is not this member's own way out that is slow
             self._parts_pace.note_end()

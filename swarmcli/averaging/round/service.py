@@ -28,6 +28,7 @@ from swarmcli.averaging.round.buffers import Average, Holdings
 from swarmcli.averaging.round.copying import give_copies
 from swarmcli.averaging.round.messages import Accusation, CopyRequest, DrawnPart, InputList, OpenExchange
 from swarmcli.averaging.round.plan import Plan
+from swarmcli.averaging.seats import Seats
 from swarmcli.averaging.trust import PeerTrust, TwoGroups
 from swarmcli.errors import CallRefused, NetworkError, RoundFailed, RoundUndecided
 from swarmcli.memory import ReusableBuffer
@@ -101,6 +102,8 @@ class AllreduceService:
         # The last tries that committed: seconds of the slowest sender, and bytes
         self.took: deque[tuple[float, int]] = deque(maxlen=options.last)
         self.committed = -math.inf  # loop time of the last one
+        self.seats = Seats()  # of the round under way, or the last one
+        self.quickly = math.inf  # seconds for it once all members have begun; see RoundTime
         self._served: list[str] = []  # full names of methods
         self._rounds: dict[bytes, Round] = {}
         self._audits: Recent[bytes, Audits] = Recent(options.audited)  # of the last tries: accusations may come late

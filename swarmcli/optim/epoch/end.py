@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from swarmcli.backoff import Backoff
@@ -126,7 +126,10 @@ class EpochEnd:
         group: PreformedGroup,
         survey: Survey,
         metrics: PeerMetrics,
+        hopeless: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`hopeless`: whether, after a round that failed, no other one is to be waited for."""
+        self._hopeless = hopeless
         self.released = asyncio.Event()
         self.published = 0  # times that the end of an epoch gave the model other parameters before its step
         self.left_behind = False
@@ -137,7 +140,6 @@ class EpochEnd:
         self._claims, self._directory = survey.claims, survey.directory
         self._frozen: Weighed | None = None
         self._starts = True  # until it has ended an epoch
-        self._kept_out = ""  # of the last round, and why
         self._share = 1.0  # of the last round's samples that were this peer's; until one is known, an epoch's all
         self._said_alone = False  # since the last round with others
         self._told_work: tuple[float, float] | None = None  # this peer's and the auxiliaries' part of adding up
@@ -182,6 +184,8 @@ class EpochEnd:
             if self.left_behind or self._group.undecided:
                 return None
             if outcome is not None:  # it failed: the group forms again, and has longer for that
+                if self._hopeless():
+                    return None
                 deadline = began + self._config.averaging_timeout
             patience = LOOK_AROUND if self.has_enough else LAST_CALL
             begun = await self._group.wait_until_begun(patience)
@@ -236,8 +240,7 @@ class EpochEnd:
 
     async def _average_together(self) -> Outcome:
         handed = await self._freeze()
-        self._kept_out = "its link is too slow for this round" if self._group.unseated else ""
-        outcome = await self._group.contribute(Weighed() if self._kept_out else handed)
+        outcome = await self._group.contribute(handed)
         if isinstance(outcome, CommittedRound):
             self._said_alone = self._said_alone and len(outcome.members) <= 1  # auxiliaries are no members
             self._metrics.note_outcome("committed", outcome.left_out.get(self._own_id, ""))
@@ -322,7 +325,7 @@ class EpochEnd:
         if handed and (not counted or self._own_id in committed.left_out):  # what is lost is not handed in again
             lost = handed - min(handed, round(committed.contributed.get(self._own_id, 0.0)))
             reason = committed.left_out.get(self._own_id, "not named among the contributors")
-            self._warn(f"{lost} samples of this peer are not in the average: {self._kept_out or reason}")
+            self._warn(f"{lost} samples of this peer are not in the average: {reason}")
         norms = await self._work.advance(committed)
         await self._keeper.after_epoch(committed, weighed.weight)
         if self._timing is Timing.AT_ONCE:

@@ -239,11 +239,6 @@ class PreformedGroup:
         control = self._control
         return control is not None and control.group is not None
 
-    @property
-    def unseated(self) -> bool:
-        """Whether this peer's samples do not count in the round that has begun."""
-        return self.begun and self.last is not None and self._averager.node.peer_id in self.last.unseated
-
     def is_overdue(self, seconds: float) -> bool:
         """Whether a round began so long ago and this peer has not begun its part, or the outcome was lost here. A round
         under way may take many times as long where links are slow. For any thread."""

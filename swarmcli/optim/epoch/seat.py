@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from swarmcli.averaging.seats import MAX_SECONDS, Bid, NoSeat, Witness, decide
+from swarmcli.averaging.seats import MAX_SECONDS, NOISE, Bid, Line, NoSeat, decide
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.words import amount, roughly
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerCore
     from swarmcli.averaging.group import Group
+
+
+# A line that was seen to be too slow is tried again after so many seconds, then twice as many each time, up to these: a
+# try costs the others TRIAL of an epoch at most, or the donor a part of a state.
+FIRST_RETRY, LONGEST_RETRY = 60.0, 960.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +79,9 @@ def before_joining(nbytes: int, limit: float | None, target: float, epoch: float
     elsewhere = "unless all others are on this computer, where no limit counts"
     seconds = min(nbytes / limit, MAX_SECONDS)
     me, other = PeerID(bytes(32)), PeerID(bytes([1] * 32))
-    bids = {me: Bid(seconds=seconds), other: Bid(witness=Witness(pace=target / epoch))} if epoch else {}
-    if reason := decide(bids, target).unseated.get(me):
+    pace = Line(pace=target / epoch if epoch else 0.0)
+    bids = {me: Bid(seconds=seconds), other: Bid(seconds=NOISE)} if epoch else {}
+    if reason := decide(bids, target, {me: pace, other: pace}).unseated.get(me):
         sentence = SeatLost(reason, nbytes, limit, follows=True).sentence
         return f"{sentence}, {elsewhere}; this computer would follow the run and compute nothing; a higher limit helps"
     return (
@@ -91,28 +99,43 @@ class OwnSeat:
         self.seconds = 0.0  # that sending takes by these limits
         self.nbytes = averager.finder.round_bytes  # that a round sends, and as much comes in, at most
         self._averager, self._peer, self._target = averager, peer, target
+        self._retry = 0.0  # seconds for which what this peer has seen of its line counts
+        self._until = math.inf  # loop time
+        self._since = 0.0  # loop time from which samples do not count
+
+    def note_download(self, rate: float) -> None:
+        """So many bytes per second came in while this peer downloaded."""
+        finder = self._averager.finder
+        finder.lines.receiving = min(finder.round_bytes / rate, MAX_SECONDS)
 
     def review(self, group: Group | None, rates: Mapping[PeerID, float], epoch_age: float) -> bool:
-        """Decides anew, as the next group will. Returns whether this peer has lost its seat or got it back.
+        """Decides anew. Returns whether this peer has lost its seat or got it back.
 
         `group`: the last one of this peer. `rates`: samples per second of the others who compute now, by their own
-        word: who has gone holds no seat, and whoever has never met this peer is taken for quick. `epoch_age`: seconds
-        since the present epoch began: where those who have seats do not end it, everybody's samples count.
+        word: whoever has never met this peer is taken for quick. `epoch_age`: seconds since the present epoch began: if
+        those who have seats do not end it, everybody's samples count.
         """
+        finder, lines, link = self._averager.finder, self._averager.finder.lines, self._averager.node.endpoint.rates
         bids = {peer: Bid() for peer in rates}
         if group is not None:
             bids |= {peer: bid for peer, bid in group.bids.items() if peer in rates or not bid.sends}
-        if rates and not any(bid.witness for bid in bids.values()):  # nobody has seen an epoch: what they say
-            said = Witness(pace=sum(rates.values()))
-            bids |= {peer: replace(bids[peer], witness=said) for peer in rates}
-        own = self._averager.finder.bid(self._target)
-        self.seconds, self.nbytes = own.seconds, self._averager.finder.round_bytes
-        seats = decide(bids | {self._peer: own}, self._target)
+        self.seconds, self.nbytes = finder.seconds_by_limits, finder.round_bytes
+        if loop_time() >= self._until:  # what was seen of this line is old: the next round shows how it is now
+            lines.own = lines.receiving = 0.0
+            self._until = math.inf
+        own = finder.bid(self._target)
+        seats = lines.seats(bids | {self._peer: own}, self._target, rates)
         reason = seats.unseated.get(self._peer)
         had, self.lost = self.lost, None
-        if reason is not None and epoch_age <= seats.overdue():
-            link = self._averager.node.endpoint.rates
-            limit = link.lower if own.seconds >= reason.seconds else None
-            slow = link.download.limit is not None and self.nbytes / link.download.limit > reason.epoch
-            self.lost = SeatLost(reason, self.nbytes, limit, follows=not slow, divided=self.divided)
+        self._since = loop_time() if had is None else self._since
+        if reason is not None and min(epoch_age, loop_time() - self._since) <= seats.overdue:
+            seen = own.seconds > self.seconds
+            if seen and self._until == math.inf:
+                self._retry = min(2 * self._retry, LONGEST_RETRY) or FIRST_RETRY
+                self._until = loop_time() + self._retry
+            receives = max(lines.receiving, self.nbytes / (link.download.limit or math.inf))
+            limit = None if seen else link.lower
+            self.lost = SeatLost(reason, self.nbytes, limit, receives <= reason.epoch, self.divided)
+        elif own.seconds and self._until == math.inf:
+            self._retry = 0.0
         return (had is None) != (self.lost is None)

@@ -142,8 +142,9 @@ class Survey:
         reports = [directory.others[peer] for peer in holders if self._endpoint.is_connected(peer)]
         if _judge(position, reports) == "company":
             return "company"
-        await directory.refresh()
-        asked = directory.by_convenience(self.claims.holders())[:ASKED_AT_ONCE]
+        # Whoever is joining or paused takes part in no round, and its line may be busy with a download.
+        there = (peer for peer in self.claims.holders() if starts or _takes_part(directory.others[peer]))
+        asked = directory.by_convenience(there)[:ASKED_AT_ONCE]
         answers = await self.ask(asked)
         leading = await self.claims.decide(Claim(position), {peer: answer.word for peer, answer in answers.items()})
         if leading.beats(position):
@@ -200,10 +201,14 @@ class Survey:
         )
 
 
+def _takes_part(peer: PeerReport | PositionReply) -> bool:
+    return peer.phase in _TAKE_PART and peer.pause != "paused"
+
+
 def _judge(position: LineagePosition, others: Iterable[PeerReport | PositionReply]) -> Surroundings:
     # A peer that has not settled yet may take its time with that, or end up elsewhere. One that pauses comes to no
     # round; one that returns from a pause is about to.
-    at_work = [each for each in others if each.phase in _TAKE_PART and each.pause != "paused"]
+    at_work = [each for each in others if _takes_part(each)]
     if any(each.claim.position.lineage == position.lineage for each in at_work):
         return "company"
     return "followed" if any(each.epoch == position.epoch - 1 for each in at_work) else "alone"

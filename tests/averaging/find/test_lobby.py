@@ -14,6 +14,7 @@ from swarmcli.averaging.find.candidates import Memory, Settling
 from swarmcli.averaging.find.lobby import MAX_LISTED, MIN_PATIENCE, Lobby, beat_interval
 from swarmcli.averaging.find.messages import Answer, Candidate
 from swarmcli.averaging.group import MAX_GATHERED_BYTES
+from swarmcli.averaging.seats import Lines
 from tests.averaging.searchers import join_of, peer_id
 from tests.simulation import within
 
@@ -25,7 +26,8 @@ def candidate(number: int) -> Candidate:
 def lobby(
     *, followers: int = 0, progress: float = 0.0, patience: float = 100.0, target: float | None = None, **options: Any
 ) -> Lobby:
-    made = Lobby(join_of(candidate(0)), Memory(), MatchmakingOptions(**options), target, 0.0)
+    own = join_of(candidate(0))
+    made = Lobby(own, Memory(), MatchmakingOptions(**options), target, 0.0, Lines(own.candidate.peer_id))
     for number in range(1, followers + 1):
         join(made, number, progress=progress, patience=patience)
     return made

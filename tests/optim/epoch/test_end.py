@@ -44,7 +44,6 @@ class Story:
     """Stands in for replica, work, group and directory, and writes down what is asked of them."""
 
     replays = True
-    unseated = False
     undecided = ""
     company: ClassVar[list[PeerID]] = []
     last: Group | None = None
