@@ -13,8 +13,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -232,9 +231,12 @@ class CatchUp:
         """Brings this peer to `wanted`, and on from there if a download took longer than an epoch."""
         if await self._bridge(wanted, donors, reason):
             return
-        async with self._collecting(wanted, donors) as collection:
+        later = deque[KeptRound]()
+        async with beside(self._collect(wanted, later, donors)):
             await self._download(wanted, donors, reason)
-            await self._replay_all(collection, "epochs ended meanwhile")
+            # Not where several groups end the epochs: these are then rounds of one of them or the other.
+            while later and later[0].record.tag == self._replica.position.lineage and not self._replica.state.apart:
+                await self._replay([later.popleft()], "epochs ended meanwhile")
 
     async def _download(self, wanted: LineagePosition, donors: Sequence[PeerID], reason: str) -> None:
         relayed = [peer for peer in donors if self._directory.is_relayed(peer)]
@@ -301,36 +303,18 @@ class CatchUp:
         await self._replay(rounds, reason)
         return True
 
-    @asynccontextmanager
-    async def _collecting(self, begin: LineagePosition, donors: Sequence[PeerID]) -> AsyncIterator[CollectedRounds]:
-        """While the block runs, rounds committed on `begin` and its followers are put by."""
-        collection = CollectedRounds(begin)
-        if not self._work.replays:
-            yield collection
-            return
-        async with beside(self._collect(collection, donors)):
-            yield collection
-
-    async def _replay_all(self, collection: CollectedRounds, reason: str) -> None:
-        """Steps with all that was collected, and still is meanwhile, from the state on which the collection began.
-
-        Not where several groups end the epochs: what was collected are then rounds of one of them or the other.
-        """
-        if self._replica.state.apart:
-            return
-        while collection.rounds and self._replica.position == collection.begin:
-            await self._replay([collection.rounds[0]], reason)
-            collection.drop_first()
-
-    async def _collect(self, collection: CollectedRounds, donors: Sequence[PeerID]) -> None:
+    async def _collect(self, position: LineagePosition, later: deque[KeptRound], donors: Sequence[PeerID]) -> None:
+        """Puts by the rounds that are committed on `position` and its followers, on disk."""
         options = self.options
-        for turn in count():
+        for turn in count() if self._work.replays else ():
             first = turn % len(donors)
             asked = [*donors[first:], *donors[:first]][: options.asked_at_once]
             try:
-                await collection.add(await self._fetch(collection.end, asked, options.longest_fetch, len(donors)))
+                kept = await self._fetch(position, asked, options.longest_fetch, len(donors))
+                later.append(await kept.on_disk())
+                position = _after(position, kept)
             except StateDownloadError as error:
-                logger.debug("no round after epoch %d yet: %s", collection.end.epoch, error)
+                logger.debug("no round after epoch %d yet: %s", position.epoch, error)
                 await asyncio.sleep(options.look_for_next)
             except OSError as error:
                 logger.warning("rounds are not collected during the download: %s", error)
@@ -389,24 +373,6 @@ def _out_of_reach(leading: Mapping[PeerID, PeerReport]) -> str:
         "start `swarm monitor` or `swarm aux` on a computer that all can dial, which passes on what they send each "
         "other, or set averaging.proceed_alone to train apart"
     )
-
-
-class CollectedRounds:
-    """Rounds that followed each other from `begin` to `end`, on disk."""
-
-    def __init__(self, begin: LineagePosition) -> None:
-        self.begin = self.end = begin
-        self.rounds: deque[KeptRound] = deque()
-
-    async def add(self, kept: KeptRound) -> None:
-        """The next round. Raises OSError if it cannot be written."""
-        self.rounds.append(await kept.on_disk())
-        self.end = _after(self.end, kept)
-
-    def drop_first(self) -> None:
-        """The first round has been used."""
-        first = self.rounds.popleft()
-        self.begin = self.begin.after(first.record.group_id, first.record.total_samples)
 
 
 def _after(position: LineagePosition, kept: KeptRound) -> LineagePosition:

@@ -57,19 +57,6 @@ async def ended(*peers: Peer) -> None:
         await peer.survey.shutdown()
 
 
-def test_of_two_that_start_at_once_at_least_one_sees_the_other_at_once() -> None:
-    async def main() -> None:
-        async with nodes(3) as members:
-            one, other = Peer(members[1]), Peer(members[2])
-            async with asyncio.TaskGroup() as group:
-                group.create_task(one.survey.start())
-                group.create_task(other.survey.start())
-            assert one.directory.others or other.directory.others
-            await ended(one, other)
-
-    virtual_time.run(main())
-
-
 def test_changes_are_seen_and_leaving_too() -> None:
     async def main() -> None:
         async with nodes(2) as members:
@@ -127,20 +114,6 @@ def test_who_is_started_anew_and_loads_for_long_is_not_lost() -> None:
         await ended(watcher, peer, again)
         for node in (again.node, second, first):
             await node.shutdown()
-
-    virtual_time.run(main())
-
-
-def test_asked_directly_a_peer_says_where_it_stands_now() -> None:
-    async def main() -> None:
-        async with nodes(3) as members:
-            asker, moved, newcomer = Peer(members[0]), Peer(members[1]), Peer(members[2], phase="joining")
-            await started(asker, moved, newcomer)
-            moved.position = THIRD
-            answers = await asker.survey.ask([members[1].peer_id, members[2].peer_id])
-            assert answers[members[1].peer_id].claim.position == THIRD
-            assert not answers[members[2].peer_id].claim.settled
-            await ended(asker, moved, newcomer)
 
     virtual_time.run(main())
 

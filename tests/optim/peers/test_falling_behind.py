@@ -1,14 +1,13 @@
 """Who comes late, was frozen, or returns with an old state is in step soon, holds up nobody, and mixes nothing in."""
 
 import asyncio
-import itertools
 
 import pytest
 
 from swarmcli.events import RoundsReplayed, StateDownloaded
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, record, until
-from tests.optim.oracle import Checkpoint, Oracle, Work, now
+from tests.optim.oracle import Oracle, Work, now
 from tests.suites import soak
 
 SETTLED = 1.0  # seconds after which the swarm's first epochs are behind it
@@ -50,73 +49,6 @@ def test_one_that_starts_many_epochs_late(seed: int, epochs: int) -> None:
             contributed, _ = oracle.watched[late].first_contribution(came)
             assert contributed <= arrivals.downloads[0].epoch + 2
             assert oracle.longest(first, came, now()) < 1.5 * oracle.longest(first, SETTLED, came)
-
-    virtual_time.run(main(), seed=seed, timeout=500)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(("seed", "behind"), list(itertools.product([0, 1, 2], [1, 2, 15])))
-def test_one_that_returns_with_an_old_checkpoint(seed: int, behind: int) -> None:
-    """Two rounds are replayed, more are downloaded."""
-
-    async def main() -> None:
-        async with Swarm(seed=seed) as swarm, Work() as work:
-            oracle = Oracle(swarm)
-            leaving, *others = await veterans(oracle)
-            last = 3 + behind + 6
-            work.begin(leaving, *others, until=last)
-            await until(lambda: leaving.epoch == 3)
-            await work.stop(leaving)
-            checkpoint = await Checkpoint.of(leaving)
-            await leaving.core.shutdown()
-            await until(lambda: others[0].epoch == checkpoint.epoch + behind)
-            came = now()
-            back = await oracle.trainer(seed=5)
-            arrivals = Arrivals(back)
-            await oracle.load(back, checkpoint)
-            work.begin(back, until=last)
-            await work.done()
-            oracle.check([back, *others])
-            contributed, moment = oracle.watched[back].first_contribution(came)
-            assert contributed <= arrivals.last + 2
-            assert moment - came < 5
-            if behind == 1:
-                assert arrivals.downloads == []
-            assert oracle.longest(others, came, now()) < 2.0
-
-    virtual_time.run(main(), seed=seed, timeout=500)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(("seed", "stopped"), list(itertools.product([0, 1, 2], [True, False])))
-def test_one_that_was_frozen_for_three_epochs(seed: int, stopped: bool) -> None:
-    """A process that was stopped, or a link that was dead while it went on to compute."""
-
-    async def main() -> None:
-        async with Swarm(seed=seed) as swarm, Work() as work:
-            oracle, gate = Oracle(swarm), asyncio.Event()
-            gate.set()
-            trainers = await veterans(oracle)
-            frozen = trainers.pop(seed)
-            work.begin(*trainers)
-            work.begin(frozen, gate=gate)
-            await until(lambda: frozen.epoch == 3)
-            swarm.network.freeze(frozen.node.peer_id)
-            began, arrivals = now(), Arrivals(frozen)
-            if stopped:
-                gate.clear()
-            await until(lambda: trainers[0].epoch == 6)
-            swarm.network.thaw(frozen.node.peer_id)
-            gate.set()
-            thawed = now()
-            assert thawed - began < 15, "it cost the others their patience once, not three times"
-            await until(lambda: oracle.contributed(frozen, thawed))
-            await work.all_until(max(trainer.epoch for trainer in swarm.trainers) + 2)
-            oracle.check([frozen, *trainers])
-            contributed, moment = oracle.watched[frozen].first_contribution(thawed)
-            assert contributed <= arrivals.last + 2
-            assert moment - thawed < 6
-            assert oracle.longest(trainers, thawed, now()) < 5
 
     virtual_time.run(main(), seed=seed, timeout=500)
 

@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from swarmcli.events import EpochAdvanced, RoundFinished
+from swarmcli.events import RoundFinished
 from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.testing import virtual_time
-from tests.optim.optim_swarm import TARGET, Swarm, auxiliary, digests, record, together, until
+from tests.optim.optim_swarm import TARGET, Swarm, auxiliary, digests, record, together
 from tests.suites import soak
 
 
@@ -87,23 +87,6 @@ def test_an_auxiliary_follows_the_lineage_and_reduces(client_mode: bool) -> None
     virtual_time.run(main(), timeout=300)
 
 
-@pytest.mark.soak
-def test_an_auxiliary_that_lost_the_lineage_finds_it_again() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            trainers = [await swarm.trainer(seed=1) for _ in range(2)]
-            async with helping(swarm) as helper:
-                await together(assist(helper, 2), *(trainer.train(2) for trainer in trainers))
-                swarm.network.freeze(helper.node.peer_id)
-                await together(*(trainer.train(5) for trainer in trainers))
-                swarm.network.thaw(helper.node.peer_id)
-                await together(assist(helper, 7), *(trainer.train(9) for trainer in trainers))
-                lineages = {trainer.core.position.lineage for trainer in trainers}
-                assert len(lineages) == 1
-
-    virtual_time.run(main(), timeout=300)
-
-
 def test_one_trainer_and_an_auxiliary() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
@@ -131,44 +114,3 @@ def test_everyone_in_client_mode_but_a_follower() -> None:
             assert late.used
 
     virtual_time.run(main(), timeout=300)
-
-
-def test_a_client_mode_trainer_beside_a_listening_one() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            listening, client = await swarm.trainer(seed=1), await swarm.trainer(seed=1, client_mode=True)
-            await together(listening.train(5), client.train(5))
-            assert len(digests(swarm.trainers)) == 1
-            assert len(client.used) == 5
-
-    virtual_time.run(main(), timeout=300)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("pace", [2.0, 0.1])
-def test_an_epoch_is_as_long_as_somebody_computed(pace: float) -> None:
-    """Neither the time before the first trainer counts, nor that between two of them."""
-
-    async def main() -> None:
-        async with Swarm() as swarm, helping(swarm) as helper:
-            advanced = record(helper.node, EpochAdvanced)
-            monitor = await swarm.trainer(seed=1, role="monitor", target=TARGET)
-            async with asyncio.TaskGroup() as group:
-                watching = [group.create_task(assist(helper, 10**6)), group.create_task(monitor.follow(10**6))]
-                for came in range(2):
-                    await asyncio.sleep(15)
-                    trainer = await swarm.trainer(seed=1, pace=pace)
-                    await trainer.train(2 * came + 2)
-                    await until(lambda: min(monitor.epoch, helper.position.epoch) >= 2 * came + 2)  # noqa: B023
-                    await trainer.core.shutdown()
-                for watcher in watching:
-                    watcher.cancel()
-            usual = TARGET / trainer.batch_size * pace
-            for who, epochs in (("trainer", trainer.epochs), ("monitor", monitor.epochs), ("auxiliary", advanced)):
-                computed = [epoch for epoch in epochs if epoch.samples]
-                assert len(computed) >= 2
-                for epoch in computed:
-                    # These trainers join with their first batch. Who has left is known within five seconds.
-                    assert usual - pace - 1 < epoch.seconds < usual + 6, f"{who}, epoch {epoch.epoch}"
-
-    virtual_time.run(main(), timeout=600)

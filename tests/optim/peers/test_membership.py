@@ -19,7 +19,7 @@ def in_one_lineage(trainers) -> bool:
 
 
 @pytest.mark.parametrize("victim", [0, *soak([1, 2])])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, *soak(range(1, 5))])
 def test_one_of_three_is_killed_and_the_others_go_on(seed: int, victim: int) -> None:
     async def main() -> None:
         async with Swarm(seed=seed) as swarm:
@@ -37,38 +37,6 @@ def test_one_of_three_is_killed_and_the_others_go_on(seed: int, victim: int) -> 
             assert all(trainer.epoch == 6 for trainer in survivors)
 
     virtual_time.run(main(), seed=seed, timeout=300)
-
-
-@pytest.mark.soak
-def test_one_left_alone_goes_on_alone_and_takes_others_in_again() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            first, second = [await swarm.trainer(seed=1) for _ in range(2)]
-            await together(first.train(2), second.train(2))
-            await second.core.shutdown()
-            await first.train(4)
-            third = await swarm.trainer(seed=5)
-            await together(first.train(7), third.train(7))
-            assert in_one_lineage([first, third])
-            assert [e.peers for e in first.epochs][2:4] == [1, 1]
-
-    virtual_time.run(main(), timeout=300)
-
-
-@pytest.mark.soak
-def test_both_were_alone_and_stepped_and_then_meet() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            trainers = [await swarm.trainer(seed=1, pace=0.4) for _ in range(2)]
-            one, other = (trainer.node.peer_id for trainer in trainers)
-            swarm.network.partition([swarm.contact.peer_id, one], [other])
-            await together(*(trainer.train(2) for trainer in trainers))
-            swarm.network.heal()
-            await together(*(trainer.train(14) for trainer in trainers))
-            assert in_one_lineage(trainers)
-            assert trainers[0].epochs[-1].peers == 2
-
-    virtual_time.run(main(), timeout=1000)
 
 
 def test_a_peer_that_is_a_round_behind_at_the_end_finds_a_lingering_donor() -> None:

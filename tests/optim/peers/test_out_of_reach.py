@@ -8,7 +8,7 @@ import pytest
 from swarmcli.errors import NoDonorReachable
 from swarmcli.events import Noticed
 from swarmcli.testing import virtual_time
-from tests.optim.optim_swarm import Swarm, Trainer, auxiliary, digests, record, together, until
+from tests.optim.optim_swarm import Swarm, Trainer, auxiliary, record, until
 from tests.suites import soak
 
 
@@ -87,39 +87,6 @@ def test_of_two_that_start_at_once_from_unlike_weights_one_trains(seed: int) -> 
                 assert min(moved) == 0 and max(moved) > 2
 
     virtual_time.run(main(), seed=seed, timeout=300)
-
-
-@pytest.mark.soak
-def test_of_two_that_start_at_once_from_equal_weights_both_train_by_way_of_the_auxiliary() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm, helped(swarm):
-            pair = [await swarm.trainer(seed=1, client_mode=True) for _ in range(2)]
-            await together(*(trainer.train(10) for trainer in pair))
-            assert len(digests(pair)) == 1
-            assert min(len(trainer.used) for trainer in pair) > 5
-
-    virtual_time.run(main(), timeout=300)
-
-
-@pytest.mark.soak
-def test_a_monitor_that_comes_later_lets_the_waiting_one_in() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm, helped(swarm):
-            first = await swarm.trainer(seed=1, client_mode=True, pace=0.6, batch_size=24)
-            async with training(first):
-                await asyncio.sleep(5)
-                second = await swarm.trainer(seed=2, client_mode=True)
-                async with training(second):
-                    await until(lambda: second.core.report().phase == "stranded")
-                    monitor = await swarm.trainer(seed=3, role="monitor")
-                    following = asyncio.ensure_future(monitor.follow(10**6))
-                    await until(lambda: len(second.used) > 3)
-                    assert min(second.used) > 5, "it took part in the run that there was"
-                    assert first.core.claims.apart() == {}
-                    following.cancel()
-                    await asyncio.wait([following])
-
-    virtual_time.run(main(), timeout=300)
 
 
 def test_told_to_proceed_alone_it_trains_on_and_raises_an_alarm() -> None:

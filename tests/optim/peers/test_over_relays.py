@@ -11,42 +11,8 @@ from swarmcli.testing import Swarm as Homes
 from swarmcli.testing import virtual_time
 from swarmcli.testing.memory_router import MemoryRouter
 from tests.optim.optim_swarm import TARGET, Swarm, Trainer, assistant, digests, record, together, until
-from tests.optim.peers.test_out_of_reach import helped, training
+from tests.optim.peers.test_out_of_reach import training
 from tests.suites import soak
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("helper", ["", "auxiliary", "monitor"])
-def test_a_newcomer_gets_the_state_over_a_relay_and_both_train_one_model(helper: str) -> None:
-    async def main() -> None:
-        async with Swarm(contact_relays=True) as swarm:
-
-            async def story() -> None:
-                first = await swarm.trainer(seed=1, client_mode=True, relays=True)
-                said = record(first.node, Noticed)
-                async with training(first):
-                    await asyncio.sleep(5)
-                    second = await swarm.trainer(seed=2, client_mode=True, relays=True)
-                    said += record(second.node, Noticed)
-                    await second.train(first.epoch + 8)
-                await together(first.train(second.epoch + 2), second.train(second.epoch + 2))
-                assert len(digests([first, second])) == 1
-                assert len(second.used) > 4
-                assert not any("waits" in each.text for each in said)
-
-            if helper == "auxiliary":
-                async with helped(swarm):
-                    await story()
-            elif helper == "monitor":
-                monitor = await swarm.trainer(seed=3, role="monitor")
-                following = asyncio.ensure_future(monitor.follow(10**6))
-                await story()
-                following.cancel()
-                await asyncio.wait([following])
-            else:
-                await story()
-
-    virtual_time.run(main(), timeout=300)
 
 
 def test_a_newcomer_without_a_way_to_the_state_says_so_and_goes_on_when_a_relay_comes() -> None:
@@ -106,28 +72,6 @@ def test_a_trainer_whose_address_changes_in_the_middle_takes_part_again() -> Non
                 assert len([each for each in moves.used if each >= epoch]) >= 3
             await together(*(trainer.train(max(t.epoch for t in swarm.trainers) + 2) for trainer in swarm.trainers))
             assert len(digests(swarm.trainers)) == 1
-
-    virtual_time.run(main(), timeout=300)
-
-
-@pytest.mark.soak
-def test_when_a_relay_is_killed_and_another_one_comes_all_go_on_with_one_model() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            relays = [await swarm.node(relays=True) for _ in range(2)]
-            trainers = [await swarm.trainer(seed=1, pace=0.3, client_mode=True, relays=True) for _ in range(3)]
-            await until(lambda: all(trainer.node.endpoint.reachable for trainer in trainers))
-            async with training(*trainers):
-                await until(lambda: min(len(trainer.used) for trainer in trainers) >= 2)
-                swarm.network.kill(relays[0].peer_id)
-                await swarm.node(relays=True)
-                epoch = max(trainer.epoch for trainer in trainers)
-                await until(lambda: all(len([e for e in trainer.used if e > epoch]) >= 2 for trainer in trainers))
-            last = max(trainer.epoch for trainer in trainers)
-            await together(*(trainer.train(last + 2) for trainer in trainers))
-            assert len(digests(trainers)) == 1
-            addresses = [address for trainer in trainers for address in trainer.node.endpoint.addresses]
-            assert not any(relays[0].peer_id.text in address for address in addresses)
 
     virtual_time.run(main(), timeout=300)
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from swarmcli.averaging.round.archive import KeptRound, replay_prefix
-from swarmcli.errors import StateDownloadError
 from swarmcli.events import RoundsReplayed, StateDownloaded
 from swarmcli.state import unnamed_file
 from swarmcli.state.donor import state_method
@@ -38,7 +37,7 @@ async def miss(swarm: Swarm, trainers: list[Trainer], rounds: int) -> Trainer:
     [(adamw, 2), *soak([(momentum, 2), (momentum, 1), (adamw, 1)])],
     ids=["2", "2 of SGD", "1 of SGD", "1"],
 )
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *soak([1, 2])])
 def test_a_peer_that_missed_one_or_two_rounds_replays_them(make: Callable[..., object], rounds: int, seed: int) -> None:
     async def main() -> None:
         async with Swarm(seed=seed) as swarm:
@@ -64,21 +63,6 @@ def test_a_peer_that_missed_one_or_two_rounds_replays_them(make: Callable[..., o
             assert not downloads
 
     virtual_time.run(main(), seed=seed, timeout=300)
-
-
-@pytest.mark.soak  # as in test_pausing.py who was away
-def test_who_missed_more_downloads() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            trainers = [await swarm.trainer(seed=1) for _ in range(3)]
-            late = await miss(swarm, trainers, 3)
-            downloads, replays = record(late.node, StateDownloaded), record(late.node, RoundsReplayed)
-            await asyncio.sleep(5)
-            assert await late.core.join()
-            assert len(digests(trainers)) == 1 and not replays
-            assert [each.reason for each in downloads] == ["another peer holds epoch 6, and this one held 3"]
-
-    virtual_time.run(main(), timeout=300)
 
 
 @pytest.mark.parametrize("missing", ["another chain", *soak(["served by nobody", "other averages"])])
@@ -150,31 +134,6 @@ def test_a_full_disk_during_the_download_costs_only_the_replays(monkeypatch: pyt
             await together(*(trainer.train(8) for trainer in veterans))
             await joining
             assert not replays and len(digests([*veterans, newcomer])) == 1
-
-    virtual_time.run(main(), timeout=600)
-
-
-@pytest.mark.soak
-def test_a_download_that_fails_leaves_nothing_of_what_was_collected() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            extra = [torch.zeros(BULK, dtype=torch.bool)]
-            veterans = [await swarm.trainer(seed=1, extra_tensors=extra) for _ in range(2)]
-            await together(*(trainer.train(3) for trainer in veterans))
-            newcomer = await swarm.trainer(
-                seed=2, load_state_timeout=6.0, extra_tensors=[torch.ones(BULK, dtype=torch.bool)]
-            )
-            swarm.network.set_bandwidth(newcomer.node.peer_id, BULK / 30)
-            before = newcomer.core.replica.state.digest()
-            training = asyncio.create_task(together(*(trainer.train(12) for trainer in veterans)))
-            loop = asyncio.get_running_loop()
-            loop.call_later(10, swarm.network.set_bandwidth, newcomer.node.peer_id, 1.0)
-            with pytest.raises(StateDownloadError):
-                await newcomer.core.join()
-            assert loop.time() > 16 and newcomer.core._exchange.moved > 0, "some of it had come"
-            swarm.network.set_bandwidth(newcomer.node.peer_id, BULK)
-            assert newcomer.core.replica.state.digest() == before and newcomer.epoch == 0
-            await training
 
     virtual_time.run(main(), timeout=600)
 
