@@ -33,6 +33,7 @@ from swarmcli.optim.state.lineage import (
     MAX_COUNT,
     LineagePosition,
     next_lineage,
+    solitary_round_id,
 )
 
 MOST_STEPS = 64  # a peer that stood still while a round had no outcome, or was cut off, misses some dozens
@@ -97,24 +98,31 @@ class LineageProof(msgspec.Struct, frozen=True):
         rounds = [step.certificate for step in self.steps if step.certificate is not None]
         return self.steps[-1].position if all(_names_signers(each) and each.verify() for each in rounds) else None
 
-    def signed(self, known: Collection[PeerID], needed: int) -> Signed:
+    def signed(self, known: Collection[PeerID], needed: int, holders: Collection[PeerID] = ()) -> Signed:
         """Finds those `known` that bear the last step out; nobody if it is not signed, or not by enough.
 
         Enough are `needed` of those known or, step by step, more than a third of a round that has been borne out (as
         light clients follow a chain whose validators change). Signatures are checked only where enough of the signers
-        are such members. To be called off the loop: each takes a tenth of a millisecond. Nobody signs a step that a
-        peer made by itself; the next round's members do.
+        are such members. To be called off the loop: each takes a tenth of a millisecond.
+
+        Nobody signs a step that a peer made by itself. It counts as a round of this peer if it is one of `holders`, who
+        say over their own connections that they hold where the steps lead.
         """
         trusted, bearing, members = [(frozenset(known), needed)], frozenset[PeerID](), frozenset[PeerID]()
         for step in self.steps:
-            members, certificate = frozenset(), step.certificate
-            if certificate is None or not _names_signers(certificate):
+            members, certificate, size = frozenset(), step.certificate, 1
+            if certificate is None:
+                signers = frozenset(p for p in holders if step.round_id == solitary_round_id(p, step.before))
+            elif _names_signers(certificate):
+                signers, size = certificate.signers, len(certificate.peers)
+            else:
                 continue
-            signers = certificate.signers
-            if any(len(signers & group) >= least for group, least in trusted) and certificate.verify():
-                trusted.append((signers, enough(len(certificate.peers))))
+            enough_sign = any(len(signers & group) >= least for group, least in trusted)
+            if enough_sign and (certificate is None or certificate.verify()):
+                trusted.append((signers, enough(size)))
                 members = bearing = bearing | (signers & trusted[0][0])
-        return Signed(members, frozenset(step.before for step in self.steps))
+        alone = bool(self.steps) and self.steps[-1].certificate is None
+        return Signed(members, frozenset(step.before for step in self.steps), alone)
 
 
 def _names_signers(certificate: RoundCertificate) -> bool:
@@ -281,9 +289,12 @@ class Vouching:
             position = answers[peer].position
             if position.lineage not in self.signed and len(asked) < MOST_PROOFS:
                 asked.setdefault(position, peer)
-        await asyncio.gather(*(self.fetch(peer, at) for at, peer in asked.items()))
+        holders = {at: [p for p, word in answers.items() if word.holds(at.lineage)] for at in asked}
+        await asyncio.gather(*(self.fetch(peer, at, holders[at]) for at, peer in asked.items()))
 
-    async def fetch(self, peer: PeerID, position: LineagePosition) -> LineageProof | None:
+    async def fetch(
+        self, peer: PeerID, position: LineagePosition, holders: Collection[PeerID] = ()
+    ) -> LineageProof | None:
         """The proof of a position, checked as far as this peer knows its signers. None: the peer has none that fits."""
         question = ProofRequest(position.lineage)
         try:
@@ -293,7 +304,7 @@ class Vouching:
             return None
         if not proof.leads_to(position):
             return None
-        signed = await offload(partial(proof.signed, self._mates.known, self._mates.needed))
+        signed = await offload(partial(proof.signed, self._mates.known, self._mates.needed, holders))
         if signed.members or position.lineage not in self.signed:
             self.signed[position.lineage] = signed
         signature = proof.owners_signature

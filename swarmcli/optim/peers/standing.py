@@ -58,10 +58,14 @@ class PeerWord:
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """The signers of the round that led to a lineage, and the lineages on the way there."""
+    """The signers of the rounds that led to a lineage, and the lineages on the way there.
+
+    alone   the last step was made by one peer: whoever is still on the way may not come along
+    """
 
     members: frozenset[PeerID] = frozenset()
     way: frozenset[bytes] = frozenset()
+    alone: bool = False
 
 
 def enough(members: int) -> int:
@@ -140,7 +144,7 @@ class Standing:
         """Whether mates bear a position out: more of them than hold anything else, and enough of the last round."""
         held, signed = self._holders(position.lineage), self.signed.get(position.lineage, Signed())
         # Whoever is still on the way there is not against it. Of fewer than four, one that lies could be all who sign.
-        way = signed.way if signed.members and len(self.mates.rounds[-1]) >= 3 else ()
+        way = signed.way if signed.members and not signed.alone and len(self.mates.rounds[-1]) >= 3 else ()
         others = {peer: self.words[peer] for peer in (self.mates.known & self.words.keys()) - held}
         against = [peer for peer, word in others.items() if word.has_say and word.position.lineage not in way]
         least = enough(1 + self._votes(self.mates.rounds[-1]))
@@ -154,7 +158,8 @@ class Standing:
             word = self.words.get(peer)
             if word is None or word.holds(lineage):
                 return word is not None or peer in signed.members
-            return peer in signed.members and (not word.claim.settled or word.position.lineage in signed.way)
+            on_the_way = not signed.alone and (not word.claim.settled or word.position.lineage in signed.way)
+            return peer in signed.members and on_the_way
 
         return set(filter(holds, self.mates.known))
 
@@ -186,5 +191,6 @@ class Standing:
                 return lineage_to_follow(own, [Claim(max(settled, key=rank))])
             return max({own.position, *(word.position for word in active.values())}, key=rank)
         ahead = {each for each in settled if each.beats(own.position)}
-        gone_on = {word.position for word in active.values() if own.position.lineage in word.trail} & ahead
+        here, signed, said = own.position.lineage, self.signed, {word.position: word.trail for word in active.values()}
+        gone_on = {each for each in ahead if here in said[each] or here in signed.get(each.lineage, Signed()).way}
         return max((not self.mates and gone_on) or ahead | {own.position}, key=rank)
