@@ -21,7 +21,7 @@ from swarmcli.averaging.consensus.messages import (
 )
 from swarmcli.averaging.control import StepControl
 from swarmcli.averaging.find.messages import Answer, Candidate, rank_of
-from swarmcli.averaging.find.seek import Search
+from swarmcli.averaging.find.search import Search
 from swarmcli.averaging.group import NONCE_BYTES, Group, Member
 from swarmcli.network import PeerID
 from swarmcli.network.identity import Identity

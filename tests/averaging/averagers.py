@@ -12,7 +12,7 @@ import torch
 from swarmcli.averaging.config import AllreduceOptions, AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest, RoundResult, StepControl
 from swarmcli.averaging.core import AveragerCore, GetState
-from swarmcli.averaging.find.seek import Search
+from swarmcli.averaging.find.search import Search
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.phases import RoundProgram
 from swarmcli.clock import Clock

@@ -8,6 +8,7 @@ declaration, and what it says to this peer. Times are those of the loop.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
@@ -95,7 +96,6 @@ class Entry:
     rank: Rank
     since: float  # when this search of it became known
     expires: float = math.inf
-    passed_until: float = 0.0  # until then this peer passes it over
     follows: PeerID | None = None  # the leader that it named …
     follows_until: float = 0.0  # … and how long this peer believes that
     full_until: float = 0.0  # its group has no room, it said
@@ -124,7 +124,8 @@ class Candidates:
         self.entries: dict[PeerID, Entry] = {}
         self.out = dict(out or {})  # peers that may not be in a group with this one → until then
         self.elsewhere: set[PeerID] = set()  # peers that have begun without this one, where there is one round for all
-        self._lost: Recent[PeerID, tuple[float, int]] = Recent(MAX_CANDIDATES)  # peer → out of reach until, how often
+        self._passed: Recent[PeerID, float] = Recent(MAX_CANDIDATES)  # peer, passed over unless it speaks → until then
+        self._failures: Recent[PeerID, int] = Recent(MAX_CANDIDATES)  # how often it was out of reach
         self._only_one, self._queue = only_one, queue
         self._since = me.search if since is None else min(me.search, search_id(since, bytes(8)))
         self._me = me
@@ -144,15 +145,14 @@ class Candidates:
         if known is not None and known.candidate.search == candidate.search:
             known.expires = max(known.expires, now + LIFETIME)
             if direct:
-                known.passed_until = 0.0
-                self._lost.pop(peer, None)
+                self._heard(peer)
             return False
         later = known is None or candidate.search > known.candidate.search
         outdated = not later or self._memory.has_finished(candidate)
         if (outdated and not direct) or (known is None and len(self.entries) >= MAX_CANDIDATES):
             return False
         self.entries[peer] = Entry(candidate, self.rank(candidate), now, now + LIFETIME)
-        self._lost.pop(peer, None)
+        self._heard(peer)
         self.elsewhere.discard(peer)  # it is back, so its round has failed
         return True
 
@@ -190,39 +190,45 @@ class Candidates:
         return len(begun.difference(followers)) >= 1 + len(followers)
 
     def pass_over(self, peers: Iterable[PeerID], until: float) -> None:
-        """Leaves these peers aside for a while, unless they begin another search."""
-        for entry in (self.entries[peer] for peer in peers if peer in self.entries):
-            entry.passed_until = max(entry.passed_until, until)
+        """Leaves these peers aside for a while, unless they speak or begin another search."""
+        for peer in peers:
+            self._passed[peer] = max(self._passed.get(peer, 0.0), until)
 
     def fail(self, peer: PeerID, now: float, pause: float) -> None:
         """This peer could not be reached: it is passed over for `pause` seconds, and longer every further time. The
         peers that follow it, by their word, have to find another leader."""
-        _, failures = self._lost.get(peer, (0.0, 0))
-        until = now + pause * 2**failures
-        self._lost[peer] = until, min(failures + 1, MAX_BACKOFF)
-        self.pass_over([peer], until)
+        failures = self._failures.get(peer, 0)
+        self.pass_over([peer], now + pause * 2**failures)
+        self._failures[peer] = min(failures + 1, MAX_BACKOFF)
         for other in self.entries.values():
             if other.follows == peer:
                 other.follows_until = now
+
+    def is_passed_over(self, peer: PeerID, now: float) -> bool:
+        """Whether this peer is left aside, and has not spoken since."""
+        return self._passed.get(peer, 0.0) > now
+
+    def _heard(self, peer: PeerID) -> None:
+        self._passed.pop(peer, None)
+        self._failures.pop(peer, None)
 
     def is_out(self, peer: PeerID, now: float) -> bool:
         """Whether this peer may not be in a group with this one yet."""
         return self.out.get(peer, 0.0) > now
 
-    def is_out_of_reach(self, peer: PeerID, now: float) -> bool:
-        """Whether this peer was lost here, and has not spoken since."""
-        return self._lost.get(peer, (0.0, 0))[0] > now
-
     def present(self, now: float) -> list[Entry]:
         """All candidates that are not passed over at the moment, by rank."""
-        there = [entry for entry in self.entries.values() if entry.passed_until <= now < entry.expires]
-        return sorted((each for each in there if not self.is_out(each.peer_id, now)), key=lambda entry: entry.rank)
+        there = (
+            entry
+            for peer, entry in self.entries.items()
+            if now < entry.expires and not (self.is_out(peer, now) or self.is_passed_over(peer, now))
+        )
+        return sorted(there, key=lambda entry: entry.rank)
 
     def next_change(self, now: float) -> float:
         """When, by the mere passing of time, `present` or who may lead would next differ."""
-        times = list(self.out.values())
-        for entry in self.entries.values():
-            times += entry.passed_until, entry.follows_until, entry.full_until
+        believed = (when for entry in self.entries.values() for when in (entry.follows_until, entry.full_until))
+        times = (*self.out.values(), *self._passed.values(), *believed)
         return min((when for when in times if when > now), default=math.inf)
 
 
@@ -381,8 +387,7 @@ class Conflicts:
     def note(self, peer: PeerID, keys: tuple[str, ...], since: float) -> bool:
         """The terms of a peer that came up at swarm time `since` differ under `keys`. Returns whether that is new."""
         new = peer not in self._found
-        known = self._found.get(peer, (keys, math.inf))
-        self._found[peer] = (tuple(sorted(keys)), min(since, known[1]))
+        self._found[peer] = tuple(sorted(keys)), since
         return new
 
     def cover(self, others: Iterable[Entry]) -> bool:
@@ -390,14 +395,10 @@ class Conflicts:
         return all(entry.follows in self._found for entry in others)
 
     def error(self, since: float, enough: int) -> FingerprintError | None:
-        """The error if so many of these peers name the same keys and came up before `since`, and no peer agrees with
-        this one: then they are the run, and this peer is not."""
-        elders: dict[tuple[str, ...], list[PeerID]] = {}
-        for peer, (keys, theirs) in self._found.items():
-            if theirs < since and not self.agreed:
-                elders.setdefault(keys, []).append(peer)
-        keys, peers = max(elders.items(), key=lambda item: len(item[1]), default=((), []))
-        if len(peers) < enough:
+        """The error if so many of these peers came up before `since`, name the same keys, and no peer agrees with this
+        one: then they are the run, and this peer is not."""
+        elders = Counter(keys for keys, theirs in self._found.values() if theirs < since and not self.agreed)
+        if not elders or max(elders.values()) < enough:
             return None
-        names = ", ".join(peer.short for peer in peers)
-        return FingerprintError(f"refused by {names}: what must agree differs in {', '.join(keys)}", keys)
+        (keys, count), *_ = elders.most_common(1)
+        return FingerprintError(f"refused by {count} peers: what must agree differs in {', '.join(keys)}", keys)

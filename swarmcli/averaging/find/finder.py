@@ -30,7 +30,7 @@ from swarmcli.averaging.find.messages import (
     method_name,
     search_id,
 )
-from swarmcli.averaging.find.seek import OutdatedError, Search
+from swarmcli.averaging.find.search import OutdatedError, Search
 from swarmcli.averaging.group import NONCE_BYTES, Group, Member
 from swarmcli.averaging.round.plan import Layout
 from swarmcli.averaging.seats import MAX_SECONDS, NOISE, Bid, Lines, Seats
@@ -92,7 +92,7 @@ class GroupFinder:
         """The leader that this peer follows, or the peers that follow it, in the search under way."""
         if self.search is None:
             return []
-        leader = self.search.leader if self.search.leader_has else None
+        leader = self.search.leader if self.search.call.has else None
         return [leader.peer_id] if leader is not None else list(self.search.lobby.followers)
 
     def start(self) -> None:
@@ -369,8 +369,7 @@ class GroupFinder:
         try:
             return await call
         finally:
-            search.lobby.remove(peer, call)
-            search.wake()
+            search.on_hung_up(peer, call)
 
     async def _on_beat(self, peer: PeerID, beat: Beat) -> Pulse:
         self._trust.check(peer)

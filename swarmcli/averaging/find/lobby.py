@@ -20,6 +20,7 @@ from swarmcli.averaging.seats import Lines, Seats
 from swarmcli.errors import CallRefused
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
+from swarmcli.network.prefix import Prefix
 
 MAX_LISTED = 768 << 10  # bytes that followers may take of a group's list, which goes to every member in one message
 MIN_PATIENCE = 0.5  # seconds for which even an impatient follower leaves the group open
@@ -97,6 +98,14 @@ class Lobby:
             self._crowded_out.add(largest)
             self._end(largest, self._full)
         return new.answer
+
+    def has_seat_for(self, peer: PeerID, network_of: Callable[[PeerID], Prefix | None]) -> bool:
+        """Whether the network of this peer has seats left: identities cost nothing, and addresses of unlike networks
+        do. Local networks and this machine are not counted."""
+        limit, network = self.options.seats_per_network, network_of(peer)
+        if limit is None or network is None or network.shared:
+            return True
+        return sum(network_of(other) == network for other in self.followers) < limit
 
     def remove(self, peer: PeerID, call: asyncio.Future[Answer] | None = None) -> None:
         """This follower has hung up, or is lost; with `call`, only if that is its present one."""
