@@ -103,10 +103,9 @@ class Proof(Protocol):
 
 
 class ProofMessage(msgspec.Struct, frozen=True):
-    """A member shows another one that a third lied. Without `proof` it has found that itself, in an audit."""
+    """A member shows another one that a third lied."""
 
-    culprit: PeerID
-    proof: SignedProof | None
+    proof: SignedProof
 
 
 class ProofTaken(msgspec.Struct, frozen=True):
@@ -138,8 +137,6 @@ class PeerTrust:
         # Of the banned, all of them verified. An audit's has the inputs of a whole part: it is not kept
         self._proofs: Recent[PeerID, SignedProof | None] = Recent(MAX_BANS)
         self._groups = deque[frozenset[PeerID]](maxlen=GROUPS_KEPT)
-        # Members that others have found to lie, with those that say so
-        self._accused: Recent[PeerID, set[PeerID]] = Recent(MAX_MEMBERS)
         self._listeners: dict[Callable[[PeerID], None], None] = {}
         self._users = 0
         self._tasks = TaskOwner()
@@ -261,16 +258,16 @@ class PeerTrust:
         self._endpoint.events.emit(PeerBanned(culprit.text, proof.words()))
         for listener in list(self._listeners):
             listener(culprit)
-        if isinstance(proof, SignedProof):  # an audit shows the members what they need to make it again
-            members = {peer for group in self._groups if culprit in group for peer in group}
-            self.show(culprit, members | {*self._endpoint.connected()} if self._closed else members)
+        members = {peer for group in self._groups if culprit in group for peer in group}
+        self.show(culprit, members | {*self._endpoint.connected()} if self._closed else members)
 
     def show(self, culprit: PeerID, peers: Iterable[PeerID]) -> None:
-        """Shows the proof against a banned peer to these, which have met it as well."""
-        message = ProofMessage(culprit, self._proofs[culprit])
+        """Shows the proof against a banned peer to these, which have met it as well. An audit's proof is too large: it
+        has shown that to the members itself."""
+        proof = self._proofs[culprit]
         for peer in sorted(peers):  # sets differ in order from process to process
-            if self._users and peer != self._endpoint.peer_id and not self.is_banned(peer):
-                self._tasks.spawn(self._show_one(peer, message))
+            if proof is not None and self._users and peer != self._endpoint.peer_id and not self.is_banned(peer):
+                self._tasks.spawn(self._show_one(peer, ProofMessage(proof)))
 
     def is_banned(self, peer: PeerID) -> bool:
         return peer in self._proofs
@@ -307,18 +304,11 @@ class PeerTrust:
         """Bans by a proof. Raises CallRefused for one that proves nothing; this peer does not hear its teller for a
         while, longer each time: so few messages can make this peer verify something in vain."""
         self.check(peer)
-        culprit, proof = message.culprit, message.proof
+        proof, culprit = message.proof, message.proof.culprit
         together = frozenset[PeerID]().union(*(group for group in self._groups if {peer, culprit} <= group))
         if not (together or self._closed) or not self.believes(peer):
             raise CallRefused("not heard", "its teller told something false before, or is in no group with it")
-        if proof is None:
-            # Nobody can check that. Where most of a group say so, those who form no group with the culprit any more
-            # are more than it is worth.
-            self._accused[culprit] = self._accused.get(culprit, set()) | {peer}
-            if 2 * len(self._accused[culprit] & together) > len(together - {culprit, self._endpoint.peer_id}):
-                del self._accused[culprit]
-                self.suspect(culprit, "most members have found that it lied", led=True)
-        elif not self.is_banned(culprit) and not (proof.culprit == culprit and self.prove(proof)):
+        if not self.is_banned(culprit) and not self.prove(proof):
             self.disbelieve([peer])
             self._endpoint.events.emit(PeerRefused(peer.text, "it accused a peer without proof", what="evidence"))
             raise CallRefused("false proof", "what it shows proves nothing")

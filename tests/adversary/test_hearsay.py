@@ -27,7 +27,7 @@ async def test_a_member_that_shows_evidence_against_itself_to_some_alone_is_bann
     async with trained(4) as (_, trainers):
         *honest, dishonest = trainers
         endpoint, trust = dishonest.node.endpoint, honest[0].core.work.averager.trust
-        told = ProofMessage(endpoint.peer_id, evidence_against(endpoint.identity))
+        told = ProofMessage(evidence_against(endpoint.identity))
         for trainer in honest[:2]:
             with suppress(CallRefused):  # the first has shown it to the others
                 await endpoint.call(trainer.node.peer_id, trust.method, told, ProofTaken, timeout=5.0)

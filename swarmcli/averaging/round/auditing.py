@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from functools import cached_property
 from typing import TypeVar
 
@@ -45,9 +46,9 @@ from swarmcli.network import Stream
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.tasks import forget, forgetful, on_executor, unless_silent
 
-TO_GIVE = 30.0  # seconds for the inputs of one part
+TO_GIVE = 30.0  # seconds for all that is looked at of one reducer
 TO_HEAR = 20.0  # seconds for a whole accusation at one member: a slower one hears of it too late
-SILENCE = 5.0  # seconds without a byte of an input
+SILENCE = 5.0  # seconds without an answer, or a byte of an input
 ASKS = 2  # times that a sender gives one auditor one part: the first stream may break
 
 T = TypeVar("T")
@@ -82,7 +83,7 @@ class Audits:
         self._draws: dict[tuple[int, int], tuple[bytes, bytes]] = {}  # by auditor and reducer, what they showed first
         self._given = Counter[tuple[int, int]]()  # by auditor and part
         self._accused = set[int]()  # members that have accused
-        self._looking, self._settled = set[asyncio.Timeout](), False  # at inputs; no more, once settled
+        self._looking = set[asyncio.Timeout]()  # at the averages of one reducer each
 
     def leave(self) -> None:
         """This member's part in the try is over: own tensors may change. It can still hear accusations."""
@@ -92,7 +93,6 @@ class Audits:
 
     def settle(self) -> None:
         """Ends what this member looks at: the round is decided, and it holds all averages. Nobody is at fault."""
-        self._settled = True
         for patience in self._looking:
             patience.reschedule(loop_time())
 
@@ -185,12 +185,16 @@ class Audits:
         numbers = tuple(average.part.index for average in averages)
         names = set(drawn(self._secret_for(reducer), signed.signature, numbers, self._chance(reducer)))
         tables = b"".join(each.digest for each in averages) + b"".join(each.inputs for each in averages)
-        for average in averages:
-            if average.part.index in names and average.senders and not self._settled:
-                proof = await self._fetch(average, signed, tables, results)
-                nbytes = self._options.aggregator.passes * average.part.descriptor.nbytes * len(average.senders)
-                if proof is not None and await on_executor(nbytes, proof.verify, ACCUSED_BEYOND):
-                    return proof
+        chosen = [each for each in averages if each.part.index in names and each.senders]
+        with suppress(TimeoutError):  # its link is too slow for that, or the round is settled: nobody is at fault
+            async with asyncio.timeout(TO_GIVE) as patience, AsyncExitStack() as looking:
+                self._looking.add(patience)
+                looking.callback(self._looking.discard, patience)
+                for average in chosen:
+                    proof = await self._fetch(average, signed, tables, results)
+                    nbytes = self._options.aggregator.passes * average.part.descriptor.nbytes * len(average.senders)
+                    if proof is not None and await on_executor(nbytes, proof.verify, ACCUSED_BEYOND):
+                        return proof
         return None
 
     async def _fetch(
@@ -224,7 +228,7 @@ class Audits:
 
         async def ask() -> tuple[Input, ...]:
             answer = await mates.endpoint.call(
-                mates.peer(reducer), mates.method("inputs"), request, InputList, timeout=TO_GIVE
+                mates.peer(reducer), mates.method("inputs"), request, InputList, timeout=SILENCE
             )
             if inputs_hash(answer.inputs) != average.inputs:
                 raise ProtocolViolation("the inputs are not those that it signed for")
@@ -240,7 +244,7 @@ class Audits:
 
         async def ask() -> TensorMessage:
             peer, method = mates.peer(sender), mates.method("input")
-            async with mates.endpoint.stream(peer, method, request, timeout=TO_GIVE) as stream:
+            async with mates.endpoint.stream(peer, method, request, timeout=SILENCE) as stream:
                 return await self._receive_input(part, stream)
 
         return await self._unless_withheld(sender, ask)
@@ -250,15 +254,10 @@ class Audits:
         is asked once more."""
         for _ in range(ASKS):
             try:
-                async with asyncio.timeout(TO_GIVE) as patience:
-                    self._looking.add(patience)
-                    try:
-                        return await ask()
-                    finally:
-                        self._looking.discard(patience)
+                return await ask()
             except TimeoutError as error:
                 forget(error)
-                return None if self._settled else "it fell silent instead of showing what it signed"
+                return "it fell silent instead of showing what it signed"
             except PeerUnreachable as error:
                 forget(error)
                 return None

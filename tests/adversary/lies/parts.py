@@ -217,7 +217,7 @@ def false_accusations(liar: Liar) -> None:
         evidence = UnlikeAverages(victim, averager.config.prefix, group_id, lists[0], lists[1])
         liar.told.append("a false accusation")
         try:
-            message = ProofMessage(victim, evidence)
+            message = ProofMessage(evidence)
             await liar.endpoint.call(teller, averager.trust.method, message, ProofTaken, timeout=5)
         except NetworkError as error:
             liar.told.append(f"refused: {error}")
