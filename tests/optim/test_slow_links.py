@@ -80,10 +80,48 @@ def test_a_run_goes_at_the_pace_of_its_lone_trainer_however_long_that_sends(seed
     tell(story, [("trainer", pace), ("monitor", 0.0)], elements=NBYTES // 4, latency=latency)
 
 
-SLOW_UPLINKS = {"a pair": (10e3, 10e3), "one of three": (10e3, None, None), "three": (20e3, 20e3, 20e3)}
+@pytest.mark.parametrize("count", [2, *soak([5])])
+def test_a_newcomer_behind_a_slow_line_that_no_limit_tells_of_hears_so_and_costs_the_others_nothing(count: int) -> None:
+    """Its download shows 10 kB/s each way: it never meets a round, and does not download for ever."""
+
+    async def story(swarm: Swarm, peers: list[Unlike]) -> None:
+        *quick, slow = peers
+        swarm.network.set_bandwidths(slow.node.peer_id, uplink=10e3, downlink=10e3)
+        usual = (await epochs_of(quick, 2))[-1]
+        began, first = now(), quick[0].epoch
+        await until(lambda: any("samples cannot count" in text for text in slow.said))
+        assert now() - began < 60
+        took = await epochs_of(quick, 20)
+        assert max(took) < 2 * usual + 3, took
+        assert quick[0].epoch - first > 0.9 * (now() - began) / usual
+        (told, *_) = [text for text in slow.said if "samples cannot count" in text]
+        assert "your link has been seen to need" in told and "waits, since it could not even follow" in told
+        assert not slow.core.work.samples  # type: ignore[union-attr]
+
+    tell(story, [("trainer", 20.0)] * count, elements=NBYTES // 4, bandwidth=10e6)
 
 
-@pytest.mark.parametrize("slow", ["one of three", *soak(["a pair", "three"])])
+def test_of_a_pair_whose_line_turns_slow_one_goes_on() -> None:
+    """Neither can tell whose line it is: they come to the same answer, and the other one waits."""
+
+    async def story(swarm: Swarm, peers: list[Unlike]) -> None:
+        await epochs_of(peers, 2)
+        swarm.network.set_bandwidths(peers[0].node.peer_id, uplink=10e3, downlink=10e3)
+        began = now()
+        await until(lambda: any("samples cannot count" in text for peer in peers for text in peer.said))
+        assert now() - began < 60
+        goes_on, waits = sorted(peers, key=lambda peer: peer.node.peer_id)
+        assert waits.core.pausing.is_asked and not goes_on.core.pausing.is_asked
+        took = await epochs_of([goes_on], 4)
+        assert max(took) < 2 * 200 / 20 + 3, took
+
+    tell(story, [("trainer", 20.0), ("trainer", 20.0)], elements=NBYTES // 4, bandwidth=10e6)
+
+
+SLOW_UPLINKS = {"one of three": (10e3, None, None), "three": (20e3, 20e3, 20e3)}
+
+
+@pytest.mark.parametrize("slow", ["one of three", *soak(["three"])])
 @pytest.mark.parametrize("seed", range(10))
 def test_trainers_whose_slow_uplinks_nobody_tells_stay_in_one_run(seed: int, slow: str) -> None:
     """Rounds of 1.2 MB, wished to take a minute at most. Where all are slow the first fails, and tells what the next

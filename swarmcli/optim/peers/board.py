@@ -9,13 +9,28 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import pydantic
 
 from swarmcli.dht import OwnedSubkey
+from swarmcli.network import wire
 from swarmcli.network.identity import Identity, PeerID
+from swarmcli.network.loop_thread import loop_time
 
 if TYPE_CHECKING:
     from swarmcli.dht import DHTNode
 
 Record = TypeVar("Record", bound=pydantic.BaseModel)
+
+# Bytes per second of one board that a peer reads, and that a replica sends, however many peers write on it. A peer has
+# two boards, of progress and of what peers say of themselves: together they take twice that.
+READ_RATE, REPLICA_RATE = 10e3, 100e3
+REPLICAS = 5  # each of them gives every report to every reader
+OVERHEAD = 150  # bytes of a report beside its value: owner, signature, expiration, framing
+BURST = 16  # reports that may go out one after the other where something happens; then one for each period
+LIVES = 3  # periods, for which a report lives at least
 logger = logging.getLogger(__name__)
+
+
+def period_of(peers: int, nbytes: int) -> float:
+    """Seconds between two reports of so many bytes of each of so many peers, see READ_RATE and REPLICA_RATE."""
+    return max(peers * nbytes * min(peers, REPLICAS) / READ_RATE, peers**2 * nbytes / REPLICA_RATE)
 
 
 class Board(Generic[Record]):
@@ -35,6 +50,8 @@ class Board(Generic[Record]):
         self._follower = node.follow(key)
         self._subkey = node.own_subkey(identity=identity)
         self._published = False
+        self._nbytes = 0  # of this peer's last report
+        self._credit, self._credited = float(BURST), 0.0  # reports that may go out now, and the loop time of that
         self._reading = asyncio.Lock()  # a follower reads for one at a time
 
     @property
@@ -48,11 +65,35 @@ class Board(Generic[Record]):
         is stored here as well as read from others counts twice."""
         return sum(self._follower.refused.values()) + self._unreadable
 
+    @property
+    def period(self) -> float:
+        """Seconds between two reports of each peer with which all of them stay within their rates: the more peers, the
+        rarer they report."""
+        return period_of(len(self.records), self._nbytes)
+
+    @property
+    def lives(self) -> float:
+        """Seconds for which a report counts."""
+        return max(self.expiration, LIVES * self.period)
+
+    def turn_in(self) -> float:
+        """Seconds until this peer may report again."""
+        self._earn()
+        return max(0.0, (1.0 - self._credit) * self.period)
+
+    def _earn(self) -> None:
+        now, period = loop_time(), self.period
+        earned = (now - self._credited) / period if period > 0 else float(BURST)
+        self._credit, self._credited = min(float(BURST), self._credit + earned), now
+
     async def publish(self, record: Record) -> bool:
         """Writes this peer's record; False if no replica took it."""
         self._published = True
-        expires = self._node.endpoint.clock.now() + self.expiration
-        return await self._node.store(self.key, record.model_dump(), expires, self._subkey)
+        self._earn()
+        self._credit -= 1
+        value = record.model_dump()
+        self._nbytes = OVERHEAD + len(wire.encode(value))
+        return await self._node.store(self.key, value, self._node.endpoint.clock.now() + self.lives, self._subkey)
 
     async def refresh(self) -> dict[PeerID, Record]:
         """Reads what changed since the last time and returns all records that have not expired."""

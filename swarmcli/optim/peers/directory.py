@@ -107,7 +107,8 @@ class PeerDirectory:
             logger.warning("this peer's report was not stored: %s", error)
 
     async def _keep_publishing(self) -> None:
-        await set_within(self._changed, self.options.renewal)
+        await set_within(self._changed, max(self.options.renewal, self._board.period))
+        await asyncio.sleep(self._board.turn_in())
         await self._publish()
 
     # what the others say
@@ -138,7 +139,7 @@ class PeerDirectory:
         return self.others
 
     async def _keep_reading(self) -> None:
-        await asyncio.sleep(self.options.refresh_period)
+        await asyncio.sleep(max(self.options.refresh_period, self._board.period / 2))
         await self.refresh()
 
     def _tell(self, peer: PeerID, report: PeerReport, before: PeerReport | None, gone: Gone = "") -> None:
@@ -186,9 +187,10 @@ class PeerDirectory:
     def is_there(self, peer: PeerID) -> bool:
         """Whether a peer that reports is connected, or its report is fresh: not where a connection with it has ended
         since it made that. From any thread."""
-        return self.endpoint.is_connected(peer) or (
-            self.age(peer) < self.options.fresh and self.others[peer].time > self._ended.get(peer, -math.inf)
-        )
+        if self.endpoint.is_connected(peer):
+            return True
+        fresh = max(self.options.fresh, 2 * self._board.period)  # many peers report more rarely
+        return self.age(peer) < fresh and self.others[peer].time > self._ended.get(peer, -math.inf)
 
     def age(self, peer: PeerID) -> float:
         """Seconds since the last word of a peer: 0 of one that is connected, infinite of one without a report. From any

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pydantic
@@ -421,7 +421,7 @@ class ProgressTrackerCore:
             self.local_progress,
             target_batch_size=self.target_batch_size,
             now=self._clock.now(),
-            options=self.options,
+            options=replace(self.options, metadata_expiration=self._board.lives),
             latest_epoch=self._latest_epoch() if others and self._latest_epoch is not None else None,
             overdue=self._overdue,
         )
@@ -440,9 +440,10 @@ class ProgressTrackerCore:
                 await self._board.publish(report)
             except SwarmError as error:
                 logger.warning("progress was not stored: %s", error)
-            await asyncio.sleep(self.options.min_refresh_period)  # whatever comes: nobody writes more often
-            await set_within(self._urgent, self._report_period - self.options.min_refresh_period)
-            await set_within(self._changed, self.options.metadata_expiration / 2 - self._report_period)
+            least = max(self.options.min_refresh_period, self._board.turn_in())
+            await asyncio.sleep(least)  # whatever comes: nobody writes more often
+            await set_within(self._urgent, self._report_period - least)
+            await set_within(self._changed, self._board.lives / 2 - self._report_period)
 
     @property
     def _report_period(self) -> float:
@@ -450,7 +451,8 @@ class ProgressTrackerCore:
         epoch ends: a report goes out as often as one would be read."""
         left = self.global_progress.eta_next_epoch - self._clock.now()
         period = refresh_period(left, self.global_progress.num_peers, self.options, self._overdue)
-        return min(period, max(self.options.default_refresh_period, self.options.min_refresh_period))
+        most = max(self.options.default_refresh_period, self.options.min_refresh_period)
+        return max(min(period, most), self._board.period)
 
     async def _keep_reading(self) -> None:
         self._moved.clear()  # before reading: an epoch that ends meanwhile is read after once more
@@ -458,5 +460,5 @@ class ProgressTrackerCore:
             await self.refresh()
         except SwarmError as error:
             logger.warning("progress was not read: %s", error)
-        await asyncio.sleep(self.options.min_refresh_period)
+        await asyncio.sleep(max(self.options.min_refresh_period, self._board.period / 2))
         await set_within(self._moved, self.global_progress.next_fetch_time - self._clock.now())

@@ -143,7 +143,8 @@ class Survey:
         if _judge(position, reports) == "company":
             return "company"
         # Whoever is joining or paused takes part in no round, and its line may be busy with a download.
-        there = (peer for peer in self.claims.holders() if starts or _takes_part(directory.others[peer]))
+        told = {peer: directory.others[peer] for peer in self.claims.holders()}
+        there = (p for p, r in told.items() if starts or (is_settled(r.phase) and r.pause != "paused"))
         asked = directory.by_convenience(there)[:ASKED_AT_ONCE]
         answers = await self.ask(asked)
         leading = await self.claims.decide(Claim(position), {peer: answer.word for peer, answer in answers.items()})
@@ -201,14 +202,10 @@ class Survey:
         )
 
 
-def _takes_part(peer: PeerReport | PositionReply) -> bool:
-    return peer.phase in _TAKE_PART and peer.pause != "paused"
-
-
 def _judge(position: LineagePosition, others: Iterable[PeerReport | PositionReply]) -> Surroundings:
     # A peer that has not settled yet may take its time with that, or end up elsewhere. One that pauses comes to no
     # round; one that returns from a pause is about to.
-    at_work = [each for each in others if _takes_part(each)]
+    at_work = [each for each in others if each.phase in _TAKE_PART and each.pause != "paused"]
     if any(each.claim.position.lineage == position.lineage for each in at_work):
         return "company"
     return "followed" if any(each.epoch == position.epoch - 1 for each in at_work) else "alone"
