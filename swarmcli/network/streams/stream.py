@@ -73,6 +73,7 @@ class Stream:
         self._queue: deque[_Arrived] = deque()
         self._queued = 0  # bytes
         self._reader: _Reader | None = None
+        self._places = False  # the last `receive` named its memory: the next payload should go there as well
         self._arriving: _Arrived | None = None  # its payload is being read
         self._paused = False
         self.starved = False  # a payload waits until there is memory: the budget is used up, and nobody receives
@@ -108,6 +109,7 @@ class Stream:
         """
         if self._reader is not None:
             raise RuntimeError("another task is receiving from this stream")
+        self._places = into is not None
         if not self._queue:
             await self._wait(message_type, into)
         arrived = self._queue.popleft()
@@ -230,7 +232,9 @@ class Stream:
         self._arriving = None
         self.bytes_received += arrived.size
         reader = self._reader
-        direct = arrived.placed and arrived.size >= self._direct
+        # Otherwise one payload that nobody waited for in time would be copied, meanwhile the next one comes in, and all
+        # of a stream that brings them quickly would be copied.
+        direct = (arrived.placed or self._places) and arrived.size >= self._direct
         arrived.size += header_size + _BOOKKEEPING
         arrived.charged += header_size + _BOOKKEEPING
         full = not self._account.charge(header_size + _BOOKKEEPING)
