@@ -9,16 +9,13 @@ slowest link, and uplinks are the slower ones, so the shares fill the least time
 
 Members that some sender cannot reach get nothing. Bandwidths count per direction and only relative to each other.
 
-Members behind relays take work last: they reduce only if nobody else can, or if a round with them as well would take
-less than half as long. Where two members come together only over a relay, each of their bytes passes the relay's link
-as well, in and out: 2·v vectors for each sender that goes to a reducer over it. A relay that is a member has its own
-link for that; any other relay is taken for as slow as the slowest member, and all members that go over it share it.
-Among members behind relays shares follow their own links alone.
+Members behind relays take work last: they reduce only if nobody else can, or if those who can be dialed by all would
+take four times as long: each byte passes the relay in and out, and others use it too. If one of those is their relay,
+it has less to do by reducing everything itself.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -47,34 +44,21 @@ def reducing_shares(
         raise NoReducerError(_why_nobody(members))
     direct = [index for index in able if _can_reduce(members, index, Dialable.DIRECTLY)]
     shares = _divide(members, direct or able, total_size, min_vector_size, back)
-    if len(direct) in (0, len(able)):
+    relays = {address.removeprefix("relay://").partition("/")[0] for each in members for address in each.addresses[:1]}
+    if len(direct) in (0, len(able)) or any(members[index].peer_id.text in relays for index in direct):
         return shares
     mixed = _divide(members, able, total_size, min_vector_size, back)
-    return mixed if 2 * slowest_link(members, mixed, back) < slowest_link(members, shares, back) else shares
+    return mixed if 4 * slowest_link(members, mixed, back) < slowest_link(members, shares, back) else shares
 
 
 def slowest_link(members: Sequence[Member], shares: Sequence[float], back: float = 1.0) -> float:
-    """The time of a round, the relays' links included, in units of (vector size) / (bandwidth)."""
+    """The time that a round takes the slowest member, in units of (vector size) / (bandwidth)."""
     senders = _count_senders(members)
-    own = [
-        share * senders * back if member.auxiliary else 1 + ((senders - 1) * back - 1) * share
+    return max(
+        (share * senders * back if member.auxiliary else 1 + ((senders - 1) * back - 1) * share) / member.bandwidth
         for member, share in zip(members, shares, strict=True)
-    ]
-    outside, relayed = 0.0, _relayed(members, range(len(members)))
-    for relay, rates in relayed.items():
-        passed = sum(rate * shares[reducer] for reducer, rate in rates.items())
-        if isinstance(relay, int):
-            own[relay] += passed
-        else:
-            outside = max(outside, passed)
-    slowest = min(member.bandwidth for member in members if member.bandwidth > 0)
-    # If others go over a member that offers no bandwidth, it is taken for as slow as the slowest one.
-    links = [
-        (own[index], member.bandwidth or slowest)
-        for index, member in enumerate(members)
-        if member.bandwidth > 0 or index in relayed
-    ]
-    return max(outside / slowest, *(traffic / bandwidth for traffic, bandwidth in links))
+        if member.bandwidth > 0
+    )
 
 
 def reducer_opens(reducer: Member, sender: Member) -> bool:
@@ -156,24 +140,6 @@ def _smallest(filled: Callable[[float], float], low: float, high: float) -> floa
         middle = (low + high) / 2
         low, high = (low, middle) if filled(middle) >= 1 else (middle, high)
     return high
-
-
-def _relayed(members: Sequence[Member], reducers: Sequence[int]) -> dict[int | str, dict[int, float]]:
-    """The traffic over each relay: reducer → vectors each way for its whole share. A relay is a member's index, or the
-    text of its id."""
-    passed: dict[int | str, dict[int, float]] = {}
-    if not any(member.dialable == Dialable.OVER_RELAY for member in members):
-        return passed
-    places = {member.peer_id.text: index for index, member in enumerate(members)}
-    for reducer in reducers:
-        for sender, member in enumerate(members):
-            if sender == reducer or member.auxiliary or meeting(members[reducer], member) != Dialable.OVER_RELAY:
-                continue
-            dialed = member if reducer_opens(members[reducer], member) else members[reducer]
-            relay = dialed.addresses[0].removeprefix("relay://").partition("/")[0]
-            rates = passed.setdefault(places.get(relay, relay), defaultdict(float))
-            rates[reducer] += 2.0  # the sender's part, and the average that comes back
-    return passed
 
 
 def _count_senders(members: Sequence[Member]) -> int:
