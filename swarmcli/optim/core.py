@@ -94,8 +94,6 @@ class OptimizerCore:
         self._catch_up = CatchUp(peer, self.work, self.survey, self._exchange)
         self.seat = OwnSeat(averager, node.peer_id, config.target_batch_size)
         self._end = EpochEnd(peer, self.work, keeper, self._group, self.survey, self.metrics, self._spoils_rounds)
-        self._ending: asyncio.Task[None] | None = None  # until somebody has waited for its end
-        self._published: int | None = None  # how often the end had, when the trainer stopped waiting for it
         self._last_seen = self.position  # at the end of the last step
         self._last_moment = LastMoment(self.tracker, node.endpoint.clock)
         self._latest = 0, 0.0  # the epoch of the run, as far as this peer knows, and since when, by the loop's time
@@ -146,7 +144,7 @@ class OptimizerCore:
         the next one. Cancelling the call leaves the end of an epoch under way running. While this peer pauses, see
         `pause`.
         """
-        if not self._ending:  # otherwise the scheduler may be at work, and the step under way looks itself
+        if not self._end.under_way:  # otherwise the scheduler may be at work, and the step under way looks itself
             self.replica.state.check_rates()
         try:
             if self._has_no_seat() and (batch_size or self.work.samples):
@@ -174,7 +172,7 @@ class OptimizerCore:
         """
         if self.pausing.is_asked:
             return False
-        await self._end_is_over()
+        await self._end.over()
         changed = await self._join()
         self._last_seen = self.position
         if not self.metrics.samples:
@@ -277,13 +275,13 @@ class OptimizerCore:
     @property
     def has_handed_in(self) -> bool:
         """Whether nothing that was computed before a pause is on its way to a round, nor could come to one soon."""
-        if self._ending or self._group.begun:
+        if self._end.under_way or self._group.begun:
             return False
         return self.pausing.away or not self.directory.anyone_computes(self._group.members)
 
     async def _has_to_hand_in(self) -> bool:
         """Whether this peer, which pauses, goes on with the end of the epoch: it has samples that a round can use."""
-        await self._end_is_over()  # where ends are delayed there would be another one under way each time
+        await self._end.over()  # where ends are delayed there would be another one under way each time
         if self._group.begun:
             return True  # the others wait for it
         if self.pausing.away or not self.work.samples or not self._catch_up.settled:
@@ -320,7 +318,7 @@ class OptimizerCore:
 
     def _has_no_seat(self) -> bool:
         """Whether this trainer's samples cannot count, as far as the next round goes."""
-        return not (self._ending or self._group.begun) and self._spoils_rounds()
+        return not (self._end.under_way or self._group.begun) and self._spoils_rounds()
 
     def _spoils_rounds(self) -> bool:
         if self.config.description.role != "trainer":
@@ -361,7 +359,7 @@ class OptimizerCore:
     @property
     def is_averaging(self) -> bool:
         """Whether an epoch is being ended."""
-        return self._ending is not None or self._group.begun
+        return self._end.under_way or self._group.begun
 
     async def is_synchronized(self) -> bool:
         """Whether, by what the others last reported, no other lineage leads."""
@@ -369,7 +367,7 @@ class OptimizerCore:
 
     async def _follows_another(self) -> bool:
         """Waits until the trainer may compute; whether the parameters are others than the last gradients are of."""
-        return await self._replaced_meanwhile() or (not self._ending and await self._join())
+        return await self._replaced_meanwhile() or (not self._end.under_way and await self._join())
 
     async def _take_in(self, batch_size: int, scale: float | None, weight: float | None) -> None:
         """A batch, and then, so that companions' steps and this one are together in what is gathered for it, the states
@@ -379,7 +377,7 @@ class OptimizerCore:
         elif not self.work.samples:
             self.metrics.look(anyone_computes=self.directory.anyone_computes(self._group.members))
         averaging = self._keeper.averaging
-        if not self._ending and averaging.under_way:
+        if not self._end.under_way and averaging.under_way:
             changed = await averaging.apply()
             if changed and self.mode.timing is Timing.AT_ONCE:
                 await self.replica.publish()
@@ -389,7 +387,7 @@ class OptimizerCore:
         await self.work.accumulate(batch_size, scale, weight)
         if self.work.given_up.count == before:
             self.metrics.samples += batch_size
-        if not self._ending:  # otherwise these samples are of an epoch that has not begun for the others
+        if not self._end.under_way:  # otherwise these samples are of an epoch that has not begun for the others
             self._report_samples()
 
     def _report_samples(self) -> None:
@@ -400,10 +398,10 @@ class OptimizerCore:
     async def _epoch_is_over(self, batch_size: int) -> bool:
         """Whether the round has begun, or this peer alone has enough. `batch_size`: of the step that asks. While the
         end of the last epoch is under way it is not, unless this step has nothing to compute or the next is over."""
-        if self._ending:
+        if self._end.under_way:
             if batch_size and not self._end.is_ahead:
                 return False
-            await self._end_is_over()
+            await self._end.over()
             if await self._join():
                 return False
         if self._group.begun or self._end.has_enough:
@@ -420,42 +418,18 @@ class OptimizerCore:
         return self._group.begun
 
     async def _end_epoch(self) -> None:
-        self._end.released.clear()
-        self._ending = self._tasks.spawn(self._run_end())
-        # At its end in any case: a task that is cancelled before its first step runs no `finally` of its own.
-        self._ending.add_done_callback(lambda _: self._end.released.set())
-        await self._may_compute()
-        if self._ending:  # from here on this peer computes, whatever it waited for
+        self._end.begin(self._tasks, self._run_end())
+        await self._end.may_compute()
+        if self._end.under_way:  # from here on this peer computes, whatever it waited for
             self.tracker.performance_ema.resume(loop_time())
-
-    async def _may_compute(self) -> None:
-        """Returns when the trainer may go on: at once if no end is under way. Raises what an end that is over did."""
-        if self._ending is not None:
-            try:
-                await self._end.released.wait()
-            except asyncio.CancelledError:
-                self._published = self._end.published
-                raise
-            if self._ending is not None and self._ending.done():
-                await self._end_is_over()
-
-    async def _end_is_over(self) -> None:
-        """Returns when no end is under way. Once begun it is brought to its end, whoever stops waiting for it; what it
-        raised is raised once, to whoever next waits."""
-        task = self._ending
-        if task is not None:
-            try:
-                await asyncio.shield(task)
-            finally:
-                self._ending = None if task.done() else task
 
     async def _replaced_meanwhile(self) -> bool:
         """Waits until the trainer may compute; whether its last gradients are of parameters that changed for that, or
         under it: it had stopped waiting for the end of an epoch, which goes on."""
-        before = self.position
-        under_it = self._published not in (None, self._end.published)
-        await (self._end_is_over() if under_it else self._may_compute())
-        self._published = None
+        before, under_it = self.position, self._end.changed_the_model
+        if under_it:
+            await self._end.over()
+        await self._end.may_compute()
         replaced = self.mode.timing is Timing.AT_ONCE and self.position != before
         if replaced or (under_it and self.mode.reuse_grad_buffers):
             await self.work.drop()  # reused buffers hold those gradients already
@@ -549,7 +523,7 @@ class OptimizerCore:
         For the end of training: peers that missed the last round still find its outcome, and the model gets the last
         parameters where its steps are delayed. False: time was up.
         """
-        await self._end_is_over()
+        await self._end.over()
         await self.replica.publish()
         await self._group.close()
         self.phase = "lingering"
@@ -624,7 +598,7 @@ class OptimizerCore:
         Waits for the end of an epoch under way, and for an average of states under way; the model then computes with
         the parameters that they gave.
         """
-        await self._end_is_over()
+        await self._end.over()
         if self.replica.may_gather:  # otherwise the average is taken in by the next step, and what is saved is older
             await self._keeper.averaging.apply(wait=True)
         await self.replica.rest()
@@ -639,7 +613,7 @@ class OptimizerCore:
         ValueError if the parameters are not those that the state belongs to, or the state is of another optimizer;
         nothing has changed then.
         """
-        await self._end_is_over()
+        await self._end.over()
         swarm = state_dict.get("swarm")
         swarm = swarm if isinstance(swarm, Mapping) else {}
         standing = Saved.read(swarm.get("standing"))

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from collections.abc import Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from swarmcli.backoff import Backoff
 from swarmcli.events import Noticed
 from swarmcli.network.loop_thread import loop_time
+from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.config import PeerContext
 from swarmcli.optim.epoch.group import PreformedGroup
 from swarmcli.optim.gradients.accumulator import Weighed
@@ -114,7 +115,8 @@ def seconds_left_to_others(
 class EpochEnd:
     """The end of one epoch after the other: a round, the step with its average, and what is due for the states.
 
-    `released` is set when the trainer may go on to compute, as the mode's timing says: at the latest when `run` ends.
+    Once begun, an end goes on whoever stops waiting for it. The trainer may compute when the mode's timing says so, at
+    the latest when the end is over.
     `left_behind` is set when, instead of mates, a peer of a lineage that leads was found; whoever acts on it clears it.
     """
 
@@ -130,8 +132,10 @@ class EpochEnd:
     ) -> None:
         """`hopeless`: whether, after a round that failed, no other one is to be waited for."""
         self._hopeless = hopeless
-        self.released = asyncio.Event()
-        self.published = 0  # times that the end of an epoch gave the model other parameters before its step
+        self._task: asyncio.Task[None] | None = None  # until somebody has waited for its end
+        self._released = asyncio.Event()
+        self._published = 0  # times that the end of an epoch gave the model other parameters before its step
+        self._seen: int | None = None  # of these, when the trainer stopped waiting for one
         self.left_behind = False
         self._own_id, self._config, self._events = peer.node.peer_id, peer.config, peer.events
         self._timing, self._rule = keeper.mode.timing, keeper.rule
@@ -144,6 +148,44 @@ class EpochEnd:
         self._said_alone = False  # since the last round with others
         self._told_work: tuple[float, float] | None = None  # this peer's and the auxiliaries' part of adding up
         self._other_rounds = 0  # in a row, that were far from it
+
+    @property
+    def under_way(self) -> bool:
+        """Whether an end goes on, or nobody has heard yet what it raised."""
+        return self._task is not None
+
+    def begin(self, tasks: TaskOwner, work: Coroutine[Any, Any, None]) -> None:
+        """Begins an end: `work` calls `run`, and takes up what comes of it."""
+        self._released.clear()
+        self._task = tasks.spawn(work)
+        # At its end in any case: a task that is cancelled before its first step runs no `finally` of its own.
+        self._task.add_done_callback(lambda _: self._released.set())
+
+    async def may_compute(self) -> None:
+        """Returns when the trainer may go on: at once if no end is under way. Raises what an end that is over did."""
+        self._seen = None
+        if self._task is not None:
+            try:
+                await self._released.wait()
+            except asyncio.CancelledError:
+                self._seen = self._published
+                raise
+            if self._task is not None and self._task.done():
+                await self.over()
+
+    async def over(self) -> None:
+        """Returns when no end is under way. What it raised is raised once, to whoever next waits."""
+        task = self._task
+        if task is not None:
+            try:
+                await asyncio.shield(task)
+            finally:
+                self._task = None if task.done() else task
+
+    @property
+    def changed_the_model(self) -> bool:
+        """Whether an end gave the model other parameters after the trainer had stopped waiting for it."""
+        return self._seen not in (None, self._published)
 
     @property
     def has_enough(self) -> bool:
@@ -169,7 +211,7 @@ class EpochEnd:
         finally:
             self._frozen = None
             await self._work.restore()
-            self.released.set()
+            self._released.set()
 
     async def _average(self, began: float) -> CommittedRound | None:
         """The round; None: there was none."""
@@ -307,15 +349,15 @@ class EpochEnd:
         self._frozen = await self._work.freeze()
         if first and self._timing is not Timing.AT_ONCE:
             await self._replica.publish()
-            self.published += 1
+            self._published += 1
         if self._timing is Timing.DELAYED_AVERAGING:
-            self.released.set()
+            self._released.set()
         return self._frozen
 
     async def _advance(self, committed: CommittedRound, began: float) -> Advanced:
         """Steps with the average; from here on this peer is at the next epoch."""
         if self._timing is not Timing.AT_ONCE:
-            self.released.set()
+            self._released.set()
         self._starts, weighed = False, self._frozen or Weighed()
         handed = weighed.samples
         counted = committed.contributed.get(self._own_id, 0.0) > 0

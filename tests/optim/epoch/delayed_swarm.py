@@ -71,11 +71,11 @@ class DelayedTrainer:
         await asyncio.sleep(self.pace)
         assert torch.equal(self.weights, before), "the model changed while it computed"
         self.rows.append(batch)
-        under_way, epoch = bool(self.core._ending), self.epoch
+        under_way, epoch = self.core._end.under_way, self.epoch
         began = asyncio.get_running_loop().time()
         await self.core.step(len(batch))
         self.waits.append(asyncio.get_running_loop().time() - began)
-        if under_way and self.core._ending and self.epoch == epoch:
+        if under_way and self.core._end.under_way and self.epoch == epoch:
             self.ahead.append(self.core.work.samples)
 
     async def train(self, until: int) -> None:

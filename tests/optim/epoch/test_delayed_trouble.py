@@ -35,7 +35,7 @@ def test_a_newcomer_downloads_while_ends_are_under_way(timing: Timing) -> None:
             first = [await swarm.delayed(timing, seed=1, batch_size=2, pace=0.5) for _ in range(2)]
 
             async def join_late() -> None:
-                await until(lambda: first[0].epoch == 2 and bool(first[0].core._ending))
+                await until(lambda: first[0].epoch == 2 and bool(first[0].core._end.under_way))
                 late = await swarm.delayed(timing, seed=9, batch_size=2, pace=0.5)
                 await late.core.join()
                 assert torch.equal(late.weights, late.host_weights), "it begins with what it downloaded"
@@ -56,7 +56,7 @@ def test_gradients_that_are_not_finite_are_given_up_by_the_peer_that_has_them(ti
             broken, sound = [await swarm.delayed(timing, seed=1) for _ in range(2)]
             warnings = record(broken.node, Noticed)
             await together(broken.train(2), sound.train(2))
-            await together(broken.core._end_is_over(), sound.core._end_is_over())
+            await together(broken.core._end.over(), sound.core._end.over())
             await broken.compute()
             assert broken.core.work.samples
             broken.core.work._gradients.accumulators[0].fill_(float("nan"))
@@ -76,7 +76,7 @@ def test_an_error_of_the_background_reaches_the_next_step(timing: Timing) -> Non
         async with DelayedSwarm(seed=8) as swarm:
             trainer = await swarm.delayed(timing, seed=1, batch_size=TARGET)
             await trainer.train(2)
-            await trainer.core._end_is_over()
+            await trainer.core._end.over()
             step = trainer.place.optimizer.step
 
             def fails() -> None:
@@ -100,11 +100,11 @@ def test_who_stops_waiting_for_a_round_may_go_on_later() -> None:
         async with DelayedSwarm(seed=8, latency=0.25) as swarm:
             trainers = [await swarm.delayed(Timing.DELAYED_STEP, seed=1, batch_size=TARGET // 2) for _ in range(2)]
             await together(*(trainer.train(3) for trainer in trainers))
-            await together(*(trainer.core._end_is_over() for trainer in trainers))
+            await together(*(trainer.core._end.over() for trainer in trainers))
             async with asyncio.TaskGroup() as group:
                 group.create_task(trainers[1].train(8))
                 interrupted = group.create_task(trainers[0].train(8))
-                await until(lambda: bool(trainers[0].core._ending))
+                await until(lambda: bool(trainers[0].core._end.under_way))
                 interrupted.cancel()
                 await asyncio.wait([interrupted])
                 group.create_task(trainers[0].train(8))
@@ -135,7 +135,7 @@ def test_shutting_down_in_the_middle_of_a_round_leaves_nothing(timing: Timing) -
             trainers = [await swarm.delayed(timing, seed=1) for _ in range(2)]
             async with asyncio.TaskGroup() as group:
                 leaving, staying = (group.create_task(trainer.train(20)) for trainer in trainers)
-                await until(lambda: trainers[0].epoch >= 3 and bool(trainers[0].core._ending))
+                await until(lambda: trainers[0].epoch >= 3 and bool(trainers[0].core._end.under_way))
                 leaving.cancel()
                 await trainers[0].core.shutdown()
                 await until(lambda: trainers[1].epoch >= 8)
@@ -157,7 +157,7 @@ def test_a_checkpoint_waits_for_what_is_under_way_and_continues_bit_for_bit(timi
             data = trainer.data.get_state()
             for _ in range(4):
                 await trainer.compute()
-            await trainer.core._end_is_over()
+            await trainer.core._end.over()
             expected, reached = trainer.host_weights, trainer.epoch
             await trainer.core.shutdown()
             await trainer.node.shutdown()
@@ -169,7 +169,7 @@ def test_a_checkpoint_waits_for_what_is_under_way_and_continues_bit_for_bit(timi
             again.data.set_state(data)
             for _ in range(4):
                 await again.compute()
-            await again.core._end_is_over()
+            await again.core._end.over()
             assert (again.epoch, reached) == (reached, saved["swarm"]["epoch"] + 4)
             assert torch.equal(again.host_weights, expected)
 
@@ -216,7 +216,7 @@ def test_a_batch_under_which_the_model_changed_is_dropped() -> None:
 
             trainer.core.replica.check = gated  # type: ignore[method-assign]
             step = asyncio.ensure_future(trainer.compute())
-            await until(lambda: trainer.core._ending is not None)
+            await until(lambda: trainer.core._end.under_way)
             step.cancel()
             await asyncio.wait([step])
             before = trainer.weights.detach().clone()

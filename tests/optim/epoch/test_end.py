@@ -70,7 +70,7 @@ class Story:
         self.end = EpochEnd(self, self, self, self, self, metrics)  # type: ignore[arg-type]
 
     async def run(self) -> None:
-        self.end.released = Release(self.told)
+        self.end._released = Release(self.told)
         if (advanced := await self.end.run()) is not None:
             self.told.append(f"at the next epoch with {advanced.own_samples} of {advanced.committed.samples}")
 
