@@ -147,6 +147,29 @@ async def test_a_payload_is_read_straight_into_the_receivers_memory() -> None:
         assert memory == b"".join(bytes([n]) * MiB for n in range(8))
 
 
+@simulated
+async def test_a_receiver_that_was_late_once_has_later_payloads_in_its_memory() -> None:
+    """Each takes 10 ms to come and 100 ms to use: what would come meanwhile, nobody's memory could take."""
+    async with endpoints(MemoryNetwork(bandwidth=100e6), 2) as [a, b]:
+        ahead: list[int] = []
+        received = asyncio.Event()
+
+        async def use(peer: PeerID, request: Number, stream: Stream) -> None:
+            memory = memoryview(bytearray(MiB))
+            for n in range(6):
+                await asyncio.sleep(0.1)
+                ahead.append(stream.bytes_received // MiB - n)
+                await stream.receive(Number, lambda message, size: memory)
+            received.set()
+
+        b.serve_stream("use", Number, use)
+        async with a.stream(b.peer_id, "use", Number(0), timeout=5) as stream:
+            for n in range(6):
+                await stream.send(Number(n), bytes([n]) * MiB)
+            await received.wait()
+        assert not any(ahead[3:]), ahead
+
+
 @pytest.mark.parametrize(
     ("error", "early"), [(ProtocolViolation("part twice: 3"), False), (KeyError("no such part"), True)]
 )
