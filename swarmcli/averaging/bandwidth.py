@@ -11,7 +11,6 @@ import asyncio
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from swarmcli.network.context import Traffic
 from swarmcli.network.loop_thread import loop_time
@@ -19,40 +18,27 @@ from swarmcli.network.loop_thread import loop_time
 MIN_CLAIM, MAX_CLAIM = 1e3, 125e6  # bytes per second; beyond a gigabit it is the processor that limits a round
 
 
-@dataclass(frozen=True, slots=True)
-class LinkOptions:
-    """How a link is measured, and how claims are compared."""
-
-    most_above_median: float = 16.0  # times the median, for a claim at most; and a user's figure at least 1/16 of it
-    alike: float = 1.3  # claims within this factor of the median count as the median: measuring is not exact
-    shortest: float = 0.2  # seconds; a shorter round says nothing, and gains nothing from better shares
-    windows: int = 8  # per round; the fastest one counts
-    samples: int = 128  # kept of one round; then every second one is dropped
-    first_tick: float = 0.02  # seconds between the first samples
-    limited: float = 0.6  # of this peer's own limit: a faster rate was slowed down by it
-    rise: float = 0.5  # weight of a new figure that is higher, in logarithms …
-    fall: float = 0.2  # … and of one that is lower, which may be due to the others
-
-
-LINK = LinkOptions()
+MOST_ABOVE_MEDIAN = 16.0  # times the median, for a claim at most; and a user's figure at least 1/16 of it
+ALIKE = 1.3  # claims within this factor of the median count as the median: measuring is not exact
+SHORTEST = 0.2  # seconds; a shorter round says nothing, and gains nothing from better shares
+WINDOWS = 8  # per round; the fastest one counts
+SAMPLES = 128  # kept of one round; then every second one is dropped
+FIRST_TICK = 0.02  # seconds between the first samples
+LIMITED = 0.6  # of this peer's own limit: a faster rate was slowed down by it
+RISE, FALL = 0.5, 0.2  # weight of a new figure that is higher, in logarithms; a lower one may be due to the others
 
 
 class LinkGauge:
     """Watches the traffic on this peer's connections while its rounds run."""
 
-    def __init__(
-        self,
-        passed: Callable[[], Traffic],
-        limit: Callable[[], float | None] = lambda: None,
-        options: LinkOptions = LINK,
-    ) -> None:
+    def __init__(self, passed: Callable[[], Traffic], limit: Callable[[], float | None] = lambda: None) -> None:
         """`passed`: the bytes sent and received so far. `limit`: bytes per second that this peer's user allows now, in
         the slower direction; None: no limit."""
-        self._passed, self._limit, self._options = passed, limit, options
+        self._passed, self._limit = passed, limit
         self._estimate: float | None = None  # bytes per second
         self.received = 0.0  # bytes per second that came in the last round, at its fastest; 0: next to nothing did
         self._samples: list[tuple[float, Traffic]] = []
-        self._tick = options.first_tick
+        self._tick = FIRST_TICK
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -65,7 +51,7 @@ class LinkGauge:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """A round runs in this block."""
-        self._samples, self._tick = [], self._options.first_tick
+        self._samples, self._tick = [], FIRST_TICK
         self._look()
         try:
             yield
@@ -77,7 +63,7 @@ class LinkGauge:
 
     def _look(self) -> None:
         self._note()
-        if len(self._samples) >= self._options.samples:
+        if len(self._samples) >= SAMPLES:
             del self._samples[1::2]
             self._tick *= 2
         self._timer = asyncio.get_running_loop().call_later(self._tick, self._look)
@@ -86,21 +72,21 @@ class LinkGauge:
         self._samples.append((loop_time(), self._passed()))
 
     def _learn(self) -> None:
-        seconds, options = self._samples[-1][0] - self._samples[0][0], self._options
-        if seconds < options.shortest:
+        seconds = self._samples[-1][0] - self._samples[0][0]
+        if seconds < SHORTEST:
             return
-        sent, self.received = fastest_stretch(self._samples, seconds / options.windows)
+        sent, self.received = fastest_stretch(self._samples, seconds / WINDOWS)
         seen = min(sent, self.received)
         if seen < MIN_CLAIM:
             return  # a round in which next to nothing passed
         limit = self._limit()
-        if limit is not None and seen > options.limited * limit:
+        if limit is not None and seen > LIMITED * limit:
             # The limit was seen, not the link: the link's estimate counts again as soon as the limit is gone.
             self._estimate = max(seen, self._estimate) if self._estimate is not None else None
         elif self._estimate is None:
             self._estimate = seen
         else:
-            weight = options.rise if seen > self._estimate else options.fall
+            weight = RISE if seen > self._estimate else FALL
             self._estimate *= (seen / self._estimate) ** weight
 
 
@@ -118,9 +104,7 @@ def fastest_stretch(samples: Sequence[tuple[float, Traffic]], seconds: float) ->
     return sent, received
 
 
-def comparable(
-    given: Sequence[float | None], measured: Sequence[float | None], options: LinkOptions = LINK
-) -> list[float]:
+def comparable(given: Sequence[float | None], measured: Sequence[float | None]) -> list[float]:
     """One bandwidth for each member of a group, relative to each other.
 
     A member's measured figure counts, within plausible bounds; a member that has measured nothing is taken for the mean
@@ -129,7 +113,7 @@ def comparable(
     declines to reduce.
     """
     claims = [None if own is not None else claim for own, claim in zip(given, measured, strict=True)]
-    believed, bound = _plausible(claims, options), options.most_above_median
+    believed, bound = _plausible(claims), MOST_ABOVE_MEDIAN
     known = [figure for figure in believed if figure is not None]
     usual = statistics.fmean(known) if known else 1.0
     wishes = [own for own in given if own]
@@ -143,15 +127,15 @@ def comparable(
     return [figure(own, claim) for own, claim in zip(given, believed, strict=True)]
 
 
-def _plausible(measured: Sequence[float | None], options: LinkOptions) -> list[float | None]:
+def _plausible(measured: Sequence[float | None]) -> list[float | None]:
     claims = [min(claim, MAX_CLAIM) for claim in measured if claim]
     middle = statistics.median(claims) if claims else 0.0
 
     def believed(claim: float | None) -> float | None:
         if not claim:
             return None
-        if middle / options.alike < claim < middle * options.alike:
+        if middle / ALIKE < claim < middle * ALIKE:
             return middle
-        return max(MIN_CLAIM, min(claim, MAX_CLAIM, options.most_above_median * middle))
+        return max(MIN_CLAIM, min(claim, MAX_CLAIM, MOST_ABOVE_MEDIAN * middle))
 
     return [believed(claim) for claim in measured]

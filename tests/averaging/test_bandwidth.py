@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmcli.averaging.bandwidth import (
-    LINK,
     MAX_CLAIM,
+    MOST_ABOVE_MEDIAN,
     LinkGauge,
     comparable,
     fastest_stretch,
@@ -158,7 +158,7 @@ def test_links_that_are_nearly_alike_count_as_alike() -> None:
 
 def test_a_boaster_is_not_believed() -> None:
     honest = [1e6] * 5
-    assert comparable([None] * 6, [*honest, 1e9]) == [*honest, LINK.most_above_median * 1e6]
+    assert comparable([None] * 6, [*honest, 1e9]) == [*honest, MOST_ABOVE_MEDIAN * 1e6]
     assert comparable([None], [1e15]) == [MAX_CLAIM]
 
 
