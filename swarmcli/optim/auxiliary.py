@@ -65,7 +65,6 @@ class AuxiliaryCore:
             config,
             self._tasks,
             reported=lambda: self.tracker.reported(self.position.epoch),
-            sees_weights=self.mode.averages_gradients,  # samples are part of other lineages
         )
         self._assisting = asyncio.Lock()  # with states, once at a time
         self._states: StateRounds | None = None
@@ -160,7 +159,7 @@ class AuxiliaryCore:
         behind = self.claims.leading(self._claim) != self.position
         if behind or self._group.undecided or (reported and self._astray):
             await self._ask_for_positions()
-        if self.position != _NOWHERE:
+        if self.position != _NOWHERE and self.mode.brings(self.position.epoch):
             self._group.open(self.position)
 
     @property
@@ -199,7 +198,6 @@ class AuxiliaryCore:
         self.metrics.note_outcome("committed")
         self._assist_states(outcome)
         await self._group.close()
-        self._group.open(self.position)
         self.directory.announce()
         self.metrics.end_epoch(self.position, Advanced(outcome, 0, loop_time() - began))
 

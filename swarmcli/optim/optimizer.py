@@ -179,7 +179,7 @@ class Optimizer(torch.optim.Optimizer):
         self.opt, placement = place_optimizer(optimizer, params, offload=offload and not auxiliary)
         self.scheduler = make_scheduler(scheduler, self.opt, optimizer)
         if max_grad_norm is not None:
-            if outer is not None or not self.mode.averages_gradients:
+            if outer is not None or self.mode.local:
                 raise ValueError("max_grad_norm: it clips the average gradient, and with local or outer steps is none")
             self.opt.register_step_pre_hook(clipping(max_grad_norm))
         self._parameters = placement.model_parameters
@@ -378,11 +378,11 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def use_local_updates(self) -> bool:
         """Whether this peer steps at every call, and the parameters are averaged instead of the gradients."""
-        return not self.mode.averages_gradients
+        return self.mode.local
 
     @property
     def use_gradient_averaging(self) -> bool:
-        return self.mode.averages_gradients
+        return not self.mode.local
 
     @property
     def is_averaging(self) -> bool:

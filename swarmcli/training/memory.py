@@ -164,11 +164,8 @@ def of_monitor(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Nee
         Need("Python, torch and transformers", MEASURED.program),
         Need("parameters", model),
         Need("sums of gradients", 0 if recipe.local_updates.enabled or recipe.outer.takes_steps else trained),
-        *(
-            outer_needs(recipe, trained)
-            if recipe.outer.takes_steps
-            else [Need(f"statistics of {recipe.optimizer.name}", statistics)]
-        ),
+        *outer_needs(recipe, trained),
+        Need(f"statistics of {recipe.optimizer.name}", 0 if recipe.outer.takes_steps else statistics),
         *round_needs(recipe, trained),
         Need(
             "a copy of the state, while somebody downloads it", sizes(outline)[0] - frozen_bytes(outline) + statistics
@@ -179,6 +176,8 @@ def of_monitor(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Nee
 
 def outer_needs(recipe: Recipe, trained: int) -> list[Need]:
     """The anchor, and where the model was when its difference was handed in, in host memory."""
+    if recipe.local_updates.enabled:
+        return [Need("the anchor of local updates, twice", 2 * trained)]
     if not recipe.outer.takes_steps:
         return []
     return [
@@ -224,13 +223,13 @@ def averaged_numbers(recipe: Recipe, outline: nn.Module) -> int:
 
 def round_needs(recipe: Recipe, trained: int) -> list[Need]:
     """A round needs room for what it averages, before and after."""
-    if recipe.local_updates.enabled:
-        return [Need("copies of what is averaged", 2 * trained), Need("averages of a round", trained)]
+    riders = 2 * len(recipe.averaging.average_opt_statistics) if recipe.local_updates.enabled else 0
     beside = {
         "plain": ["averages of a round"],
         "topk": ["residuals", "messages of the largest gradients", "averages of a round"],
     }.get(recipe.gradient_averaging.method, ["residuals or estimates"])
-    return [Need(what, trained) for what in ("mean gradients", *beside)]
+    needs = [Need(what, trained) for what in ("mean gradients", *beside)]
+    return [*needs, Need("averaged statistics, twice", riders * trained)]
 
 
 def sizes(outline: nn.Module) -> tuple[int, int]:

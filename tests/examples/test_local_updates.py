@@ -30,11 +30,11 @@ def train(model: torch.nn.Module, optimizer: Optimizer, seed: int) -> list[float
     return losses
 
 
-def states_averaged(dht: DHT) -> list[RoundFinished]:
+def parameters_averaged(dht: DHT) -> list[RoundFinished]:
     seen: list[RoundFinished] = []
 
     def note(event: object) -> None:
-        if isinstance(event, RoundFinished) and event.purpose.endswith("_state"):
+        if isinstance(event, RoundFinished) and event.purpose.endswith("_grads"):
             seen.append(event)
 
     dht.events.subscribe(note)
@@ -48,7 +48,7 @@ def optimizer_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
 
 def test_two_peers_step_by_themselves_and_average_what_they_have_become() -> None:
     with dhts(2) as pair:
-        rounds = states_averaged(pair[0])
+        rounds = parameters_averaged(pair[0])
         torch.manual_seed(3)
         models = [example.normalized_classifier() for _ in pair]
         optimizers = [example.make_optimizer(dht, model) for dht, model in zip(pair, models, strict=True)]

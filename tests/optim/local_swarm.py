@@ -13,11 +13,11 @@ from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription, Role
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.modes.base import SiteHooks, StateOptions, Trained
-from swarmcli.optim.modes.local import LocalUpdates
+from swarmcli.optim.modes.outer import LocalUpdates
 from swarmcli.optim.state.replica import Companions, Offloaded
 from tests.optim.optim_swarm import FEATURES, TARGET, Swarm, loss_of, make_model, momentum
 
-Entry: TypeAlias = "Gradient | Step | EpochOver | Applied"
+Entry: TypeAlias = "Gradient | Step | EpochOver | StatisticsApplied | Applied"
 Optimizers: TypeAlias = Callable[..., torch.optim.Optimizer]
 
 
@@ -35,15 +35,20 @@ class Step:
 
 @dataclass
 class EpochOver:
-    """The epoch that led here is over; this peer's samples in it."""
+    """Handed in for the round that leads to this epoch, with this peer's samples in it."""
 
     epoch: int
     samples: int
 
 
 @dataclass
+class StatisticsApplied:
+    """The average of the last round came into the optimizer's statistics."""
+
+
+@dataclass
 class Applied:
-    """The average of the last state round came into the state."""
+    """The average of the last round came into the parameters."""
 
 
 @dataclass
@@ -58,24 +63,36 @@ class LocalPeer:
 
     def __post_init__(self) -> None:
         self.data = torch.Generator().manual_seed(int.from_bytes(self.core.node.peer_id[:4]))
-        keeper, work = self.core._keeper, self.core.work
-        apply, after_epoch, accumulate = keeper.averaging.apply, keeper.after_epoch, work.accumulate
+        work: Any = self.core.work
+        place, riders = self.core.replica.placement, work._riders
+        freeze, accumulate, publish, finish = work.freeze, work.accumulate, place.publish, riders.finish
 
-        async def logged_apply(*, wait: bool = False) -> bool:
-            applied = await apply(wait=wait)
-            if applied:
-                self.log.append(Applied())
-            return applied
-
-        async def logged_end(committed: Any, samples: int) -> None:
-            self.log.append(EpochOver(self.epoch, samples))
-            await after_epoch(committed, samples)
+        async def logged_freeze() -> Any:
+            begins = work._handed is None
+            handed = await freeze()
+            if begins and work._brings:
+                self.log.append(EpochOver(self.epoch + 1, handed.samples))
+            return handed
 
         async def logged_step(*args: Any) -> Any:
             self.log.append(Step())
             return await accumulate(*args)
 
-        keeper.averaging.apply, keeper.after_epoch, work.accumulate = logged_apply, logged_end, logged_step  # type: ignore
+        def logged_finish(missed: bool) -> None:
+            self.log.append(StatisticsApplied())
+            finish(missed)
+
+        def logged_publish() -> None:
+            if place.moved:
+                self.log.append(Applied())
+            publish()
+
+        work.freeze, work.accumulate, place.publish, riders.finish = (
+            logged_freeze,
+            logged_step,
+            logged_publish,
+            logged_finish,
+        )
 
     @property
     def epoch(self) -> int:
@@ -93,6 +110,11 @@ class LocalPeer:
     async def train(self, until: int) -> None:
         while self.epoch < until:
             await self.compute()
+
+    async def finish(self) -> None:
+        """Until no round is under way, and its average has come in."""
+        await self.core.state_dict()
+        await self.core.replica.publish()
 
 
 async def local_peer(
@@ -145,9 +167,9 @@ class _Double:
             if isinstance(entry, EpochOver):
                 self.before = [tensor.clone() for tensor in self.state]
                 return entry
-            if isinstance(entry, Applied):
-                named = zip(("weights", *self.names), self.state, self.average, self.before, strict=True)
-                for name, tensor, average, before in named:
+            if isinstance(entry, Applied | StatisticsApplied):
+                named = list(zip(("weights", *self.names), self.state, self.average, self.before, strict=True))
+                for name, tensor, average, before in named[:1] if isinstance(entry, Applied) else named[1:]:
                     least = torch.minimum(tensor, average) if name == "exp_avg_sq" else torch.tensor(-torch.inf)
                     tensor.copy_(torch.maximum(tensor + (average - before), least))
             elif isinstance(entry, Gradient):
@@ -164,14 +186,11 @@ def in_one_process(
     seed: int = 0,
     make: Optimizers = momentum,
     names: Sequence[str] = (),
-    every: int = 1,
 ) -> list[torch.Tensor]:
     """Everyone's weights after the same steps, averages weighted by samples, and delta rule."""
     doubles = [_Double(log, seed, make, names) for log in logs]
     while all(over := [double.run() for double in doubles]):
         assert len({each.epoch for each in over if each}) == 1
-        if over[0] is not None and over[0].epoch % every:
-            continue
         samples = [each.samples for each in over if each]
         for place in range(len(doubles[0].before)):
             summed = sum(d.before[place] * n for d, n in zip(doubles, samples, strict=True))

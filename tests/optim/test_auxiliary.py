@@ -1,7 +1,6 @@
 """Auxiliaries in runs that average states: they reduce these too, and nobody waits for them in vain."""
 
 from collections.abc import Callable
-from typing import Any
 
 import psutil
 import pytest
@@ -13,13 +12,12 @@ from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription
 from swarmcli.optim.modes.base import Mode, StateOptions
-from swarmcli.optim.modes.local import LocalUpdates
 from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
+from swarmcli.optim.modes.outer import LocalUpdates
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.state.averaging import LONGEST_WAIT, state_slots
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm, make_model, momentum, record, together
-from tests.suites import soak
 
 EPOCHS = 4
 
@@ -34,36 +32,26 @@ async def helper(swarm: Swarm, mode: Mode) -> AuxiliaryCore:
     return core
 
 
-STATES: dict[str, dict[str, Any]] = {
-    "compressed, every second epoch": {
-        "average_every": 2,
-        "statistics": ("momentum_buffer",),
-        "compression": Float16Compression(),
-    },
-    "at once": {"delay": False},
-}
-
-
-@pytest.mark.parametrize("name", [*list(STATES)[:1], *soak(list(STATES)[1:])])
-def test_an_auxiliary_reduces_states_too(name: str) -> None:
-    mode = LocalUpdates(state=StateOptions(**STATES[name]))
+@pytest.mark.parametrize("name", ["states", "parameters of local updates"])
+def test_an_auxiliary_reduces_what_is_averaged_every_second_epoch(name: str) -> None:
+    options = StateOptions(average_every=2, statistics=("momentum_buffer",), compression=Float16Compression())
+    mode = Synchronous(state=options) if name == "states" else LocalUpdates(state=options)
 
     async def main() -> None:
         async with Swarm() as swarm:
             trainers = [await swarm.trainer(seed=1, mode=mode, pace=0.3) for _ in range(2)]
             core = await helper(swarm, mode)
             rounds = record(core.node, RoundFinished)
-            training = together(*(trainer.train(EPOCHS) for trainer in trainers))
+            training = together(*(trainer.train(EPOCHS + 2) for trainer in trainers))
 
             async def assist() -> None:
                 while core.position.epoch < EPOCHS:
                     await core.step()
 
             await together(training, assist())
-            states = [r for r in rounds if r.purpose == "run_state"]
-            assisted = [r.epoch for r in states if r.outcome == "committed" and len(r.members) == 3]
-            assert assisted.count(EPOCHS - 2) == 1
-            assert not [r.reason for r in states if r.outcome != "committed" and r.epoch < EPOCHS]
+            purpose = "run_state" if name == "states" else "run_grads"
+            assisted = [r.epoch for r in rounds if r.purpose == purpose and r.outcome == "committed"]
+            assert assisted and {epoch % 2 for epoch in assisted} == {0 if name == "states" else 1}
             assert max(event.seconds for trainer in trainers for event in trainer.epochs[1:]) < 3.0
             await core.shutdown()
 
@@ -73,7 +61,7 @@ def test_an_auxiliary_reduces_states_too(name: str) -> None:
 def test_an_auxiliary_that_leaves_holds_nobody_up() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
-            mode = LocalUpdates(state=StateOptions(delay=False))
+            mode = Synchronous(state=StateOptions(average_every=1, delay=False))
             trainers = [await swarm.trainer(seed=1, mode=mode, pace=0.3) for _ in range(2)]
             core = await helper(swarm, mode)
 

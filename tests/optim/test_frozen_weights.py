@@ -21,7 +21,7 @@ from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription, Role
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.modes.base import Mode, StateOptions, Timing, Trained
-from swarmcli.optim.modes.local import LocalUpdates
+from swarmcli.optim.modes.outer import LocalUpdates
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.peers.frozen_exchange import FrozenExchange, FrozenOptions
 from swarmcli.optim.state.frozen import FILE, TERM, FrozenWeights, StoredWeights, base_of, frozen_of

@@ -17,8 +17,8 @@ import torch
 from swarmcli.events import EpochAdvanced, Noticed, StateDownloaded
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.modes.base import Mode, StateOptions, Timing
-from swarmcli.optim.modes.local import LocalUpdates
 from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
+from swarmcli.optim.modes.outer import LocalUpdates
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import (
@@ -98,8 +98,7 @@ async def volunteers(swarm: Swarm, count: int, **options: Any) -> AsyncIterator[
     kept = sum(each.core.work.samples for each in everyone)
     lost = [(each.lost, LOST * each.returns * each.trainer.batch_size) for each in everyone]
     assert all(told <= most for told, most in lost), "a few batches behind each pause, at most"
-    if everyone[0].core.mode.averages_gradients:  # otherwise what was learned stays in the parameters
-        assert sum(each.computed for each in everyone) == accepted(everyone) + kept + sum(told for told, _ in lost)
+    assert sum(each.computed for each in everyone) == accepted(everyone) + kept + sum(told for told, _ in lost)
 
 
 def rounds(everyone: list[Volunteer]) -> list[EpochAdvanced]:

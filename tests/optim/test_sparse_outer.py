@@ -18,6 +18,7 @@ from swarmcli.optim.modes.base import Timing
 from swarmcli.optim.modes.outer import OuterSteps, SparseOuterSteps
 from swarmcli.optim.state.anchor import Anchored
 from swarmcli.optim.state.differences import Differences
+from swarmcli.optim.state.replica import InPlace
 from swarmcli.testing import virtual_time
 from tests.optim import optim_swarm
 from tests.optim.optim_swarm import Swarm, decay, digests, loss_of, make_model, record, together
@@ -155,7 +156,7 @@ def test_what_a_peer_learned_was_sent_or_is_left_or_given_up_number_by_number(se
     are of whole numbers, so what does not add up was lost or counted twice."""
     draws, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     model = torch.nn.Parameter(torch.zeros(FEATURES))
-    place = Anchored([model], lambda parameters: torch.optim.SGD(parameters, lr=1.0))
+    place = Anchored(InPlace([model]), lambda parameters: torch.optim.SGD(parameters, lr=1.0))
     differences = Differences(place, torch.optim.SGD([model], lr=1.0), INNER)
     mode = SparseOuterSteps(outer=OUTER, k=K, bits=2, decay=1.0)
     method = mode.method(differences)

@@ -153,9 +153,9 @@ def record_rounds(trainer) -> list[dict]:
     """The weights of each round that this trainer's steps are of."""
     seen, advance = [], trainer.core.work.advance
 
-    async def watched(committed, counted):
+    async def watched(committed):
         seen.append(dict(committed.weights))
-        return await advance(committed, counted)
+        return await advance(committed)
 
     trainer.core.work.advance = watched
     return seen

@@ -37,7 +37,7 @@ from tests.suites import soak
 
 def train_alone(levels: dict[int, int], sizes: tuple[int, ...], kind: str) -> list[Any]:
     own, turns = dist.get_rank(), 5
-    with site_rank(levels, target=turns * sum(sizes), kind=kind) as rank:
+    with site_rank(levels, target=turns * sum(sizes), kind=kind, delay_state_averaging=False) as rank:
         rank.train(sizes[own], epochs=3, turns=turns)
     return [rank.log, weights(rank.net)]
 

@@ -80,7 +80,7 @@ def test_the_lines_follow_how_the_run_trains(tmp_path: Path) -> None:
     assert units("ema_decay=0.9") == plain | {"statistics": 3, "a": 4}
     assert units("local.site.processes=2", "local.site.zero=true")["statistics"] == 2  # half of it, twice
     assert units("local_updates.enabled=true") == {
-        "parameters": 1, "gradients": 1, "statistics": 2, "copies": 2, "averages": 1, "a": 3,
+        "parameters": 1, "gradients": 1, "statistics": 2, "the": 2, "mean": 1, "averages": 1, "a": 3,
     }  # fmt: skip
     outer = "outer={optimizer: nesterov, inner_batch_size: 8}"
     assert units(outer) == plain | {"statistics": 1, "the": 2, "a": 2}  # of the two optimizers' lines the last one

@@ -136,16 +136,11 @@ class PreformedGroup:
         tasks: TaskOwner,
         gather: Callable[[], Any] = lambda: None,
         reported: Callable[[], Mapping[PeerID, float]] = dict,
-        *,
-        sees_weights: bool = True,
     ) -> None:
         """`gather` gives what every member of the group is to know of this peer; it is asked whenever one forms.
         `reported`: the samples that each has towards the epoch, by the reports.
-
-        `sees_weights` is off for an auxiliary to which it does not matter whose samples are in a round: where it
-        reduced nothing itself, as of a single part, it cannot tell.
         """
-        self._sees_weights, self._averager, self._gather = sees_weights, averager, gather
+        self._averager, self._gather = averager, gather
         self._reported, self._config, self._tasks = reported, config, tasks
         self._forming: asyncio.Task[None] | None = None
         self._control: StepControl | None = None  # of the search under way, then of the round
@@ -332,7 +327,7 @@ class PreformedGroup:
             require_trigger=True,
             allow_retries=False,
             target=float(self._config.target_batch_size),
-            weighs=self._sees_weights and self._averager.config.matchmaking.target_group_size is None,
+            weighs=self._averager.config.matchmaking.target_group_size is None,
             sends=self._config.description.role == "trainer",
             only_one=patient,
             since=self._since,
@@ -347,7 +342,7 @@ class PreformedGroup:
         if isinstance(outcome, BaseException):
             return RoundFailed(str(outcome))
         committed = self._committed(outcome)
-        if not committed.members or (self._sees_weights and outcome.total_weight <= 0):
+        if not committed.members or outcome.total_weight <= 0:
             return RoundFailed(f"nobody in the group had samples: {outcome.remark}")
         return committed
 

@@ -89,8 +89,7 @@ class StateKeeper:
         # The last one, if it has taken a whole epoch: two at a time would need memory for two more states.
         await self.averaging.apply(wait=True)
         weight = self.mode.state_weight(own)
-        helpers = committed.helpers if self.mode.by_epoch(committed.several) else ()
-        await self._begin(committed, weight, helpers=helpers, changes=self._delay)
+        await self._begin(committed, weight, helpers=committed.helpers, changes=self._delay)
         if not self._delay:
             await self.averaging.apply(wait=True)
 

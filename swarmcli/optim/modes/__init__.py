@@ -15,10 +15,9 @@ from typing import Any
 from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.gradients.low_rank_averagers import PowerEFGradientAverager, PowerSGDGradientAverager
 from swarmcli.optim.modes.base import Mode
-from swarmcli.optim.modes.local import LocalUpdates
 from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
+from swarmcli.optim.modes.outer import LocalUpdates, OuterSteps, SparseOuterSteps
 from swarmcli.optim.modes.outer import Outer as Outer
-from swarmcli.optim.modes.outer import OuterSteps, SparseOuterSteps
 from swarmcli.optim.modes.sparse import Sparse
 from swarmcli.optim.modes.synchronous import Synchronous
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
 import torch
 
@@ -45,7 +45,7 @@ class Timing(Enum):
 class StateOptions:
     """When and how the peers' states are averaged, and how a state travels to a newcomer."""
 
-    average_every: int | None = None  # epochs; None: with local updates every epoch, otherwise when sketches part
+    average_every: int | None = None  # epochs; None: every one with local updates or several groups, otherwise never
     delay: bool = True  # training goes on meanwhile, and what was learned meanwhile is added to the average
     statistics: tuple[str, ...] = ()  # of the optimizer, by name, that are averaged with the parameters
     # Distance between parameters, relative to their norm, above which they are repaired; rounding on unlike processors
@@ -219,6 +219,7 @@ class Mode(ABC):
     timing: Timing = Timing.AT_ONCE
     reuse_grad_buffers: bool = False  # the parameters' gradients are the sums: no other buffer
     share_gradients: bool = False  # the last average is part of the state that newcomers download
+    local: ClassVar[bool] = False  # each peer steps at every batch, and parameters are averaged in place of gradients
     target_group_size: int | None = None  # where more peers are there, several groups end each epoch; None: never
     state: StateOptions = StateOptions()
 
@@ -246,22 +247,20 @@ class Mode(ABC):
         """Makes the averager of an auxiliary, which reduces for the trainers. `parameters`, `buffers`: tensors that are
         never touched, of the shapes of the trainers' ones."""
 
-    @property
-    def averages_gradients(self) -> bool:
-        """Whether a round averages the gradients of an epoch, so that all parameters stay equal. Otherwise every peer
-        steps by itself, and its rounds only agree on samples."""
+    def brings(self, epoch: int) -> bool:
+        """Whether the round that ends this epoch, the first being 0, averages anything; otherwise it only counts."""
         return True
+
+    def configured(self, config: AveragerConfig) -> AveragerConfig:
+        """The configuration of its averager, from that of the run's gradients."""
+        return config
 
     # lineages
 
-    def by_epoch(self, several: bool) -> bool:
-        """Whether peers differ by design after an epoch, so that their lineage only counts epochs; `several`: groups
-        ended it."""
-        return several or not self.averages_gradients
-
     def after(self, position: LineagePosition, committed: CommittedRound, target_batch_size: int) -> LineagePosition:
-        """Where a round leads that was committed at `position`."""
-        if self.by_epoch(committed.several):
+        """Where a round leads that was committed at `position`. Where several groups ended the epoch, peers differ by
+        design, and their lineage only counts epochs."""
+        if committed.several:
             return position.by_epoch(target_batch_size)
         return position.after(committed.round_id, committed.samples)
 
@@ -270,7 +269,7 @@ class Mode(ABC):
     def average_state_every(self, several: bool) -> int | None:
         """Epochs; None: when sketches of the peers' parameters part. `several`: groups ended the last one."""
         every = self.state.average_every
-        return 1 if every is None and self.by_epoch(several) else every
+        return 1 if every is None and several else every
 
     def state_weight(self, weight: float) -> float:
         """The weight of a peer whose gradients weighed so much in the epoch, when states are averaged after it."""

@@ -1,4 +1,5 @@
-"""Outer steps: every peer steps by itself, a round averages how far they went, and an anchor steps with that.
+"""Outer steps: every peer steps by itself, a round averages how far they went, and an anchor steps with that. Local
+updates are the preset in which the anchor goes where the peers are on average.
 
 DiLoCo (arXiv 2311.08105) with rounds that end by the swarm's samples. To the run it is synchronous training of the
 anchor: lineages, downloads, replays and checkpoints are of anchors, equal at all peers. The statistics of the inner
@@ -8,24 +9,30 @@ optimizer are each peer's own: a newcomer begins with empty ones at the anchor.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import torch
 
 from swarmcli.averaging.checks import as_count
+from swarmcli.optim.gradients.accumulator import GradientMethod, Weighed
+from swarmcli.optim.modes.base import Timing
 from swarmcli.optim.modes.sparse import Sparse
 from swarmcli.optim.modes.synchronous import GradientWork, Synchronous
 from swarmcli.optim.state.anchor import Anchored
+from swarmcli.optim.state.averaging import statistic_slots
 from swarmcli.optim.state.buffers import Buffers
 from swarmcli.optim.state.differences import Differences, steps_of
 from swarmcli.optim.state.replica import InPlace, Replica
 from swarmcli.optim.state.training_state import TrainingState
 
 if TYPE_CHECKING:
+    from swarmcli.averaging import AveragerConfig
     from swarmcli.optim.config import PeerContext
     from swarmcli.optim.modes.base import CommittedRound, EpochWork, SiteHooks, Trained
+    from swarmcli.optim.state.lineage import LineagePosition
+    from swarmcli.optim.state.norms import StepNorms
 
 OuterOptimizer: TypeAlias = Literal["nesterov", "sgd", "adam"] | Callable[[Any], torch.optim.Optimizer]
 
@@ -34,22 +41,23 @@ OuterOptimizer: TypeAlias = Literal["nesterov", "sgd", "adam"] | Callable[[Any],
 class Outer:
     """Outer steps, as all peers of a run take them. Raises ValueError or TypeError, which name the option.
 
-    `inner_batch_size` samples make an inner step of a peer, in one batch or in several; `target_batch_size` samples of
-    the swarm make an outer one. `optimizer` is a factory that takes parameters, or a name, for which `lr` and
-    `momentum` (Adam's first beta) count, by default
+    `inner_batch_size` samples make an inner step of a peer, in one batch or in several; None: each batch makes one, and
+    peers count by their samples alone. `target_batch_size` samples of the swarm make an outer step. `optimizer` is a
+    factory that takes parameters, or a name, for which `lr` and `momentum` (Adam's first beta) count, by default
 
         sgd        1.0, 0     the anchor goes where the peers went on average: best where there are few rounds
         nesterov   0.7, 0.9   as in the paper, for runs of very many rounds
         adam       0.1, 0.9
     """
 
-    inner_batch_size: int
+    inner_batch_size: int | None
     optimizer: OuterOptimizer = "sgd"
     lr: float | None = None
     momentum: float | None = None
 
     def __post_init__(self) -> None:
-        as_count(self.inner_batch_size, "outer.inner_batch_size", least=1)
+        if self.inner_batch_size is not None:
+            as_count(self.inner_batch_size, "outer.inner_batch_size", least=1)
         lr, momentum = self.rates
         if not lr > 0:
             raise ValueError(f"outer.lr={lr!r}: expected a positive number")
@@ -77,31 +85,90 @@ class Outer:
 @dataclass(frozen=True, kw_only=True)
 class OuterSteps(Synchronous):
     outer: Outer
+    words: ClassVar[str] = "with outer steps"  # in errors
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for option, (given, reason) in self.unused().items():
+            if given:
+                raise ValueError(f"{option} has no use {self.words}: {reason}")
+
+    def unused(self) -> dict[str, tuple[bool, str]]:
+        """Options that it refuses: whether they are given, and why."""
         unused = {
             "reuse_grad_buffers=True": (self.reuse_grad_buffers, "gradients are used up by inner steps"),
             "use_ext_grad_buffer=True": (self.share_gradients, "no gradients are averaged"),
+        }
+        if self.local:
+            return unused
+        return unused | {
             "average_state_every": (self.state.average_every is not None, "the anchors of all peers are equal"),
             "target_group_size": (self.target_group_size is not None, "one anchor needs one group"),
         }
-        for option, (given, reason) in unused.items():
-            if given:
-                raise ValueError(f"{option} has no use with outer steps: {reason}")
+
+    def room_for_riders(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        trained = [each for each in parameters if each.requires_grad]
+        return [torch.zeros_like(each, device="cpu") for each in trained for _ in dict.fromkeys(self.state.statistics)]
 
     def build(self, peer: PeerContext, trained: Trained, site: SiteHooks) -> EpochWork:
-        if not isinstance(trained.placement, InPlace):
+        if not (self.local or isinstance(trained.placement, InPlace)):
             raise ValueError("offload_optimizer: with outer steps the optimizer makes inner steps, of the model itself")
-        if site.companions is not None:
+        if not self.local and site.companions is not None:
             raise ValueError("site: with outer steps a peer is one process")
-        place = Anchored(trained.placement.model_parameters, self.outer.make)
-        buffers = Buffers(trained.extra_tensors)
+        place = Anchored(trained.placement, self.outer.make)
+        buffers, riders = Buffers(trained.extra_tensors), Riders(trained.optimizer, self.state.statistics)
         differences = Differences(place, trained.optimizer, self.outer.inner_batch_size)
-        method = self.method(differences, buffers.means)
-        inner, run_id = trained.optimizer, peer.config.run_id
-        state = TrainingState(run_id, place.optimizer, trained.scheduler, buffers.own, own=method.own, inner=inner)
-        return OuterWork(self, peer, Replica(state, place, buffers=buffers), differences, method)
+        method = self.method(differences, [*buffers.means, *riders.means])
+        state = self.state_of(peer.config.run_id, place, trained, buffers, method)
+        return OuterWork(self, peer, Replica(state, place, site.companions, buffers), differences, method, riders)
+
+    def state_of(
+        self, run_id: str, place: Anchored, trained: Trained, buffers: Buffers, method: GradientMethod
+    ) -> TrainingState:
+        """The anchor, the outer optimizer's statistics, and the settings of the inner one."""
+        inner, own = trained.optimizer, method.own
+        return TrainingState(run_id, place.optimizer, trained.scheduler, buffers.own, own=own, inner=inner)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalUpdates(OuterSteps):
+    """Outer steps of plain SGD with rate 1, where each batch makes an inner step: after each epoch, or each n-th, peers
+    go on from the mean of where they are, by samples, and what they learned meanwhile stays on top of it.
+
+    There are no outer statistics, and newcomers get the inner ones of whoever hands out the state.
+    """
+
+    outer: Outer = Outer(None)
+    local: ClassVar[bool] = True
+    words: ClassVar[str] = "in local updates (grad_averager=None)"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Nobody waits for gradients: what is delayed is the averaging of parameters.
+        object.__setattr__(self, "timing", Timing.DELAYED_AVERAGING if self.state.delay else Timing.AT_ONCE)
+
+    def unused(self) -> dict[str, tuple[bool, str]]:
+        delayed = self.timing is Timing.DELAYED_AVERAGING
+        return super().unused() | {"delay_grad_averaging=True": (delayed, "no gradients are averaged")}
+
+    def brings(self, epoch: int) -> bool:
+        return (epoch + 1) % (self.state.average_every or 1) == 0
+
+    def average_state_every(self, several: bool) -> int | None:
+        return super().average_state_every(several) if several else None
+
+    def state_weight(self, weight: float) -> float:
+        return weight
+
+    def configured(self, config: AveragerConfig) -> AveragerConfig:
+        return replace(config, allreduce=replace(config.allreduce, compression=self.state.compression))
+
+    def state_of(
+        self, run_id: str, place: Anchored, trained: Trained, buffers: Buffers, method: GradientMethod
+    ) -> TrainingState:
+        """The anchor, and the statistics and settings of the optimizer that makes the steps."""
+        outer, own = place.optimizer, method.own
+        return TrainingState(run_id, trained.optimizer, trained.scheduler, buffers.own, own=own, outer=outer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,25 +190,98 @@ class SparseOuterSteps(Sparse, OuterSteps):
             )
 
 
+class Riders:
+    """Statistics of the inner optimizer that are averaged in the same rounds, and come back by the delta rule."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, names: Sequence[str]) -> None:
+        """Raises OptimizerError or ValueError for statistics that cannot be averaged."""
+        self._slots = list(statistic_slots(optimizer, names))
+        self.means = [slot.copied() for slot in self._slots]  # what the round averages
+        self._before: list[torch.Tensor] = []  # as they went into the round
+
+    def load(self) -> None:
+        self._before = [slot.copied() for slot in self._slots]
+        for mean, before in zip(self.means, self._before, strict=True):
+            mean.copy_(before)
+
+    def finish(self, missed: bool) -> None:
+        """`missed`: the round is made up for; statistics are each peer's own, and stay."""
+        before, self._before = self._before, []
+        if before and not missed:
+            for slot, mean, then in zip(self._slots, self.means, before, strict=True):
+                slot.move(mean, then)
+
+
 class OuterWork(GradientWork):
     """GradientWork of differences. The model computes with what the peer has learned, the replica steps the anchor."""
 
     _gradients: Differences
     _mode: OuterSteps
 
+    def __init__(
+        self,
+        mode: OuterSteps,
+        peer: PeerContext,
+        replica: Replica,
+        differences: Differences,
+        method: GradientMethod,
+        riders: Riders,
+    ) -> None:
+        self._riders = riders
+        super().__init__(mode, peer, replica, differences, method)
+
     async def accumulate(self, batch_size: int, scale: float | None = None, weight: float | None = None) -> None:
         self.replica.placement.check_trained()
-        # An inner step begins at the anchor, which the end of an epoch steps beside the trainer: never at half of it.
+        # The end of an epoch steps the anchor beside the trainer: an inner step never begins at half of that.
         if await self.replica.change(partial(self._gradients.add, batch_size, scale, weight)):
             self.given_up.end()
         else:
             self.given_up.note(batch_size, scale)
+        if self._mode.local:
+            self.replica.state.note_step()
+        place = self.replica.placement
+        if isinstance(place, Anchored) and place.moved:
+            await self.replica.gather()
+            await self.replica.publish()
+
+    @property
+    def _brings(self) -> bool:
+        return self._mode.brings(self.replica.position.epoch)
+
+    def _travels(self) -> Sequence[torch.Tensor]:
+        return self.method.tensors if self._brings else [torch.zeros(1)]
+
+    async def _go_on(self) -> None:
+        if self._mode.state.average_every is not None:
+            await self.averager.take_up(self._travels())
+
+    def _freeze(self) -> Weighed:
+        if not self._brings:
+            return self._gradients.count()
+        handed = super()._freeze()
+        self._riders.load()
+        return handed
+
+    def _step(self, position: LineagePosition, committed: CommittedRound, *, missed: bool = False) -> StepNorms | None:
+        if not self._brings:
+            self._gradients.handed_in, self._handed = Weighed(), None
+            self.replica.state.end_epoch(position)
+            return None
+        norms = super()._step(position, committed, missed=missed)
+        place = self.replica.placement
+        if self._mode.local and isinstance(place, Anchored) and committed.weights.keys() == {self._own_id}:
+            place.arrive()
+        self._riders.finish(missed)
+        return norms
 
     def _drop_former(self) -> None:
         """Nothing: what the model has learned stays on top of the anchor."""
 
     def _descent(self, committed: CommittedRound) -> Sequence[torch.Tensor]:
         """How far the peers went, each inner step counting by its weight."""
+        inner_batch = self._mode.outer.inner_batch_size
+        if inner_batch is None:
+            return self.method.averaged
         pairs = [(weight, committed.contributed[peer]) for peer, weight in committed.weights.items()]
-        steps = steps_of(pairs, self._mode.outer.inner_batch_size)
+        steps = steps_of(pairs, inner_batch)
         return [mean.mul_(steps) for mean in self.method.averaged]

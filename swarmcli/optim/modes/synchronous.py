@@ -65,8 +65,13 @@ class Synchronous(Mode):
     ) -> AveragerCore:
         """It needs to know how gradients are averaged, and what travels: no sums, nor what a peer keeps of its own."""
         with torch.device("meta"):
-            method = self.method(Shapes.of(parameters), room_for(buffers))
-        return averager_of(method, [torch.empty_like(each, device="cpu") for each in method.tensors], node, config)
+            method = self.method(Shapes.of(parameters), [*room_for(buffers), *self.room_for_riders(parameters)])
+        tensors = [torch.empty_like(each, device="cpu") for each in method.tensors]
+        return averager_of(method, tensors, node, self.configured(config))
+
+    def room_for_riders(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Tensors like those statistics of an inner optimizer that are averaged in the same rounds."""
+        return []
 
 
 def averager_of(
@@ -103,8 +108,8 @@ class GradientWork:
     ) -> None:
         self.replica = replica
         self.method = method
-        self.averager = averager_of(method, method.tensors, peer.node, peer.averaging)
         self._mode = mode
+        self.averager = averager_of(method, self._travels(), peer.node, mode.configured(peer.averaging))
         self._events, self._own_id = peer.events, peer.node.peer_id
         self._target = peer.config.target_batch_size
         self._gradients = accumulator
@@ -131,6 +136,7 @@ class GradientWork:
     async def freeze(self) -> Weighed:
         """Gradients that are not finite are worth nothing to anybody: they are dropped, all of them, and said to be."""
         if self._handed is None:
+            await self.replica.gather()
             async with self.averager.tensors():
                 taken = self._gradients.samples
                 self._handed = await on_executor(self._freeze_bytes, self._freeze)
@@ -165,13 +171,14 @@ class GradientWork:
         async with self.averager.tensors():
             await self.replica.change(self.method.alone)
 
-    async def advance(self, committed: CommittedRound) -> StepNorms:
+    async def advance(self, committed: CommittedRound) -> StepNorms | None:
         async with self.averager.tensors():
             self._forget_aside(0.0)  # that round is not the one from which the run goes on
             following = self._mode.after(self.replica.position, committed, self._target)
             norms = await self.replica.change(partial(self._step, following, committed))
             self.replica.state.apart |= committed.several
-            return norms
+        await self._go_on()
+        return norms
 
     async def replay(self, averages: Sequence[torch.Tensor], committed: CommittedRound) -> None:
         async with self.averager.tensors() as tensors:  # they hold the averages during a step
@@ -185,6 +192,7 @@ class GradientWork:
                 self._step(following, committed, missed=True)
 
             await self.replica.change(replay)
+        await self._go_on()
 
     async def pass_by(self, wanted: LineagePosition) -> bool:
         if self._mode.target_group_size is None:
@@ -199,6 +207,7 @@ class GradientWork:
         async with self.averager.tensors():
             self._forget_aside(0.0)
             tell_lost(self._events, await on_executor(self._nbytes, self._drop))
+        await self._go_on()
 
     async def start_over(self) -> None:
         await self.drop()
@@ -207,7 +216,14 @@ class GradientWork:
         if lost:
             self._events.emit(Noticed("warning", lost))
 
-    def _step(self, position: LineagePosition, committed: CommittedRound, *, missed: bool = False) -> StepNorms:
+    def _travels(self) -> Sequence[torch.Tensor]:
+        """What the round averages that ends the present epoch."""
+        return self.method.tensors
+
+    async def _go_on(self) -> None:
+        """The epoch is another one, perhaps."""
+
+    def _step(self, position: LineagePosition, committed: CommittedRound, *, missed: bool = False) -> StepNorms | None:
         counted = not missed and committed.contributed.get(self._own_id, 0.0) > 0
         self.method.finish(math.fsum(committed.weights.values()), counted)
         self.replica.buffers.finish(counted=not missed)

@@ -49,7 +49,7 @@ class StateExchange:
         """
         self._replica, self._claims, self._options = replica, claims, mode.state
         # Whether peers of one lineage hold equal states, so that they can be compared.
-        self._alike = mode.averages_gradients and mode.target_group_size is None
+        self._alike = not mode.local and mode.target_group_size is None
         self._endpoint, self._prefix = claims.directory.endpoint, claims.directory.run_id
         self.donor = StateDonor(self._endpoint, self._prefix, self._provide, donated=self._donated, courtesy=courtesy)
         self._progress: DownloadProgress | None = None

@@ -16,23 +16,26 @@ from typing import Any
 
 import torch
 
-from swarmcli.optim.state.replica import Offloaded
+from swarmcli.optim.state.replica import Offloaded, ParameterPlacement
 
 
 class Anchored(Offloaded):
-    """The model's parameters, and their anchor in host memory, which the outer optimizer steps.
+    """The parameters that inner steps move, and their anchor in host memory, which the outer optimizer steps.
 
     All but `move` are called while the model does not compute. `move` comes before the anchor steps.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor], outer: Callable[[Any], torch.optim.Optimizer]) -> None:
-        """`outer` makes the outer optimizer of the anchor's tensors. For errors see Offloaded."""
-        super().__init__(parameters, outer)
+    def __init__(self, place: ParameterPlacement, outer: Callable[[Any], torch.optim.Optimizer]) -> None:
+        """`place`: the inner optimizer's, in which *the model* below is what that steps; `outer` makes the outer
+        optimizer of the anchor's tensors. For errors see Offloaded."""
+        super().__init__(place.state_parameters, outer)
+        self.inner, self.model_parameters = place, place.model_parameters
         self.anchor = [anchor.detach() for _, anchor in self._pairs]
         self._model = [parameter.detach() for parameter, _ in self._pairs]
         self._origin = [anchor.clone() for anchor in self.anchor]
         self._base: list[torch.Tensor] | None = None  # where the next difference begins; None: at the anchor
         self.moved = False  # the anchor, or what the model computes with: `publish` brings them together
+        self._resting: list[torch.Tensor] | None = None  # the model's parameters, while it is the anchor
 
     @torch.no_grad()
     def mark(self, difference: Sequence[torch.Tensor]) -> None:
@@ -51,38 +54,60 @@ class Anchored(Offloaded):
     def move(self, *, counted: bool) -> None:
         """The anchor is about to step. `counted`: with what was marked."""
         base, self._base = self._base, None
-        for number, (anchor, origin) in enumerate(zip(self.anchor, self._origin, strict=True)):
-            if not (counted or self.moved):
-                origin.copy_(anchor if base is None else base[number])
-            elif self.moved and base is not None:  # the model rests at the anchor, and `origin` has all that it learned
-                origin.add_(base[number]).sub_(anchor)
+        if not (counted or self.moved):
+            for origin, begin in zip(self._origin, base or self.anchor, strict=True):
+                origin.copy_(begin)
         self.moved = True
+
+    @torch.no_grad()
+    def arrive(self) -> None:
+        """The anchor has stepped to what was marked: without rounding, so a lone peer trains as without a swarm."""
+        for anchor, origin in zip(self.anchor, self._origin, strict=True):
+            anchor.copy_(origin)
+
+    def shift(self) -> None:
+        self.move(counted=False)
+
+    @torch.no_grad()
+    def wake(self) -> None:
+        resting, self._resting = self._resting or [], None
+        for model, kept in zip(self._model, resting, strict=False):
+            model.copy_(kept)
 
     @torch.no_grad()
     def publish(self) -> None:
         """The model goes on from the anchor as it is now, and keeps what it learned since `origin`."""
         self.check()
+        self.wake()
         if self.moved:
             for model, anchor, origin in zip(self._model, self.anchor, self._origin, strict=True):
-                learned = model - origin.to(model.device)
-                model.copy_(anchor).add_(learned)
+                if not torch.equal(anchor, origin):
+                    learned = model - origin.to(model.device)
+                    model.copy_(anchor).add_(learned)
             self.moved = False
+        self.inner.publish()
 
     @torch.no_grad()
     def rest(self) -> None:
-        """The model is the anchor, to be saved or evaluated, until `publish` gives it back what it has learned."""
-        self.publish()
-        for model, anchor, origin in zip(self._model, self.anchor, self._origin, strict=True):
-            origin.copy_(anchor).mul_(2).sub_(model.to(origin.device))
+        """The model is the anchor, to be saved or evaluated, until `wake` gives it back what it has learned."""
+        self.check()
+        self.wake()
+        self._resting = [model.to("cpu", copy=True) for model in self._model]
+        for model, anchor in zip(self._model, self.anchor, strict=True):
             model.copy_(anchor)
-        self.moved = True
+        self.inner.publish()
 
     @torch.no_grad()
     def give_up(self) -> None:
         """The model is the anchor again: what it learned is dropped."""
-        self.moved, self._base = False, None
+        self._begin()
         super().publish()
+        self.inner.publish()
 
     def adopt(self) -> None:
-        self.moved, self._base = False, None
+        self._begin()
+        self.inner.adopt()
         super().adopt()
+
+    def _begin(self) -> None:
+        self.moved, self._base, self._resting = False, None, None

@@ -84,13 +84,11 @@ def state_slots(
     """
     trained = (parameter for parameter in parameters if parameter.requires_grad and parameter.is_floating_point())
     yield from (_fixed(parameter, TensorRole.PARAMETER) for parameter in trained)
-    yield from statistic_slots(parameters, optimizer, statistics)
+    yield from statistic_slots(optimizer, statistics)
     yield from (_fixed(tensor, TensorRole.UNSPECIFIED) for tensor in extra_tensors if tensor.is_floating_point())
 
 
-def statistic_slots(
-    parameters: Iterable[torch.Tensor], optimizer: torch.optim.Optimizer, names: Sequence[str]
-) -> Iterator[Slot]:
+def statistic_slots(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> Iterator[Slot]:
     """Statistics of the optimizer by name (`exp_avg`, `momentum_buffer`, …), of the parameters that are trained.
 
     They have the shape of their parameter. One that the optimizer has not made yet counts as zero, as it would begin.
@@ -103,7 +101,7 @@ def statistic_slots(
             f"processes of a site (zero), where they cannot be averaged; leave average_opt_statistics empty, or give "
             f"the site an optimizer without zero"
         )
-    for parameter in parameters:
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
         for name in dict.fromkeys(names) if parameter.requires_grad else ():
             find = partial(_statistic, optimizer, parameter, name)
             yield Slot(parameter, TensorRole.OPTIMIZER, find, name in _SQUARES)
@@ -300,6 +298,7 @@ class StateAveraging:
     def _move(self, copies: _Copies) -> bool:
         if copies.generation != self._replica.generation:  # asked under the lock: a download may come before it
             return False
+        self._replica.placement.shift()
         for index, slot in enumerate(self._rounds.slots):
             slot.move(copies.averages[index], None if copies.before is None else copies.before[index])
         return True

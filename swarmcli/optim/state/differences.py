@@ -24,16 +24,21 @@ class Differences:
     is divided by its steps, and their weighted mean multiplied by `steps_of` the round, as in FedNova (arXiv
     2007.07481): every inner step counts by its weight, and the anchor goes as far as peers went.
 
+    Without an `inner_batch_size` each batch makes a step, and differences are averaged as they are.
+
     A difference of which a round has counted nothing is in the next one. Calls exclude each other.
     """
 
     waits = False
 
-    def __init__(self, place: Anchored, inner: torch.optim.Optimizer, inner_batch_size: int) -> None:
-        self.parameters = tuple(p for p in place.model_parameters if p.requires_grad)
+    def __init__(self, place: Anchored, inner: torch.optim.Optimizer, inner_batch_size: int | None) -> None:
+        pairs = zip(place.model_parameters, place.inner.state_parameters, strict=True)
+        trained = [pair for pair in pairs if pair[0].requires_grad]
+        self.parameters, self._stepped = tuple(p for p, _ in trained), tuple(p for _, p in trained)
         self.means = tuple(torch.zeros(p.shape, dtype=sum_type(p.dtype)) for p in self.parameters)
         self._moved = Weighed()  # of inner steps since the anchor; what is handed in is not among them
         self.handed_in = Weighed()
+        self._marked = False  # what is handed in is a difference; otherwise its samples alone
         self._place, self._inner, self._inner_batch = place, inner, inner_batch_size
         self._sums: list[torch.Tensor] | None = None  # of gradients over the samples of an inner step
         self._summed = Weighed()
@@ -51,19 +56,20 @@ class Differences:
         Raises ValueError, and changes nothing, for a batch that is no part of an inner step.
         """
         batch = Weighed.of(batch_size, weight)
-        if batch_size > self._inner_batch:
+        inner_batch = self._inner_batch or batch_size
+        if batch_size > inner_batch:
             raise ValueError(
-                f"batch_size={batch_size!r}: an inner step has {self._inner_batch} samples (inner_batch_size), and a "
+                f"batch_size={batch_size!r}: an inner step has {inner_batch} samples (inner_batch_size), and a "
                 "batch cannot have more; compute it in parts"
             )
-        self._place.publish()
+        self._place.wake()
         gradients = [parameter.grad for parameter in self.parameters]
         if not batch.weight:
             gradients = [None] * len(gradients)
         if not all_finite(each for each in gradients if each is not None):
             return False
         factor = 1.0 / (scale or 1.0)
-        if not self._summed.samples and batch_size == self._inner_batch:
+        if not self._summed.samples and batch_size == inner_batch:
             self._step(gradients if factor == 1.0 else [None if g is None else g * factor for g in gradients])
             self._moved += batch
             return True
@@ -73,18 +79,19 @@ class Differences:
             if gradient is not None:
                 total.add_(gradient, alpha=batch.weight * factor)
         self._summed += batch
-        if self._summed.samples >= self._inner_batch:
+        if self._summed.samples >= inner_batch:
             self._step([total / self._summed.weight if self._summed.weight else None for total in self._sums])
             self._moved += self._summed
             self._drop_sums()
         return True
 
     def _step(self, gradients: Iterable[torch.Tensor | None]) -> None:
-        pairs = [(p, g) for p, g in zip(self.parameters, gradients, strict=True) if g is not None]
+        pairs = [(p, g) for p, g in zip(self._stepped, gradients, strict=True) if g is not None]
         if not pairs:
             return
         with lent([p for p, _ in pairs], [g for _, g in pairs]):
             self._inner.step()
+        self._place.inner.publish()
 
     @torch.no_grad()
     def freeze(self) -> Weighed:
@@ -93,11 +100,19 @@ class Differences:
         self._place.mark(self.means)
         if not all(is_finite(mean) for mean in self.means):
             self.reset()
-        steps = self.samples / self._inner_batch
+        steps = self.samples / self._inner_batch if self._inner_batch else float(self.samples > 0)
         for mean in self.means:
             mean.div_(steps) if steps else mean.zero_()
-        self.handed_in = self._moved.in_round
-        self._moved = Weighed()
+        self._marked = True
+        return self._hand_in()
+
+    def count(self) -> Weighed:
+        """Hands in the samples alone: what was learned from them is in a later difference."""
+        self._marked = False
+        return self._hand_in()
+
+    def _hand_in(self) -> Weighed:
+        self.handed_in, self._moved = self._moved.in_round, Weighed()
         return self.handed_in
 
     def restore(self) -> None:
@@ -106,9 +121,9 @@ class Differences:
 
     def set_aside(self) -> None:
         """A round may have used what was frozen: it is in no other difference, and the anchor comes in its place."""
-        if self.handed_in.samples:
+        if self.handed_in.samples and self._marked:
             self._place.set_aside()
-            self.handed_in = Weighed()
+        self.handed_in = Weighed()
 
     @torch.no_grad()
     def settle(self, counted: bool) -> None:

@@ -91,6 +91,7 @@ class Replica:
         """Before the parameters are averaged with other peers', or moved by an average: they become those of all
         processes of this peer."""
         if self._companions is not None:
+            self.placement.wake()
             await self.alone(self._companions.gather)
 
     async def alone(self, action: Callable[[], T]) -> T:
@@ -211,6 +212,12 @@ class ParameterPlacement:
     def rest(self) -> None:
         """The model has the optimizer's parameters and nothing else, to be saved, until they are published again."""
         self.publish()
+
+    def wake(self) -> None:
+        """After `rest`: the model has again what it has learned beside the state."""
+
+    def shift(self) -> None:
+        """The state's parameters are about to change by something else than a step."""
 
     def adopt(self) -> None:
         """The optimizer goes on from the model's parameters of this moment: they have been restored, for example."""

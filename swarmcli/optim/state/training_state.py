@@ -77,17 +77,19 @@ class TrainingState:
         shared: Mapping[str, torch.Tensor] | None = None,
         own: Mapping[str, torch.Tensor] | None = None,
         inner: torch.optim.Optimizer | None = None,
+        outer: torch.optim.Optimizer | None = None,
     ) -> None:
         """`shared` and `own` belong to the method of averaging gradients: what all peers hold identically, and what
         is this peer's alone and only goes into its checkpoints. `inner` is the optimizer that the scheduler moves,
         where that is another one, with statistics that are each peer's own: its settings are part of the state.
+        `outer` steps the parameters of the state, where `optimizer` steps others.
         """
-        self.optimizer, self._inner = optimizer, inner
+        self.optimizer, self._inner, self._outer = optimizer, inner, outer or optimizer
         self.statistics = statistics_of(optimizer)
         self.scheduler = scheduler
         self.extra_tensors = tuple(extra_tensors)
         self.shared, self.own = dict(shared or {}), dict(own or {})
-        self.parameters = tuple(p for group in optimizer.param_groups for p in group["params"])
+        self.parameters = tuple(p for group in self._outer.param_groups for p in group["params"])
         self._named = {f"parameter/{index}": each for index, each in enumerate(self.parameters) if each.requires_grad}
         self.trained = tuple(self._named.values())
         self.position = LineagePosition(0, 0, first_lineage(run_id, self.trained))
@@ -114,9 +116,13 @@ class TrainingState:
         return norms
 
     def step_optimizer(self) -> None:
-        """With the parameters' present gradients. Raises OptimizerError after the first step of an optimizer whose
-        statistics cannot travel: nobody could join, and this peer's state would be lost with it."""
-        self.optimizer.step()
+        """With the parameters' present gradients. For its error see `note_step`."""
+        self._outer.step()
+        self.note_step()
+
+    def note_step(self) -> None:
+        """The optimizer has stepped. Raises OptimizerError after the first step of one whose statistics cannot travel:
+        nobody could join, and this peer's state would be lost with it."""
         self._rates = self._read_rates()  # some optimizers move their own
         if self._may_travel or self.statistics.waits:  # those of a site are of an optimizer of torch
             return

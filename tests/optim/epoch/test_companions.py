@@ -11,7 +11,6 @@ from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.config import OptimizerConfig, PeerContext
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.modes.base import SiteHooks, Trained
-from swarmcli.optim.state.averaging import Occasion
 from swarmcli.testing import virtual_time
 from tests.optim.local_swarm import Applied, EpochOver, LocalPeer, local_peer
 from tests.optim.optim_swarm import Swarm, make_model, momentum, together
@@ -63,39 +62,32 @@ def test_they_are_asked_before_each_average_and_before_it_is_applied(delay: bool
 def test_what_they_bring_is_averaged() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
-            peers = [await local_peer(swarm, seed=1, average_every=2, delay=False) for _ in range(2)]
-            others = Others(0.0)
-            peers[0].core.replica._companions, others.peer = others, peers[0]
-            await together(*(peer.train(2) for peer in peers))
-            same = peers[0].weights.detach().clone()
-            torch.testing.assert_close(peers[1].weights.detach(), same)
-            others.brings = 8.0
-            averaging = [peer.core._keeper.averaging for peer in peers]
-            for peer, each in zip(peers, averaging, strict=True):
-                await each.begin(Occasion(b"tag", 2, 1.0, tuple(p.core.node.peer_id for p in peers)), changes=True)
-                assert torch.allclose(peer.weights - same, torch.tensor(8.0 if peer is peers[0] else 0.0).double())
-            others.brings = 0.0
-            for each in averaging:
-                assert await each.apply(wait=True)
+            others = Others(8.0)
+            options = {"seed": 1, "delay": False, "make": lambda params: torch.optim.SGD(params, lr=0.0)}
+            others.peer = await local_peer(swarm, companions=others, **options)
+            peers = [others.peer, await local_peer(swarm, **options)]
+            await together(*(peer.train(1) for peer in peers))
+            samples = [next(entry.samples for entry in peer.log if isinstance(entry, EpochOver)) for peer in peers]
             for peer in peers:
-                torch.testing.assert_close(peer.weights.detach(), same + 4.0)
+                expected = make_model(1).detach() + 8.0 * samples[0] / sum(samples)
+                torch.testing.assert_close(peer.weights.detach(), expected)
 
     virtual_time.run(main(), timeout=300)
 
 
-def test_between_steps_a_checkpoint_waits_for_no_average_that_needs_them() -> None:
+def test_between_steps_a_checkpoint_asks_for_nothing_and_loses_nothing_of_what_they_learn() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
             others = Others(0.0)
             peers = [await peer_with(swarm, others), await local_peer(swarm, seed=1)]
             await together(*(peer.train(3) for peer in peers))
-            assert peers[0].core._keeper.averaging.under_way
-            others.at_rest, gathered = False, len(others.log)
+            others.at_rest, gathered, before = False, len(others.log), peers[0].weights.detach().clone()
             await peers[0].core.state_dict()
             assert len(others.log) == gathered
+            assert torch.equal(peers[0].weights, peers[0].core.replica.state.trained[0])
             others.at_rest = True
-            await peers[0].core.state_dict()
-            assert len(others.log) == gathered + 1
+            await peers[0].core.replica.gather()
+            assert torch.equal(peers[0].weights.detach(), before)
 
     virtual_time.run(main(), timeout=300)
 

@@ -13,9 +13,9 @@ from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.config import OptimizerConfig, PeerContext
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.modes.base import StateOptions, Trained
-from swarmcli.optim.modes.local import LocalUpdates
+from swarmcli.optim.modes.outer import LocalUpdates
 from swarmcli.testing import virtual_time
-from tests.optim.local_swarm import Applied, LocalPeer, in_one_process, local_peer
+from tests.optim.local_swarm import Applied, Gradient, LocalPeer, Step, in_one_process, local_peer
 from tests.optim.optim_swarm import Swarm, adamw, make_model, momentum, record, together
 from tests.suites import soak
 
@@ -23,16 +23,15 @@ EPOCHS = 4
 
 
 async def finish(peers: list[LocalPeer]) -> None:
-    """Waits for the last state round and takes it in."""
-    for peer in peers:
-        await peer.core._keeper.averaging.apply(wait=True)
+    await together(*(peer.finish() for peer in peers))
 
 
-def check(peers: list[LocalPeer], **options: object) -> None:
+def check(peers: list[LocalPeer], every: int = 1, **options: Any) -> None:
+    """Beside the plain arithmetic: steps, means weighted by samples, and the delta rule."""
     expected = in_one_process([peer.log for peer in peers], seed=1, **options)
     for peer, weights in zip(peers, expected, strict=True):
         torch.testing.assert_close(peer.weights.detach(), weights, rtol=1e-11, atol=1e-12)
-        assert sum(isinstance(entry, Applied) for entry in peer.log) == EPOCHS // options.get("every", 1)
+        assert sum(isinstance(entry, Applied) for entry in peer.log) == EPOCHS // every
 
 
 @pytest.mark.parametrize("delay", [True, *soak([False])])
@@ -58,8 +57,6 @@ def test_peers_may_choose_for_themselves_where_their_optimizer_lives(delay: bool
             peers = [await local_peer(swarm, seed=1, delay=delay, offload=offload) for offload in (True, False)]
             await together(*(peer.train(EPOCHS) for peer in peers))
             await finish(peers)
-            for peer in peers:
-                await peer.core.replica.publish()
             check(peers)
 
     virtual_time.run(main(), timeout=300)
@@ -87,14 +84,17 @@ def test_statistics_are_averaged_by_name(make: Any, delay: bool) -> None:
     virtual_time.run(main(), timeout=300)
 
 
-def test_states_are_averaged_every_so_many_epochs() -> None:
+def test_parameters_are_averaged_every_so_many_epochs() -> None:
+    """The rounds between only count: they average one number."""
+
     async def main() -> None:
         async with Swarm() as swarm:
             peers = [await local_peer(swarm, seed=1, average_every=2, delay=False) for _ in range(2)]
-            rounds = record(peers[0].core.node, RoundFinished)
+            assert peers[0].core.work.averager.layout.numel == 1
             await together(*(peer.train(EPOCHS) for peer in peers))
+            await finish(peers)
             check(peers, every=2)
-            assert [event.epoch for event in rounds if event.purpose == "run_state"] == [2, 4]
+            assert len({peer.core.position for peer in peers}) == 1
 
     virtual_time.run(main(), timeout=300)
 
@@ -111,42 +111,15 @@ def test_training_goes_on_while_a_delayed_round_is_under_way() -> None:
     virtual_time.run(main(), timeout=300)
 
 
-def test_a_checkpoint_waits_for_the_states_that_are_being_averaged() -> None:
+def test_a_checkpoint_waits_for_the_round_under_way() -> None:
     async def main() -> None:
-        async with Swarm(latency=0.5) as swarm:
-            peers = [await local_peer(swarm, seed=1, delay=True) for _ in range(2)]
+        async with Swarm(latency=0.1) as swarm:
+            peers = [await local_peer(swarm, seed=1, delay=True, pace=0.5) for _ in range(2)]
             await together(*(peer.train(1) for peer in peers))
-            assert not any(isinstance(entry, Applied) for peer in peers for entry in peer.log)
             await together(*(peer.core.state_dict() for peer in peers))
-            assert all(any(isinstance(entry, Applied) for entry in peer.log) for peer in peers)
+            assert len({peer.core.position for peer in peers}) == 1
             assert len({peer.core.replica.state.digest() for peer in peers}) == 1
-
-    virtual_time.run(main(), timeout=300)
-
-
-def test_an_epoch_ends_though_the_states_could_not_be_averaged() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            peers = [await local_peer(swarm, seed=1, delay=False) for _ in range(2)]
-            await together(*(peer.train(2) for peer in peers))
-            absent, waiting = (peer.core._keeper.averaging for peer in peers)
-            begin, before = waiting.begin, []
-
-            async def no_show(*_: object, **__: object) -> None:
-                """This peer does not come to the round."""
-
-            async def noted(*args: Any, **options: Any) -> None:
-                before.append(peers[1].weights.detach().clone())
-                await begin(*args, **options)
-
-            absent.begin, waiting.begin = no_show, noted  # type: ignore[method-assign]
-            told = record(peers[1].core.node, Noticed)
-            await together(*(peer.train(3) for peer in peers))
-            assert "after epoch 3, each peer keeps its own" in told[-1].text
-            assert torch.equal(peers[1].weights.detach(), before[-1])
-            absent.begin, waiting.begin = type(absent).begin.__get__(absent), begin  # type: ignore[method-assign]
-            await together(*(peer.train(4) for peer in peers))
-            assert len({peer.core.replica.state.digest() for peer in peers}) == 1
+            assert all(torch.equal(peer.weights, peer.core.replica.state.trained[0]) for peer in peers)
 
     virtual_time.run(main(), timeout=300)
 
@@ -156,7 +129,7 @@ def test_one_peer_alone_trains_as_without_a_swarm() -> None:
         async with Swarm() as swarm:
             peer = await local_peer(swarm, seed=1)
             await peer.train(4)
-            (expected,) = in_one_process([[entry for entry in peer.log if not hasattr(entry, "epoch")]], seed=1)
+            (expected,) = in_one_process([[entry for entry in peer.log if isinstance(entry, Gradient | Step)]], seed=1)
             assert torch.equal(peer.weights.detach(), expected)
             assert peer.epoch == 4
 
@@ -281,5 +254,25 @@ def test_batch_norm_statistics_of_a_convolutional_network() -> None:
             for name, tensor in ours.items():
                 assert torch.equal(tensor, others[name]), name
             assert ours["1.running_mean"].abs().min() > 0
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_groups_side_by_side_come_together_after_each_epoch() -> None:
+    """Their anchors are unlike, and all average them; what each has learned since stays on top."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            mode = LocalUpdates(state=StateOptions(delay=False), target_group_size=2)
+            options = {"batch_size": 2, "target": 240, "matchmaking_time": 5.0, "mode": mode}
+            peers = [await swarm.trainer(seed=1, averaging={"target_group_size": 2}, **options) for _ in range(4)]
+            rounds = record(peers[0].node, RoundFinished)
+            await together(*(peer.train(3) for peer in peers))
+            assert sum(event.purpose == "run_state" and event.outcome == "committed" for event in rounds) >= 2
+            anchors = torch.stack([peer.core.replica.state.trained[0].detach() for peer in peers])
+            models = torch.stack([peer.weights.detach() for peer in peers])
+            assert float((models - anchors).abs().max()) < 1e-9, "nobody has learned since"
+            learned = anchors.mean(0) - make_model(1).detach()
+            assert float((anchors - anchors.mean(0)).norm()) < 0.05 * float(learned.norm())
 
     virtual_time.run(main(), timeout=300)

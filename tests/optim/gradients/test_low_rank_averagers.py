@@ -11,8 +11,8 @@ from swarmcli.averaging import RoundResult, StepControl
 from swarmcli.optim import GradientAverager, PowerEFGradientAverager, PowerSGDGradientAverager
 from swarmcli.optim.gradients.low_rank_averagers import LowRankGradientAverager
 from swarmcli.optim.modes import choose_mode
-from swarmcli.optim.modes.local import LocalUpdates
 from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
+from swarmcli.optim.modes.outer import LocalUpdates
 from swarmcli.optim.modes.synchronous import Synchronous
 from tests.optim.gradients.low_rank_peers import gradient_of
 from tests.optim.shells import at_once, dhts

@@ -10,6 +10,7 @@ import torch
 from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.optim.state.anchor import Anchored
 from swarmcli.optim.state.differences import Differences, steps_of
+from swarmcli.optim.state.replica import InPlace
 
 STEPS = 400
 
@@ -19,7 +20,7 @@ class Peer:
 
     def __init__(self, batch: int = 2) -> None:
         self.model = torch.nn.Parameter(torch.zeros(STEPS, dtype=torch.float64))
-        self.place = Anchored([self.model], lambda parameters: torch.optim.SGD(parameters, lr=1.0))
+        self.place = Anchored(InPlace([self.model]), lambda parameters: torch.optim.SGD(parameters, lr=1.0))
         inner = torch.optim.SGD([self.model], lr=1.0)
         self.differences = Differences(self.place, inner, batch)
         self.steps, self.batch = 0, batch

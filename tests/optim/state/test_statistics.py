@@ -114,9 +114,9 @@ def test_statistics_in_other_processes_are_not_averaged() -> None:
     parameters = [torch.zeros(3).requires_grad_()]
     optimizer = torch.optim.AdamW(parameters)
     optimizer.statistics = Elsewhere(optimizer)
-    assert list(statistic_slots(parameters, optimizer, ())) == []
+    assert list(statistic_slots(optimizer, ())) == []
     with pytest.raises(ValueError, match=r"average_opt_statistics=\('exp_avg',\): AdamW .* leave .* empty, or .* zero"):
-        list(statistic_slots(parameters, optimizer, ("exp_avg",)))
+        list(statistic_slots(optimizer, ("exp_avg",)))
 
 
 class Keeps(torch.optim.SGD):
