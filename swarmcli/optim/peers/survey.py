@@ -142,9 +142,13 @@ class Survey:
         reports = [directory.others[peer] for peer in holders if self._endpoint.is_connected(peer)]
         if _judge(position, reports) == "company":
             return "company"
-        # Whoever is joining or paused takes part in no round, and its line may be busy with a download.
-        told = {peer: directory.others[peer] for peer in self.claims.holders()}
-        there = (p for p, r in told.items() if starts or (is_settled(r.phase) and r.pause != "paused"))
+        # Whoever is joining or paused takes part in no round, and its line may be busy with a download. But a mate's
+        # report may be of the time before its first round, or not be read yet, where epochs are short.
+        told, mates = {peer: directory.others[peer] for peer in self.claims.holders()}, self.claims.mates.known
+        works = {p for p, r in told.items() if (is_settled(r.phase) or p in mates) and r.pause != "paused"}
+        there = (
+            told.keys() if starts else works | set(filter(self._endpoint.is_connected, mates - directory.others.keys()))
+        )
         asked = directory.by_convenience(there)[:ASKED_AT_ONCE]
         answers = await self.ask(asked)
         leading = await self.claims.decide(Claim(position), {peer: answer.word for peer, answer in answers.items()})
@@ -157,8 +161,8 @@ class Survey:
             # Two peers that cannot dial each other meet at somebody whom both can, an auxiliary for example, who
             # needs a moment to find their lineage.
             silent = [peer for peer in asked if peer not in answers and not directory.is_away(peer)]
-            mates = [peer for peer in silent if directory.others[peer].claim.position.lineage == position.lineage]
-            return "followed" if self._out_of_reach(mates) else "alone"
+            alike = [peer for peer in silent if peer in told and told[peer].claim.position.lineage == position.lineage]
+            return "followed" if self._out_of_reach(alike) else "alone"
         return judged
 
     async def anyone_behind(self, epoch: int) -> bool:
