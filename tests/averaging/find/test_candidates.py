@@ -20,7 +20,7 @@ from swarmcli.averaging.find.candidates import (
     count_groups,
     make_plan,
 )
-from swarmcli.averaging.find.messages import Candidate, differing_terms, rank_of, search_id
+from swarmcli.averaging.find.messages import Candidate, rank_of, search_id
 from swarmcli.averaging.group import Dialable
 from swarmcli.network.identity import PeerID
 from tests.averaging.searchers import peer_id
@@ -63,11 +63,6 @@ def test_declarations_that_no_honest_peer_makes(changes: dict[str, object]) -> N
     values: dict[str, object] = {"peer_id": peer_id(1), "search": bytes(16), "tag": b"", "listening": True}
     with pytest.raises(ValueError, match="search"):
         Candidate(**{**values, **changes})  # type: ignore[arg-type]
-
-
-def test_learn_ignores_oneself_and_other_tags() -> None:
-    known = knowing(candidate(0), candidate(1, tag=b"other"))
-    assert known.present(0.0) == []
 
 
 def test_an_older_search_never_replaces_a_later_one_unless_its_owner_says_so() -> None:
@@ -189,11 +184,6 @@ def test_whoever_follows_somebody_leads_nobody() -> None:
     entries[0].follows, entries[0].follows_until = peer_id(9), 2.0
     assert make_plan(entries, MatchmakingOptions(), 1.0).leaders == [entries[1].candidate.peer_id]
     assert make_plan(entries, MatchmakingOptions(), 2.0).leaders == [entries[0].candidate.peer_id]
-
-
-def test_differing_terms_names_the_keys() -> None:
-    assert differing_terms({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == ("a", "b", "c")
-    assert differing_terms({"a": "1"}, {"a": "1"}) == ()
 
 
 # What is remembered from search to search

@@ -29,7 +29,7 @@ def slowest(peers: list[Searcher]) -> float:
     return max(peer.waits[-1] for peer in peers)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *soak([1, 2])])
 @pytest.mark.parametrize(
     ("gap", "size"),
     [(0.2, None), (1.0, 4), *soak([(0.05, None), (0.05, 4), (0.2, 4), (0.5, None), (0.5, 4), (1.0, None)])],
@@ -45,7 +45,7 @@ async def test_peers_that_begin_apart_are_in_one_group_in_each_round(gap: float,
             assert slowest(peers) < 3 * gap + 0.4
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *soak([1, 2])])
 @pytest.mark.parametrize(("gap", "size"), [(0.2, 4), (1.0, None), *soak([(0.2, None), (1.0, 4)])])
 @within(3600)
 async def test_loops_that_begin_apart_fall_into_step(gap: float, size: int | None, seed: int) -> None:
@@ -76,7 +76,7 @@ async def stall_now_and_then(swarm: Searchers, how: str, slow: set[PeerID]) -> N
         swarm.network.thaw(peer)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *soak([2, 3])])
 @pytest.mark.parametrize("how", ["freezes", *soak(["is slow"])])
 @within(3600)
 async def test_who_is_slow_is_not_taken_for_lost(how: str, seed: int) -> None:
@@ -97,7 +97,7 @@ async def test_who_is_slow_is_not_taken_for_lost(how: str, seed: int) -> None:
             stalling.cancel()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *soak([1, 2])])
 @within(3600)
 async def test_one_that_holds_the_prefix_and_never_looks_costs_one_wait(seed: int) -> None:
     """Whoever leads: the others of that group have waited too."""
@@ -115,7 +115,7 @@ async def test_one_that_holds_the_prefix_and_never_looks_costs_one_wait(seed: in
         assert slowest(peers) < 0.5, "who has left says so"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *soak([1, 2])])
 @within(3600)
 async def test_one_that_declares_searches_and_never_comes_costs_two_waits(seed: int) -> None:
     async with Searchers(seed, min_matchmaking_time=3.0) as swarm:

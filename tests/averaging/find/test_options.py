@@ -27,7 +27,7 @@ async def test_target_group_size(size: int | None, expected: list[int]) -> None:
         assert await find_all(peers) == expected
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(1))
 @within(3600)
 async def test_min_group_size(seed: int) -> None:
     async with Searchers(seed, min_group_size=4) as swarm:
@@ -92,7 +92,7 @@ async def test_allow_retries_looks_on_when_time_is_up() -> None:
         assert await find_all([second]) == [2] and await search == [[2]]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @within(3600)
 async def test_client_mode_peers_and_auxiliaries_in_many_groups(seed: int) -> None:
     """Every group has somebody who can be dialed, and each gets its share of those who cannot."""
@@ -111,7 +111,7 @@ async def test_client_mode_peers_and_auxiliaries_in_many_groups(seed: int) -> No
 # Groups without a reducer
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(1))
 @within(3600)
 async def test_a_group_whose_members_offer_no_bandwidth_says_so_to_all_of_them(seed: int) -> None:
     async with Searchers(seed) as swarm:
@@ -135,7 +135,7 @@ async def test_a_reducer_that_comes_in_time_saves_the_group() -> None:
 # How fast
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(1))
 @within(3600)
 async def test_a_group_forms_in_a_few_round_trips(seed: int) -> None:
     """Strangers declare and read (2 or 3), and settle for three times as long, asking each other meanwhile. Mates of

@@ -23,7 +23,7 @@ async def begun(controls: list[StepControl], within: float = 10.0) -> float:
     return now()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @within(3600)
 async def test_it_begins_as_soon_as_the_sum_is_enough(seed: int) -> None:
     async with Averagers(seed) as swarm:
@@ -47,7 +47,7 @@ async def test_it_begins_as_soon_as_the_sum_is_enough(seed: int) -> None:
         assert_all_equal(peers, 1.5)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 @within(3600)
 async def test_newcomers_join_whatever_their_rank(seed: int) -> None:
     async with Averagers(seed) as swarm:
@@ -64,7 +64,7 @@ async def test_newcomers_join_whatever_their_rank(seed: int) -> None:
         assert newcomer.rounds[0].members == peers[0].rounds[0].members
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 @within(3600)
 async def test_the_leader_is_lost_while_the_group_stands(seed: int, how: str) -> None:
@@ -194,24 +194,7 @@ async def test_who_stops_to_wait_is_heard_at_once(hurried: bool) -> None:
         assert (await begun(controls) - enough < 0.01) is hurried
 
 
-@within(3600)
-async def test_progress_is_pushed_at_most_so_often() -> None:
-    async with Averagers(5) as swarm:
-        peers = await swarm.add(2)
-        controls = stand(peers, target=1e9)
-        await asyncio.sleep(5)
-        before = [peer.endpoint.statistics().calls_made for peer in peers]
-        for step in range(1000):
-            for control in controls:
-                control.report(float(step))
-            await asyncio.sleep(0.01)
-        pushed = [peer.endpoint.statistics().calls_made - b for peer, b in zip(peers, before, strict=True)]
-        assert max(pushed) < 10 / 0.05 + 30
-        for control in controls:
-            control.cancel()
-
-
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @within(3600)
 async def test_other_terms_are_refused_at_both_ends_and_the_newcomer_is_told(seed: int) -> None:
     async with Averagers(seed) as swarm:
@@ -230,19 +213,6 @@ async def test_other_terms_are_refused_at_both_ends_and_the_newcomer_is_told(see
         for control in controls:
             control.report(60.0)
         assert_one_group(await all_results(controls), peers)
-
-
-@within(3600)
-async def test_unlike_tags_do_not_meet() -> None:
-    async with Averagers(6) as swarm:
-        peers = await swarm.add(4)
-        controls = stand(peers[:2], tag=b"one") + stand(peers[2:], tag=b"two")
-        await asyncio.sleep(5)
-        for control in controls:
-            control.report(50.0)
-        results = await all_results(controls)
-        assert_one_group(results[:2], peers[:2])
-        assert_one_group(results[2:], peers[2:])
 
 
 def _follows(follower: Peer, leader: Peer) -> bool:
