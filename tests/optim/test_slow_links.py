@@ -80,8 +80,7 @@ def test_a_run_goes_at_the_pace_of_its_lone_trainer_however_long_that_sends(seed
     tell(story, [("trainer", pace), ("monitor", 0.0)], elements=NBYTES // 4, latency=latency)
 
 
-@pytest.mark.parametrize("count", [2, *soak([5])])
-def test_a_newcomer_behind_a_slow_line_that_no_limit_tells_of_hears_so_and_costs_the_others_nothing(count: int) -> None:
+def test_a_newcomer_behind_a_slow_line_that_no_limit_tells_of_hears_so_and_costs_the_other_nothing() -> None:
     """Its download shows 10 kB/s each way: it never meets a round, and does not download for ever."""
 
     async def story(swarm: Swarm, quick: list[Unlike]) -> None:
@@ -104,7 +103,7 @@ def test_a_newcomer_behind_a_slow_line_that_no_limit_tells_of_hears_so_and_costs
             await asyncio.wait([running])
             await slow.core.shutdown()
 
-    tell(story, [("trainer", 20.0)] * (count - 1), elements=NBYTES // 4, bandwidth=10e6)
+    tell(story, [("trainer", 20.0)], elements=NBYTES // 4, bandwidth=10e6)
 
 
 def test_of_a_pair_whose_line_turns_slow_one_goes_on() -> None:
