@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from swarmcli.averaging.checks import check_numbers
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, check_terms
-from swarmcli.averaging.consensus.certificate import RoundCertificate
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
+from swarmcli.averaging.round.certificate import RoundCertificate
 from swarmcli.clock import Clock
 from swarmcli.errors import RoundFailed
 from swarmcli.events import RoundFinished, RoundOutcome

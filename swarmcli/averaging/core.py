@@ -29,8 +29,8 @@ from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
 from swarmcli.averaging.round.allreduce import Allreduce, AllreduceResult
 from swarmcli.averaging.round.archive import RoundArchive
 from swarmcli.averaging.round.pace import PACE, RoundTime
-from swarmcli.averaging.round.phases import PhasedAllreduce, PhaseNews, RoundProgram
 from swarmcli.averaging.round.plan import Layout, compression_term
+from swarmcli.averaging.round.program import RoundProgram
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.trust import PeerTrust
 from swarmcli.backoff import growing
@@ -97,7 +97,6 @@ class AveragerCore:
             node.endpoint, config.prefix, self.archive.fetch_committed, self.trust, config.allreduce.trust
         )
         self._program = program
-        self._news = PhaseNews(self._service)
         self.finder = GroupFinder(
             node,
             config,
@@ -122,7 +121,6 @@ class AveragerCore:
         self.finder.start()
         self.trust.start()
         self._service.start()
-        self._news.start()
         self.archive.start()
         self.sharing.start()
         self._running = True
@@ -132,8 +130,7 @@ class AveragerCore:
         if self._running:
             self._running = False
             await self._rounds.close()
-            self._news.close()
-            self._service.close()
+            await self._service.part()
             self.archive.close()
             await self.sharing.stop()
             await self.finder.stop()
@@ -183,9 +180,6 @@ class AveragerCore:
         """Returns once no all-reduce is under way."""
         async with self._lock:
             return
-
-    def _decline(self, group: Group) -> None:
-        self._rounds.spawn(self._service.decline(group))
 
     async def _snapshot(self) -> Snapshot:
         metadata, tensors = await self._get_state()
@@ -288,7 +282,7 @@ class AveragerCore:
                 weight = await control.wait_for_trigger()
                 await self._lock.acquire()
         except asyncio.CancelledError:
-            self._decline(group)
+            self._service.decline(group)
             raise
         try:
             with chronicle.stage(AveragingStage.RUNNING_ALLREDUCE):
@@ -315,7 +309,7 @@ class AveragerCore:
             self._lock.release()
         return result
 
-    async def _run_round(self, round_: Allreduce | PhasedAllreduce, request: RoundRequest) -> AllreduceResult:
+    async def _run_round(self, round_: Allreduce, request: RoundRequest) -> AllreduceResult:
         began, withheld, failed, experience = loop_time(), set[PeerID](), set[PeerID](), self.finder.experience
         spoiled = True
         try:
@@ -357,7 +351,7 @@ class AveragerCore:
 
     def _learn_from(
         self,
-        round_: Allreduce | PhasedAllreduce,
+        round_: Allreduce,
         seconds: float,
         preformed: bool,
         withheld: Set[PeerID],
@@ -393,7 +387,7 @@ class AveragerCore:
             return Way.VALUES, None
         way, name = way_of(group)
         if way is Way.DIFFERENCES and not self.config.auxiliary and (not reference or reference.round_id != name):
-            self._decline(group)
+            self._service.decline(group)
             raise RoundFailed("its leader altered what this peer told of its last average", [group.leader])
         return way, None if reference is None else await on_executor(self.layout.nbytes, reference.base, way)
 
@@ -419,7 +413,7 @@ class AveragerCore:
 
     def _make_round(
         self, group: Group, weight: float, samples: float | None, *, way: Way, base: Sequence[torch.Tensor] | None
-    ) -> Allreduce | PhasedAllreduce:
+    ) -> Allreduce:
         service, tensors, planned = self._service, self._tensors, self._service.seats.planned
         options = self.config.allreduce
         options = replace(
@@ -429,10 +423,16 @@ class AveragerCore:
             # A reducer says nothing until the slowest sender has brought its first part, which may be all of its parts.
             reducer_timeout=max(options.for_reducer, PACE.last * planned),
         )
-        if self._program is None:
-            return Allreduce(service, group, tensors, weight=weight, options=options, base=base, samples=samples)
-        news, program = self._news, self._program
-        return PhasedAllreduce(service, news, group, tensors, program, weight=weight, options=options, samples=samples)
+        return Allreduce(
+            service,
+            group,
+            tensors,
+            weight=weight,
+            options=options,
+            base=base,
+            samples=samples,
+            program=self._program,
+        )
 
     def _apply(self, averages: Sequence[torch.Tensor]) -> None:
         """Moves all tensors. Nothing here can fail half way for tensors of the group's shapes and types."""

@@ -24,10 +24,10 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from swarmcli.averaging.audit.signed import SignedAverages
 from swarmcli.averaging.config import MAX_PREFIX
-from swarmcli.averaging.consensus.certificate import DoubleVote
-from swarmcli.averaging.consensus.messages import GroupID, Signature, SignedAverages
 from swarmcli.averaging.group import MAX_MEMBERS, MAX_SEARCH_BYTES, is_listed
+from swarmcli.averaging.round.certificate import DoubleWord, GroupID, Signature
 from swarmcli.backoff import Backoff
 from swarmcli.errors import CallRefused, NetworkError
 from swarmcli.events import PeerBanned, PeerRefused
@@ -90,7 +90,7 @@ class TwoGroups(msgspec.Struct, frozen=True, tag=True):
         return f"it began two groups at once, {self.groups[0].hex()[:8]} and {self.groups[1].hex()[:8]}"
 
 
-SignedProof: TypeAlias = DoubleVote | TwoGroups | UnlikeAverages  # a tagged union: further kinds join it with |
+SignedProof: TypeAlias = DoubleWord | TwoGroups | UnlikeAverages  # a tagged union: further kinds join it with |
 
 
 class Proof(Protocol):

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from swarmcli.averaging.consensus.certificate import sign_vote, signed, value_hash
-from swarmcli.averaging.consensus.messages import (
-    ZERO,
-    Committed,
-    Decided,
-    Noted,
-    OutcomeAnswer,
-    OutcomeQuestion,
-    VoteMessage,
-)
 from swarmcli.averaging.control import StepControl
 from swarmcli.averaging.find.messages import Answer, Candidate, rank_of
 from swarmcli.averaging.find.search import Search
 from swarmcli.averaging.group import NONCE_BYTES, Group, Member
+from swarmcli.averaging.round.certificate import Kind
+from swarmcli.averaging.round.messages import RoundWord
 from swarmcli.network import PeerID
 from swarmcli.network.identity import Identity
 from swarmcli.network.wire.codec import decode, encode
 from tests.adversary.lies import LIES, Liar
-from tests.adversary.lies.base import on_each_try
+from tests.adversary.lies.base import on_each_exchange
+from tests.adversary.lies.votes import Saying, alter_words
+
+KINDS: tuple[Kind, ...] = ("echo", "vote")
 
 
 def alter_entries(liar: Liar, alter: Callable[[Member], Member]) -> None:
@@ -90,19 +84,8 @@ def begin_two(liar: Liar) -> None:
 
 
 def give_up(liar: Liar) -> None:
-    """Where it leads, it says that the round is to be given up."""
-
-    def alter(round_: Any) -> None:
-        if round_.mates.me == 0:
-            asyncio.get_running_loop().call_soon(lambda: end(round_.agreement))
-
-    def end(agreement: Any) -> None:
-        liar.told.append("gave up")
-        agreement._give_up = "it says so"
-        agreement._hurry.set()
-        agreement._zero.failed.set()
-
-    on_each_try(liar, alter)
+    """Where it leads, it signs that it gives the round up as soon as it begins."""
+    LIES["give-up at once"].tell(liar)
 
 
 def hurry_to_the_front(liar: Liar, draws: int = 2000) -> None:
@@ -129,12 +112,10 @@ def search_id_of(candidate: Candidate, noise: bytes) -> bytes:
 
 
 def stuff(liar: Liar, keys: list[Identity]) -> None:
-    """Where it leads, its group has members that exist as keys alone, nobody else reduces, and each follower is told
-    that the group has committed what that follower holds, which differs from one to the next."""
+    """Where it leads, its group has members that exist as keys alone, nobody else reduces, and each follower is shown
+    echoes and votes of all these keys for what that follower holds, which differs from one to the next."""
     assert liar.averager is not None
-    finder, service = liar.averager.finder, liar.averager._service
-    take_vote, held = service._take_vote, dict[tuple[PeerID, bytes], asyncio.Future[bytes]]()
-    identity = liar.endpoint.identity
+    finder = liar.averager.finder
 
     def divided(said: list[Member], epoch: float) -> tuple[list[Member], tuple[float, ...]]:
         if "a group" not in liar.told:
@@ -146,33 +127,18 @@ def stuff(liar: Liar, keys: list[Identity]) -> None:
         ]
         return [*said, *phantoms], (1.0, *[0.0] * (len(said) + len(keys) - 1))
 
-    def vote_of(peer: PeerID, group_id: bytes) -> asyncio.Future[bytes]:
-        return held.setdefault((peer, group_id), asyncio.get_running_loop().create_future())
+    def signed_by_all(saying: Saying, word: RoundWord) -> RoundWord:
+        heard, group = saying.agreement.told.get(saying.member), saying.agreement.mates.group
+        held = [sheet.digest for sheet in heard.known.sheets if sheet.kind == "echo"] if heard is not None else []
+        present = [key for key in (liar.endpoint.identity, *keys) if key.peer_id in group]
+        liar.told.extend(["an outcome"] if held else [])
+        return saying.without_own(word, *(saying.signed(kind, digest, present) for digest in held for kind in KINDS))
 
-    async def vote(peer: PeerID, message: VoteMessage) -> Noted:
-        if message.digest is not None and not vote_of(peer, message.group_id).done():
-            vote_of(peer, message.group_id).set_result(message.digest)
-        await take_vote(peer, message)
-        return Noted()
-
-    async def outcome(peer: PeerID, question: OutcomeQuestion) -> OutcomeAnswer:
-        value = Committed(await vote_of(peer, question.group_id))
-        group = service._votes[question.group_id].group
-        mine = {
-            group.index_of(key.peer_id): sign_vote(key, question.group_id, ZERO, "confirm", value_hash(value))
-            for key in (identity, *keys)
-            if key.peer_id in group
-        }
-        liar.told.append("an outcome")
-        return OutcomeAnswer(Decided(value, signed(mine, ZERO, "confirm", value)))
-
-    def alone(round_: Any) -> None:
+    def alone(exchange: Any) -> None:
         for key in keys:
-            if key.peer_id in round_.group:
-                round_._reducer.leave_out(round_.group.index_of(key.peer_id), "it exists as a key alone")
+            if key.peer_id in exchange.group:
+                exchange._reducer.leave_out(exchange.group.index_of(key.peer_id), "it exists as a key alone")
 
-    on_each_try(liar, alone)
+    on_each_exchange(liar, alone)
+    alter_words(liar, signed_by_all)
     finder._divide = divided  # type: ignore[method-assign]
-    service.endpoint.withdraw(service.method("vote"), service.method("outcome"))
-    service.endpoint.serve(service.method("vote"), VoteMessage, vote)
-    service.endpoint.serve(service.method("outcome"), OutcomeQuestion, outcome)

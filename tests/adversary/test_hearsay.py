@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from swarmcli.averaging.consensus.certificate import DoubleVote, sign_vote
+from swarmcli.averaging.round.certificate import DoubleWord, sign_word
 from swarmcli.averaging.trust import ProofMessage, ProofTaken
 from swarmcli.errors import CallRefused
 from swarmcli.network.identity import Identity
@@ -14,11 +14,11 @@ from tests.optim.optim_swarm import together
 from tests.simulation import simulated
 
 
-def evidence_against(identity: Identity) -> DoubleVote:
+def evidence_against(identity: Identity) -> DoubleWord:
     """Which only this identity can make."""
-    group, values = bytes(32), (bytes(32), bytes([1]) * 32)
-    first, second = (sign_vote(identity, group, 0, "vote", value) for value in values)
-    return DoubleVote(identity.peer_id, group, 0, "vote", values, (first, second))
+    group, digests = bytes(32), (bytes(32), bytes([1]) * 32)
+    first, second = (sign_word(identity, group, "vote", digest) for digest in digests)
+    return DoubleWord(identity.peer_id, group, ("vote", "vote"), digests, (first, second))
 
 
 @simulated

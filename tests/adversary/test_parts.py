@@ -19,7 +19,6 @@ from tests.suites import soak
 NAMES = [name for name, each in LIES.items() if each.tell.__module__ == parts.__name__]
 # These lies change messages on their way, after they were signed for audits: they are to be found without them.
 OPTIONS = AllreduceOptions(part_size_bytes=1024, sender_timeout=5.0, audit=0)
-NBYTES = 4 * (40 * 50 + 300)  # of a member's vector
 
 
 async def round_beside(honest: list[Peer], liar: Peer) -> list[RoundResult]:
@@ -50,13 +49,6 @@ def has_the_share_of_one(liar: Peer, told: list[str], first: list[RoundResult], 
     assert {result.total_weight for result in first} == {12.0}, "three honest ones, and three times all of them"
 
 
-def has_its_own_sent_again(liar: Peer, told: list[str], first: list[RoundResult], second: list[RoundResult]) -> None:
-    for result in first:
-        assert "2 tries" in result.remark
-        # 2 · 3/4 of the vector travel once; what the liar reduced, a quarter of it, once more; and no more.
-        assert result.bytes_sent < 2.5 * NBYTES
-
-
 def is_not_listened_to_again(liar: Peer, told: list[str], first: list[RoundResult], second: list[RoundResult]) -> None:
     assert any("nothing" in words for words in told) and any("before" in words for words in told)
 
@@ -65,7 +57,6 @@ CHECKS: dict[str, Check] = {
     "two signed lists": is_in_no_group,
     "an overflow": is_left_out_by_name,
     "weights without bound": has_the_share_of_one,
-    "one false digest": has_its_own_sent_again,
     "false accusations": is_not_listened_to_again,
 }
 

@@ -16,7 +16,7 @@ from swarmcli.network import Identity
 from tests.adversary.company import go_on, liar_of, trained
 from tests.adversary.leading import alter_list
 from tests.adversary.lies import Liar
-from tests.adversary.lies.base import on_each_try
+from tests.adversary.lies.base import on_each_exchange
 from tests.averaging.averagers import Averagers, Peer, all_results, assert_one_group
 from tests.optim.optim_swarm import TARGET, Swarm, Trainer, until
 from tests.simulation import simulated
@@ -88,7 +88,7 @@ def keep_out(peer: Trainer | Peer) -> Liar:
 
             reducer._finish = finish_alone
 
-    on_each_try(liar, alter)
+    on_each_exchange(liar, alter)
     return liar
 
 

@@ -16,7 +16,7 @@ from swarmcli.dht import DHTNode
 from swarmcli.errors import CallRefused
 from swarmcli.network import PeerID
 from tests.adversary.lies import Liar
-from tests.adversary.lies.base import on_each_try
+from tests.adversary.lies.base import on_each_exchange
 from tests.averaging.averagers import Averagers, all_outcomes
 from tests.simulation import now, simulated
 from tests.suites import soak
@@ -42,7 +42,7 @@ def refuse_and_blame(
         if refuses:
             round_.take_stream = refuse
 
-    on_each_try(liar, alter)
+    on_each_exchange(liar, alter)
     return liar
 
 

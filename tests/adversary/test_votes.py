@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from swarmcli.averaging.round.allreduce import AllreduceResult
+from swarmcli.errors import RoundFailed
 from swarmcli.events import PeerBanned
 from swarmcli.testing import virtual_time
 from tests.adversary.lies import LIES, Liar, votes
@@ -16,18 +17,7 @@ from tests.averaging.rounds import Kind, Outcome, Swarm
 from tests.suites import soak
 
 NAMES = [name for name, each in LIES.items() if each.tell.__module__ == votes.__name__]
-SECONDS = {
-    "leader that tells no outcome": 20.0,
-    "leader that outbids every ballot": 50.0,
-    "decision without votes": 5.0,
-    "presence that brings a false decision": 1.0,
-    "voter that withholds its vote": 2.0,
-    "vote without a signature": 2.0,
-    "vote for another result": 2.0,
-    "silence while others compare": 5.0,
-    "confirm for something else": 2.0,
-    "second vote, shown to those who compare": 5.0,
-}
+BANNED = {"words for one half and for the other", "vote and give-up"}
 
 
 def beside(name: str, places: list[int], count: int, seed: int = 0) -> tuple[Swarm, list[Outcome | None], float]:
@@ -52,43 +42,50 @@ def beside(name: str, places: list[int], count: int, seed: int = 0) -> tuple[Swa
                     swarm.tasks[place].cancel()
 
             outcomes = await swarm.round(honest_end)
-            assert any(liar.told for liar in liars) or "presence" in name
+            assert all(liar.told for liar in liars)
             return swarm, [each for place, each in enumerate(outcomes) if place not in places], ended[0]
 
     return virtual_time.run(main(), seed=seed, timeout=2000)
 
 
-def is_leaders(name: str) -> bool:
-    return name.startswith("leader") or name == "decision without votes"
-
-
+@pytest.mark.parametrize("place", [0, 3])
 @pytest.mark.parametrize("name", NAMES)
-def test_one_of_four_achieves_no_more_than_is_said(name: str) -> None:
-    swarm, outcomes, took = beside(name, [0 if is_leaders(name) else 3], 4)
-    digests = {outcome.digest for outcome in outcomes if isinstance(outcome, AllreduceResult)}
-    assert len(digests) <= 1 and took < SECONDS[name]
-    if name.startswith("second vote"):
-        culprit = swarm.peers[3].peer_id
-        assert {event.peer for event in swarm.events if isinstance(event, PeerBanned)} == {culprit.text}
+def test_one_of_four_achieves_no_more_than_is_said(name: str, place: int) -> None:
+    swarm, outcomes, took = beside(name, [place], 4)
     assert all(isinstance(outcome, AllreduceResult) for outcome in outcomes), outcomes
+    assert len({outcome.digest for outcome in outcomes}) == 1 and took < 5  # type: ignore[union-attr]
     assert all(outcome.certificate.verify() for outcome in outcomes)  # type: ignore[union-attr]
-
-
-def test_second_votes_of_a_third_void_no_round() -> None:
-    swarm, outcomes, _ = beside("second vote, shown to those who compare", [3, 6], 8)
-    assert all(isinstance(outcome, AllreduceResult) for outcome in outcomes), outcomes
-    assert len({outcome.digest for outcome in outcomes if isinstance(outcome, AllreduceResult)}) == 1
+    culprit = swarm.peers[place].peer_id.text
     banned = {event.peer for event in swarm.events if isinstance(event, PeerBanned)}
-    assert banned == {swarm.peers[place].peer_id.text for place in (3, 6)}
+    assert banned <= {culprit} and (name not in BANNED or banned)
 
 
-@pytest.mark.parametrize("count", soak([8]))
+@pytest.mark.parametrize("count", soak([8, 13]))
 @pytest.mark.parametrize("name", NAMES)
 def test_a_third_of_a_group_together_splits_nobody(name: str, count: int) -> None:
-    for seed in range(20):
+    for seed in range(10):
         places = random.Random(seed).sample(range(count), (count - 1) // 3)
-        if is_leaders(name) and 0 not in places:
-            places[0] = 0
         _, outcomes, took = beside(name, places, count, seed)
-        assert len({outcome.digest for outcome in outcomes if isinstance(outcome, AllreduceResult)}) <= 1
-        assert took < 120
+        assert len({outcome.digest for outcome in outcomes if isinstance(outcome, AllreduceResult)}) == 1
+        assert not any(isinstance(outcome, RoundFailed) for outcome in outcomes) and took < 20
+
+
+def test_blame_for_everybody_names_nobody_else() -> None:
+    """A member that dies fails the round; the liar, which says that all others did it, is believed in nothing."""
+
+    async def main() -> None:
+        async with Swarm([Kind() for _ in range(5)], bandwidth=20_000.0) as swarm:
+            averager = SimpleNamespace(_service=swarm.peers[3].service)
+            liar = Liar(random.Random(0), swarm.peers[3].endpoint, averager=averager)  # type: ignore[arg-type]
+            LIES["blame for everybody"].tell(liar)
+
+            async def kill() -> None:
+                await asyncio.sleep(0.3)
+                swarm.kill(4)
+                await asyncio.wait(swarm.tasks[:3])
+                swarm.tasks[3].cancel()
+
+            for outcome in (await swarm.round(kill))[:3]:
+                assert isinstance(outcome, RoundFailed) and outcome.suspects == (swarm.peers[4].peer_id,)
+
+    virtual_time.run(main(), timeout=2000)

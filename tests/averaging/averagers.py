@@ -14,7 +14,7 @@ from swarmcli.averaging.control import RoundRequest, RoundResult, StepControl
 from swarmcli.averaging.core import AveragerCore, GetState
 from swarmcli.averaging.find.search import Search
 from swarmcli.averaging.group import Group
-from swarmcli.averaging.round.phases import RoundProgram
+from swarmcli.averaging.round.program import RoundProgram
 from swarmcli.clock import Clock
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import SwarmError

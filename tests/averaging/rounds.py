@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.consensus.quorum import Quorum
 from swarmcli.averaging.group import Group, Member
 from swarmcli.averaging.round.allreduce import Allreduce, AllreduceResult
+from swarmcli.averaging.round.certificate import Quorum
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.shares import reducing_shares
 from swarmcli.errors import RoundFailed, RoundUndecided
@@ -87,7 +87,7 @@ class Swarm:
 
     async def __aexit__(self, *exception: object) -> None:
         for peer in self.peers:
-            peer.service.close()
+            await peer.service.part()
             await peer.endpoint.close()
 
     def group(self) -> Group:
@@ -106,8 +106,7 @@ class Swarm:
         return Group.form(b"lineage", members, shares, self._nonce.to_bytes(16, "big"))
 
     def quorum(self) -> Quorum:
-        auxiliaries = frozenset(index for index, peer in enumerate(self.peers) if peer.kind.auxiliary)
-        return Quorum(len(self.peers), auxiliaries, self.options.trust)
+        return Quorum.of(self.group(), self.options.trust)
 
     async def take_part(self, peer: Peer, group: Group) -> Outcome:
         with peer.service.expecting(group):

@@ -239,7 +239,7 @@ async def test_cancelling_before_and_after_the_group_has_begun() -> None:
 async def test_a_leader_that_cancels_before_the_round_is_done_without() -> None:
     async with Averagers(14) as swarm:
         peers = await swarm.add(3)
-        controls = [peer.begin(require_trigger=True, allow_retries=False) for peer in peers]
+        controls = [peer.begin(require_trigger=True) for peer in peers]
         await all_begun(controls)
         leader = _leading(controls, peers)
         controls[leader].cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,10 +14,10 @@ from swarmcli import tasks
 from swarmcli.averaging.aggregators.centered_clip import CenteredClip
 from swarmcli.averaging.aggregators.median import CollectedPart
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.consensus.messages import Noted, VoteMessage
 from swarmcli.averaging.group import MAX_MEMBERS, Group, Member
 from swarmcli.averaging.round.allreduce import AllreduceResult
-from swarmcli.errors import CallRefused
+from swarmcli.averaging.round.messages import OpenExchange
+from swarmcli.errors import NetworkError
 from swarmcli.network import Identity, PeerID
 from swarmcli.network.control.channel import ControlChannel
 from swarmcli.network.limits import NetworkLimits
@@ -33,14 +34,16 @@ def invented(chance: random.Random, liar: PeerID, victim: PeerID, search: bytes 
     return Group.form(b"", members, [1.0] * MAX_MEMBERS, chance.randbytes(16))
 
 
-def test_a_leader_that_was_asked_has_its_groups_remembered_within_a_bound() -> None:
+@simulated
+async def test_a_leader_that_was_asked_has_its_groups_remembered_within_a_bound() -> None:
     """It may begin one wrongly again and again, as in one that holds a banned member."""
     service = Swarm([Kind()]).peers[0].service
+    service._closed = True  # it shows nobody anything
     chance = random.Random(2)
     liar, own = Identity.from_seed(9).peer_id, service.endpoint.peer_id
-    for _ in range(6):
-        service.leave(*(invented(chance, liar, own).derived(f"try {number}") for number in range(4)))
-    assert sum(len(votes.group) for votes in service._votes.values()) <= 1 << 16
+    for _ in range(24):
+        service.decline(invented(chance, liar, own))
+    assert sum(len(agreement.mates) for agreement in service._agreements.values()) <= 1 << 16
 
 
 @simulated
@@ -48,20 +51,20 @@ async def test_calls_for_rounds_that_never_begin_are_not_woken_by_others() -> No
     """Before, whatever began or ended woke all of them: thousands made rounds thirty times slower."""
     async with Swarm([Kind(), Kind(), Kind()]) as swarm:
         victim, *_, asker = swarm.peers
-        votes = [VoteMessage(bytes([1, number]) * 16, None, "early") for number in range(200)]
-        method = victim.service.method("vote")
-        calls = [
-            asyncio.create_task(asker.endpoint.call(victim.peer_id, method, vote, Noted, timeout=600)) for vote in votes
-        ]
+
+        async def early(number: int) -> None:
+            with suppress(NetworkError):
+                await victim.service._exchange(asker.peer_id, OpenExchange(bytes([1, number]) * 16), None)  # type: ignore[arg-type]
+
+        calls = [asyncio.create_task(early(number)) for number in range(200)]
         await asyncio.sleep(1)
         bells = list(victim.service._beginning.values())
-        assert len(bells) == len(votes)
+        assert len(bells) == len(calls)
         assert all(isinstance(outcome, AllreduceResult) for outcome in await swarm.round())
         assert all(not bell._event.is_set() for bell in bells) and not any(call.done() for call in calls)
         del bells
         await asyncio.sleep(130)
-        ended = await asyncio.gather(*calls, return_exceptions=True)
-        assert all(isinstance(error, CallRefused) for error in ended)
+        await asyncio.gather(*calls)
         assert not victim.service._beginning, "nothing is kept of what nobody waits for"
 
 

@@ -92,7 +92,9 @@ class Trio:
     async def declined(self) -> None:
         """Two of the three take no part."""
         group = self.group()
-        await _failing(self.take_part(0, group), *(service.decline(group) for service in self.services[1:]))
+        for service in self.services[1:]:
+            service.decline(group)
+        await _failing(self.take_part(0, group))
 
     async def unlike(self) -> None:
         """Everyone has cut its tensors in another way, and nobody takes the parts of another."""

@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from swarmcli.averaging import AveragerConfig, AveragerCore, RoundRequest
+from swarmcli.averaging import AveragerConfig, AveragerCore, RoundRequest, RoundResult
 from swarmcli.dht import DHTNode
 from swarmcli.testing import Swarm
 from tests.averaging.averagers import all_begun
@@ -70,10 +70,13 @@ async def test_a_direct_path_that_is_cut_in_the_middle_of_a_round_leaves_all_wit
         await all_begun(controls)
         await asyncio.sleep(after)
         swarm.network.cut(nodes[0].peer_id, nodes[1].peer_id)
-        results = [await control for control in controls]
-        # Each of the two ends misses parts of the other, and only one of them can be waited for.
-        assert len({result.contributors for result in results}) == 1 and len(results[0].contributors) >= 2
-        assert all(torch.equal(own[0], tensors[0][0]) for own in tensors)
+        ends = await asyncio.gather(*controls, return_exceptions=True)
+        # Each of the two ends misses parts of the other, and may find another group without it.
+        done = [place for place, end in enumerate(ends) if isinstance(end, RoundResult)]
+        assert len(done) >= 2
+        groups = {ends[place].group.group_id: place for place in done}  # type: ignore[union-attr]
+        for place in done:
+            assert torch.equal(tensors[place][0], tensors[groups[ends[place].group.group_id]][0])  # type: ignore[union-attr]
         async with asyncio.timeout(300):  # whoever was waited for in vain has no seat in the next group
             while await all_of_a_round(cores) != [3, 3, 3]:
                 pass

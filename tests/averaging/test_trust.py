@@ -6,8 +6,8 @@ import asyncio
 
 import torch
 
+from swarmcli.averaging.audit.signed import AVERAGES, SignedAverages
 from swarmcli.averaging.config import AveragerConfig
-from swarmcli.averaging.consensus.messages import AVERAGES, SignedAverages
 from swarmcli.averaging.core import AveragerCore
 from swarmcli.averaging.trust import MOST_GROUPS, PeerTrust, ProofMessage, ProofTaken, TwoGroups, UnlikeAverages
 from swarmcli.compression import NoCompression

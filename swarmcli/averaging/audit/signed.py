@@ -20,16 +20,29 @@ import msgspec
 from blake3 import blake3
 
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT
-from swarmcli.averaging.consensus.messages import Hash, Signature
 from swarmcli.averaging.group import MAX_MEMBERS
+from swarmcli.averaging.round.certificate import Hash, Signature
 from swarmcli.compression import TensorMessage
 from swarmcli.network.identity import Identity, PeerID, verify
 
+AVERAGES = "averages"  # purpose of a reducer's signature over the digests of all its averages
 _PURPOSE = "part"
 
 
+class SignedAverages(msgspec.Struct, frozen=True):
+    """A reducer's signature for the averages that it gave: `averages_root` of the digests of all its parts."""
+
+    root: Hash
+    signature: Signature
+
+    def is_by(self, reducer: PeerID, prefix: str, group_id: bytes) -> bool:
+        """Whether this reducer signed it, in this exchange of this averager. The prefix counts: a leader could give one
+        group to two averagers of a peer."""
+        return verify(reducer, AVERAGES, self.signature, prefix.encode(), group_id, self.root)
+
+
 class Exchange(msgspec.Struct, frozen=True):
-    """One try at a round of one averager: signatures for it count nowhere else. A leader could give one group to two
+    """One exchange of one averager: signatures for it count nowhere else. A leader could give one group to two
     averagers, so the prefix belongs to it."""
 
     prefix: str

@@ -20,14 +20,15 @@ from swarmcli.averaging.aggregators.base import Aggregator, sum_type
 from swarmcli.averaging.audit.signed import (
     Exchange,
     Input,
+    SignedAverages,
     averages_root,
     digest_of,
     inputs_hash,
     part_hash,
     why_unsound,
 )
-from swarmcli.averaging.consensus.messages import DIGEST_BYTES, MAX_PARTS, Indices, SignedAverages
 from swarmcli.averaging.group import MAX_MEMBERS
+from swarmcli.averaging.round.certificate import DIGEST_BYTES, Indices
 from swarmcli.compression import CompressionBase, NoCompression, TensorDescriptor, TensorMessage
 from swarmcli.compression.base import all_finite
 from swarmcli.errors import CompressionError
@@ -65,7 +66,7 @@ class Claim(msgspec.Struct, frozen=True):
     averages           its signature for all its averages, with their inputs
     """
 
-    part: Annotated[int, msgspec.Meta(ge=0, lt=MAX_PARTS)]
+    part: Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
     senders: Indices
     weights: Annotated[tuple[float, ...], msgspec.Meta(max_length=2 * MAX_MEMBERS)]
     inputs: Annotated[tuple[Input, ...], msgspec.Meta(max_length=MAX_MEMBERS)]

@@ -1,37 +1,45 @@
 """One round of averaging at one member: a butterfly all-reduce with one outcome for the whole group.
 
-Sending, adding and receiving overlap. Inputs are only read; results lie in memory of their own until the group has
-decided, so a round that fails changes nothing. When reducers are lost, the other members begin again, in up to four
-tries (`attempt.py`); they copy the averages that some member holds by then, and send and add only the others again.
+    inputs of a phase ─▶ exchange ─▶ averages ─▶ inputs of the next … ─▶ results, with a digest over all averages
+    the digest ─▶ echo, vote ─▶ certificate: results count        otherwise nothing has changed
+
+Sending, adding and receiving overlap. Inputs are only read; results lie in memory of their own. A member to which some
+averages have not come fetches the result from others that hold it; if nobody does, the group gives the round up.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, AllreduceOptions
-from swarmcli.averaging.consensus.certificate import RoundCertificate
-from swarmcli.averaging.consensus.messages import MAX_WORDS, Aborted, Again, Committed, Decision
-from swarmcli.averaging.consensus.quorum import Quorum
 from swarmcli.averaging.group import Group
-from swarmcli.averaging.round.attempt import Attempt, Avoided
-from swarmcli.averaging.round.buffers import Average, Holdings, Inputs, Results, contributions_to, result_digest
-from swarmcli.averaging.round.pace import Lessons, usual_time
+from swarmcli.averaging.round.agreement import Agreement
+from swarmcli.averaging.round.buffers import Average, Inputs, Results, contributions_to, result_digest
+from swarmcli.averaging.round.certificate import RoundCertificate
+from swarmcli.averaging.round.exchange import PartExchange
+from swarmcli.averaging.round.messages import MAX_WORDS
+from swarmcli.averaging.round.outcome import Action, Next
+from swarmcli.averaging.round.pace import PACE, Lessons, usual_time
 from swarmcli.averaging.round.plan import Layout, Plan
+from swarmcli.averaging.round.program import OnePhase, Phases, RoundProgram, advance
 from swarmcli.averaging.round.reducer import beyond_sums
-from swarmcli.averaging.round.service import AllreduceService, tries
+from swarmcli.averaging.round.service import AllreduceService, phases_of
 from swarmcli.averaging.weights import WeightBounds, limits
+from swarmcli.compression import CompressionInfo, TensorDescriptor
 from swarmcli.compression.base import all_finite
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.network import PeerID
-from swarmcli.tasks import forgetful, on_executor
+from swarmcli.network.loop_thread import loop_time
+from swarmcli.tasks import beside, forgetful, on_all_processors, on_executor
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,6 @@ class AllreduceResult:
     samples       theirs, likewise, bounded as the weights are: equal to these where nobody has told others
     left_out      peer → why its tensors are missing, from some part on or in all, and how much of them counts
     digest        32 bytes over averages, senders and weights
-    tries         more than one if the group began again without reducers that were lost
     late          averages that were missing here were fetched after the group had committed
     failed        reducers to or from which some member could not bring parts
     nothing       why there was nothing to average, and no exchange; "" otherwise
@@ -64,7 +71,6 @@ class AllreduceResult:
     bytes_sent: int
     bytes_received: int
     parts: tuple[Average, ...] = field(repr=False, default=())  # in order, with the senders of each
-    tries: int = 1
     late: bool = False
     failed: tuple[PeerID, ...] = ()
     nothing: str = ""
@@ -93,8 +99,6 @@ class AllreduceResult:
     def remark(self) -> str:
         """Anything unusual about the round, for people; "" for nothing."""
         remarks = [] if self.weights else [self.nothing or "nobody had any weight"]
-        if self.tries > 1:
-            remarks.append(f"in {self.tries} tries, since reducers were lost")
         if self.late:
             remarks.append("fetched here after the group had committed")
         return "; ".join(remarks)
@@ -111,188 +115,315 @@ class Allreduce:
         *,
         weight: float,
         options: AllreduceOptions | None = None,
-        step: int | None = None,
         base: Sequence[torch.Tensor] | None = None,
         samples: float | None = None,
+        program: RoundProgram | None = None,
     ) -> None:
         """`tensors` must not change until `run` has returned. `weight` is of this member's tensors in the mean; with
         zero it takes part and adds nothing. `samples`: that they come of, if these are not the weight. An auxiliary's
         tensors only tell shapes and types, and it has no weight.
-        `step`: its number, if this is one of several steps of a round: then late members find the results of the steps
-        before in memory, and no single step in files; and a step has one try. `base`: the differences from these
-        tensors are averaged, which all members hold alike.
+        `base`: the differences from these tensors are averaged, which all members hold alike. `program`: what is
+        averaged in several phases, instead of the tensors, which tell shapes and types then.
 
         Raises ValueError for a weight that is neither zero nor one that reducers accept, and for tensors that have
         no mean; KeyError if this peer is not in the group.
         """
         if weight != 0 and not MIN_WEIGHT <= weight <= MAX_WEIGHT:
             raise ValueError(f"weight must be 0, or {MIN_WEIGHT} to {MAX_WEIGHT}, got {weight}")
-        self.group = group
+        self.group, self.lessons = group, Lessons()  # these are known once `run` has ended, however it ended
         self._auxiliary = group.members[group.index_of(service.endpoint.peer_id)].auxiliary
-        self._service = service
-        self._options = options if options is not None else AllreduceOptions()
-        self._tensors, self._weight, self._step, self._base = tensors, weight, step, base
+        self._service, self._options = service, options if options is not None else AllreduceOptions()
+        self._tensors, self._weight, self._base = list(tensors), weight, base
         self._samples = samples if weight and samples != weight else None
+        self._program = OnePhase(self._tensors) if program is None else program
         layout = Layout.of(tensors, self._options.compression, self._options.tensor_infos)
-        self._plan = Plan.make(layout, group.part_shares, self._options.part_size_bytes)
-        self.lessons = Lessons()  # known once `run` has ended, however it ended
-        self._attempts: list[Attempt] = []
-        self._late: tuple[list[torch.Tensor], tuple[Average, ...]] | None = None
+        self._time = self._options.allreduce_timeout or usual_time(layout.nbytes)
+        self._ends_at = math.inf
+        self._exchanges: list[PartExchange] = []  # one for each phase that has begun
+        self._reducing: list[asyncio.Task[None]] = []
+        self._results: list[torch.Tensor] | None = None  # None: not all averages are here
+        self._digest: bytes | None = None  # theirs
+        self._trouble, self._suspects = "", dict[PeerID, str]()  # why averages are missing here, and by whose fault
+        self._late: tuple[Average, ...] | None = None  # parts that came from files of others
         self._was_late = False
-        self._again: Again | None = None  # the decision of the last try but one
-        self._mine: Inputs | None = None  # not of an auxiliary
-        self._holdings: Holdings
+        self._agreement: Agreement
+        self.ended = False
 
     async def run(self) -> AllreduceResult:
         """Takes part until the round's outcome is known.
 
-        Raises RoundFailed when the group gave it up: nothing changed anywhere. Raises RoundUndecided when this
-        member could not follow the group: its tensors are untouched, others may hold averages.
+        Raises RoundFailed when it is proved that nobody can apply it. Raises RoundUndecided when this member does not
+        learn that: its tensors are untouched, others may hold averages.
         """
-        if not self._step:
-            self._service.release()
-        await self._prepare()
-        decision: Decision | None = None
-        try:
-            decision = await self._try_until_decided()
-            if isinstance(decision, Committed):
-                await self._catch_up(decision.digest)
-            return self._conclude(decision)
-        finally:
-            self._let_go(isinstance(decision, Committed))
-
-    async def _prepare(self) -> None:
-        layout, results = self._plan.layout, None
-        if not self._auxiliary:
-            mine = self._tensors, self._weight, self._base, self._samples
-            self._mine = await on_executor(layout.nbytes, _checked_inputs, *mine)
-            results = Results(layout, self._service.memory.take(layout.nbytes))
-        self._holdings = Holdings(self._plan, results)
+        self._service.release()
         for member in self.group.members:
             if member.addresses:
                 self._service.endpoint.learn(member.peer_id, member.addresses)
+        committed, self._ends_at = False, loop_time() + self._time
+        try:
+            with self._service.hosting(self.group) as self._agreement:
+                outcome = await self._take_part()
+                committed = outcome.move == Action.COMMITTED
+                return self._conclude(outcome)
+        finally:
+            self._let_go(committed)
 
     @forgetful
-    async def _try_until_decided(self) -> Decision | None:
-        groups = tries(self.group) if self._step is None else [self.group]
-        decision: Decision | None = None
-        avoided = Avoided()
-        with self._service.expecting(*groups[1:]):  # members that are at the next try before this one wait for it
-            for group in groups:
-                attempt = Attempt(
-                    self._service,
-                    group,
-                    self._holdings,
-                    self._mine,
-                    self._options,
-                    decision if isinstance(decision, Again) else None,
-                    avoided,
-                    last=group is groups[-1],
-                )
-                self._attempts.append(attempt)
-                try:
-                    decision = await attempt.run()
-                except asyncio.CancelledError:
-                    self._service.leave(*groups[len(self._attempts) :])
-                    raise
-                if not isinstance(decision, Again):
-                    break
-                self._again, members = decision, set(decision.members)
-                # Its proposer may have been no honest member.
-                if not (set(decision.reducers) <= members <= set(range(len(self.group))) and decision.reducers):
-                    raise RoundUndecided("the group is to try again with members that it does not have")
-        return decision
+    async def _take_part(self) -> Next:
+        try:
+            async with beside(self._exchange_all()) as exchanging:
+                outcome = await self._agreement.run(self, self._time)
+                if outcome.move == Action.COMMITTED:
+                    await self._finish(exchanging)
+            if outcome.move == Action.COMMITTED and self._digest != outcome.digest:
+                await self._catch_up(outcome.digest or b"")
+            return outcome
+        finally:
+            for task in self._reducing:
+                task.cancel()
+            await asyncio.gather(*self._reducing, return_exceptions=True)
+
+    # The phases
+
+    @forgetful
+    async def _exchange_all(self) -> None:
+        """Goes through all phases, as far as averages come."""
+        await (self._assist() if self._auxiliary else self._average())
+        self.ended = True
+        self._agreement.note_own()
+
+    async def _average(self) -> None:
+        phases = self._program.run(self.group.group_id)
+        tensors, over = await self._compute(advance, phases, None)
+        while not over:
+            exchange = await self._begin(tensors)
+            await exchange.gather()
+            if exchange.holdings.digest is None:
+                self._trouble = exchange.trouble.reason or "only some of its parts have senders"
+                return
+            if unlike := self._unlike():
+                self._suspects = unlike
+                names, why = ", ".join(peer.short for peer in unlike), next(iter(unlike.values()))
+                self._trouble = f"{names} had not the same part in all phases: {why}"[:MAX_WORDS]
+                return
+            tensors, over = await self._go_on(phases)
+        self._take(tensors)
+
+    async def _assist(self) -> None:
+        """An auxiliary reduces in all phases, and does not hold what they give."""
+        for indices in self._program.phases:
+            exchange = await self._begin([self._tensors[index] for index in indices])
+            await exchange.gather()
+            if exchange.trouble.reason:
+                self._trouble = exchange.trouble.reason
+                return
+
+    async def _begin(self, tensors: Sequence[torch.Tensor], *, reduces: bool = True) -> PartExchange:
+        """The exchange of the next phase. `reduces`: False where this member only copies its averages."""
+        number, options = len(self._exchanges), self._options
+        if len(self._program.phases) > 1:  # codecs may choose by the tensors' own keys, and the time left is for it
+            infos = options.tensor_infos or [
+                CompressionInfo(TensorDescriptor.of(tensor), index) for index, tensor in enumerate(self._tensors)
+            ]
+            infos = tuple(infos[index] for index in self._program.phases[number])
+            left = max(self._ends_at - loop_time(), 0.001)
+            options = replace(options, tensor_infos=infos, allreduce_timeout=left)
+        group, mine, results = phases_of(self.group)[number], None, None
+        layout = Layout.of(tensors, options.compression, options.tensor_infos)
+        plan = Plan.make(layout, group.part_shares, options.part_size_bytes)
+        if not self._auxiliary:
+            inputs = tensors, self._weight, self._base, self._samples
+            mine = await on_executor(layout.nbytes, _checked_inputs, *inputs)
+            results = Results(layout, self._service.memory.take(layout.nbytes))
+        follows = self._chain() if number and not self._auxiliary else None
+        exchange = PartExchange(self._service, group, self.group.group_id, plan, mine, results, options, follows)
+        self._exchanges.append(exchange)
+        if reduces:
+            self._service.host(exchange)
+            self._reducing.append(asyncio.create_task(exchange.reduce()))
+        return exchange
+
+    async def _go_on(self, phases: Phases, number: int = -1) -> tuple[list[torch.Tensor], bool]:
+        """What follows from the averages of a phase: nothing, where nobody had any weight."""
+        holdings = self._exchanges[number].holdings
+        assert holdings.results is not None
+        if not any(average.senders for average in holdings.averages):
+            return [], True
+        return await self._compute(advance, phases, holdings.results.tensors())
+
+    async def _compute(self, work: Callable[..., Any], *args: Any) -> Any:
+        return await on_all_processors(self._program.nbytes, work, *args)
+
+    def _unlike(self) -> dict[PeerID, str]:
+        """Members that are not in all parts of all phases with one weight → why, where there are several phases: what
+        follows from the averages is only right for the same members."""
+        if len(self._program.phases) == 1:
+            return {}
+        averages = [average for exchange in self._exchanges for average in exchange.holdings.averages]
+        entries = [dict(zip(average.senders, average.weights, strict=False)) for average in averages]
+        unlike = {sender for entry in entries for sender, _ in entry.items() ^ entries[0].items()}
+        left_out = {index: why for exchange in self._exchanges for index, why in exchange.left_out.items()}
+        return {
+            self.group.members[index].peer_id: left_out.get(index, "it had unlike parts in two phases")
+            for index in sorted(unlike)
+        }
+
+    def _chain(self) -> bytes:
+        """The digest of all phases so far; of one phase its own."""
+        digests = [exchange.holdings.digest or b"" for exchange in self._exchanges]
+        return digests[0] if len(digests) == 1 else hashlib.sha256(b"swarm phases" + b"".join(digests)).digest()
+
+    def _take(self, results: list[torch.Tensor]) -> None:
+        """All averages are here, and these are the results."""
+        self._results, self._digest = results, self._chain()
+
+    # What the agreement asks
+
+    @property
+    def digest(self) -> bytes | None:
+        """Of the result that is here, if this member may vote for it."""
+        return None if any(exchange.liars for exchange in self._exchanges) else self._digest
+
+    @property
+    def lacks(self) -> tuple[str, tuple[int, ...]]:
+        failed = set[int]().union(*(exchange.failed for exchange in self._exchanges))
+        return self._trouble, tuple(sorted(failed))
+
+    @property
+    def slow(self) -> set[int]:
+        return set[int]().union(*(exchange.slow for exchange in self._exchanges))
+
+    @forgetful
+    async def obtain(self, digest: bytes, holder: int) -> bool:
+        """Takes the averages of all phases from one member, as far as they are not here."""
+        self._digest, number = None, 0
+        phases = self._program.run(self.group.group_id)
+        tensors, over = await self._compute(advance, phases, None)
+        while not over:
+            if number == len(self._exchanges):
+                await self._begin(tensors, reduces=False)
+            copier = self._exchanges[number].copier
+            assert copier is not None
+            if why := await copier.copy(holder):
+                self._trouble = self._trouble or why
+                return False
+            tensors, over = await self._go_on(phases, number)
+            number += 1
+        self._take(tensors)
+        return self._digest == digest
+
+    # The end
+
+    async def _finish(self, exchanging: asyncio.Task[None]) -> None:
+        """After a commit: waits for the rest of the exchange, as long as anything arrives and the round may take.
+
+        A member that waited longer for a silent one would find that the others have let go of the averages.
+        """
+        arrived, unfinished = -1, {exchanging, *self._reducing}
+        while unfinished and arrived != self._bytes_received and loop_time() < self._ends_at:
+            arrived = self._bytes_received
+            _, unfinished = await asyncio.wait(unfinished, timeout=PACE.stalled)
+        if unfinished:
+            # All averages may be here, but for the inputs of one that an audit still waits for: over a slow link longer
+            # than it takes to fetch the whole result again.
+            for audits in filter(None, (exchange.audits for exchange in self._exchanges)):
+                audits.settle()
+            _, unfinished = await asyncio.wait(unfinished, timeout=PACE.stalled)
+        for task in unfinished:
+            task.cancel()  # or late averages could overwrite the copies
+        await asyncio.wait({exchanging, *self._reducing})  # cancelled arithmetic goes on until it is done
+        if exchanging not in unfinished:
+            exchanging.result()
+
+    @property
+    def _bytes_received(self) -> int:
+        return sum(exchange.bytes_received for exchange in self._exchanges)
 
     @forgetful
     async def _catch_up(self, digest: bytes) -> None:
         """Fetches missing parts of a committed result, from memory or files of others: within the time that a round may
         take. A member that copies over a slow link gets on sooner as one that has missed the round."""
-        copier = self._attempts[-1].copier
-        if copier is None or self._holdings.digest == digest:
+        if self._auxiliary:
             return
         self._was_late = True
+        for exchange in self._exchanges:
+            await exchange.end()  # copies are written to the memory of its averages
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._options.allreduce_timeout or usual_time(self._plan.layout.nbytes)):
-                if not await copier.obtain(digest) and self._step is None and self._service.fetch_committed is not None:
-                    self._late = await self._service.fetch_committed(self.group, self._plan, digest)
+            async with asyncio.timeout(self._time):
+                for holder in self._agreement.holders(digest):
+                    if await self.obtain(digest, holder):
+                        return
+                if len(self._program.phases) == 1 and self._service.fetch_committed is not None and self._exchanges:
+                    plan = self._exchanges[0].holdings.plan
+                    kept = await self._service.fetch_committed(self.group, plan, digest)
+                    if kept is not None:
+                        self._results, self._late = kept
+                        self._digest = result_digest(b"".join(average.digest for average in self._late))
 
-    # The end
-
-    def _conclude(self, decision: Decision | None) -> AllreduceResult:
-        parts = tuple(self._holdings.averages)
-        digest = self._holdings.digest
-        if self._late is not None:
-            averages, parts = self._late
-            digest = result_digest(b"".join(average.digest for average in parts))
-        else:
-            averages = [] if self._holdings.results is None else self._holdings.results.tensors()
-        if self._auxiliary and isinstance(decision, Committed):
-            digest = decision.digest  # it holds no result that could differ
-        members = [member.peer_id for member in self.group.members]
-        if decision is None and (proofs := self._attempts[-1].evidence):
-            lies = "; ".join(f"{proof.culprit.short}: {proof.words()}" for proof in proofs)
-            raise RoundUndecided(f"the round is void: {lies}"[:MAX_WORDS])
-        conclude(digest, decision, members)
+    def _conclude(self, outcome: Next) -> AllreduceResult:
+        """No check refuses a result that was committed: what could, is checked before the vote."""
+        if outcome.move == Action.DEAD:
+            raise RoundFailed(self._reason, self._named())
+        if outcome.move == Action.UNDECIDED:
+            raise RoundUndecided(f"this peer does not learn what became of the round: {self._reason}")
+        if not self._auxiliary and self._digest != outcome.digest:
+            name = (outcome.digest or b"").hex()[:8]
+            raise RoundUndecided(f"the group committed the result {name}, which did not come here in time")
+        last = self._exchanges[-1] if self._exchanges else None
+        parts = self._late if self._late is not None else tuple(last.holdings.averages) if last is not None else ()
         weights, samples, partly = contributions(self.group, parts, self._options)
-        left_out: dict[int, str] = {}
-        for attempt in self._attempts:
-            left_out |= attempt.left_out
-        named = {members[index]: reason for index, reason in left_out.items()}
+        left_out = {index: why for exchange in self._exchanges for index, why in exchange.left_out.items()}
+        named = {self.group.members[index].peer_id: reason for index, reason in left_out.items()}
         named = {peer: reason for peer, reason in named.items() if peer in partly or peer not in weights}
         return AllreduceResult(
-            averages=averages if weights else [],
+            averages=self._results if weights and self._results is not None else [],
             contributors=tuple(weights),
             weights=weights,
             samples=samples,
             left_out=partly | {peer: "; ".join(filter(None, [partly.get(peer), why])) for peer, why in named.items()},
-            digest=digest or b"",
-            bytes_sent=sum(attempt.bytes_sent for attempt in self._attempts),
-            bytes_received=sum(attempt.bytes_received for attempt in self._attempts),
+            digest=outcome.digest or b"",
+            bytes_sent=sum(exchange.bytes_sent for exchange in self._exchanges),
+            bytes_received=self._bytes_received,
             parts=parts,
-            tries=len(self._attempts),
             late=self._was_late,
-            failed=() if self._again is None else self._failed_reducers(self._again),
-            certificate=self._certificate(digest),
-            shares=self.group.part_shares,
+            failed=self._named(),
+            certificate=self._agreement.outcome.certificate,
+            shares=self.group.part_shares if len(self._program.phases) == 1 else (),
         )
 
-    def _certificate(self, digest: bytes | None) -> RoundCertificate | None:
-        decided, tries = self._attempts[-1].votes.decided, len(self._attempts)
-        if decided is None or digest is None:
-            return None
-        purposes = [f"try {tries - 1}"] if tries > 1 else []
-        return RoundCertificate.of(self.group, self._options.trust, purposes, digest, decided.votes)
+    @property
+    def _reason(self) -> str:
+        told = (word.reason for word in self._agreement.told.values())
+        return self._trouble or next(filter(None, told), "too many members are out of reach")
 
-    def _failed_reducers(self, again: Again) -> tuple[PeerID, ...]:
-        """The reducers that the last try left out, as others have named them. If these are more than two and more than
-        can be hostile, only those count that failed this member itself: the others may only fail to reach each
-        other."""
-        failed = self._plan.by_reducer.keys() - set(again.reducers)
-        quorum = Quorum(len(self.group), self.group.auxiliaries, self._options.trust, self.group.networks)
-        if len(failed) > max(2, quorum.hostile):
-            failed &= {member for attempt in self._attempts for member in attempt.trouble.failures}
-        return tuple(self.group.members[index].peer_id for index in sorted(failed))
+    def _named(self) -> tuple[PeerID, ...]:
+        """Members by whose fault averages are missing: reducers that failed here or at more members than may lie, and
+        whoever signed unlike words."""
+        quorum, failed = self._agreement.outcome.quorum, {*self.lacks[1]}
+        tellers: dict[int, set[int]] = {}
+        for teller, word in self._agreement.told.items():
+            for member in word.failed if teller not in failed else ():  # the two accuse each other
+                tellers.setdefault(member, set()).add(teller)
+        named = {member for member, by in tellers.items() if quorum.weight(by) > quorum.hostile}
+        named |= (failed | self._agreement.outcome.proofs.keys()) - {self._agreement.mates.me}
+        peers = {self.group.members[index].peer_id: "" for index in sorted(named) if index < len(self.group)}
+        return tuple(peers | self._suspects)
 
     def _let_go(self, committed: bool) -> None:
         """Frees the memory: errors hold on to the frames that they came through, and so to this object."""
-        for number, attempt in enumerate(self._attempts):
-            # In later tries only a part of everything is sent.
-            sending = {} if number else {self.group.members[i].peer_id: s for i, s in attempt.sending.items()}
-            doubted = {self.group.members[index].peer_id: reason for index, reason in attempt.doubted.items()}
-            lost = frozenset(self.group.members[index].peer_id for index in attempt.lost)
-            failed = frozenset(self.group.members[index].peer_id for index in attempt.trouble.failures)
-            doubted |= attempt.strangers
-            self.lessons.add(Lessons(doubted, attempt.needed, lost, sending, failed))
-        holdings = self._holdings
-        if holdings.results is not None:
+        for exchange in self._exchanges:
+            self.lessons.add(exchange.leave(committed))
+            holdings = exchange.holdings
+            if holdings.results is None:
+                continue
             if committed and holdings.digest is not None and self._late is None:
-                self._service.keep(self._attempts[-1].group.group_id, holdings)
+                self._service.keep(exchange.group.group_id, holdings)
             else:
-                holdings.drop(range(len(self._plan.parts)))
+                holdings.drop(range(len(holdings.plan.parts)))
                 holdings.results.release()
-        self._attempts.clear()
-        self._mine = None
-        del self._tensors, self._base, self._holdings
+        self._exchanges.clear()
+        self._results = None
+        del self._tensors, self._base, self._program
 
 
 def _checked_inputs(
@@ -327,33 +458,3 @@ def contributions(
         most = limits(samples, ramps, bounds.max_share)
         samples = {peer: min(count, most[peer]) for peer, count in samples.items()}
     return weights, samples, partly
-
-
-def conclude(own: bytes | None, decision: Decision | None, members: Sequence[bytes] = ()) -> None:
-    """The consequence of a decision for one member.
-
-        committed, and own digest equal     apply
-        committed, otherwise                undecided: the group has a result that did not come here in time
-        again                               undecided: there is no try left
-        aborted                             failed: no member applies anything
-        unknown                             undecided: inputs are kept
-
-    All members that know the decision know the same one. So no two members apply different results, and none takes a
-    round for failed that another one applies.
-
-    Returns if a member that holds the result with digest `own` (None: not all of it) is to apply it.
-
-    Raises RoundFailed if the group gave the round up, naming the suspects among `members`, and RoundUndecided if
-    this member cannot follow the group.
-    """
-    match decision:
-        case None:
-            raise RoundUndecided("no quorum of the group is in reach, and nobody who knows the outcome")
-        case Again():
-            raise RoundUndecided("the group tries again more often than it should")
-        case Aborted(reason, suspects):
-            raise RoundFailed(reason, [members[suspect] for suspect in suspects if suspect < len(members)])
-        case Committed(digest) if own is None:
-            raise RoundUndecided(f"the group committed the result {digest.hex()[:8]}, which is not all here")
-        case Committed(digest) if own != digest:
-            raise RoundUndecided(f"the group committed another result than the one that is here ({digest.hex()[:8]})")

@@ -16,11 +16,10 @@ import torch
 
 from swarmcli.averaging.audit.signed import digest_of
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT
-from swarmcli.averaging.consensus.certificate import RoundCertificate
-from swarmcli.averaging.consensus.messages import DIGEST_BYTES
 from swarmcli.averaging.group import MAX_MEMBERS, Group
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.buffers import Average, Inputs, contributions_to, result_digest
+from swarmcli.averaging.round.certificate import DIGEST_BYTES, RoundCertificate
 from swarmcli.averaging.round.plan import Layout, Plan
 from swarmcli.compression import NoCompression
 from swarmcli.compression.base import tensor_memory
@@ -97,7 +96,7 @@ class RoundRecord(msgspec.Struct, frozen=True):
         peers, weights = tuple(result.weights), tuple(result.weights.values())
         runs, samples = tuple(_runs(result.parts)), tuple(result.samples.values())
         told = () if samples == weights else samples
-        facts = result.digest, peers, weights, runs, digests, result.certificate, result.shares, told
+        facts = result_digest(digests), peers, weights, runs, digests, result.certificate, result.shares, told
         return cls(group_id, tag, *facts)
 
     @classmethod

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from swarmcli.averaging.audit.signed import (
     Exchange,
     Input,
+    SignedAverages,
     chance_for,
     commitment,
     drawn,
@@ -32,9 +33,9 @@ from swarmcli.averaging.audit.signed import (
 )
 from swarmcli.averaging.audit.verdict import ACCUSED_BEYOND, Claim, FalseAverage, Terms
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.consensus.messages import DIGEST_BYTES, SignedAverages
-from swarmcli.averaging.consensus.presence import GroupCalls
 from swarmcli.averaging.round.buffers import Average, Inputs, Results
+from swarmcli.averaging.round.certificate import DIGEST_BYTES
+from swarmcli.averaging.round.mates import GroupMates
 from swarmcli.averaging.round.messages import Accusation, DrawnPart, Exhibit, InputHeader, InputList
 from swarmcli.averaging.round.plan import Part, Plan
 from swarmcli.averaging.trust import PeerTrust
@@ -59,7 +60,7 @@ class Audits:
 
     def __init__(
         self,
-        mates: GroupCalls,
+        mates: GroupMates,
         plan: Plan,
         prefix: str,
         senders: Sequence[int],
@@ -272,8 +273,8 @@ class Audits:
 
     async def _has_left(self, member: int) -> bool:
         """Whether the round is over at a member, by its own word."""
-        answer = await self._mates.presence(member)
-        return answer is not None and answer.standing == "over"
+        word = await self._mates.state(member)
+        return word is not None and (word.settled or word.standing == "over")
 
     async def _receive_input(self, part: Part, stream: Stream) -> TensorMessage:
         """Raises NetworkError (ProtocolViolation for more than the plan has) and TimeoutError."""

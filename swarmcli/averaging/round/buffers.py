@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,13 +13,12 @@ import torch
 
 from swarmcli.averaging.audit.signed import averages_root
 from swarmcli.averaging.config import MIN_WEIGHT
-from swarmcli.averaging.consensus.messages import DIGEST_BYTES, MAX_PARTS
+from swarmcli.averaging.round.certificate import DIGEST_BYTES
 from swarmcli.averaging.round.plan import Layout, Part, Plan
 from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.compression import CompressionBase, NoCompression, TensorMessage
 
 _PIECE = 1 << 18  # elements
-NOTHING = bytes(DIGEST_BYTES)  # stands for the digest of a part that is not there
 
 
 class Inputs:
@@ -159,7 +158,7 @@ class Holdings:
     def __init__(self, plan: Plan, results: Results | None) -> None:
         """`results` is where the averages lie; None: an auxiliary."""
         self.plan, self.results = plan, results
-        self.signed: SignedLists | None = None  # of the try under way, or the last one
+        self.signed: SignedLists | None = None  # the reducers' signatures
         self._averages: dict[int, Average] = {}
 
     def put(self, averages: Iterable[Average]) -> None:
@@ -180,11 +179,9 @@ class Holdings:
         """The averages in the order of the parts."""
         return [self._averages[index] for index in sorted(self._averages)]
 
-    def lacking(self, target: bytes) -> dict[Part, bytes]:
-        """The parts whose average here is not the one that `target` names, or is missing, with the named digest.
-        `target`: 32 bytes for each part, zeros for one that does not matter."""
-        wanted = {part: digest_at(target, part.index) for part in self.plan.parts}
-        return {part: digest for part, digest in wanted.items() if digest not in (NOTHING, self._digest_of(part))}
+    def lacking(self, digests: bytes) -> list[Part]:
+        """The parts of which another average is here than the one that `digests` names, 32 bytes for each, or none."""
+        return [part for part in self.plan.parts if self._digest_of(part) != digest_at(digests, part)]
 
     @property
     def digest(self) -> bytes | None:
@@ -196,14 +193,12 @@ class Holdings:
         return result_digest(b"".join(average.digest for average in self.averages))
 
     @property
-    def digests(self) -> bytes:
-        """The digests of all parts, one behind the other; empty for a plan of more parts than fit into a message."""
-        if len(self.plan.parts) > MAX_PARTS:
-            return b""
-        return b"".join(map(self._digest_of, self.plan.parts))
+    def tables(self) -> tuple[bytes, bytes]:
+        """The digests of all parts, which are here, and in audited runs as many hashes of their inputs."""
+        return b"".join(each.digest for each in self.averages), b"".join(each.inputs for each in self.averages)
 
     def _digest_of(self, part: Part) -> bytes:
-        return self._averages[part.index].digest if part.index in self._averages else NOTHING
+        return self._averages[part.index].digest if part.index in self._averages else b""
 
     def content(self, index: int) -> TensorMessage | None:
         """A held average, decoded; None if it has no senders."""
@@ -227,55 +222,16 @@ def root_of(averages: Sequence[Average]) -> bytes:
     return averages_root(b"".join(each.digest for each in averages), b"".join(each.inputs for each in averages))
 
 
+def root_of_tables(parts: Sequence[Part], digests: bytes, inputs: bytes) -> bytes:
+    """The same for these parts, by the tables of all parts."""
+    return averages_root(*(b"".join(digest_at(table, part) for part in parts) for table in (digests, inputs)))
+
+
 def result_digest(digests: bytes) -> bytes:
     """SHA-256 over the digests of all parts, which lie one behind the other in their order."""
     return hashlib.sha256(b"swarm result" + digests).digest()
 
 
-def digest_at(digests: bytes, part: int) -> bytes:
-    """The digest of one part in a table; NOTHING also where the table is too short."""
-    return digests[part * DIGEST_BYTES : (part + 1) * DIGEST_BYTES] or NOTHING
-
-
-def common_digests(tables: Sequence[bytes], parts: int) -> bytes:
-    """For each part the digest that most hold (honest reducers give everyone the same), or zeros.
-
-    A digest that a third of the members or less claim, or one alone, counts as held by nobody: those may all lie, and a
-    try in which no member can give a copy is lost. To send and add such a part again costs little. Tables of another
-    length tell nothing. Empty for a plan of more parts than fit into a message.
-    """
-    if parts > MAX_PARTS:
-        return b""
-    least = max(2, len(tables) // 3 + 1)
-    common = bytearray()
-    for part in range(parts):
-        claims = (digest_at(table, part) for table in tables if len(table) == parts * DIGEST_BYTES)
-        counts = Counter(digest for digest in claims if digest != NOTHING)
-        digest = min(counts, key=lambda digest: (-counts[digest], digest), default=NOTHING)
-        common += digest if counts[digest] >= least else NOTHING
-    return bytes(common)
-
-
-def unless_missing(held: bytes, before: bytes, tables: Sequence[bytes]) -> bytes:
-    """`held` with zeros for parts that were to be copied `before` and that more than a third of the tables still lack.
-
-    Fewer may lie. If all others hold an average, an honest member could have given a copy, and will: so one false
-    digest does not make the group send and add everything again.
-    """
-    few = (len(tables) - 1) // 3
-    missing = list[int]()
-    for part in range(len(held) // DIGEST_BYTES):
-        digest = digest_at(held, part)
-        lacking = sum(digest_at(table, part) != digest for table in tables)
-        if digest == digest_at(before, part) and lacking > few:
-            missing.append(part)
-    return without(held, missing)
-
-
-def without(held: bytes, parts: Iterable[int]) -> bytes:
-    """`held` with zeros for these parts."""
-    kept = bytearray(held)
-    for part in parts:
-        if (part + 1) * DIGEST_BYTES <= len(kept):
-            kept[part * DIGEST_BYTES : (part + 1) * DIGEST_BYTES] = NOTHING
-    return bytes(kept)
+def digest_at(table: bytes, part: Part) -> bytes:
+    """One part's place in a table; nothing where the table is too short."""
+    return table[part.index * DIGEST_BYTES : (part.index + 1) * DIGEST_BYTES]

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from contextlib import suppress
 
 from swarmcli.averaging.audit.signed import digest_of
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.consensus.messages import HoldingsAnswer, HoldingsQuestion
-from swarmcli.averaging.consensus.presence import GroupCalls
-from swarmcli.averaging.round.buffers import Average, Holdings, Results, digest_at, result_digest
-from swarmcli.averaging.round.messages import CopyHeader, CopyRequest
+from swarmcli.averaging.round.buffers import Average, Holdings, Results, root_of_tables
+from swarmcli.averaging.round.certificate import DIGEST_BYTES
+from swarmcli.averaging.round.mates import GroupMates
+from swarmcli.averaging.round.messages import MAX_PARTS, CopyHeader, CopyParts, CopyRequest, CopyTable
 from swarmcli.averaging.round.plan import Part
 from swarmcli.averaging.round.sender import check_senders
+from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.compression import NoCompression, TensorHeader, TensorMessage
 from swarmcli.compression.base import all_finite
-from swarmcli.errors import CallRefused, NetworkError, ProtocolViolation
+from swarmcli.errors import CallRefused, ConnectionLost, EndOfStream, NetworkError, ProtocolViolation
 from swarmcli.events import PeerRefused
 from swarmcli.memory import unwritten
 from swarmcli.network import Stream
@@ -24,91 +23,55 @@ from swarmcli.tasks import forgetful, on_executor, unless_silent
 
 
 async def give_copies(holdings: Holdings, request: CopyRequest, stream: Stream) -> None:
-    """Answers a request with the averages of the parts that it names. Raises CallRefused if one is missing."""
+    """Answers a request with the table of all averages, and with those that are asked for, each once. Raises
+    CallRefused if one is missing here."""
     if request.plan != holdings.plan.fingerprint:
         raise CallRefused("plan", "tensors, shares or options differ from the group's")
-    if list(request.parts) != sorted(set(request.parts)) or not all(map(holdings.get, request.parts)):
+    if holdings.digest is None or holdings.signed is None:
         raise CallRefused("not here", "not all of these averages are here")
-    for index in request.parts:
-        average = holdings.get(index)
-        if average is None:  # gone meanwhile: this member copies it itself
-            raise CallRefused("not here", "not all of these averages are here")
-        content = holdings.content(index)
-        header = CopyHeader(average.part.reducer, average.senders, average.weights, average.digest)
-        await stream.send(header, () if content is None else content.payload)
+    await stream.send(CopyTable(holdings.signed.told), holdings.tables)
+    left = set(range(len(holdings.plan.parts)))
+    with suppress(EndOfStream, ConnectionLost):
+        while left:
+            wanted, _ = await stream.receive(CopyParts)
+            for index in wanted.parts:
+                average = holdings.get(index)
+                if index not in left or average is None:
+                    raise CallRefused("not here", "this average is not here any more, or was asked for before")
+                left.discard(index)
+                content = holdings.content(index)
+                header = CopyHeader(average.senders, average.weights)
+                await stream.send(header, () if content is None else content.payload)
 
 
 class Copier:
-    """Fetches averages from other members into the results of this one. Nothing else writes there meanwhile."""
+    """Fetches averages of one exchange from other members into the results of this one. Nothing else writes there
+    meanwhile."""
 
     def __init__(
-        self, mates: GroupCalls, holdings: Holdings, results: Results, options: AllreduceOptions, failed: set[int]
+        self, mates: GroupMates, holdings: Holdings, results: Results, signed: SignedLists, options: AllreduceOptions
     ) -> None:
-        """`failed`: members that gave no copy of an average that they claim, or a false one. This member does not ask
-        them again in this round; grows."""
         self._mates, self._holdings, self._results, self._options = mates, holdings, results, options
-        self._failed = failed
+        self._signed = signed
         self._senders = frozenset(range(len(mates))) - mates.group.auxiliaries
 
-    async def obtain(self, digest: bytes) -> bool:
-        """Copies missing averages of the result with this digest. False: no member in reach gave it."""
-        holdings, mates = self._holdings, self._mates
-        async with asyncio.TaskGroup() as tasks:  # of all at the same time: one that is frozen takes long to answer
-            others = [member for member in mates.others if member not in self._failed]
-            asked = {tasks.create_task(self._ask(member)): member for member in others}
-            waiting = set(asked)
-            while waiting and holdings.digest != digest:
-                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                for task in sorted(done, key=lambda each: asked[each]):
-                    if result_digest(task.result()) == digest and holdings.digest != digest:
-                        await self.copy(task.result(), [asked[task]])
-            for task in waiting:
-                task.cancel()
-        return holdings.digest == digest
-
-    async def copy(self, target: bytes, sources: Iterable[int]) -> dict[int, str]:
-        """Copies the averages that `target` names, as far as they are not here and the sources hold them, one source
-        after the other. Returns why some of these gave less than they said."""
-        holdings, failures = self._holdings, dict[int, str]()
-        holdings.drop(part.index for part in holdings.lacking(target))  # copies are written to their memory
-        for source in sources:
-            lacking = holdings.lacking(target)
-            if not lacking:
-                break
-            if source in self._failed:
-                continue
-            held, got = await self._ask(source), list[Average]()
-            wanted = {part: digest for part, digest in lacking.items() if digest_at(held, part.index) == digest}
-            if wanted and (failure := await self.fetch(source, wanted, got)):
-                failures[source] = failure
-                self._failed.add(source)
-            holdings.put(got)
-        return failures
-
-    async def _ask(self, member: int) -> bytes:
-        """The digests of the averages that a member holds; none of an auxiliary, which holds no result."""
-        question = HoldingsQuestion(self._mates.group.group_id, self._holdings.plan.fingerprint)
-        try:
-            at_once = self._mates.options.at_once
-            answer = await self._mates.ask(member, "holdings", question, HoldingsAnswer, at_once)
-        except NetworkError:
-            return b""
-        if self._holdings.signed is not None:
-            self._holdings.signed.compare(answer.signed)  # of the same try, as the group id says
-        return answer.digests
-
     @forgetful
-    async def fetch(self, source: int, wanted: Mapping[Part, bytes], got: list[Average]) -> str:
-        """Fetches parts, each with the digest that it must have, into `got`. Returns "" or why it ended before."""
-        peer = self._mates.peer(source)
-        request = CopyRequest(
-            self._mates.group.group_id, self._holdings.plan.fingerprint, tuple(part.index for part in wanted)
-        )
-        method, patience = self._mates.method("copy"), self._options.for_reducer
+    async def copy(self, source: int) -> str:
+        """Takes all averages that another member holds, as far as unlike ones or none are here, if their reducers have
+        signed them. Returns "" or why that failed."""
+        peer, patience = self._mates.peer(source), self._options.for_reducer
+        request = CopyRequest(self._mates.group.group_id, self._holdings.plan.fingerprint)
+        method = self._mates.method("copy")
         try:
             async with self._mates.endpoint.stream(peer, method, request, timeout=patience) as stream:
-                for part, digest in wanted.items():
-                    got.append(await self._receive(stream, part, digest))
+                digests, inputs = await self._receive_tables(stream)
+                lacking = self._holdings.lacking(digests)
+                self._holdings.drop(part.index for part in lacking)
+                for begin in range(0, len(lacking), MAX_PARTS):
+                    some = lacking[begin : begin + MAX_PARTS]
+                    await stream.send(CopyParts(tuple(part.index for part in some)))
+                    for part in some:
+                        self._holdings.put([await self._receive(stream, part, digests, inputs)])
         except ProtocolViolation as error:
             self._mates.endpoint.events.emit(PeerRefused(peer.text, error.reason, "averages"))
             return f"{peer.short} gave a false copy: {error.reason}"
@@ -118,28 +81,45 @@ class Copier:
             return f"{peer.short} gave no copy: it fell silent"
         return ""
 
-    async def _receive(self, stream: Stream, part: Part, digest: bytes) -> Average:
+    async def _receive_tables(self, stream: Stream) -> tuple[bytes, bytes]:
+        """The digests of all parts, and the hashes of their inputs, for which their reducers have signed."""
+        plan = self._holdings.plan
+        whole = len(plan.parts) * DIGEST_BYTES
+
+        def into(_: CopyTable, size: int) -> memoryview:
+            if size not in (whole, 2 * whole):
+                raise ProtocolViolation(f"a table of {size} bytes for {len(plan.parts)} parts")
+            return unwritten(size)
+
+        async with unless_silent(stream, self._options.for_reducer):
+            table, payload = await stream.receive(CopyTable, into)
+        digests, inputs = bytes(payload[:whole]), bytes(payload[whole:])
+        for reducer, parts in plan.by_reducer.items():
+            signed = table.signed.get(reducer)
+            root = root_of_tables(parts, digests, inputs)
+            if signed is None or not self._signed.take(reducer, signed, root):
+                raise ProtocolViolation(f"averages that {self._mates.peer(reducer).short} has not signed")
+        return digests, inputs
+
+    async def _receive(self, stream: Stream, part: Part, digests: bytes, inputs: bytes) -> Average:
         def into(header: CopyHeader, size: int) -> memoryview:
-            if not header.senders or size != part.descriptor.nbytes:
+            if size != (part.descriptor.nbytes if header.senders else 0):
                 raise ProtocolViolation(f"the copy of part {part.index} has {size} bytes")
             return unwritten(size)
 
         async with unless_silent(stream, self._options.for_reducer):
             header, payload = await stream.receive(CopyHeader, into)
         check_senders(header.senders, header.weights, self._senders)
-        if header.reducer >= len(self._mates):
-            raise ProtocolViolation("an average by nobody in this group")
-        if header.digest != digest or bool(header.senders) != bool(payload.nbytes):
-            raise ProtocolViolation(f"part {part.index} is another one than was promised")
-        await on_executor(part.descriptor.nbytes, self._take, part, header, payload)
-        return Average(replace(part, reducer=header.reducer), header.senders, header.weights, None, digest)
+        place = slice(part.index * DIGEST_BYTES, (part.index + 1) * DIGEST_BYTES)
+        await on_executor(part.descriptor.nbytes, self._take, part, header, payload, digests[place])
+        return Average(part, header.senders, header.weights, None, digests[place], inputs[place])
 
-    def _take(self, part: Part, header: CopyHeader, payload: memoryview) -> None:
+    def _take(self, part: Part, header: CopyHeader, payload: memoryview, digest: bytes) -> None:
         """Writes a copy into the results, if it has the right digest. Raises ProtocolViolation otherwise."""
         message = None
         if header.senders:
             message = TensorMessage(TensorHeader.of("none", self._results.part(part)), (payload,))
-        if digest_of(part.index, header.senders, header.weights, message) != header.digest:
+        if digest_of(part.index, header.senders, header.weights, message) != digest:
             raise ProtocolViolation(f"part {part.index} does not have the content that its digest names")
         if message is not None:
             values = NoCompression().extract(message)

@@ -1,33 +1,54 @@
-"""The messages between the members of a group while they average. docs/protocol.md describes the order.
+"""The messages between the members of a group in a round. docs/protocol.md describes the order.
 
-Messages about the outcome of the round are in `consensus/messages.py`.
+What members sign about its outcome is in `certificate.py`, and in `outcome.py` how they show it to each other.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from swarmcli.averaging.audit.signed import Input
+from swarmcli.averaging.audit.signed import Input, SignedAverages
 from swarmcli.averaging.audit.verdict import Claim
-from swarmcli.averaging.consensus.messages import (
-    MAX_PARTS,
-    GroupID,
-    Hash,
-    Index,
-    Indices,
-    Signature,
-    SignedAverages,
-    Words,
-)
 from swarmcli.averaging.group import MAX_MEMBERS
+from swarmcli.averaging.round.certificate import GroupID, Hash, Index, Indices, Signature
+from swarmcli.averaging.round.outcome import Known, Seen
 from swarmcli.compression import TensorHeader
 from swarmcli.network.identity import SIGNATURE_BYTES
 
+MAX_WORDS = 500
+MAX_PARTS = 24_576  # in one message
+
+Words = Annotated[str, msgspec.Meta(max_length=MAX_WORDS)]
 Weights = Annotated[tuple[float, ...], msgspec.Meta(max_length=2 * MAX_MEMBERS)]  # see Average
-PartIndex = Annotated[int, msgspec.Meta(ge=0, lt=MAX_PARTS)]
+PartIndex = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
 PartIndices = Annotated[tuple[PartIndex, ...], msgspec.Meta(max_length=MAX_PARTS)]
+
+# unknown: it knows no such round. expected: it will take part, and still computes. running: it takes part. over: it has
+# left, or knows the outcome.
+Standing: TypeAlias = Literal["unknown", "expected", "running", "over"]
+
+
+class RoundWord(msgspec.Struct, frozen=True):
+    """What a member tells another one about their round, and its answer, which comes at once.
+
+    busy     it may yet vote: members without a result wait for it
+    settled  it knows the outcome
+    failed   reducers whose averages did not come to it
+    reason   why it lacks averages
+    seen     the words about the outcome that it has; None: it asks for the standing alone
+    known    those of them that the other one seems to lack
+    """
+
+    group_id: GroupID
+    standing: Standing
+    busy: bool = False
+    settled: bool = False
+    failed: Indices = ()
+    reason: Words = ""
+    seen: Seen | None = None
+    known: Known = Known()
 
 
 class OpenExchange(msgspec.Struct, frozen=True):
@@ -47,6 +68,7 @@ class SenderTerms(msgspec.Struct, frozen=True):
     note        why its weight is zero, if that needs an explanation
     samples     in its tensors, where their weight is another number; None: they are the weight
     commitment  in audited runs: the hash of the secret by which it will draw the parts that it checks
+    follows     the digest of the phases before; of none in the first
     """
 
     plan: Hash
@@ -54,6 +76,7 @@ class SenderTerms(msgspec.Struct, frozen=True):
     note: Words = ""
     commitment: Hash | None = None
     samples: float | None = None
+    follows: Hash | None = None
 
 
 class PartHeader(msgspec.Struct, frozen=True):
@@ -121,18 +144,27 @@ class Exhibit(msgspec.Struct, frozen=True):
 
 
 class CopyRequest(msgspec.Struct, frozen=True):
-    """Opens a stream from a member that holds averages to one that lacks them; `parts` in rising order."""
+    """Opens a stream from a member that lacks averages to one that holds all of them."""
 
     group_id: GroupID
     plan: Hash
+
+
+class CopyTable(msgspec.Struct, frozen=True):
+    """First answer, with the reducers' signatures. The payload: the digests of all parts, and in audited runs as many
+    hashes of their inputs."""
+
+    signed: Annotated[dict[Index, SignedAverages], msgspec.Meta(max_length=MAX_MEMBERS)]
+
+
+class CopyParts(msgspec.Struct, frozen=True):
+    """The parts that are wanted; the stream may ask for each once."""
+
     parts: PartIndices
 
 
 class CopyHeader(msgspec.Struct, frozen=True):
-    """In front of each copied average, with its reducer; the payload is the average itself, decoded, and empty without
-    senders."""
+    """In front of each copied average; the payload is the average itself, decoded, and empty without senders."""
 
-    reducer: Index
     senders: Indices
     weights: Weights
-    digest: Hash

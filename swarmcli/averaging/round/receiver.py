@@ -7,11 +7,17 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.consensus.messages import MAX_WORDS
-from swarmcli.averaging.consensus.presence import GroupCalls
 from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.buffers import Average, root_of
-from swarmcli.averaging.round.messages import AverageHeader, Farewell, OpenExchange, PartHeader, SenderTerms
+from swarmcli.averaging.round.mates import GroupMates
+from swarmcli.averaging.round.messages import (
+    MAX_WORDS,
+    AverageHeader,
+    Farewell,
+    OpenExchange,
+    PartHeader,
+    SenderTerms,
+)
 from swarmcli.averaging.round.pace import LaggedError, Pace
 from swarmcli.averaging.round.plan import Plan
 from swarmcli.averaging.round.reducer import Reducer
@@ -30,7 +36,7 @@ class PartReceiver:
 
     def __init__(
         self,
-        mates: GroupCalls,
+        mates: GroupMates,
         plan: Plan,
         reducer: Reducer,
         members: list[int],
@@ -38,11 +44,10 @@ class PartReceiver:
         audits: Audits | None,
         options: AllreduceOptions,
         pace: Pace,
-        *,
-        last: bool,
+        follows: bytes | None,
     ) -> None:
         """`members`: indices of the members that send and receive, without this one. `pace`: of the parts that arrive.
-        `last`: no other try may follow."""
+        `follows`: the digest of the phases before; None: in the first, and at an auxiliary, which does not know it."""
         self.streams: list[Stream] = []
         self.refused: dict[int, str] = {}  # member whose parts cannot be averaged → why
         self.doubted: dict[int, str] = {}  # member that was not lost → how it kept this reducer waiting in vain
@@ -52,9 +57,9 @@ class PartReceiver:
         self._signed, self._audits = signed, audits
         self._waiting = {member: asyncio.Event() for member in members}  # set once its stream is here
         self._notes: dict[int, str] = {}
-        self._last = last
-        self._cut_off: dict[int, str] = {}  # member whose stream has broken, though it may live → how
-        self._news = Bell()
+        self._follows = follows
+        self._followed: dict[bytes | None, set[int]] = {}  # what members say to follow, with their indices
+        self._told = Bell()  # one more has said it
 
     @property
     def left_out(self) -> dict[int, str]:
@@ -70,15 +75,8 @@ class PartReceiver:
             for member in visiting:
                 tasks.create_task(self._visit(member))
             with suppress(RoundFailed):
-                late = self._watch_the_late()
-                async with beside(self._watch_beginnings()), beside(late), beside(self._look_for_the_cut_off()):
+                async with beside(self._watch_beginnings()), beside(self._watch_the_late()):
                     await self._reducer.run()
-
-    def absent(self, member: int, reason: str) -> None:
-        """Another member has lost this one; if it has not come here either, it will not."""
-        waiting = self._waiting.get(member)
-        if waiting is not None and not waiting.is_set():
-            self._reducer.leave_out(member, reason)
 
     @forgetful
     async def serve(self, member: int, stream: Stream) -> None:
@@ -101,36 +99,7 @@ class PartReceiver:
         except RoundFailed as error:
             raise CallRefused("failed", error.reason) from error
         finally:
-            self._ended(member, "its connection ended")
-
-    def _ended(self, member: int, reason: str) -> None:
-        """The stream of a member has ended. The reducer leaves it out from there on; but a member behind a relay, or a
-        way that both had to open, may still live, and the reducer looks for it."""
-        if self._last or not self._mates.over_relay(member):
-            self._reducer.leave_out(member, reason)
-        elif member not in self._cut_off:
-            self._cut_off[member] = reason
-            self._news.ring()
-
-    @forgetful
-    async def _look_for_the_cut_off(self) -> None:
-        """Looks for members whose stream broke. If one lives, the reducer gives up the exchange: in the next try that
-        member comes another way."""
-        looked_for = set[int]()
-        async with asyncio.TaskGroup() as tasks:
-            while True:
-                for member in self._cut_off.keys() - looked_for:
-                    looked_for.add(member)
-                    tasks.create_task(self._look_for(member))
-                await self._news.wait()
-
-    @forgetful
-    async def _look_for(self, member: int) -> None:
-        answer = await self._mates.presence(member)
-        if answer is not None and answer.standing == "running" and not self._reducer.has_all_of(member):
-            self._reducer.abort(f"the way to {self._mates.peer(member).short} was lost")
-        else:
-            self._reducer.leave_out(member, self._cut_off[member])
+            self._reducer.leave_out(member, "its connection ended")
 
     async def _visit(self, member: int) -> None:
         """Opens the stream to a member that is easier to dial than this reducer."""
@@ -146,16 +115,17 @@ class PartReceiver:
                         while True:
                             await stream.receive(PartHeader)  # from a sender that does not know yet that it is left out
         except (NetworkError, TimeoutError) as error:
-            self.absent(member, f"the reducer could not reach it: {error}")
+            if not self._waiting[member].is_set():
+                self._reducer.leave_out(member, f"the reducer could not reach it: {error}")
             forget(error)
 
     async def _watch_beginnings(self) -> None:
         endpoint, peer = self._mates.endpoint, self._mates.peer
         ends = {member: endpoint.lost(peer(member)) for member in self._waiting if self._mates.is_connected(member)}
         try:
-            async with asyncio.timeout(self._options.to_begin):
-                for waiting in self._waiting.values():
-                    await waiting.wait()
+            async with asyncio.timeout(self._options.to_begin), asyncio.TaskGroup() as tasks:
+                for member in self._waiting:
+                    tasks.create_task(self._await_beginning(member))
         except TimeoutError:
             for member in [member for member, waiting in self._waiting.items() if not waiting.is_set()]:
                 self.late[member] = member in ends and ends[member].done()
@@ -163,6 +133,13 @@ class PartReceiver:
         finally:
             for end in ends.values():
                 end.cancel()
+
+    async def _await_beginning(self, member: int) -> None:
+        begins = self._waiting[member].wait()
+        async with beside(begins) as begun, beside(self._mates.until_gone(member)) as gone:
+            await asyncio.wait([begun, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not begun.done():
+                self._reducer.leave_out(member, gone.result())
 
     @forgetful
     async def _watch_the_late(self) -> None:
@@ -181,8 +158,7 @@ class PartReceiver:
             absent = self._waiting.keys() & self._reducer.absent
             asked = loop_time()
             for member in absent if 2 * len(absent) <= 1 + len(self._waiting) else ():
-                presence = self._mates.presence(member, asks=1)
-                async with beside(presence) as asking, beside(tempo.half_averaged.wait()) as averaged:
+                async with beside(self._mates.state(member)) as asking, beside(tempo.half_averaged.wait()) as averaged:
                     await asyncio.wait([asking, averaged], return_when=asyncio.FIRST_COMPLETED)
                     answer = asking.result() if asking.done() else None
                 if answer is not None and answer.standing != "running":
@@ -206,7 +182,22 @@ class PartReceiver:
             reason = "its tensors, shares or options differ from the group's"
             self._refuse(member, reason)
             raise CallRefused("plan", reason)
+        self._followed.setdefault(terms.follows, set()).add(member)
+        self._told.ring()
         return terms
+
+    async def _check_what_it_follows(self, member: int, terms: SenderTerms) -> None:
+        """A member whose phases before had other averages brings tensors that do not fit the others'. An auxiliary
+        holds no averages: it goes by what most members say, and waits for these."""
+        follows = self._follows
+        while follows is None and terms.follows is not None:
+            most, members = max(self._followed.items(), key=lambda each: len(each[1]))
+            if 2 * len(members) > len(self._waiting):
+                follows = most
+            else:
+                await self._told.wait()
+        if terms.follows != follows:
+            raise InputRefused("it had other averages in the phases before")
 
     def _refuse(self, member: int, reason: str) -> None:
         self.refused[member] = reason
@@ -223,7 +214,7 @@ class PartReceiver:
         except LaggedError as error:
             self._give_up(member, str(error))
         except NetworkError as error:
-            self._ended(member, f"its connection ended: {error}"[:MAX_WORDS])
+            self._reducer.leave_out(member, f"its connection ended: {error}"[:MAX_WORDS])
 
     @forgetful
     async def _take_parts(self, member: int, terms: SenderTerms, stream: Stream) -> None:
@@ -231,6 +222,7 @@ class PartReceiver:
             return  # it comes too late
         if self._audits is not None:
             self._audits.begin(member, terms.commitment)
+        await self._check_what_it_follows(member, terms)
         self._reducer.begin(member, terms.weight, terms.samples)
         if terms.note:
             self._notes[member] = terms.note

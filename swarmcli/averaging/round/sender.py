@@ -7,13 +7,19 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from swarmcli.averaging.audit.signed import digest_of
+from swarmcli.averaging.audit.signed import SignedAverages, digest_of
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, TO_OPEN, AllreduceOptions
-from swarmcli.averaging.consensus.messages import MAX_WORDS, SignedAverages
-from swarmcli.averaging.consensus.presence import GroupCalls
 from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.buffers import Average, Inputs, Results, plain, root_of
-from swarmcli.averaging.round.messages import AverageHeader, Farewell, OpenExchange, PartHeader, SenderTerms
+from swarmcli.averaging.round.mates import GroupMates
+from swarmcli.averaging.round.messages import (
+    MAX_WORDS,
+    AverageHeader,
+    Farewell,
+    OpenExchange,
+    PartHeader,
+    SenderTerms,
+)
 from swarmcli.averaging.round.pace import LaggedError, Pace, Tempo
 from swarmcli.averaging.round.plan import Part, Plan
 from swarmcli.averaging.round.reducer import Reducer
@@ -68,7 +74,7 @@ class PartSender:
 
     def __init__(
         self,
-        mates: GroupCalls,
+        mates: GroupMates,
         plan: Plan,
         senders: Sequence[int],
         mine: Inputs | None,
@@ -78,10 +84,12 @@ class PartSender:
         options: AllreduceOptions,
         pace: Pace,
         parts_pace: Pace,
+        follows: bytes | None,
     ) -> None:
         """`senders`: indices of all members whose tensors may be in an average. `mine` or `results` None: this member
         has nothing to send, or no use for averages; it exchanges with no reducer. `pace`: of the averages that arrive;
         `parts_pace`: of the parts that this member's own reducer gets, which hears when this member has sent its own.
+        `follows`: the digest of the phases before.
         """
         self.streams: list[Stream] = []
         self.left_out: dict[int, str] = {}  # member whose tensors are missing somewhere → why, by the reducers' word
@@ -98,7 +106,7 @@ class PartSender:
         self._took = list[float]()  # seconds that sending to each took; to one that was given up, would have taken
         visitors = (index for index in self._reducers if reducer_opens(members[index], members[mates.me]))
         self._visits = {reducer: _ReducerVisit() for reducer in visitors}
-        self._doubts: dict[int, asyncio.Event] = {}  # reducer that owes averages → set when another member lost it
+        self._follows = follows
         if mine is not None and mine.note:
             self.left_out[mates.me] = mine.note
 
@@ -130,11 +138,6 @@ class PartSender:
         visit.stream.set_result(stream)
         await visit.over.wait()  # the stream would be closed with the end of its handler
 
-    def doubt(self, reducer: int) -> None:
-        """Another member has lost this reducer: if it has given nothing here, this member asks whether it is there."""
-        if reducer in self._doubts:
-            self._doubts[reducer].set()
-
     def leave(self) -> None:
         """This member takes no further part in streams that reducers open themselves."""
         for visit in self._visits.values():
@@ -147,7 +150,7 @@ class PartSender:
         """The whole exchange with one reducer; averages from before a failure count."""
         peer, averages = self._mates.peer(reducer), list[Average]()
         try:
-            await self._talk_unless_absent(reducer, averages)
+            await self._talk_unless_gone(reducer, averages)
         except TimeoutError as error:
             forget(error)
             self.doubted[reducer] = "it fell silent as a reducer"
@@ -168,22 +171,15 @@ class PartSender:
             self._parts_pace.note_end()
 
     @forgetful
-    async def _talk_unless_absent(self, reducer: int, averages: list[Average]) -> None:
+    async def _talk_unless_gone(self, reducer: int, averages: list[Average]) -> None:
+        """A reducer that has given an average lives, or did: its stream ends by itself when it is gone. One that has
+        given none may wait for another member, or have never begun, and a stream does not tell which."""
         talk = self._talk_to_visitor if reducer in self._visits else self._visit
-        doubts = self._doubts[reducer] = asyncio.Event()
-        async with beside(talk(reducer, averages)) as talking:
-            while not talking.done():
-                async with beside(doubts.wait()) as doubting:
-                    await asyncio.wait([talking, doubting], return_when=asyncio.FIRST_COMPLETED)
-                # A reducer that has given an average lives, or did: its stream ends by itself when it is gone. One that
-                # has given none may wait for another member, or have never begun, and a stream does not tell which.
-                if talking.done() or averages:
-                    await talking
-                doubts.clear()  # before this member asks: it asks again about a loss that it hears of meanwhile
-                if not talking.done():
-                    answer = await self._mates.presence(reducer)
-                    if answer is None or answer.standing not in ("running", "expected"):
-                        raise ConnectionLost("it is out of reach, and so it is for others")
+        async with beside(talk(reducer, averages)) as talking, beside(self._mates.until_gone(reducer)) as gone:
+            await asyncio.wait([talking, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not talking.done() and not averages:
+                raise ConnectionLost(gone.result())
+            await talking
 
     async def _visit(self, reducer: int, averages: list[Average]) -> None:
         mates, patience = self._mates, min(self._options.for_reducer, TO_OPEN)
@@ -227,7 +223,8 @@ class PartSender:
         began, whole, expected = loop_time(), False, max(1, sum(part.payload_bound for part in parts))
         try:
             committed = None if audits is None else audits.commitment_for(parts[0].reducer)
-            await stream.send(SenderTerms(self._plan.fingerprint, mine.weight, mine.note, committed, mine.samples))
+            terms = mine.weight, mine.note, committed, mine.samples, self._follows
+            await stream.send(SenderTerms(self._plan.fingerprint, *terms))
             for part in parts if mine.weight > 0 else ():
                 message, signature = await on_executor(part.descriptor.nbytes, _encoded, mine, part, audits)
                 await stream.send(PartHeader(message.header, signature), message.payload)
@@ -279,14 +276,14 @@ class PartSender:
             raise ProtocolViolation(f"its average of part {proof.terms.part} is false")
 
 
-async def _look_whether_begun(mates: GroupCalls, tempo: Tempo, reducer: int) -> None:
+async def _look_whether_begun(mates: GroupMates, tempo: Tempo, reducer: int) -> None:
     """A reducer that has not begun yet is late, not slow. If it sends parts, this member's own reducer knows its
     beginning; this member asks other reducers, once they are so late that it matters. One that says nothing is slow."""
     await asyncio.sleep(tempo.patience)
     while reducer not in tempo.begun:
         asked = loop_time()
-        answer = await mates.presence(reducer, asks=1)
-        if answer is None or answer.standing == "running":
+        word = await mates.state(reducer)
+        if word is None or word.standing == "running":
             tempo.begun.setdefault(reducer, asked)
         await asyncio.sleep(tempo.patience)
 

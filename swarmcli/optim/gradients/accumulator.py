@@ -14,7 +14,7 @@ from swarmcli.compression.base import all_finite as is_finite
 from swarmcli.errors import OptimizerError
 
 if TYPE_CHECKING:
-    from swarmcli.averaging.round.phases import RoundProgram
+    from swarmcli.averaging.round.program import RoundProgram
     from swarmcli.compression import CompressionBase
 
 

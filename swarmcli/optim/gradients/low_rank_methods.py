@@ -1,7 +1,8 @@
-"""PowerSGD and PowerEF: gradients that travel as two thin matrices P and Q, in a round of two phases.
+"""PowerSGD and PowerEF: gradients that travel as two thin matrices P and Q, in a round of two or three phases.
 
-    phase 0   P of every matrix                      (rows, rank)
-    phase 1   Q of every matrix, the other gradients  (cols, rank)
+    P of every matrix                                          (rows, rank)
+    PowerEF: P once more, with other columns of Q where these said nothing
+    Q of every matrix, the other gradients                     (cols, rank)
 
 A peer's own part of P and Q is linear in what it compresses, so weighted means of the parts are the P and Q of the
 weighted mean, whatever the weights.
@@ -18,11 +19,9 @@ from functools import cached_property
 import torch
 
 from swarmcli.averaging.checks import check_numbers
-from swarmcli.averaging.round.phases import run_alone
+from swarmcli.averaging.round.program import Phases, run_alone
 from swarmcli.optim.gradients.accumulator import LEAST_WEIGHT, Accumulator, GradientMethod, Shapes
 from swarmcli.optim.gradients.low_rank import Difference, flattened, orthonormalized, redrawn, saved, stuck, vanished
-
-P_PHASE, Q_PHASE = 0, 1
 
 
 @dataclass(frozen=True)
@@ -223,7 +222,11 @@ class PowerEFMethod(LowRankMethod):
 
 
 class LowRankProgram:
-    """RoundProgram of a method."""
+    """RoundProgram of a method. It reads means and what outlives rounds, and changes neither.
+
+    A column of Q that has vanished, as that of a layer whose gradient was zero does, is drawn anew before it is used,
+    from a seed that the group shares: a product with it would be zero for ever.
+    """
 
     def __init__(self, method: LowRankMethod, description: str) -> None:
         self._method = method
@@ -236,75 +239,43 @@ class LowRankProgram:
     @cached_property
     def phases(self) -> Sequence[Sequence[int]]:
         count, total = len(self._method.matrices), len(self._method.tensors)
-        return (range(count), range(count, total)) if count else (range(total),)
-
-    def begin(self, seed: bytes) -> LowRankRun:
-        return LowRankRun(self._method, seed)
-
-
-class LowRankRun:
-    """ProgramRun: one try at a round. Reads means and what outlives rounds, and changes neither.
-
-    A column of Q that has vanished, as that of a layer whose gradient was zero does, is drawn anew before it is used,
-    from a seed that the group shares: a product with it would be zero for ever.
-    """
-
-    def __init__(self, method: LowRankMethod, seed: bytes) -> None:
-        self._method, self._seed = method, seed
-        lost = [vanished(matrix.right) for matrix in method.matrices]
-        self._drawn = [set(columns) for columns in lost]
-        self._right = [
-            redrawn(matrix.right, columns, seed, place)
-            for place, (matrix, columns) in enumerate(zip(method.matrices, lost, strict=True))
-        ]
-        self._products: list[torch.Tensor] = []  # this peer's
-        self._again: set[int] = set(range(len(method.matrices)))  # matrices whose product is to be made
-        self._p: list[torch.Tensor] = []
-        self._others: list[torch.Tensor] = []  # averages of the last phase
-        self._asked_again = False
+        if not count:
+            return (range(total),)
+        return (*(range(count) for _ in range(1 + self._method.redraws_stuck)), range(count, total))
 
     @torch.no_grad()
-    def inputs(self, phase: int) -> list[torch.Tensor]:
+    def run(self, seed: bytes) -> Phases:
+        method, p = self._method, list[torch.Tensor]()
+        if method.matrices:
+            lost = [vanished(matrix.right) for matrix in method.matrices]
+            right = [
+                redrawn(matrix.right, columns, seed, place)
+                for place, (matrix, columns) in enumerate(zip(method.matrices, lost, strict=True))
+            ]
+            averages = yield self._products(right)
+            if method.redraws_stuck:
+                right = [
+                    redrawn(each, _fresh(average, each, columns), seed, place, 1 << 32)  # another label
+                    for place, (average, each, columns) in enumerate(zip(averages, right, lost, strict=True))
+                ]
+                averages = yield self._products(right)
+            p = [orthonormalized(average, seed, place) for place, average in enumerate(averages)]
+        return [*p, *(yield self._others(p))]
+
+    def _products(self, right: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if not self._method.samples:  # its weight is zero
-            tensors = self._method.tensors
-            return [torch.zeros_like(tensors[index]) for index in self._method.program.phases[phase]]
-        if self._method.matrices and phase == P_PHASE:
-            return self._own_products()
-        pairs = zip(self._method.differences(), self._p, strict=True)
-        products = [difference.transposed_times(p) for difference, p in pairs]
-        return [*products, *self._method.differences_of_rest(), *self._method.beside]
+            return [torch.zeros_like(matrix.p) for matrix in self._method.matrices]
+        return [each.times(q) for each, q in zip(self._method.differences(), right, strict=True)]
 
-    @torch.no_grad()
-    def take(self, phase: int, averages: Sequence[torch.Tensor]) -> int | None:
-        if not self._method.matrices or phase == Q_PHASE:
-            self._others = list(averages)
-            return None
-        if self._method.redraws_stuck and not self._asked_again and self._redraw(averages):
-            self._asked_again = True
-            return P_PHASE
-        self._p = [orthonormalized(each, self._seed, place) for place, each in enumerate(averages)]
-        return Q_PHASE
+    def _others(self, p: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        method = self._method
+        if not method.samples:
+            return [torch.zeros_like(tensor) for tensor in method.tensors[len(p) :]]
+        products = [each.transposed_times(left) for each, left in zip(method.differences(), p, strict=True)]
+        return [*products, *method.differences_of_rest(), *method.beside]
 
-    def results(self) -> list[torch.Tensor]:
-        return [*self._p, *self._others]
 
-    def _own_products(self) -> list[torch.Tensor]:
-        if not self._products:
-            self._products = [torch.empty(0)] * len(self._right)
-        differences = self._method.differences()
-        for place in self._again:
-            self._products[place] = differences[place].times(self._right[place])
-        return self._products
-
-    def _redraw(self, averages: Sequence[torch.Tensor]) -> bool:
-        """Whether columns have been replaced, of matrices whose product is asked for once more.
-
-        Where Q was drawn for this round, a product of zero means that there is nothing to compress.
-        """
-        self._again = set()
-        for place, (product, right) in enumerate(zip(averages, self._right, strict=True)):
-            columns = [column for column in stuck(product, right) if column not in self._drawn[place]]
-            if columns:
-                self._right[place] = redrawn(right, columns, self._seed, place, 1 << 32)  # another label
-                self._again.add(place)
-        return bool(self._again)
+def _fresh(product: torch.Tensor, right: torch.Tensor, drawn: Sequence[int]) -> list[int]:
+    """The columns of Q to be asked for once more with other numbers. Where one was drawn for this round, a product of
+    zero means that there is nothing to compress."""
+    return [column for column in stuck(product, right) if column not in drawn]

@@ -24,7 +24,7 @@ from swarmcli.optim.state.training_state import Scheduler, TrainingState
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
-    from swarmcli.averaging.consensus.certificate import RoundCertificate
+    from swarmcli.averaging.round.certificate import RoundCertificate
     from swarmcli.dht import DHTNode
     from swarmcli.optim.state.lineage import LineagePosition
     from swarmcli.optim.state.norms import StepNorms

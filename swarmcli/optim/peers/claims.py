@@ -25,7 +25,7 @@ from swarmcli.optim.peers.standing import Mates, PeerWord, Standing
 from swarmcli.optim.state.lineage import Claim, LineagePosition, best, lineage_to_follow
 
 if TYPE_CHECKING:
-    from swarmcli.averaging.consensus.certificate import RoundCertificate
+    from swarmcli.averaging.round.certificate import RoundCertificate
 
 
 DISTRUST = 120.0  # seconds for which a lineage is ignored of which nobody gave out the state

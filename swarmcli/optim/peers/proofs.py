@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from swarmcli.averaging.consensus.certificate import RoundCertificate
+from swarmcli.averaging.round.certificate import RoundCertificate
 from swarmcli.errors import NetworkError, SwarmError
 from swarmcli.network import wire
 from swarmcli.network.endpoint import Endpoint
@@ -126,7 +126,7 @@ class LineageProof(msgspec.Struct, frozen=True):
 
 
 def _names_signers(certificate: RoundCertificate) -> bool:
-    return all(index < len(certificate.peers) for index in certificate.votes.signatures)
+    return all(index < len(certificate.peers) for index in certificate.votes)
 
 
 def weekday(moment: float) -> str:

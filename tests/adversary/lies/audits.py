@@ -12,7 +12,7 @@ from swarmcli.averaging.audit.verdict import FalseAverage
 from swarmcli.averaging.round.messages import DrawnPart
 from swarmcli.compression import NoCompression
 from swarmcli.errors import CallRefused, NetworkError
-from tests.adversary.lies.base import Liar, lie, on_each_try
+from tests.adversary.lies.base import Liar, lie, on_each_exchange
 
 
 def _falsify(round_: Any, liar: Liar) -> None:
@@ -28,7 +28,7 @@ def _falsify(round_: Any, liar: Liar) -> None:
 
 @lie("false sums", "audits", at_most="found with the stated chance; then banned, and its averages count for nothing")
 def reduce_falsely(liar: Liar) -> None:
-    on_each_try(liar, lambda round_: _falsify(round_, liar))
+    on_each_exchange(liar, lambda round_: _falsify(round_, liar))
 
 
 @lie("forged inputs", "audits", at_most="as false sums: an input without its sender's signature is evidence by itself")
@@ -50,7 +50,7 @@ def forge_inputs(liar: Liar) -> None:
 
         round_._reducer._note_inputs = note
 
-    on_each_try(liar, alter)
+    on_each_exchange(liar, alter)
 
 
 def _busy(*_: Any) -> None:
@@ -67,7 +67,7 @@ def withhold_list(liar: Liar) -> None:
         _falsify(round_, liar)
         round_.audits.list_inputs = _busy
 
-    on_each_try(liar, alter)
+    on_each_exchange(liar, alter)
 
 
 @lie("withheld inputs", "audits", at_most="hides an accomplice for this round; no seat in the next group of who asked")
@@ -76,7 +76,7 @@ def withhold_inputs(liar: Liar) -> None:
         _falsify(round_, liar)
         round_.audits.give = _refuse
 
-    on_each_try(liar, alter)
+    on_each_exchange(liar, alter)
 
 
 @lie("false accuser", "audits", at_most="no seat in the next groups; the round goes on without its vote")
@@ -93,7 +93,7 @@ def accuse_falsely(liar: Liar) -> None:
 
         audits._proof = accused
 
-    on_each_try(liar, alter)
+    on_each_exchange(liar, alter)
 
 
 class _Accused(FalseAverage):
@@ -112,7 +112,7 @@ def sign_nothing(liar: Liar) -> None:
 
         round_.audits.sign = wrongly
 
-    on_each_try(liar, alter)
+    on_each_exchange(liar, alter)
 
 
 @lie("greedy auditor", "audits", at_most="refused calls")
@@ -139,4 +139,4 @@ def ask_for_everything(liar: Liar) -> None:
 
         audits.look_at = greedily
 
-    on_each_try(liar, alter)
+    on_each_exchange(liar, alter)

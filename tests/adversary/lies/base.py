@@ -63,17 +63,17 @@ def lie(name: str, layer: Layer, *, at_most: str) -> Callable[[Callable[[Liar], 
     return enter
 
 
-def on_each_try(liar: Liar, alter: Callable[[Any], None]) -> None:
-    """`alter` gets each try at a round of this averager before it begins."""
+def on_each_exchange(liar: Liar, alter: Callable[[Any], None]) -> None:
+    """`alter` gets each exchange of this averager as it begins."""
     assert liar.averager is not None
     service = liar.averager._service
-    hosting = service.hosting
+    host = service.host
 
-    def host(round_: Any) -> Any:
-        alter(round_)
-        return hosting(round_)
+    def altered(exchange: Any) -> None:
+        alter(exchange)
+        host(exchange)
 
-    service.hosting = host  # type: ignore[method-assign]
+    service.host = altered  # type: ignore[method-assign]
 
 
 def draw(seed: int, count: int, layers: Collection[Layer] = ()) -> list[Lie]:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from swarmcli.averaging.consensus.certificate import RoundCertificate, sign_vote, signed
-from swarmcli.averaging.consensus.messages import ZERO, Committed
 from swarmcli.averaging.group import Group, Member
+from swarmcli.averaging.round.certificate import RoundCertificate, sign_word
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim.peers.board import Board
 from swarmcli.optim.peers.proofs import LineageProof, Step
@@ -96,13 +95,9 @@ def _beyond(lineage: bytes) -> bytes:
 def forged_step(random_bytes: bytes, before: bytes, epoch: int, members: list[Identity]) -> Step:
     """A step with a certificate that verifies, of a round that nobody but these has made."""
     group = Group.form(before, [Member(each.peer_id) for each in members], [1.0] * len(members), random_bytes[:16])
-    value = Committed(hashlib.sha256(random_bytes).digest())
-    unsigned = signed({}, ZERO, "vote" if len(members) >= 4 else "accept", value)
-    votes = {
-        index: sign_vote(each, group.group_id, ZERO, unsigned.kind, unsigned.value)
-        for index, each in enumerate(members)
-    }
-    certificate = RoundCertificate.of(group, "strangers", (), value.digest, signed(votes, ZERO, unsigned.kind, value))
+    digest = hashlib.sha256(random_bytes).digest()
+    votes = {index: sign_word(each, group.group_id, "vote", digest) for index, each in enumerate(members)}
+    certificate = RoundCertificate.of(group, "strangers", digest, votes)
     return Step(before, group.group_id, epoch, 10 * epoch, certificate)
 
 

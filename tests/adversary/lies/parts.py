@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 import torch
 
-from swarmcli.averaging.audit.signed import averages_root, digest_of
+from swarmcli.averaging.audit.signed import SignedAverages, averages_root, digest_of
 from swarmcli.averaging.config import MAX_WEIGHT
-from swarmcli.averaging.consensus.messages import DIGEST_BYTES, HoldingsAnswer, Report, SignedAverages
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.messages import AverageHeader, Farewell, PartHeader, SenderTerms
 from swarmcli.averaging.round.signed import SignedLists
@@ -18,8 +17,8 @@ from swarmcli.averaging.trust import ProofMessage, ProofTaken, UnlikeAverages
 from swarmcli.compression.base import NoCompression, tensor_memory
 from swarmcli.errors import NetworkError
 from swarmcli.network import Stream
-from swarmcli.network.identity import SIGNATURE_BYTES, PeerID
-from tests.adversary.lies.base import Liar, lie, on_each_try
+from swarmcli.network.identity import PeerID
+from tests.adversary.lies.base import Liar, lie, on_each_exchange
 
 
 class _Altered:
@@ -44,7 +43,7 @@ def as_reducer(liar: Liar, alter: Callable[[Any, Stream, Any, Any], Awaitable[tu
             _Altered(stream, lambda message, payload: alter(round_, stream, message, payload))
         )
 
-    on_each_try(liar, on_try)
+    on_each_exchange(liar, on_try)
 
 
 def as_sender(liar: Liar, alter: Callable[[Any, Any], Awaitable[tuple[Any, Any]]]) -> None:
@@ -52,7 +51,7 @@ def as_sender(liar: Liar, alter: Callable[[Any, Any], Awaitable[tuple[Any, Any]]
         send = round_._sender._send
         round_._sender._send = lambda parts, mine, stream: send(parts, mine, _Altered(stream, alter))
 
-    on_each_try(liar, on_try)
+    on_each_exchange(liar, on_try)
 
 
 def _shifted(payload: Any) -> memoryview:
@@ -66,7 +65,7 @@ def _is_odd(round_: Any, stream: Stream) -> bool:
     return bool(round_.group.index_of(stream.peer) % 2)
 
 
-@lie("values that were not signed", "parts", at_most="a second try, without it as a reducer")
+@lie("values that were not signed", "parts", at_most="a round, and a second one without it as a reducer")
 def other_values(liar: Liar) -> None:
     """Every second member gets other values than those under the digests that this reducer signs."""
 
@@ -79,7 +78,7 @@ def other_values(liar: Liar) -> None:
     as_reducer(liar, alter)
 
 
-@lie("two signed lists", "parts", at_most="a second try; it is banned from the run by evidence")
+@lie("two signed lists", "parts", at_most="a round; it is banned from the run by evidence")
 def two_faces(liar: Liar) -> None:
     """Every second member gets other values, and a signature for just these."""
     given: dict[tuple[bytes, PeerID], list[tuple[bytes, bytes]]] = {}  # digest, and hash of the inputs
@@ -107,7 +106,7 @@ def two_faces(liar: Liar) -> None:
     as_reducer(liar, alter)
 
 
-@lie("the signature of another round", "parts", at_most="a second try, without it as a reducer")
+@lie("the signature of another round", "parts", at_most="a round, and a second one without it as a reducer")
 def old_signature(liar: Liar) -> None:
     """It shows what it signed in its first try, in every later one."""
     first: list[Any] = []
@@ -167,45 +166,6 @@ def unlike_weights(liar: Liar) -> None:
     as_sender(liar, alter)
 
 
-@lie("one false digest", "parts", at_most="nothing that the others hold is sent again")
-def false_digest(liar: Liar) -> None:
-    """In what it reports of its averages, and in what it says that it could give copies of, one is another one. So that
-    there is something to repair it does not sign what it gave."""
-    assert liar.averager is not None
-    service = liar.averager._service
-    answer_holdings = service._holdings
-
-    def falsified(digests: bytes) -> bytes:
-        if not digests:
-            return digests
-        liar.told.append("a false digest")
-        place = liar.random.randrange(len(digests) // DIGEST_BYTES) * DIGEST_BYTES
-        return digests[:place] + liar.random.randbytes(DIGEST_BYTES) + digests[place + DIGEST_BYTES :]
-
-    async def holdings(peer: PeerID, question: Any) -> HoldingsAnswer:
-        answer = await answer_holdings(peer, question)
-        return msgspec.structs.replace(answer, digests=falsified(answer.digests))
-
-    async def unsigned(round_: Any, stream: Stream, message: Any, payload: Any) -> tuple[Any, Any]:
-        if isinstance(message, Farewell):
-            nothing = SignedAverages(bytes(DIGEST_BYTES), bytes(SIGNATURE_BYTES))
-            message = msgspec.structs.replace(message, averages=nothing)
-        return message, payload
-
-    def on_try(round_: Any) -> None:
-        report = round_.report
-
-        def lying() -> Report:
-            true: Report = report()
-            return msgspec.structs.replace(true, digests=falsified(true.digests))
-
-        round_.report = lying
-
-    service._holdings = holdings  # type: ignore[method-assign]
-    as_reducer(liar, unsigned)
-    on_each_try(liar, on_try)
-
-
 @lie("false accusations", "parts", at_most="one signature to check; it is not listened to again")
 def false_accusations(liar: Liar) -> None:
     """Whenever a try begins it accuses each member of signing unlike averages, with signatures that are none."""
@@ -227,4 +187,4 @@ def false_accusations(liar: Liar) -> None:
         for hearer, victim in zip(members, members[1:] + members[:1], strict=True):
             averager._rounds.spawn(accuse(hearer, victim, round_.group.group_id))
 
-    on_each_try(liar, on_try)
+    on_each_exchange(liar, on_try)

@@ -1,41 +1,69 @@
-"""Lies about the outcome of a round: votes, certificates, decisions, and silence where others wait."""
+"""Lies about the outcome of a round: echoes, votes, give-ups, and silence where others wait."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from swarmcli.averaging.consensus.acceptor import RoundVotes
-from swarmcli.averaging.consensus.ballots import ballot_after
-from swarmcli.averaging.consensus.certificate import signed, value_hash
-from swarmcli.averaging.consensus.messages import (
-    ZERO,
-    Certificate,
-    Committed,
-    Compare,
-    CompareAnswer,
-    Confirm,
-    ConfirmAnswer,
-    Decided,
-    OutcomeAnswer,
-    OutcomeQuestion,
-    Prepare,
-    PrepareAnswer,
-    PresenceAnswer,
-    PresenceQuestion,
-    VoteMessage,
-)
+from swarmcli.averaging.group import Group
+from swarmcli.averaging.round.agreement import Agreement
+from swarmcli.averaging.round.certificate import NOTHING, Kind, sign_word
+from swarmcli.averaging.round.messages import RoundWord
+from swarmcli.averaging.round.outcome import Known, Sheet
 from swarmcli.averaging.round.service import AllreduceService
-from swarmcli.errors import CallRefused, NetworkError
-from swarmcli.network.identity import SIGNATURE_BYTES, PeerID
+from swarmcli.errors import CallRefused
+from swarmcli.network.identity import SIGNATURE_BYTES, Identity, PeerID
 from tests.adversary.lies.base import Liar, lie
 
-_OTHER = Committed(b"another result".ljust(32))
-_FOR_EVER = 1e6  # seconds
+_OTHER = b"another result".ljust(32)
+
+
+@dataclass(frozen=True)
+class Saying:
+    """What the liar is about to say: to whom, as one of which round."""
+
+    liar: Liar
+    agreement: Agreement
+    member: int
+
+    def signed(self, kind: Kind, digest: bytes, identities: Iterable[Identity] = ()) -> Sheet:
+        """A sheet with the liar's own signature, or those of these identities."""
+        group = self.agreement.mates.group
+        signers = list(identities) or [self.liar.endpoint.identity]
+        signatures = {group.index_of(e.peer_id): sign_word(e, group.group_id, kind, digest) for e in signers}
+        return Sheet(kind, digest, dict(sorted(signatures.items())))
+
+    def without_own(self, word: RoundWord, *more: Sheet) -> RoundWord:
+        """The word without what the liar has honestly signed, with these sheets instead."""
+        me, sheets = self.agreement.mates.me, []
+        for sheet in word.known.sheets:
+            others = {member: each for member, each in sheet.signatures.items() if member != me}
+            sheets += [msgspec.structs.replace(sheet, signatures=others)] if others else []
+        return msgspec.structs.replace(word, known=Known((*sheets, *more)))
+
+
+def alter_words(liar: Liar, alter: Callable[[Saying, RoundWord], RoundWord]) -> None:
+    """Whatever it tells other members of its rounds' outcomes, or answers, goes through `alter`."""
+    service = _service(liar)
+    made, seen = service._agreement_for, set[int]()
+
+    def altered(group: Group) -> Agreement:
+        agreement = made(group)
+        if id(agreement) not in seen:
+            seen.add(id(agreement))
+            word = agreement.word
+            agreement.word = lambda member: told(agreement, member, word(member))  # type: ignore[method-assign]
+        return agreement
+
+    def told(agreement: Agreement, member: int, word: RoundWord) -> RoundWord:
+        liar.told.append("a word")
+        return alter(Saying(liar, agreement, member), word)
+
+    service._agreement_for = altered  # type: ignore[method-assign]
 
 
 def _service(liar: Liar) -> AllreduceService:
@@ -43,156 +71,79 @@ def _service(liar: Liar) -> AllreduceService:
     return liar.averager._service
 
 
-def _answer(liar: Liar, name: str, kind: type[Any], handler: Callable[[PeerID, Any], Awaitable[Any]]) -> None:
-    """Answers a call otherwise than honest members do."""
-    service = _service(liar)
-
-    async def told(peer: PeerID, message: Any) -> Any:
-        liar.told.append(name)
-        return await handler(peer, message)
-
-    service.endpoint.withdraw(service.method(name))
-    service.endpoint.serve(service.method(name), kind, told)
-
-
-def _ask(liar: Liar, name: str, alter: Callable[[Any], Any | None]) -> None:
-    """Sends something else in such calls; nothing where `alter` gives None."""
+@lie("silence about the outcome", "votes", at_most="some seconds of one round: the others decide without it")
+def say_nothing(liar: Liar) -> None:
     service = _service(liar)
     call = service.endpoint.call
 
-    async def altered(peer: PeerID, method: str, request: Any, answer_type: type[Any], **options: Any) -> Any:
-        if method == service.method(name):
-            liar.told.append(name)
-            request = alter(request)
-            if request is None:
-                raise CallRefused("silent", "this peer does not say it")
+    async def silent(peer: PeerID, word: RoundWord) -> RoundWord:
+        liar.told.append("nothing")
+        await asyncio.sleep(1e6)
+        return word
+
+    async def mute(peer: PeerID, method: str, request: Any, answer_type: type[Any], **options: Any) -> Any:
+        if method == service.method("outcome"):
+            raise CallRefused("silent", "this peer does not say it")
         return await call(peer, method, request, answer_type, **options)
 
-    service.endpoint.call = altered  # type: ignore[method-assign,assignment]
-
-
-async def _silence(peer: PeerID, message: Any) -> Any:
-    await asyncio.sleep(_FOR_EVER)
-
-
-def _forged(votes: RoundVotes | None) -> Decided:
-    """A decision that nobody has voted for but the liar."""
-    if votes is None:
-        return Decided(_OTHER, Certificate(ZERO, "vote", value_hash(_OTHER), {}))
-    signatures = dict.fromkeys(range(len(votes.group)), bytes(SIGNATURE_BYTES))
-    signatures[votes.me] = votes.sign(ZERO, votes.kind, _OTHER)
-    return Decided(_OTHER, signed(signatures, ZERO, votes.kind, _OTHER))
-
-
-@lie("leader that tells no outcome", "votes", at_most="some seconds of one round: the next in rank leads")
-def tell_no_outcome(liar: Liar) -> None:
-    _answer(liar, "outcome", OutcomeQuestion, _silence)
-    _ask(liar, "confirm", lambda request: None)
-    _ask(liar, "prepare", lambda request: None)
-
-
-@lie("leader that outbids every ballot", "votes", at_most="the turn of a leader that does nothing")
-def outbid_for_ever(liar: Liar) -> None:
-    service = _service(liar)
-    call, asked, highest = service.endpoint.call, set[PeerID](), [0]
-    tell_no_outcome(liar)
-
-    async def outbid(peer: PeerID, group_id: bytes) -> None:
-        while group_id in service._votes:
-            highest[0] = ballot_after(highest[0], service._votes[group_id].me, len(service._votes[group_id].group))
-            with suppress(NetworkError):
-                answer = await call(
-                    peer, service.method("prepare"), Prepare(group_id, highest[0]), PrepareAnswer, timeout=1.0
-                )
-                highest[0] = max(highest[0], answer.promised)
-            await asyncio.sleep(0.02)
-
-    async def answer(peer: PeerID, question: OutcomeQuestion) -> OutcomeAnswer:
-        liar.told.append("outcome")
-        if peer not in asked:
-            asked.add(peer)
-            service.endpoint._context.tasks.spawn(outbid(peer, question.group_id))
-        await asyncio.sleep(_FOR_EVER)
-        return OutcomeAnswer()
-
-    async def live(peer: PeerID, question: PresenceQuestion) -> PresenceAnswer:
-        return PresenceAnswer("running", idle=True)  # and keeps to itself what it knows
-
+    service.endpoint.call = mute  # type: ignore[method-assign,assignment]
     service.endpoint.withdraw(service.method("outcome"))
-    service.endpoint.serve(service.method("outcome"), OutcomeQuestion, answer)
-    _answer(liar, "presence", PresenceQuestion, live)
+    service.endpoint.serve(service.method("outcome"), RoundWord, silent)
 
 
-@lie("decision without votes", "votes", at_most="nothing, but that its word is asked for no more in this round")
-def tell_forged_outcome(liar: Liar) -> None:
-    service = _service(liar)
+@lie("signatures that are none", "votes", at_most="as if it had not voted; a check for each of its words")
+def sign_nothing(liar: Liar) -> None:
+    def alter(saying: Saying, word: RoundWord) -> RoundWord:
+        everybody = dict.fromkeys(range(len(saying.agreement.mates)), bytes(SIGNATURE_BYTES))
+        return saying.without_own(word, Sheet("echo", _OTHER, everybody), Sheet("vote", _OTHER, everybody))
 
-    async def answer(peer: PeerID, question: OutcomeQuestion) -> OutcomeAnswer:
-        return OutcomeAnswer(_forged(service._votes.get(question.group_id)))
-
-    _answer(liar, "outcome", OutcomeQuestion, answer)
-
-
-@lie("presence that brings a false decision", "votes", at_most="nothing")
-def tell_forged_presence(liar: Liar) -> None:
-    service = _service(liar)
-
-    async def answer(peer: PeerID, question: PresenceQuestion) -> PresenceAnswer:
-        return PresenceAnswer("running", _forged(service._votes.get(question.group_id)), idle=True)
-
-    _answer(liar, "presence", PresenceQuestion, answer)
+    alter_words(liar, alter)
 
 
-@lie("voter that withholds its vote", "votes", at_most="about a second of one round: the others confirm without it")
-def withhold_vote(liar: Liar) -> None:
-    _ask(liar, "vote", lambda request: None)
+@lie("echo and vote for another result", "votes", at_most="as if it had not voted")
+def sign_another(liar: Liar) -> None:
+    alter_words(
+        liar,
+        lambda saying, word: saying.without_own(word, saying.signed("echo", _OTHER), saying.signed("vote", _OTHER)),
+    )
 
 
-@lie("vote without a signature", "votes", at_most="as if it had not voted")
-def vote_unsigned(liar: Liar) -> None:
-    _ask(liar, "vote", lambda vote: msgspec.structs.replace(vote, signature=bytes(SIGNATURE_BYTES)))
+@lie("words for one half and for the other", "votes", at_most="as if it had not voted; it is banned")
+def sign_two(liar: Liar) -> None:
+    """Every second member is shown an echo and a vote for another result."""
+
+    def alter(saying: Saying, word: RoundWord) -> RoundWord:
+        if saying.member % 2:
+            return word
+        return saying.without_own(word, saying.signed("echo", _OTHER), saying.signed("vote", _OTHER))
+
+    alter_words(liar, alter)
 
 
-@lie("vote for another result", "votes", at_most="as if it had not voted")
-def vote_otherwise(liar: Liar) -> None:
-    service = _service(liar)
+@lie("vote and give-up", "votes", at_most="as if it had not voted; it is banned")
+def vote_and_give_up(liar: Liar) -> None:
+    def alter(saying: Saying, word: RoundWord) -> RoundWord:
+        gives_up = saying.signed("give-up", NOTHING)
+        return msgspec.structs.replace(word, known=Known((*word.known.sheets, gives_up)))
 
-    def alter(vote: VoteMessage) -> VoteMessage:
-        votes = service._votes[vote.group_id]
-        return VoteMessage(vote.group_id, _OTHER.digest, signature=votes.sign(ZERO, votes.kind, _OTHER))
-
-    _ask(liar, "vote", alter)
+    alter_words(liar, alter)
 
 
-@lie("silence while others compare", "votes", at_most="the bound for comparing, two seconds, of one round")
-def compare_silently(liar: Liar) -> None:
-    _ask(liar, "vote", lambda request: None)
-    _answer(liar, "compare", Compare, _silence)
-    _answer(liar, "confirm", Confirm, _silence)
+@lie("give-up at once", "votes", at_most="as if it had not voted")
+def give_up_at_once(liar: Liar) -> None:
+    alter_words(liar, lambda saying, word: saying.without_own(word, saying.signed("give-up", NOTHING)))
 
 
-@lie("confirm for something else", "votes", at_most="as if it had not confirmed")
-def confirm_otherwise(liar: Liar) -> None:
-    service = _service(liar)
-
-    async def answer(peer: PeerID, message: Confirm) -> ConfirmAnswer:
-        return ConfirmAnswer(service._votes[message.group_id].sign(ZERO, "confirm", _OTHER))
-
-    _ask(liar, "vote", lambda request: None)
-    _answer(liar, "confirm", Confirm, answer)
+@lie("work without end", "votes", at_most="the time of a round, for those that have no result")
+def work_for_ever(liar: Liar) -> None:
+    """It says that it still exchanges, and never signs anything."""
+    alter_words(liar, lambda saying, word: msgspec.structs.replace(saying.without_own(word), busy=True, settled=False))
 
 
-@lie("second vote, shown to those who compare", "votes", at_most="nothing; its identity is banned")
-def vote_twice(liar: Liar) -> None:
-    service = _service(liar)
+@lie("blame for everybody", "votes", at_most="nothing")
+def blame_everybody(liar: Liar) -> None:
+    def alter(saying: Saying, word: RoundWord) -> RoundWord:
+        others = tuple(saying.agreement.mates.others)
+        return msgspec.structs.replace(saying.without_own(word), failed=others, reason="all of them failed")
 
-    async def answer(peer: PeerID, message: Compare) -> CompareAnswer:
-        votes = service._votes[message.group_id]
-        both = [
-            Certificate(ZERO, "vote", value_hash(value), {votes.me: votes.sign(ZERO, "vote", value)})
-            for value in (_OTHER, Committed(bytes(32)))
-        ]
-        return CompareAnswer(unlike=tuple(both))
-
-    _ask(liar, "vote", lambda request: None)
-    _answer(liar, "compare", Compare, answer)
+    alter_words(liar, alter)

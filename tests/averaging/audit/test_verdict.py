@@ -11,9 +11,17 @@ import pytest
 import torch
 
 from swarmcli.averaging.aggregators import Aggregator, Mean
-from swarmcli.averaging.audit.signed import Exchange, Input, averages_root, digest_of, inputs_hash, part_hash
+from swarmcli.averaging.audit.signed import (
+    AVERAGES,
+    Exchange,
+    Input,
+    SignedAverages,
+    averages_root,
+    digest_of,
+    inputs_hash,
+    part_hash,
+)
 from swarmcli.averaging.audit.verdict import ACCUSED_BEYOND, Claim, FalseAverage, Redone, Terms, redo
-from swarmcli.averaging.consensus.messages import AVERAGES, SignedAverages
 from swarmcli.compression import CompressionBase, NoCompression, TensorDescriptor, TensorMessage, TopK
 from swarmcli.network import Identity
 from tests.compression.codecs import PLAIN

@@ -12,7 +12,8 @@ import torch
 
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
-from swarmcli.averaging.round.allreduce import Allreduce
+from swarmcli.averaging.round.exchange import PartExchange
+from swarmcli.averaging.round.program import Phases
 from swarmcli.testing import MemoryNetwork
 from tests.averaging.averagers import Averagers, Peer
 
@@ -26,44 +27,28 @@ class Doubling:
     first element of x̄ and y = x₀ in all elements. So the results of one round are x̄ and x̄₀ x̄₀, of the same peers."""
 
     value: float  # x, in all elements
-    again: bool = False  # the first phase is done twice
     description: str = "doubling"
     nbytes: int = 0
     phases: Sequence[Sequence[int]] = ((0,), (1, 2))
     tries: list[bytes] = field(default_factory=list)  # seeds
 
-    def begin(self, seed: bytes) -> DoublingRun:
+    def run(self, seed: bytes) -> Phases:
         self.tries.append(seed)
-        return DoublingRun(self)
+        (mean,) = yield self.inputs(0, 1.0)
+        mean = mean.clone()
+        products = yield self.inputs(1, float(mean.flatten()[0]))
+        return [mean, *products]
+
+    def inputs(self, phase: int, factor: float) -> list[torch.Tensor]:
+        return [torch.full(SHAPES[index], factor * self.value) for index in self.phases[phase]]
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         return [torch.full(shape, -1.0) for shape in SHAPES]
 
 
-class DoublingRun:
-    def __init__(self, program: Doubling) -> None:
-        self._program = program
-        self._averages: dict[int, list[torch.Tensor]] = {}
-        self._firsts = 0
-
-    def inputs(self, phase: int) -> list[torch.Tensor]:
-        factor = 1.0 if phase == 0 else float(self._averages[0][0].flatten()[0])
-        return [torch.full(SHAPES[index], factor * self._program.value) for index in self._program.phases[phase]]
-
-    def take(self, phase: int, averages: Sequence[torch.Tensor]) -> int | None:
-        self._averages[phase] = [average.clone() for average in averages]
-        if phase == 1:
-            return None
-        self._firsts += 1
-        return 0 if self._program.again and self._firsts == 1 else 1
-
-    def results(self) -> list[torch.Tensor]:
-        return [*self._averages[0], *self._averages[1]]
-
-
-async def add(swarm: Averagers, value: float, *, again: bool = False, **options: Any) -> Peer:
-    program = Doubling(value, again)
+async def add(swarm: Averagers, value: float, **options: Any) -> Peer:
+    program = Doubling(value)
     options = {"allreduce": SMALL_PARTS, "tensors": program.tensors, "program": program, **options}
     peer = await swarm.add_one(**options)
     return peer
@@ -93,13 +78,14 @@ def strike_in_step(
     slow: MemoryNetwork | None = None,
 ) -> None:
     """Calls `strike` so many seconds after the victim has begun a step of its first try, on a slow link if need be."""
-    ran, struck = Allreduce.run, []
+    ran, struck = PartExchange.gather, []
 
-    async def heard(self: Allreduce):
-        if self._step == step and self._service.endpoint is victim.endpoint and not struck:
+    async def heard(self: PartExchange) -> None:
+        later = self.group.group_id != self.round_id
+        if later == bool(step) and self.mates.endpoint is victim.endpoint and not struck:
             if slow is not None:
                 slow.set_bandwidth(victim.peer_id, 8000.0)
             struck.append(asyncio.get_running_loop().call_later(after, strike))
         return await ran(self)
 
-    patch.setattr(Allreduce, "run", heard)
+    patch.setattr(PartExchange, "gather", heard)

@@ -15,7 +15,7 @@ from swarmcli.compression import CompressionBase, Float16Compression, NoCompress
 from swarmcli.errors import FingerprintError, RoundFailed
 from swarmcli.testing.swarm import Swarm as MemorySwarm
 from tests.averaging.averagers import Averagers, all_outcomes
-from tests.averaging.round.programs import Doubling, DoublingRun, add, check
+from tests.averaging.round.programs import Doubling, add, check
 from tests.averaging.rounds import Kind, Swarm
 from tests.simulation import within
 
@@ -79,13 +79,6 @@ async def test_who_is_beyond_the_gate_is_left_out_and_named_by_all() -> None:
             torch.testing.assert_close(average, torch.stack(tensors).mean(0))
 
 
-class _Late(DoublingRun):
-    """Lies in the second phase only."""
-
-    def inputs(self, phase: int) -> list[torch.Tensor]:
-        return [tensor.mul_(1e8 if phase else 1.0) for tensor in super().inputs(phase)]
-
-
 @pytest.mark.parametrize("late", [False, True])
 @within(600)
 async def test_who_is_beyond_the_gate_counts_in_all_phases_or_in_none(
@@ -95,7 +88,12 @@ async def test_who_is_beyond_the_gate_counts_in_all_phases_or_in_none(
         values = {await add(swarm, value): (value, 1.0) for value in (1.0, 2.0, 3.0)}
         liar = await add(swarm, 4.0 if late else 1e8)
         if late:
-            monkeypatch.setattr(liar.core._program, "begin", lambda seed: _Late(liar.core._program))
+            inputs = liar.core._program.inputs
+
+            def lies(phase: int, factor: float) -> list[torch.Tensor]:
+                return [tensor.mul_(1e8 if phase else 1.0) for tensor in inputs(phase, factor)]
+
+            monkeypatch.setattr(liar.core._program, "inputs", lies)
         outcomes = await all_outcomes([peer.begin(allow_retries=False) for peer in [*values, liar]])
         if late:
             assert all(isinstance(each, RoundFailed) and each.suspects == (liar.peer_id,) for each in outcomes)

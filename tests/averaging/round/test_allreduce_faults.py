@@ -10,8 +10,6 @@ import pytest
 import torch
 
 from swarmcli.averaging.config import AllreduceOptions, Trust
-from swarmcli.averaging.consensus.acceptor import RoundVotes
-from swarmcli.averaging.consensus.messages import Decided
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.testing import virtual_time
@@ -62,23 +60,21 @@ def test_a_sender_that_dies_counts_by_the_share_that_arrived(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["kill", "freeze"])
-def test_without_a_reducer_the_others_begin_again(what: str) -> None:
-    swarm, outcomes, took = disturbed_round([Kind(), Kind(weight=3), Kind()], 0.3, what, 2)
-    holders = swarm.check(outcomes)
-    assert len(holders) >= 2
-    for outcome in outcomes[:2]:
-        assert isinstance(outcome, AllreduceResult) and not outcome.late
-        assert outcome.contributors[:2] == tuple(peer.peer_id for peer in swarm.peers[:2])
-        assert outcome.tries == 2 and {average.part.reducer for average in outcome.parts} <= {0, 1, 2}
-        assert "lost" in outcome.left_out[swarm.peers[2].peer_id]
-    assert took < (3 if what == "kill" else 15)
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+def test_without_a_reducer_the_round_is_soon_given_up_and_nobody_applies_it(what: str, count: int) -> None:
+    """They all name it, and find another group without it."""
+    swarm, outcomes, took = disturbed_round([Kind() for _ in range(count)], 0.3, what, count - 1)
+    for outcome in outcomes[:-1]:
+        assert isinstance(outcome, RoundFailed) and "lost" in str(outcome)
+        assert outcome.suspects == (swarm.peers[-1].peer_id,)
+    assert took < (3 if what == "kill" else 20)
 
 
 @pytest.mark.parametrize("what", ["kill", "freeze"])
-@pytest.mark.parametrize("reduces", [0.0, 1.0])
-def test_without_the_leader_the_next_in_rank_leads(what: str, reduces: float) -> None:
-    swarm, outcomes, took = disturbed_round([Kind(bandwidth=reduces), Kind(), Kind()], 0.3, what, 0)
-    assert len(swarm.check(outcomes)) >= 2
+@pytest.mark.parametrize("count", [3, 4])
+def test_without_a_leader_that_reduces_nothing_the_others_commit(what: str, count: int) -> None:
+    swarm, outcomes, took = disturbed_round([Kind(bandwidth=0.0), *[Kind()] * (count - 1)], 0.3, what, 0)
+    assert len(swarm.check(outcomes)) >= count - 1
     assert all(isinstance(outcome, AllreduceResult) for outcome in outcomes[1:])
     assert took < (3 if what == "kill" else 20)
 
@@ -89,35 +85,19 @@ def test_a_member_killed_before_it_begins_is_not_waited_for() -> None:
     assert took < 3
 
 
-@within(2000)
-async def test_whoever_lost_the_leader_asks_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = AllreduceOptions(part_size_bytes=512)
-    async with Swarm([Kind(), Kind(), Kind()], bandwidth=BANDWIDTH, options=options) as swarm:
-        learn = RoundVotes.learn
-
-        def cut_at_the_decision(votes: RoundVotes, decided: Decided) -> bool:
-            known = learn(votes, decided)
-            if votes.me == 0:
-                swarm.network.cut(swarm.peers[0].peer_id, swarm.peers[2].peer_id)
-            return known
-
-        monkeypatch.setattr(RoundVotes, "learn", cut_at_the_decision)
-        outcomes = await swarm.round()
-        assert len(swarm.check(outcomes)) == 3
-
-
 @pytest.mark.parametrize(
     ("halves", "trust", "ends"),
     [
-        ((3, 2), "members", ("committed", "undecided")),
+        ((3, 2), "members", ("failed", "undecided")),
         ((2, 2), "members", ("failed", "failed")),
-        ((4, 1), "strangers", ("committed", "undecided")),
-        ((3, 2), "strangers", ("undecided", "undecided")),
+        ((4, 1), "strangers", ("failed", "undecided")),
+        ((3, 2), "strangers", ("failed", "undecided")),
+        ((4, 3), "strangers", ("undecided", "undecided")),
     ],
 )
 @within(2000)
 async def test_two_halves_of_a_cut_network(halves: tuple[int, int], trust: Trust, ends: tuple[str, str]) -> None:
-    """The half with a quorum commits. Where all are honest, even halves that have accepted nothing can both give up."""
+    """Reducers are in either half, so nobody has all averages. Who are enough prove that nobody applies the round."""
     names = {AllreduceResult: "committed", RoundFailed: "failed", RoundUndecided: "undecided"}
 
     options = AllreduceOptions(part_size_bytes=512, trust=trust)
@@ -140,7 +120,7 @@ async def test_the_deadline_of_a_round() -> None:
     async with Swarm([Kind(), Kind(delay=30)], options=options) as swarm:
         outcomes = await swarm.round()
         assert isinstance(outcomes[0], RoundFailed) and "3 s" in str(outcomes[0])
-        assert isinstance(outcomes[1], RoundFailed)  # the leader still answers
+        assert isinstance(outcomes[1], RoundFailed)  # it has heard that the other one gave up
 
 
 class Memory(bytearray):
@@ -180,7 +160,7 @@ def test_memory_goes_with_the_round_and_not_with_the_collector(what: str, monkey
             swarm.tasks.clear()
             await asyncio.sleep(100)  # whoever is still being served is served by then
             assert [memory() is not None for memory in given] == [False] * 4
-            assert ends == [AllreduceResult]
+            assert ends == [RoundFailed if what == "cut off a reducer" else AllreduceResult]
 
     monkeypatch.setattr(torch, "empty", empty)
     gc.disable()

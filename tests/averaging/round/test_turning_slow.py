@@ -30,11 +30,9 @@ GROUPS = {
     "five, led by the slow one": ([TRAINER] * 5, 0),
     "the slow one reduces nothing": ([TRAINER, TRAINER, TRAINER, SENDER], 3),
 }
-# What streams take here is 0.2 s, so their bound is a second and some round trips. Beside it: another try with its
-# ballots; a slow leader, and a result that one member alone holds, have their bounds too.
+# What streams take here is 0.2 s, so their bound is a second and some round trips.
 BOUND = 1.2
 AT_MOST = 8 * BOUND
-PACKET = 1448  # bytes that each other connection sends before it is the turn of a small message
 
 
 class Slow(Swarm):
@@ -59,21 +57,23 @@ class Slow(Swarm):
         return list(await asyncio.gather(*tasks))
 
 
-def check_others(
-    swarm: Slow, ends: list[tuple[float, Outcome]], slow: int, at_most: float, *, also_there: bool = True
-) -> None:
-    """They have the result, with all of their own tensors in it; `also_there`: in the parts of the slow one, too."""
+def check_others(swarm: Slow, ends: list[tuple[float, Outcome]], slow: int, at_most: float) -> None:
+    """They soon have the result, with all of their own tensors in it; or, where the slow one reduces, know that there
+    is none, and by whose fault."""
     swarm.check([outcome for _, outcome in ends])
+    culprit = swarm.peers[slow].peer_id
     for index, (seconds, outcome) in enumerate(ends):
-        if index != slow:
-            assert isinstance(outcome, AllreduceResult), outcome
-            assert seconds < at_most, f"{index} took {seconds:.1f} s: {outcome.left_out}"
-            if not swarm.peers[index].kind.auxiliary:
-                trainers = [peer for peer in swarm.peers if not peer.kind.auxiliary]
-                others = {peer.peer_id for peer in trainers} - {swarm.peers[slow].peer_id}
-                for average in outcome.parts:
-                    if also_there or average.part.reducer != slow:
-                        assert others <= {swarm.peers[sender].peer_id for sender in average.senders}, outcome.left_out
+        if index == slow:
+            continue
+        assert seconds < at_most, f"{index} took {seconds:.1f} s: {outcome}"
+        if swarm.peers[slow].kind.bandwidth and isinstance(outcome, RoundFailed):
+            assert culprit in outcome.suspects
+            continue
+        assert isinstance(outcome, AllreduceResult), outcome
+        if not swarm.peers[index].kind.auxiliary:
+            others = {index for index, peer in enumerate(swarm.peers) if not peer.kind.auxiliary and index != slow}
+            for average in outcome.parts:
+                assert others <= set(average.senders), outcome.left_out
 
 
 LIMITS = [(CRAWL, None), (None, CRAWL), (CRAWL, CRAWL)]
@@ -123,49 +123,23 @@ async def test_a_limit_that_is_set_in_mid_round_holds_nobody_else_up(
 async def test_a_jammed_link_holds_nobody_else_up_for_long(
     group: str, at_most: float, uplink: float, downlink: float
 ) -> None:
-    """Members give a slow reducer up one after the other: of parts that it averages meanwhile the first is left out."""
     kinds, slow = GROUPS[group]
 
     async with Slow(kinds) as swarm:
         swarm.network.set_bandwidths(swarm.peers[slow].peer_id, uplink=uplink, downlink=downlink)
-        check_others(swarm, await swarm.timed(), slow, at_most, also_there=False)
+        check_others(swarm, await swarm.timed(), slow, at_most)
 
 
-WHO: list[tuple[int, Trust, float]] = [(3, "members", 2.0), (5, "members", 2.0), (5, "strangers", 7.0)]
-LINKS = [(CRAWL, LINK), (LINK, CRAWL), (CRAWL, CRAWL)]
-LED = [(*WHO[0], *LINKS[0], 0.1)]
-
-
-@pytest.mark.parametrize(
-    ("members", "trust", "at_most", "uplink", "downlink", "after"),
-    [
-        *LED,
-        *soak(
-            (*who, *links, after)
-            for who in WHO
-            for links in LINKS
-            for after in (0.0, 0.02, 0.05, 0.1, 0.15, 0.2)
-            if (*who, *links, after) not in LED
-        ),
-    ],
-)
+@pytest.mark.parametrize(("members", "trust"), [(3, "members"), *soak([(5, "members"), (5, "strangers")])])
 @within(2000)
-async def test_a_leader_whose_link_turns_slow_is_passed_over(
-    members: int, trust: Trust, at_most: float, uplink: float, downlink: float, after: float
-) -> None:
-    """`at_most`: seconds beyond the bound. Strangers compare what they confirm for 2 s, in each of two tries."""
-    if after < 0.1:
-        at_most += 3  # the leader's parts do not begin to come: it is asked, and has 3 s to answer
-    if trust == "strangers":  # in each try a report, a confirmation and a ballot pass its link
-        at_most += 6 * (members - 1) * PACKET / CRAWL
-
+async def test_a_leader_whose_link_turns_slow_holds_up_nobody(members: int, trust: Trust) -> None:
     async with Slow([TRAINER] * members, options=replace(OPTIONS, trust=trust)) as swarm:
 
         async def jam() -> None:
-            await asyncio.sleep(after)
-            swarm.network.set_bandwidths(swarm.peers[0].peer_id, uplink=uplink, downlink=downlink)
+            await asyncio.sleep(0.1)
+            swarm.network.set_bandwidths(swarm.peers[0].peer_id, uplink=CRAWL, downlink=LINK)
 
-        check_others(swarm, await swarm.timed(jam), 0, BOUND + at_most)
+        check_others(swarm, await swarm.timed(jam), 0, AT_MOST)
 
 
 @pytest.mark.parametrize("slow", [0, 1])
@@ -176,16 +150,6 @@ async def test_a_pair_of_which_one_turns_slow_soon_knows_that_there_is_no_averag
         seconds, outcome = (await swarm.timed())[1 - slow]
         assert isinstance(outcome, RoundFailed), outcome
         assert seconds < BOUND + 5
-
-
-@within(2000)
-async def test_what_a_slow_reducer_would_hold_up_is_reduced_by_others() -> None:
-    async with Slow([TRAINER] * 4) as swarm:
-        swarm.peers[3].endpoint.limit_rates(None, CRAWL)
-        _, result = (await swarm.timed())[0]
-        assert isinstance(result, AllreduceResult) and result.tries == 2
-        assert "too slow" in result.left_out[swarm.peers[3].peer_id]
-        assert {average.part.reducer for average in result.parts} <= {0, 1, 2}
 
 
 @pytest.mark.parametrize("then", [4e6, *soak([None])])
@@ -201,7 +165,7 @@ async def test_a_limit_that_is_lifted_or_raised_in_mid_round_counts_at_once(then
             limited.limit_rates(then, then)
 
         for seconds, outcome in await swarm.timed(lift):
-            assert isinstance(outcome, AllreduceResult) and not outcome.left_out and outcome.tries == 1
+            assert isinstance(outcome, AllreduceResult) and not outcome.left_out
             assert seconds < 0.6 + (0.6 if then is None else 1.5)
 
 
@@ -227,7 +191,7 @@ async def test_honest_members_far_apart_on_unequal_links_are_all_waited_for(know
             swarm.network.set_bandwidth(peer.peer_id, speed * MBIT)
         for _ in range(2):
             for _, outcome in await swarm.timed():
-                assert isinstance(outcome, AllreduceResult) and not outcome.left_out and outcome.tries == 1
+                assert isinstance(outcome, AllreduceResult) and not outcome.left_out
 
 
 @within(2000)
@@ -238,7 +202,7 @@ async def test_who_still_computes_is_waited_for_however_quick_the_rounds_are() -
         await swarm.timed()
         swarm.peers[late].kind = replace(kinds[late], delay=20.0)
         for seconds, outcome in await swarm.timed():
-            assert isinstance(outcome, AllreduceResult) and not outcome.left_out and outcome.tries == 1
+            assert isinstance(outcome, AllreduceResult) and not outcome.left_out
             assert seconds < 21
 
 
@@ -246,4 +210,4 @@ async def test_who_still_computes_is_waited_for_however_quick_the_rounds_are() -
 async def test_an_auxiliary_that_begins_late_is_waited_for() -> None:
     async with Slow([TRAINER, TRAINER, replace(MONITOR, delay=20.0)]) as swarm:
         for _, outcome in await swarm.timed():
-            assert isinstance(outcome, AllreduceResult) and outcome.tries == 1
+            assert isinstance(outcome, AllreduceResult)

@@ -9,6 +9,7 @@ import torch
 
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
+from swarmcli.averaging.round.program import advance
 from swarmcli.optim.gradients.accumulator import GradientAccumulator
 from swarmcli.optim.modes.low_rank import LowRank
 from tests.averaging.averagers import Averagers, Peer
@@ -70,20 +71,28 @@ def round_of(members: Sequence[Gradients], seed: bytes = b"group", left_out: Ite
     """
     weights = [0.0 if index in left_out else member.method.samples for index, member in enumerate(members)]
     total = sum(weights)
-    runs = [member.method.program.begin(seed) for member in members]
-    phase: int | None = 0
-    while phase is not None:
-        inputs = [run.inputs(phase) for run in runs]
+    runs = [member.method.program.run(seed) for member in members]
+    steps = [advance(run, None) for run in runs]
+    while not steps[0][1]:
         means = [
-            sum(w * each for w, each in zip(weights, tensors, strict=True)) / total  # type: ignore[misc]
-            for tensors in zip(*inputs, strict=True)
+            torch.as_tensor(sum(w * each for w, each in zip(weights, tensors, strict=True)) / total)
+            for tensors in zip(*(tensors for tensors, _ in steps), strict=True)
         ]
-        (phase,) = {run.take(phase, [torch.as_tensor(mean) for mean in means]) for run in runs}
-    for index, (member, run) in enumerate(zip(members, runs, strict=True)):
-        for tensor, result in zip(member.method.tensors, run.results(), strict=True):
+        steps = [advance(run, means) for run in runs]
+    for index, (member, (results, _)) in enumerate(zip(members, steps, strict=True)):
+        for tensor, result in zip(member.method.tensors, results, strict=True):
             tensor.copy_(result)
         member.finish(total, index not in set(left_out))
     return total
+
+
+def broken_off(gradients: Gradients, phases: int) -> None:
+    """A try that ends after so many phases."""
+    run = gradients.method.program.run(b"failed")
+    tensors, _ = advance(run, None)
+    for _ in range(phases):
+        tensors, _ = advance(run, tensors)
+    run.close()
 
 
 async def join(swarm: Averagers, gradients: Gradients, **options: Any) -> Peer:

@@ -9,7 +9,7 @@ import torch
 
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
-from swarmcli.averaging.round.allreduce import Allreduce
+from swarmcli.averaging.round.exchange import PartExchange
 from swarmcli.compression import Float16Compression
 from swarmcli.optim.modes.low_rank import LowRank, PowerEF, PowerSGD
 from swarmcli.testing import virtual_time
@@ -225,12 +225,11 @@ def test_bytes_on_the_wire_are_those_of_the_formula(mode: LowRank, monkeypatch: 
     shapes = [(300, 200), (64, 16, 3, 3), (500,)]
     rank = 2
     numbers = rank * (300 + 200) + rank * (64 + 144) + 500
-    steps = []
-    ran = Allreduce.run
+    sizes, began = list[int](), PartExchange.gather
 
-    async def counted(self: Allreduce):
-        steps.append(sum(part.descriptor.nbytes for part in self._plan.parts))
-        return await ran(self)
+    async def counted(self: PartExchange) -> None:
+        sizes.append(sum(part.descriptor.nbytes for part in self.holdings.plan.parts))
+        await began(self)
 
     async def main() -> None:
         async with Averagers(6) as swarm:
@@ -239,14 +238,15 @@ def test_bytes_on_the_wire_are_those_of_the_formula(mode: LowRank, monkeypatch: 
                 gradients = Gradients(mode, shapes, torch.float32)
                 peers.append((await join(swarm, gradients, allreduce=AllreduceOptions()), gradients))
             for seed in (0, 10):
-                steps.clear()
+                sizes.clear()
                 await freeze(peers, seed)
                 results = await average(peers)
-                assert steps[0] + steps[-1] == 4 * numbers and len(steps) == 6  # each phase at three members
+                again = rank * (300 + 64) if isinstance(mode, PowerEF) else 0  # P once more
+                assert sum(sizes) == 3 * 4 * (numbers + again)
                 wire = sum(result.bytes_sent for result in results)
-                assert wire == 2 * (3 - 1) * 4 * numbers
+                assert wire == 2 * (3 - 1) * 4 * (numbers + again)
 
-    monkeypatch.setattr(Allreduce, "run", counted)
+    monkeypatch.setattr(PartExchange, "gather", counted)
     run(main())
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmcli.optim.modes.low_rank import PowerEF
-from tests.optim.gradients.low_rank_peers import SHAPES, Gradients, equal, gradient_of, round_of
+from tests.optim.gradients.low_rank_peers import SHAPES, Gradients, broken_off, equal, gradient_of, round_of
 
 MODE = PowerEF(averager_rank=2, min_compression_ratio=0.1)
 ALWAYS = PowerEF(averager_rank=4, min_compression_ratio=-1000)
@@ -103,31 +103,28 @@ def test_a_low_rank_gradient_is_reached_at_once() -> None:
 
 
 def test_columns_are_redrawn_only_where_they_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With gradients that change as those of batches do, no phase is done twice."""
-    peer, phases = Gradients(MODE), []
-    begin = peer.method.program.begin
+    """With gradients that change as those of batches do, the second phase brings what the first one did."""
+    peer, brought = Gradients(MODE), list[list[torch.Tensor]]()
+    products = peer.method.program._products
 
-    def counted(seed: bytes):
-        run = begin(seed)
-        inputs = run.inputs
-        run.inputs = lambda phase: phases.append(phase) or inputs(phase)  # type: ignore[method-assign, func-returns-value]
-        return run
+    def seen(right: list[torch.Tensor]) -> list[torch.Tensor]:
+        brought.append(products(right))
+        return brought[-1]
 
-    monkeypatch.setattr(peer.method.program, "begin", counted)
+    monkeypatch.setattr(peer.method.program, "_products", seen)
     for seed in range(10):
         peer.draw(seed, 2)
         peer.freeze()
         round_of([peer], seed=bytes([seed]))
-    assert phases == [0, 1] * 10
+    assert len(brought) == 20
+    assert all(map(torch.equal, *brought[2 * seed : 2 * seed + 2]) for seed in range(10))
 
 
-def test_a_layer_whose_gradient_was_zero_learns_again_and_costs_no_phase_before() -> None:
+def test_a_layer_whose_gradient_was_zero_learns_again() -> None:
     peer = Gradients(ALWAYS, [(12, 10)])
     for seed in range(3):
         peer.accumulate([torch.zeros(12, 10, dtype=torch.float64)], 1)
         peer.freeze()
-        run = peer.method.program.begin(bytes([seed]))
-        assert run.take(0, run.inputs(0)) == 1
         round_of([peer], seed=bytes([seed]))
     gradient = gradient_of(1, (12, 10))
     for seed in range(3):
@@ -162,9 +159,7 @@ def test_tries_change_nothing() -> None:
         peer.freeze()
         if number:
             before = peer.state()
-            run = peer.method.program.begin(b"failed")
-            run.take(0, run.inputs(0))
-            run.take(1, run.inputs(1))
+            broken_off(peer, 2)
             assert equal(before, peer.state())
         round_of([peer], seed=bytes([number]))
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmcli.optim.modes.low_rank import PowerSGD
-from tests.optim.gradients.low_rank_peers import SHAPES, Gradients, equal, gradient_of, round_of
+from tests.optim.gradients.low_rank_peers import SHAPES, Gradients, broken_off, equal, gradient_of, round_of
 
 MODE = PowerSGD(averager_rank=2, min_compression_ratio=0.1)
 
@@ -116,11 +116,7 @@ def test_a_round_that_fails_or_is_tried_again_adds_nothing_twice() -> None:
         before = peer.state()
         for number in range(3):  # tries that end after either phase, or before any
             peer.freeze()
-            run = peer.method.program.begin(b"failed")
-            if number:
-                run.take(0, run.inputs(0))
-            if number == 2:
-                run.take(1, run.inputs(1))
+            broken_off(peer, number)
             peer.accumulator.restore()
             assert equal(before, peer.state())
     for group in (peers, twins):

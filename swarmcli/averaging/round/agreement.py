@@ -1,0 +1,316 @@
+"""How members tell each other what they have signed about the outcome of their round.
+
+    member ── RoundWord: what it knows, and what it seems to lack ──▶ every other member, a few at a time
+           ◀────────────────── the same of that one ───────────
+
+Each shows its own new word to all others: its leader first, then in the order of the list. So everybody soon knows
+everything, and whoever completes the certificate shows that. A member without a result asks in the same way. There is
+no leader here: `RoundOutcome.move` decides by what is signed, and by what this member sees of the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Set
+from contextlib import suppress
+from typing import Protocol
+
+from swarmcli.averaging.group import Group
+from swarmcli.averaging.round.certificate import Quorum
+from swarmcli.averaging.round.mates import GroupMates
+from swarmcli.averaging.round.messages import RoundWord, Standing
+from swarmcli.averaging.round.outcome import Action, Next, RoundOutcome, View
+from swarmcli.errors import CallTimeout, NetworkError, UnknownMethod
+from swarmcli.network import Endpoint
+from swarmcli.network.loop_thread import loop_time
+from swarmcli.network.prefix import prefix_of_address
+from swarmcli.tasks import Bell, beside
+
+AT_ONCE = 8  # members that hear a word at the same time …
+YOUNG = 0.5  # … and the seconds after which one that does not answer takes no place among them
+LOOK = 1.0  # seconds between two looks at who is in reach
+AGAIN = 3.0  # seconds before a member that could not be reached is tried again
+PATIENT = 0.5  # seconds without news, after which a member that holds the result asks the others
+HOLDING = 3.0  # seconds without news, after which nobody hopes for words of members that only others can reach
+SILENT = 5.0  # seconds without a word of a member, after which one that waits asks it again
+QUIET = 12.0  # seconds without anything new until nobody waits any more: keepalives end a silent connection in 11
+CLOCKS = 1.0  # seconds by which members may begin one after the other; T2 follows T1 by these and two round trips
+SHOWING = 5.0  # seconds for which a member that is done goes on showing what it knows
+TO_PROBE = 5.0  # seconds for a member to answer at the address by which it votes
+
+
+class Parts(Protocol):
+    """A round's averages at this member, as the agreement needs them."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether its own exchange has ended, with or without a result."""
+
+    @property
+    def digest(self) -> bytes | None:
+        """Of the result that is here; None: not all of it is, or it does not count."""
+
+    @property
+    def lacks(self) -> tuple[str, tuple[int, ...]]:
+        """Why averages are missing here, and the reducers that did not give theirs."""
+
+    @property
+    def slow(self) -> Set[int]:
+        """Members that kept this one waiting: whatever they still do, it does not wait for that."""
+
+    async def obtain(self, digest: bytes, holder: int) -> bool:
+        """Fetches a result from a member. Returns whether it is here."""
+
+
+class Met:
+    """The members of a group that this one has met in this round: only their words count in a guarded group, since a
+    leader may list keys. A voter for a network is met by a connection from or to there, or by a probe."""
+
+    def __init__(self, group: Group, endpoint: Endpoint, quorum: Quorum) -> None:
+        self._group, self._endpoint, self._quorum = group, endpoint, quorum
+        self._me = group.index_of(endpoint.peer_id)
+        self._met = {self._me}
+
+    def __call__(self, member: int) -> bool:
+        if not self._quorum.guarded or member in self._met:
+            return True
+        mine, its, networks = self._group.members[self._me], self._group.members[member], self._group.networks
+        if not (self._quorum.by_networks or mine.listening or its.listening):
+            return True  # neither can dial the other: the listed member's word counts
+        network = self._endpoint.prefix(its.peer_id)
+        neighbours = not self._quorum.by_networks or networks[member] == networks[self._me]
+        if network is not None and (neighbours or network == prefix_of_address(its.addresses[0])):
+            self._met.add(member)
+        return member in self._met
+
+    async def probe(self, member: int) -> None:
+        """Looks whether a member that is connected from elsewhere answers at the address by which it votes."""
+        its = self._group.members[member]
+        with suppress(NetworkError):
+            await self._endpoint.probe(its.addresses[0], its.peer_id, timeout=TO_PROBE)
+            self._met.add(member)
+
+
+class Agreement:
+    """One member's side of the talk about one round's outcome. It answers for its words as long as it is remembered."""
+
+    def __init__(self, mates: GroupMates, outcome: RoundOutcome) -> None:
+        self.mates, self.outcome = mates, outcome
+        self.begun = False  # this member has taken up its part in the round, or has declined it
+        self.over = False  # this member takes no part in the round any more
+        self.told: dict[int, RoundWord] = {}  # the last word of each member
+        self._parts: Parts | None = None
+        self._lacked: tuple[str, tuple[int, ...]] = "", ()  # once its part is over
+        self._news, self._own = 0, 0  # what is known here has changed so many times; and when its own words last did
+        self._heard: dict[int, int] = {}  # member → the news here when it last heard everything, or did not answer
+        self._talking: dict[int, float] = {}  # member → since when
+        self._rests: dict[int, float] = {}  # member that did not answer → until when
+        self._spoke: dict[int, float] = {}  # member → when it last did
+        self._unreachable: set[int] = set()
+        self._silent: set[int] = set()  # of these, those that say nothing: they may be frozen, or this member cut off
+        self._tried: dict[bytes, set[int]] = {}  # digest → members that were asked for this result
+        self._last_news = loop_time()
+        self._late_at = math.inf
+        self._bell = Bell()
+
+    # What this member does
+
+    async def run(self, parts: Parts, seconds: float) -> Next:
+        """Takes part until the outcome is known, or known to stay unknown here. `seconds`: the time of the exchange."""
+        self._parts = parts
+        self._late_at = loop_time() + seconds + 2 * self.mates.slowest_round_trip + CLOCKS
+        try:
+            async with beside(self._talk_to_all()):
+                while True:
+                    following = self.outcome.move(self.view)
+                    match following.move:
+                        case Action.ECHO:
+                            self.outcome.echo(following.digest or b"")
+                        case Action.VOTE:
+                            self.outcome.vote(following.digest or b"")
+                        case Action.GIVE_UP:
+                            self.outcome.give_up()
+                        case Action.FETCH:
+                            await self._fetch(following.digest or b"")
+                        case Action.WAIT:
+                            await self._wait(LOOK)
+                            continue
+                        case _:
+                            return following
+                    self.note_own()
+        finally:
+            self._lacked = parts.lacks
+            self._parts = None
+
+    async def _fetch(self, digest: bytes) -> None:
+        """Asks each member that may hold this result for it, once."""
+        assert self._parts is not None
+        tried = self._tried.setdefault(digest, set())
+        while holders := [member for member in self.holders(digest) if member not in tried]:
+            tried.add(holders[0])
+            if await self._parts.obtain(digest, holders[0]):
+                break
+
+    def holders(self, digest: bytes) -> list[int]:
+        """Members that may give this result, in the order in which this member asks them: those in reach first, each
+        member beginning behind itself. Whoever knows the outcome may hold it without a word of its own."""
+        settled = {member for member, word in self.told.items() if word.settled}
+        count, me = len(self.mates), self.mates.me
+        return sorted(
+            (self.outcome.holders(digest) | settled) - self.mates.group.auxiliaries,
+            key=lambda each: (each in self._unreachable or not self.mates.is_connected(each), (each - me) % count),
+        )
+
+    def leave(self) -> None:
+        """This member takes no further part: unless it has voted, it signs that it never will."""
+        self.begun = self.over = True
+        if self.outcome.certificate is None:
+            self.outcome.give_up()
+        self.note_own()
+
+    def note_own(self) -> None:
+        """Something has changed here that the others should hear."""
+        self._news += 1
+        self._own = self._news
+        self._last_news = loop_time()
+        self._bell.ring()
+
+    @property
+    def settled(self) -> bool:
+        return self.outcome.dead or self.outcome.certificate is not None
+
+    # What this member sees
+
+    @property
+    def view(self) -> View:
+        parts, now, reach = self._parts, loop_time(), self._reach
+        slow = set[int]() if parts is None else parts.slow
+        busy = {member for member in reach - slow if member in self.told and self.told[member].busy}
+        late = now > self._late_at
+        # Words of members that this one cannot reach come through those that it can. One that has no result, and has
+        # signed nothing, does not wait for them: its give-up is for nobody but this round.
+        empty = not self.outcome.closed and not self.mates.auxiliary and (parts is None or parts.digest is None)
+        patience = QUIET if self.outcome.closed and self.outcome.unsigned & self._silent else HOLDING
+        patient = empty or now - self._last_news > patience
+        return View(
+            holds=None if parts is None else parts.digest,
+            ended=parts is None or parts.ended,
+            busy=busy,
+            reach=reach,
+            asked=patient and all(self._heard.get(member, -1) >= self._news for member in reach),
+            unobtainable={digest for digest, tried in self._tried.items() if tried.issuperset(self.holders(digest))},
+            late=late,
+            over=now - self._last_news > QUIET and (late or not busy),
+        )
+
+    @property
+    def _reach(self) -> set[int]:
+        strange = {member for member, word in self.told.items() if word.standing == "unknown"}
+        return set(self.outcome.quorum.voters) - {self.mates.me} - self._unreachable - strange
+
+    def word(self, member: int) -> RoundWord:
+        """This member's word to another one."""
+        known = self.outcome.beyond(self.told[member].seen or () if member in self.told else ())
+        reason, failed = self._lacked if self._parts is None else self._parts.lacks
+        busy = not self.over and (not self.begun or self.outcome.is_busy(self.view))
+        facts = self.mates.group.group_id, self.standing, busy, self.settled, failed, reason
+        return RoundWord(*facts, self.outcome.seen, known)
+
+    @property
+    def standing(self) -> Standing:
+        return "over" if self.over else "running" if self.begun else "expected"
+
+    # What others say
+
+    def answer(self, member: int, word: RoundWord) -> RoundWord:
+        """Another member's word, and what it does not know yet."""
+        if word.seen is None:
+            return RoundWord(self.mates.group.group_id, self.standing, settled=self.settled)
+        self.hear(member, word)
+        answer = self.word(member)
+        self._heard[member] = self._news
+        return answer
+
+    def hear(self, member: int, word: RoundWord) -> None:
+        self._unreachable.discard(member)
+        self._silent.discard(member)
+        self._rests.pop(member, None)
+        self._spoke[member] = loop_time()
+        before, self.told[member] = self.told.get(member), word
+        if self.outcome.learn(word.known):
+            self._news += 1
+            self._last_news = loop_time()
+        elif before is None or before.busy != word.busy:
+            self._last_news = loop_time()
+        self._bell.ring()
+
+    # Talking
+
+    async def show(self) -> None:
+        """Goes on showing what is known here, for a while or until all in reach know the outcome."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SHOWING):
+                await self._talk_to_all(last=True)
+
+    async def _talk_to_all(self, *, last: bool = False) -> None:
+        me, count = self.mates.me, len(self.mates)
+        ring = sorted(self.mates.others, key=lambda member: (member != 0, (member - me) % count))
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                asks = not last and self._asks()
+                due = [member for member in ring if self._is_due(member, asks)]
+                if last and not due and not self._talking:
+                    return
+                young = sum(loop_time() - since < YOUNG for since in self._talking.values())
+                for member in due[: max(0, AT_ONCE - young)]:
+                    self._talking[member] = loop_time()
+                    tasks.create_task(self._talk(member))
+                await self._wait(YOUNG if due or self._talking else LOOK)
+
+    def _asks(self) -> bool:
+        """Whether this member asks others what is new to them: it lacks the result, or has heard nothing of late."""
+        view = self.view
+        return view.ended and (view.holds is None or loop_time() - self._last_news > PATIENT)
+
+    def _is_due(self, member: int, asks: bool) -> bool:
+        if member in self._talking or self._rests.get(member, -math.inf) > loop_time():
+            return False
+        heard, word = self._heard.get(member, -1), self.told.get(member)
+        if self.settled or self._parts is None:  # it shows what it knows, to those that are there
+            knows = word is not None and word.settled
+            return heard < self._own and not knows and self.mates.is_connected(member)
+        gone = not self.mates.is_connected(member) or loop_time() - self._spoke.get(member, 0.0) > SILENT
+        return heard < self._own or (asks and (heard < self._news or gone)) or self._must_relay(member)
+
+    def _must_relay(self, member: int) -> bool:
+        """Whether this member knows words that their authors cannot bring to this one, since neither can dial."""
+        members, word = self.mates.group.members, self.told.get(member)
+        if members[member].dialable or word is None or not self.mates.is_connected(member):
+            return False
+        lacking = {author for sheet in self.outcome.beyond(word.seen or ()).sheets for author in sheet.signatures}
+        return any(not members[author].dialable for author in lacking - {member})
+
+    async def _wait(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._bell.wait()
+
+    async def _talk(self, member: int) -> None:
+        news = self._news
+        try:
+            self.hear(member, await self.mates.ask(member, "outcome", self.word(member), RoundWord))
+        except NetworkError as error:
+            self._rests[member] = loop_time() + AGAIN
+            if isinstance(error, UnknownMethod) or not self.mates.is_connected(member):
+                self._unreachable.add(member)
+                if isinstance(error, CallTimeout):
+                    self._silent.add(member)
+        else:
+            met, quorum = self.outcome.met, self.outcome.quorum
+            if isinstance(met, Met) and quorum.by_networks and member in quorum.voters and not met(member):
+                await met.probe(member)
+        finally:
+            del self._talking[member]
+        self._heard[member] = max(self._heard.get(member, -1), news)
+        self._bell.ring()

@@ -1,0 +1,218 @@
+"""One exchange of a round: parts go to their reducers, and averages come back.
+
+own parts ─────────────────▶ own reducer ───▶ averages ──▶ everyone
+parts of others' shares ───▶ their reducers ─▶ averages ──▶ here        all at the same time, part by part
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import statistics
+from collections.abc import Sequence
+from itertools import chain
+
+from swarmcli.averaging.bandwidth import MAX_CLAIM, MIN_CLAIM
+from swarmcli.averaging.config import AllreduceOptions
+from swarmcli.averaging.group import Group
+from swarmcli.averaging.round import pace
+from swarmcli.averaging.round.auditing import Audits
+from swarmcli.averaging.round.buffers import Average, Holdings, Inputs, Results, root_of
+from swarmcli.averaging.round.copying import Copier
+from swarmcli.averaging.round.mates import GroupMates
+from swarmcli.averaging.round.messages import OpenExchange
+from swarmcli.averaging.round.pace import PACE, Lessons, Pace, Tempo
+from swarmcli.averaging.round.plan import Plan
+from swarmcli.averaging.round.receiver import PartReceiver
+from swarmcli.averaging.round.reducer import Reducer
+from swarmcli.averaging.round.sender import Gathered, PartSender
+from swarmcli.averaging.round.service import AllreduceService
+from swarmcli.averaging.round.signed import SignedLists
+from swarmcli.averaging.seats import NOISE, TRIAL
+from swarmcli.averaging.shares import slowest_link
+from swarmcli.averaging.weights import WeightBounds
+from swarmcli.events import PeerRefused
+from swarmcli.network import Stream
+from swarmcli.network.loop_thread import loop_time
+from swarmcli.tasks import forgetful
+
+
+class PartExchange:
+    """One member's part in it. Made and run once."""
+
+    def __init__(
+        self,
+        service: AllreduceService,
+        group: Group,
+        round_id: bytes,
+        plan: Plan,
+        mine: Inputs | None,
+        results: Results | None,
+        options: AllreduceOptions,
+        follows: bytes | None,
+    ) -> None:
+        """`mine` and `results`: None for an auxiliary. `follows`: the digest of the phases before; None: the first."""
+        self.group, self.round_id, self.holdings = group, round_id, Holdings(plan, results)
+        self.mates = mates = GroupMates(service.endpoint, service.method, group, round_id)
+        self._service, self._plan = service, plan
+        senders = sorted(set(range(len(group))) - group.auxiliaries)
+        self.audits: Audits | None = None
+        if options.audit > 0:
+            self.audits = Audits(mates, plan, service.prefix, senders, mine, service.peer_trust, options)
+        note_inputs = None if self.audits is None else self.audits.note_inputs
+        bounds = WeightBounds.of(group, senders, options)
+        self._reducer = Reducer(plan, mates.me, senders, mine, results, options.aggregator, bounds, note_inputs)
+        if mine is not None:
+            self._reducer.begin(mates.me, mine.weight, mine.samples)
+        others = [index for index in senders if index != mates.me] if self._reducer.parts else []
+        self._signed = self.holdings.signed = SignedLists(group, service.prefix, service.peer_trust)
+        self._time = options.allreduce_timeout or pace.usual_time(plan.layout.nbytes)
+        self._nbytes = nbytes = sum(max(part.payload_bound, part.average_bound) for part in plan.parts)
+        planned, trip = self._planned(nbytes), mates.slowest_round_trip
+        self._tempo = tempo = Tempo(self._time, planned, trip, nbytes, mates.endpoint.rates)
+        tempo.indirect = frozenset(filter(mates.over_relay, others))
+        tempo.unwaited = frozenset(index for index in others if mates.peer(index) in service.seats.unwaited)
+        tempo.grace = max(NOISE, TRIAL * service.seats.epoch) + trip
+        tempo.quickly = service.quickly if others else math.inf
+        # This member's own sending counts as one of the streams: so a group of two can tell that the other one alone is
+        # slow. Averages from auxiliaries show that this member's own way in is not slow.
+        signs = 1 + len(group.auxiliaries & plan.by_reducer.keys() - {mates.me} if mine is not None else ())
+        parts_pace = Pace(tempo, len(others) + signs)
+        averages_pace = Pace(tempo, len(plan.by_reducer), averages=True)
+        self._receiver = PartReceiver(
+            mates, plan, self._reducer, others, self._signed, self.audits, options, parts_pace, follows
+        )
+        self._sender = PartSender(
+            mates, plan, senders, mine, results, self._signed, self.audits, options, averages_pace, parts_pace, follows
+        )
+        coming = [part.average_bound for part in plan.parts if part.reducer != mates.me]
+        self._coming = sum(coming) + len(others) * sum(part.payload_bound for part in self._reducer.parts)
+        self.copier = None if results is None else Copier(mates, self.holdings, results, self._signed, options)
+        self.trouble = Gathered()  # its failures: why averages are missing here
+        self._needed = 0.0  # seconds that the exchange would have taken, if it did not end in time
+
+    def _planned(self, nbytes: int) -> float | None:
+        """Seconds that the streams should take: by the members' bandwidths, where these are bytes per second, and by
+        the last rounds here. None: nothing is known."""
+        group, waits = self.group, self._service.seats.planned
+        figures = [member.bandwidth for member in group.members if member.bandwidth > 0]
+        usual = [took * max(1.0, nbytes / before) for took, before in self._service.took]
+        known = [statistics.median(usual)] if usual else []
+        known += [waits] if waits > 0 else []
+        if figures and min(figures) >= MIN_CLAIM and max(figures) <= MAX_CLAIM:
+            claimed = slowest_link(group.members, group.part_shares) * nbytes
+            if waits > 0:  # the others are quicker: a line that is slow by claims alone is on trial
+                epoch = loop_time() - self._service.committed
+                claimed = min(claimed, max(waits, TRIAL * epoch))
+            known.append(claimed)
+        return max(known) + nbytes / PACE.modest if known else None
+
+    async def reduce(self) -> None:
+        """Serves the members until all have their averages."""
+        await self._receiver.run()
+
+    async def take_stream(self, member: int, request: OpenExchange, stream: Stream) -> None:
+        """Serves a stream that another member has opened. Raises CallRefused."""
+        if request.by_reducer:
+            await self._sender.welcome(member, stream)
+        else:
+            await self._receiver.serve(member, stream)
+
+    @forgetful
+    async def gather(self) -> None:
+        """Exchanges everything. Afterwards the holdings are whole, or `trouble` says what is missing."""
+        began = loop_time()
+        try:
+            async with asyncio.timeout(self._time) as self._tempo.deadline:
+                self._take_up(await self._sender.gather(self._reducer))
+                self._tempo.deadline = None
+        except TimeoutError:
+            await self.end()
+            fraction, seconds = min(1.0, self.bytes_received / max(1, self._coming)), loop_time() - began
+            self._needed = pace.needed(seconds, fraction)
+            self.trouble = Gathered(complaint=f"not done within {seconds:.0f} s: {fraction:.0%} had come")
+
+    def _take_up(self, got: Gathered) -> None:
+        """Takes the averages that count. Parts without senders do not, unless all parts have none; nor do those of a
+        reducer that kept half of the members out."""
+        averages, me = got.averages, self.mates.me
+        own = [each for each in averages if each.part.reducer == me]
+        if own and len(own) == len(self._reducer.parts):
+            self._signed.sign(me, self.mates.endpoint.identity, root_of(own))
+        counts = any(average.senders for average in averages)
+        for part in [average.part for average in averages if counts and not average.senders]:
+            got.failures.setdefault(part.reducer, f"nobody's tensors arrived for part {part.index}")
+        alone = keeping_out(averages if counts else [])
+        for reducer in alone:
+            got.failures.setdefault(reducer, "half of the members that others have averaged are not in its parts")
+        self.holdings.put(each for each in averages if each.part.reducer not in alone and (each.senders or not counts))
+        self.trouble = Gathered(failures=got.failures, complaint=got.complaint)
+
+    async def end(self) -> None:
+        """Returns once no stream writes to the memory of the results any more. Members that still wait for averages of
+        this one get none."""
+        self._sender.leave()
+        await self._reducer.close("this exchange is over")
+
+    def leave(self, committed: bool) -> Lessons:
+        """The round has ended here. Returns what it teaches."""
+        self._sender.leave()
+        endpoint, members = self.mates.endpoint, self.group.members
+        for index, reason in self._receiver.refused.items():
+            endpoint.events.emit(PeerRefused(members[index].peer_id.text, reason, "tensors"))
+        if not committed:  # otherwise the reducer still serves members that wait
+            self._reducer.abort("the round was given up")
+        elif self._tempo.took:
+            self._service.committed = loop_time()
+            self._service.took.append((max(self._tempo.took), self._nbytes))
+        if self.audits is not None:
+            self.audits.leave()
+        doubted, late = self._receiver.doubted | self._sender.doubted, self._receiver.late
+        lost = {each for each in late.keys() - self._sender.doubted.keys() if late[each] or each in self._sender.lost}
+        lost |= set() if self.audits is None else self.audits.broken
+        return Lessons(
+            {members[index].peer_id: reason for index, reason in doubted.items()},
+            self._needed,
+            frozenset(members[index].peer_id for index in lost),
+            {members[index].peer_id: seconds for index, seconds in self._tempo.sending.items()},
+            frozenset(members[index].peer_id for index in self.trouble.failures),
+        )
+
+    @property
+    def liars(self) -> dict[int, str]:
+        """Reducers whose averages are false, as audits have found."""
+        return {} if self.audits is None else self.audits.liars
+
+    @property
+    def failed(self) -> set[int]:
+        """Reducers that gave no averages here, or gave them too slowly."""
+        return self.slow & self._plan.by_reducer.keys()
+
+    @property
+    def slow(self) -> set[int]:
+        """These, and senders whose parts came too slowly."""
+        return self.trouble.failures.keys() | self._tempo.slow.keys()
+
+    @property
+    def left_out(self) -> dict[int, str]:
+        """Member index → why its tensors are missing somewhere, by this reducer and the others, or how it failed as a
+        reducer."""
+        return self._receiver.left_out | self._sender.left_out | self.trouble.failures
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(stream.bytes_sent for stream in chain(self._sender.streams, self._receiver.streams))
+
+    @property
+    def bytes_received(self) -> int:
+        return sum(stream.bytes_received for stream in chain(self._sender.streams, self._receiver.streams))
+
+
+def keeping_out(averages: Sequence[Average]) -> set[int]:
+    """Reducers whose parts lack half of the members, and two at least, that are in the parts of others. One slow sender
+    may be late for one reducer alone."""
+    counted: dict[int, set[int]] = {}
+    for average in averages:
+        counted.setdefault(average.part.reducer, set(average.senders)).intersection_update(average.senders)
+    everyone = set[int]().union(*counted.values())
+    return {reducer for reducer, senders in counted.items() if 2 * len(senders) <= len(everyone) > len(senders) + 1}

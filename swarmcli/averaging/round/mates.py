@@ -1,0 +1,96 @@
+"""The other members of a group: calls to them, and whether anybody need wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from swarmcli.averaging.group import Dialable, Group, meeting
+from swarmcli.averaging.round.messages import RoundWord
+from swarmcli.errors import NetworkError
+from swarmcli.network import Endpoint, PeerID
+from swarmcli.network.loop_thread import loop_time
+
+ANSWER, ANSWER_TRIPS = 2.0, 10.0  # seconds, and round trips on top, for a question that is answered at once
+# Seconds before each question whether a member has begun; the last one repeats.
+QUESTIONS = (0.5, 0.5, 1.0, 1.0, 1.0, 1.0, 2.0, 4.0, 8.0)
+CONNECTING = 5.0  # seconds that the connection of a member that cannot be dialed may still be on its way
+MOST_UNKNOWN = 2  # answers in a row after which a member that knows of no round will not learn of it
+
+A = TypeVar("A")
+
+
+class GroupMates:
+    """Calls between the members of one group, by their indices."""
+
+    def __init__(
+        self, endpoint: Endpoint, method: Callable[[str], str], group: Group, round_id: bytes | None = None
+    ) -> None:
+        """`method` gives the full name of a method on the wire. `round_id`: of the round of which `group` has a phase;
+        None: the group's own. Raises KeyError if this peer is not in the group."""
+        self.group, self.endpoint, self.method = group, endpoint, method
+        self._round_id = group.group_id if round_id is None else round_id
+        self.me = group.index_of(endpoint.peer_id)
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+    @property
+    def others(self) -> Iterator[int]:
+        return (index for index in range(len(self.group)) if index != self.me)
+
+    @property
+    def auxiliary(self) -> bool:
+        """Whether this member is an auxiliary."""
+        return self.group.members[self.me].auxiliary
+
+    def peer(self, index: int) -> PeerID:
+        return self.group.members[index].peer_id
+
+    def over_relay(self, index: int) -> bool:
+        """Whether a relay carries the messages between the two: if the relay is lost, both may still live."""
+        members = self.group.members
+        return meeting(members[self.me], members[index]) == Dialable.OVER_RELAY
+
+    def is_connected(self, index: int) -> bool:
+        return self.endpoint.is_connected(self.peer(index))
+
+    @property
+    def slowest_round_trip(self) -> float:
+        """Seconds of the slowest known one."""
+        known = (self.endpoint.round_trip(self.peer(index)) for index in self.others)
+        return max((seconds for seconds in known if seconds is not None), default=0.0)
+
+    async def ask(self, index: int, name: str, request: Any, answer_type: type[A]) -> A:
+        """A question that is answered at once. Raises NetworkError."""
+        timeout = ANSWER + ANSWER_TRIPS * self.slowest_round_trip
+        return await self.endpoint.call(self.peer(index), self.method(name), request, answer_type, timeout=timeout)
+
+    async def state(self, index: int) -> RoundWord | None:
+        """A member's word about itself, within a few seconds; None if it cannot be reached."""
+        try:
+            return await self.ask(index, "outcome", RoundWord(self._round_id, "running"), RoundWord)
+        except NetworkError:
+            return None
+
+    async def until_gone(self, index: int) -> str:
+        """Returns why nobody need wait for a member to begin: it is out of reach, has left, or knows nothing of the
+        round. One that still computes is waited for; once it has begun, its streams tell the rest."""
+        began, unknown, asked = loop_time(), 0, 0
+        comes = self.group.members[index].dialable != Dialable.DIRECTLY and not self.is_connected(index)
+        while True:
+            await asyncio.sleep(QUESTIONS[min(asked, len(QUESTIONS) - 1)])
+            asked += 1
+            word = await self.state(index)
+            standing = None if word is None else word.standing
+            comes = comes and not self.is_connected(index) and loop_time() < began + CONNECTING
+            unknown = unknown + 1 if standing == "unknown" else 0
+            if standing == "running":
+                await asyncio.Event().wait()
+            if standing == "over":
+                return "it has left"
+            if standing is None and not self.is_connected(index) and not comes:
+                return "it was gone before it began"
+            if unknown == MOST_UNKNOWN:
+                return "it knows nothing of the round"
