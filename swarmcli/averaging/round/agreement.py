@@ -235,6 +235,7 @@ class Agreement:
     def hear(self, member: int, word: RoundWord) -> None:
         self._unreachable.discard(member)
         self._silent.discard(member)
+        self.outcome.met(member)  # while it is connected
         self._rests.pop(member, None)
         self._spoke[member] = loop_time()
         before, self.told[member] = self.told.get(member), word

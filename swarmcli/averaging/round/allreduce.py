@@ -409,8 +409,19 @@ class Allreduce:
         peers = {self.group.members[index].peer_id: "" for index in sorted(named) if index < len(self.group)}
         return tuple(peers | self._suspects)
 
+    def _padding(self) -> dict[PeerID, str]:
+        """The leader, if more of the voters that it has listed are out of reach than can be hostile."""
+        if not hasattr(self, "_agreement"):  # the round has been here before
+            return {}
+        outcome, mates = self._agreement.outcome, self._agreement.mates
+        absent = {index for index in outcome.quorum.voters if not (outcome.met(index) or mates.is_connected(index))}
+        padded = outcome.quorum.guarded and mates.me != 0 and outcome.quorum.weight(absent) > outcome.quorum.hostile
+        return {self.group.leader: "it listed members whom nobody can reach"} if padded else {}
+
     def _let_go(self, committed: bool) -> None:
         """Frees the memory: errors hold on to the frames that they came through, and so to this object."""
+        if not committed:
+            self.lessons.add(Lessons(self._padding()))
         for exchange in self._exchanges:
             self.lessons.add(exchange.leave(committed))
             holdings = exchange.holdings
