@@ -46,7 +46,7 @@ class Bid:
 
 
 @dataclass(slots=True)
-class Line:
+class LineSeen:
     """The line of another member, as this one saw it."""
 
     seconds: float = 0.0  # that it took to send the last time, or would have taken; 0: it has not sent here yet
@@ -88,12 +88,12 @@ class Seats:
         return self.unproven | self.unseated.keys()
 
 
-def decide(bids: Mapping[PeerID, Bid], target: float, lines: Mapping[PeerID, Line]) -> Seats:
+def decide(bids: Mapping[PeerID, Bid], target: float, lines: Mapping[PeerID, LineSeen]) -> Seats:
     """Seats go to all who are not slow, and then to the first so many by sending time with which the group makes the
     most samples per second, rounds included. `target`: samples that make an epoch. `lines`: as the one who decides saw
     them; a member's own word can only make it slower.
     """
-    seen = {peer: lines.get(peer) or Line() for peer, bid in bids.items() if bid.sends}
+    seen = {peer: lines.get(peer) or LineSeen() for peer, bid in bids.items() if bid.sends}
     seconds = {peer: max(bids[peer].seconds, line.seconds) for peer, line in seen.items()}
     known = [line.pace for line in seen.values() if line.pace > 0]
     mean = statistics.fmean(known) if known else target / UNKNOWN_EPOCH / max(1, len(seen))
@@ -139,7 +139,7 @@ class Lines:
         # downloads a state; 0: nothing has shown that.
         self.own = self.receiving = 0.0
         self._own = own
-        self._lines: Recent[PeerID, Line] = Recent(MAX_PEERS)
+        self._lines: Recent[PeerID, LineSeen] = Recent(MAX_PEERS)
         self._ended: float | None = None  # loop time of the last round that committed
 
     def seats(
@@ -149,7 +149,7 @@ class Lines:
         word, of members whose samples never counted."""
         if target is None:
             return Seats()
-        lines = {peer: self._lines.get(peer) or Line() for peer in bids}
+        lines = {peer: self._lines.get(peer) or LineSeen() for peer in bids}
         return decide(bids, target, {p: replace(line, pace=line.pace or said.get(p, 0.0)) for p, line in lines.items()})
 
     def note_sending(self, taken: Mapping[PeerID, float], bids: Mapping[PeerID, Bid]) -> None:
@@ -172,6 +172,6 @@ class Lines:
                 line, pace = self._line(peer), weight / (began - ended)
                 line.pace, line.counted = (line.pace + pace) / 2 if line.pace else pace, True
 
-    def _line(self, peer: PeerID) -> Line:
-        line = self._lines[peer] = self._lines.get(peer) or Line()
+    def _line(self, peer: PeerID) -> LineSeen:
+        line = self._lines[peer] = self._lines.get(peer) or LineSeen()
         return line

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from swarmcli.averaging.seats import MAX_SECONDS, Bid, Line, Lines, decide
+from swarmcli.averaging.seats import MAX_SECONDS, Bid, Lines, LineSeen, decide
 from swarmcli.network.identity import PeerID
 
 TARGET = 256.0
@@ -15,8 +15,8 @@ QUICK = Bid(seconds=0.02)
 WATCHES = Bid(sends=False)
 
 
-def line(pace: float, seconds: float = 0.0, *, counted: bool = True) -> Line:
-    return Line(seconds, pace, counted)
+def line(pace: float, seconds: float = 0.0, *, counted: bool = True) -> LineSeen:
+    return LineSeen(seconds, pace, counted)
 
 
 def test_where_nobody_is_slow_all_have_a_seat() -> None:
@@ -60,7 +60,7 @@ def test_the_decision_is_the_best_prefix_of_any() -> None:
         seats = decide(bids, TARGET, lines)
         ranked = sorted(slow, key=lambda peer: lines[peer].seconds)
 
-        def epoch(chosen: list[PeerID], lines: dict[PeerID, Line] = lines, slow: list[PeerID] = slow) -> float:
+        def epoch(chosen: list[PeerID], lines: dict[PeerID, LineSeen] = lines, slow: list[PeerID] = slow) -> float:
             senders = [peer for peer in lines if peer not in slow or peer in chosen]
             sending = max([0.02, *(lines[peer].seconds for peer in chosen)])
             return TARGET / sum(lines[peer].pace for peer in senders) + sending

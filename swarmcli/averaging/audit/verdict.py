@@ -58,7 +58,7 @@ class Terms:
     aggregator: Aggregator
 
 
-class Claim(msgspec.Struct, frozen=True):
+class PartClaim(msgspec.Struct, frozen=True):
     """What a reducer says of one part.
 
     senders, weights   of the inputs in the average
@@ -87,7 +87,7 @@ class FalseAverage:
     where: Exchange
     members: tuple[PeerID, ...]
     terms: Terms
-    claim: Claim
+    claim: PartClaim
     tables: bytes
     average: TensorMessage | None
     messages: Mapping[int, TensorMessage]
@@ -107,7 +107,7 @@ class FalseAverage:
             return False
         try:
             return not self._comes_of(redo(self.terms, inputs, self.messages), beyond)
-        except _NoInput:
+        except _Unaveragable:
             return True
 
     def words(self) -> str:
@@ -152,12 +152,12 @@ class Redone:
     tolerance: torch.Tensor
 
 
-class _NoInput(Exception):
+class _Unaveragable(Exception):
     """An input that a reducer signed for cannot be averaged: no honest reducer would have signed."""
 
 
 def redo(terms: Terms, inputs: Sequence[Input], messages: Mapping[int, TensorMessage]) -> Redone:
-    """Computes the average again. Raises _NoInput."""
+    """Computes the average again. Raises _Unaveragable."""
     kind, numel = sum_type(terms.descriptor.dtype), terms.descriptor.numel
     largest = torch.zeros(numel, dtype=kind)
     if not inputs:
@@ -207,10 +207,10 @@ def _values(terms: Terms, sender: int, message: TensorMessage) -> torch.Tensor:
     codec = NoCompression() if sender == terms.reducer else terms.codec
     try:
         if message.header.descriptor() != terms.descriptor:
-            raise _NoInput
+            raise _Unaveragable
         values = codec.extract(message)
     except CompressionError as error:
-        raise _NoInput from error
+        raise _Unaveragable from error
     if not all_finite(values):
-        raise _NoInput
+        raise _Unaveragable
     return values

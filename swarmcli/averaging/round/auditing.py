@@ -31,7 +31,7 @@ from swarmcli.averaging.audit.signed import (
     inputs_hash,
     part_hash,
 )
-from swarmcli.averaging.audit.verdict import ACCUSED_BEYOND, Claim, FalseAverage, Terms
+from swarmcli.averaging.audit.verdict import ACCUSED_BEYOND, FalseAverage, PartClaim, Terms
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round.buffers import Average, Inputs, Results
 from swarmcli.averaging.round.certificate import DIGEST_BYTES
@@ -216,7 +216,7 @@ class Audits:
             return None
         # A copy: another try may write to its memory while it is still a proof.
         content = NoCompression().compress(results.part(part).clone())
-        claim = Claim(part.index, average.senders, average.weights, inputs, signed)
+        claim = PartClaim(part.index, average.senders, average.weights, inputs, signed)
         proof = self._proof(part, claim, tables, content, messages)
         for each in inputs:
             said = shown.get(each.sender)
@@ -371,7 +371,7 @@ class Audits:
     def _proof(
         self,
         part: Part,
-        claim: Claim,
+        claim: PartClaim,
         tables: bytes,
         average: TensorMessage | None,
         messages: Mapping[int, TensorMessage],

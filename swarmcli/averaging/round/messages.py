@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from swarmcli.averaging.audit.signed import Input, SignedAverages
-from swarmcli.averaging.audit.verdict import Claim
+from swarmcli.averaging.audit.verdict import PartClaim
 from swarmcli.averaging.group import MAX_MEMBERS
 from swarmcli.averaging.round.certificate import GroupID, Hash, Index, Indices, Signature
 from swarmcli.averaging.round.outcome import Known, Seen
@@ -136,7 +136,7 @@ class Accusation(msgspec.Struct, frozen=True):
     follow the digests and hashes that the reducer signed, as one payload; the average, decoded; and its inputs."""
 
     group_id: GroupID
-    claim: Claim
+    claim: PartClaim
 
 
 class Exhibit(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from swarmcli.averaging.seats import MAX_SECONDS, NOISE, Bid, Line, NoSeat, decide
+from swarmcli.averaging.seats import MAX_SECONDS, NOISE, Bid, LineSeen, NoSeat, decide
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.words import amount, roughly
@@ -79,7 +79,7 @@ def before_joining(nbytes: int, limit: float | None, target: float, epoch: float
     elsewhere = "unless all others are on this computer, where no limit counts"
     seconds = min(nbytes / limit, MAX_SECONDS)
     me, other = PeerID(bytes(32)), PeerID(bytes([1] * 32))
-    pace = Line(pace=target / epoch if epoch else 0.0)
+    pace = LineSeen(pace=target / epoch if epoch else 0.0)
     bids = {me: Bid(seconds=seconds), other: Bid(seconds=NOISE)} if epoch else {}
     if reason := decide(bids, target, {me: pace, other: pace}).unseated.get(me):
         sentence = SeatLost(reason, nbytes, limit, follows=True).sentence

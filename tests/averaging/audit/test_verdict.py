@@ -21,7 +21,7 @@ from swarmcli.averaging.audit.signed import (
     inputs_hash,
     part_hash,
 )
-from swarmcli.averaging.audit.verdict import ACCUSED_BEYOND, Claim, FalseAverage, Redone, Terms, redo
+from swarmcli.averaging.audit.verdict import ACCUSED_BEYOND, FalseAverage, PartClaim, Redone, Terms, redo
 from swarmcli.compression import CompressionBase, NoCompression, TensorDescriptor, TensorMessage, TopK
 from swarmcli.network import Identity
 from tests.compression.codecs import PLAIN
@@ -93,7 +93,7 @@ class Example:
         hashes = bytes(32) + inputs_hash(given) + bytes(32)
         root = averages_root(digests, hashes)
         signature = self.identities[REDUCER].sign(AVERAGES, HERE.prefix.encode(), HERE.group_id, root)
-        claim = Claim(PART, senders, weights, given, SignedAverages(root, signature))
+        claim = PartClaim(PART, senders, weights, given, SignedAverages(root, signature))
         shown = {sender: self.message(sender) for sender in self.senders} | (messages or {})
         members = tuple(identity.peer_id for identity in self.identities)
         return FalseAverage(HERE, members, self.terms, claim, digests + hashes, content, shown)
