@@ -41,6 +41,10 @@ from swarmcli.network import Stream
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.tasks import beside, forget, forgetful, on_executor, unless_silent
 
+# How exactly the end of sending is seen: rare looks would take a quick line for a slow one, see `averaging/seats.py`
+FIRST_LOOK = 0.01  # seconds from a look at the bytes on their way to the next, at least
+LATE_BY = 0.1  # of the seconds that sending takes, at most
+
 
 @dataclass
 class Gathered:
@@ -229,7 +233,7 @@ class PartSender:
                 message, signature = await on_executor(part.descriptor.nbytes, _encoded, mine, part, audits)
                 await stream.send(PartHeader(message.header, signature), message.payload)
             while stream.leaving - before < stream.bytes_sent:  # noqa: ASYNC110  # connections tell nobody
-                await asyncio.sleep(self._pace.tempo.look_interval)
+                await asyncio.sleep(max(FIRST_LOOK, LATE_BY * (loop_time() - began)))
             whole = True
         except NetworkError:
             return  # the averages will show what it means for the round: a reducer may also just want no more
