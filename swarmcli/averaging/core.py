@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -33,6 +32,7 @@ from swarmcli.averaging.round.plan import Layout, compression_term
 from swarmcli.averaging.round.program import RoundProgram
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.trust import PeerTrust
+from swarmcli.averaging.weights import Pledges
 from swarmcli.backoff import growing
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
 from swarmcli.dht.node import DHTNode
@@ -298,8 +298,11 @@ class AveragerCore:
                 usual = max((seconds for seconds, _ in self._service.took), default=0.0)
                 usual = 0.0 if control.request.target is None else max(usual, self._service.seats.planned)
                 self._service.quickly = self._round_time.quickly(usual)
-                round_ = self._make_round(group, weight, control.samples, way=way, base=base)
-                result = await self._run_round(round_, control.request)
+                target, pledges = control.request.target, None
+                if target is not None and control.request.weighs and not self.config.auxiliary:
+                    pledges = Pledges(self.finder.experience, group, target)
+                round_ = self._make_round(group, weight, control.samples, pledges, way=way, base=base)
+                result = await self._run_round(round_, pledges, preformed=target is not None)
                 self.finder.experience.note(result.weights, (member.peer_id for member in group.members))
                 if result.total_weight > 0 and result.averages:
                     averages = await self._remember(group.group_id, way, reference, result)
@@ -309,45 +312,34 @@ class AveragerCore:
             self._lock.release()
         return result
 
-    async def _run_round(self, round_: Allreduce, request: RoundRequest) -> AllreduceResult:
-        began, withheld, failed, experience = loop_time(), set[PeerID](), set[PeerID](), self.finder.experience
+    async def _run_round(self, round_: Allreduce, pledges: Pledges | None, *, preformed: bool) -> AllreduceResult:
+        began, withheld, failed = loop_time(), set[PeerID](), set[PeerID]()
         spoiled = True
         try:
-            try:
-                with self.finder.link.watching():
-                    result = await round_.run()
-            except RoundFailed:
-                shares = zip(round_.group.members, round_.group.part_shares, strict=True)
-                reducers = {member.peer_id for member, share in shares if share > 0}
-                failed = set(round_.lessons.failed & reducers) - {self.node.peer_id}
-                if 2 * len(failed) >= len(reducers):  # it may be this member's own link that fails
-                    failed = set()
-                raise
+            with self.finder.link.watching():
+                result = await round_.run()
             failed = set(result.failed)
-            # An auxiliary that reduced nothing cannot tell.
-            known = bool(result.weights) or not self.config.auxiliary
-            if request.weighs and known and request.target is not None:
-                claims, absent = round_.group.claims, experience.withheld(round_.group, result.samples)
-                kept = math.fsum(claim for peer, claim in claims.items() if peer not in absent)
-                if 2 * kept < request.target:
-                    experience.note_short()
-                    # The leader has listed them. Members may have been killed: the first time costs the leader nothing.
-                    if round_.group.leader != self.node.peer_id:
-                        self.finder.doubt(round_.group.leader, "it led a round that fell short", lost=True, led=True)
-                    slow = round_.lessons.sending.keys() & result.left_out.keys()
-                    withheld = absent - slow
-                    raise RoundFailed(
-                        f"members that kept their word had claimed {kept:g} of {request.target:g} samples, less than "
-                        "half; the samples wait for the next round"
-                    )
             self.trust.note_group(frozenset(member.peer_id for member in round_.group.members))
             self.finder.lines.note_committed(began, loop_time(), result.weights)
             spoiled = result.late or self.node.peer_id in result.left_out
             return result
+        except RoundFailed:
+            shares = zip(round_.group.members, round_.group.part_shares, strict=True)
+            reducers = {member.peer_id for member, share in shares if share > 0}
+            failed = set(round_.lessons.failed & reducers) - {self.node.peer_id}
+            if 2 * len(failed) >= len(reducers):  # it may be this member's own link that fails
+                failed = set()
+            if pledges is not None and pledges.withheld:
+                withheld = pledges.withheld - (round_.lessons.sending.keys() & round_.left_out)  # these were slow
+                self.finder.experience.note_short()
+                # The leader has listed them. Members may have been killed: the first time costs the leader nothing.
+                if round_.group.leader != self.node.peer_id:
+                    self.finder.doubt(round_.group.leader, "it led a round that fell short", lost=True, led=True)
+            raise
         finally:
             received = self.finder.link.received
             self.finder.lines.receiving = self.finder.round_bytes / received if spoiled and received else 0.0
-            self._learn_from(round_, loop_time() - began, request.target is not None, withheld, failed)
+            self._learn_from(round_, loop_time() - began, preformed, withheld, failed)
 
     def _learn_from(
         self,
@@ -412,7 +404,14 @@ class AveragerCore:
         return last.tensors
 
     def _make_round(
-        self, group: Group, weight: float, samples: float | None, *, way: Way, base: Sequence[torch.Tensor] | None
+        self,
+        group: Group,
+        weight: float,
+        samples: float | None,
+        pledges: Pledges | None,
+        *,
+        way: Way,
+        base: Sequence[torch.Tensor] | None,
     ) -> Allreduce:
         service, tensors, planned = self._service, self._tensors, self._service.seats.planned
         options = self.config.allreduce
@@ -432,6 +431,7 @@ class AveragerCore:
             base=base,
             samples=samples,
             program=self._program,
+            **({} if pledges is None else {"refuses": pledges.refuses}),
         )
 
     def _apply(self, averages: Sequence[torch.Tensor]) -> None:

@@ -167,3 +167,24 @@ class Experience:
     def _limits(self, named: Mapping[PeerID, float], ramps: Mapping[PeerID, float]) -> dict[PeerID, float]:
         trusts = self._bounds.trust == "members"
         return limits(named, {} if trusts else ramps, 1.0 if trusts else self._bounds.max_share)
+
+
+class Pledges:
+    """What the members of one group have claimed towards its target: half of that comes from members that keep their
+    word, or the round does not count. All members judge alike, before they vote."""
+
+    def __init__(self, experience: Experience, group: Group, target: float) -> None:
+        self._experience, self._group, self._target = experience, group, target
+        self.withheld = set[PeerID]()  # members that have not kept their word, in a round that was refused
+
+    def refuses(self, samples: Mapping[PeerID, float]) -> str:
+        """Why a result that counts these samples does not count; "": it does."""
+        claims, absent = self._group.claims, self._experience.withheld(self._group, samples)
+        kept = math.fsum(claim for peer, claim in claims.items() if peer not in absent)
+        if 2 * kept >= self._target:
+            return ""
+        self.withheld = absent
+        return (
+            f"members that kept their word had claimed {kept:g} of {self._target:g} samples, less than half; "
+            "the samples wait for the next round"
+        )

@@ -118,12 +118,14 @@ class Allreduce:
         base: Sequence[torch.Tensor] | None = None,
         samples: float | None = None,
         program: RoundProgram | None = None,
+        refuses: Callable[[Mapping[PeerID, float]], str] = lambda samples: "",
     ) -> None:
         """`tensors` must not change until `run` has returned. `weight` is of this member's tensors in the mean; with
         zero it takes part and adds nothing. `samples`: that they come of, if these are not the weight. An auxiliary's
         tensors only tell shapes and types, and it has no weight.
         `base`: the differences from these tensors are averaged, which all members hold alike. `program`: what is
-        averaged in several phases, instead of the tensors, which tell shapes and types then.
+        averaged in several phases, instead of the tensors, which tell shapes and types then. `refuses`: why this member
+        does not vote for a result that counts these samples; "": it does. All members come to the same answer.
 
         Raises ValueError for a weight that is neither zero nor one that reducers accept, and for tensors that have
         no mean; KeyError if this peer is not in the group.
@@ -131,6 +133,7 @@ class Allreduce:
         if weight != 0 and not MIN_WEIGHT <= weight <= MAX_WEIGHT:
             raise ValueError(f"weight must be 0, or {MIN_WEIGHT} to {MAX_WEIGHT}, got {weight}")
         self.group, self.lessons = group, Lessons()  # these are known once `run` has ended, however it ended
+        self.left_out = frozenset[PeerID]()  # so is who was left out of some part
         self._auxiliary = group.members[group.index_of(service.endpoint.peer_id)].auxiliary
         self._service, self._options = service, options if options is not None else AllreduceOptions()
         self._tensors, self._weight, self._base = list(tensors), weight, base
@@ -143,6 +146,7 @@ class Allreduce:
         self._reducing: list[asyncio.Task[None]] = []
         self._results: list[torch.Tensor] | None = None  # None: not all averages are here
         self._digest: bytes | None = None  # theirs
+        self._refuses, self._refused = refuses, ""  # why this member does not vote for them
         self._trouble, self._suspects = "", dict[PeerID, str]()  # why averages are missing here, and by whose fault
         self._late: tuple[Average, ...] | None = None  # parts that came from files of others
         self._was_late = False
@@ -276,13 +280,16 @@ class Allreduce:
     def _take(self, results: list[torch.Tensor]) -> None:
         """All averages are here, and these are the results."""
         self._results, self._digest = results, self._chain()
+        parts = self._exchanges[-1].holdings.averages if self._exchanges else ()
+        self._refused = self._refuses(contributions(self.group, parts, self._options)[1])
+        self._trouble = self._refused or self._trouble
 
     # What the agreement asks
 
     @property
     def digest(self) -> bytes | None:
         """Of the result that is here, if this member may vote for it."""
-        return None if any(exchange.liars for exchange in self._exchanges) else self._digest
+        return None if self._refused or any(exchange.liars for exchange in self._exchanges) else self._digest
 
     @property
     def lacks(self) -> tuple[str, tuple[int, ...]]:
@@ -423,6 +430,7 @@ class Allreduce:
         if not committed:
             self.lessons.add(Lessons(self._padding()))
         for exchange in self._exchanges:
+            self.left_out |= {self.group.members[index].peer_id for index in exchange.left_out}
             self.lessons.add(exchange.leave(committed))
             holdings = exchange.holdings
             if holdings.results is None:
