@@ -112,9 +112,9 @@ class Claims:
     def latest_epoch(self) -> int:
         """The furthest that is borne out by reports: of mates if there are any, otherwise of everyone; one alone may be
         an epoch ahead of the rest. What progress reports say beyond it leads nobody on."""
-        own, others = self.directory.describe().epoch, self.directory.others
-        mates = [others[peer] for peer in self.mates.known if peer in others]
-        reports = mates or [others[peer] for peer in self.credible()]
+        own, credible = self.directory.describe().epoch, self.credible()
+        counted = [peer for peer in credible if peer in self.mates.known] or credible
+        reports = map(self.directory.others.__getitem__, counted)
         epochs = [report.epoch for report in reports if is_settled(report.phase) and not report.pause]
         if not epochs:
             return own
