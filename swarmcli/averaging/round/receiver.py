@@ -119,6 +119,7 @@ class PartReceiver:
                 self._reducer.leave_out(member, f"the reducer could not reach it: {error}")
             forget(error)
 
+    @forgetful
     async def _watch_beginnings(self) -> None:
         endpoint, peer = self._mates.endpoint, self._mates.peer
         ends = {member: endpoint.lost(peer(member)) for member in self._waiting if self._mates.is_connected(member)}
