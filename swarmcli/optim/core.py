@@ -210,6 +210,7 @@ class OptimizerCore:
             self.metrics.leave_out(max(0.0, self.pausing.come_back() - waited))
             follows = self.config.description.role == "monitor" or self.seat.lost is not None
             self.phase = "following" if follows else "training"
+            self.directory.announce()
         if changed:
             self._keeper.drop()
             self._start_over()

@@ -164,7 +164,6 @@ class CatchUp:
             told = f" ({heard.sentence})" if heard is not None and further else ""
             self._events.emit(Noticed("warning", f"{text}{told}: this peer goes on from epoch {epoch}"))
         self.settled = True
-        self._directory.announce()
 
     async def hear(self, asked: set[PeerID]) -> None:
         """Asks those who are here how far the run is, each once: they may be gone before their state is here."""
