@@ -4,9 +4,8 @@ A peer's samples are pending, set aside (one addend: of its last undecided round
 follows, or lost and told. Peers at one position form lists, as far as they reach each other; an undecided peer stays,
 and joins the next list there. In the end all that live meet, and follow the lineage that leads.
 
-Gradients are of one position: a peer that follows another lineage drops those that it has not handed in. So they can be
-in one child of a position only, and an undecided round gives them back. What outer steps have moved outlives the
-position: there an undecided round sets them aside, or both children could count them.
+Gradients are of one position: a peer that follows another lineage drops those that it has not handed in. What outer
+steps have moved outlives the position: without being set aside, both children of a position could count it.
 """
 
 from __future__ import annotations
@@ -52,8 +51,6 @@ class Peer:
         self.frozen = set()
 
     def set_aside(self, round_id: int) -> None:
-        if not self.outer:
-            return self.restore()
         self.lost |= self.aside[1]
         self.aside, self.frozen = (round_id, self.frozen), set()
 
