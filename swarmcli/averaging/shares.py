@@ -66,19 +66,6 @@ def reducer_opens(reducer: Member, sender: Member) -> bool:
     return sender.dialable > reducer.dialable
 
 
-def reducers_among(members: Sequence[Member], able: Sequence[int], senders: Sequence[int]) -> tuple[int, ...]:
-    """The `able` members that all senders can reach; if possible only those that offered to reduce, and among these
-    only those that are reached without a relay."""
-
-    def reachable(reducer: int, way: Dialable) -> bool:
-        others = (sender for sender in senders if sender != reducer)
-        return all(meeting(members[reducer], members[sender]) >= way for sender in others)
-
-    within = [index for index in able if reachable(index, Dialable.OVER_RELAY)]
-    willing = [index for index in within if members[index].bandwidth > 0] or within
-    return tuple([index for index in willing if reachable(index, Dialable.DIRECTLY)] or willing)
-
-
 def _can_reduce(members: Sequence[Member], index: int, way: Dialable = Dialable.OVER_RELAY) -> bool:
     reducer = members[index]
     others = (other for place, other in enumerate(members) if place != index and not other.auxiliary)
