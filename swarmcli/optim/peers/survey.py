@@ -142,6 +142,7 @@ class Survey:
         reports = [directory.others[peer] for peer in holders if self._endpoint.is_connected(peer)]
         if _judge(position, reports) == "company":
             return "company"
+        await directory.refresh()  # a newcomer that has just settled is to find a mate, not to follow step by step
         # Whoever is joining or paused takes part in no round, and its line may be busy with a download. But a mate's
         # report may be of the time before its first round, or not be read yet, where epochs are short.
         told, mates = {peer: directory.others[peer] for peer in self.claims.holders()}, self.claims.mates.known
