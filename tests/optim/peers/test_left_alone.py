@@ -158,7 +158,7 @@ def test_an_auxiliary_beside_one_trainer_begins_no_round_that_the_trainer_steps_
 
 
 def test_who_is_left_of_a_round_in_which_all_others_say_goodbye_is_not_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its outcome stays unknown, and by the reports that were read last, they train."""
+    """They end the round that has begun and go; by the reports that were read last, they train."""
     monkeypatch.setattr(PeerDirectory, "options", ReportOptions(refresh_period=30.0))
 
     async def main() -> None:
@@ -175,7 +175,6 @@ def test_who_is_left_of_a_round_in_which_all_others_say_goodbye_is_not_warned(mo
                 await asyncio.gather(*(trainer.core.shutdown() for trainer in trainers))
                 await asyncio.gather(*(trainer.node.shutdown() for trainer in trainers))
                 await until(lambda: bool(rounds))
-                assert rounds[0].outcome == "undecided"
                 await asyncio.sleep(5)
                 assert [event.text for event in noticed if event.level == "warning"] == []
                 assert silent == []
