@@ -329,6 +329,7 @@ class AveragerCore:
             failed = set(round_.lessons.failed & reducers) - {self.node.peer_id}
             if 2 * len(failed) >= len(reducers):  # it may be this member's own link that fails
                 failed = set()
+            spoiled = not failed  # what came in as slowly as a slow reducer sends shows nothing of this link
             if pledges is not None and pledges.withheld:
                 withheld = pledges.withheld - (round_.lessons.sending.keys() & round_.left_out)  # these were slow
                 self.finder.experience.note_short()
