@@ -73,8 +73,8 @@ class Met:
         self._met = {self._me}
 
     def __call__(self, member: int) -> bool:
-        if not self._quorum.guarded or member in self._met:
-            return True
+        if not self._quorum.guarded or member in self._met or member not in self._quorum.voters:
+            return True  # who has no vote has no word, and may have no address
         mine, its, networks = self._group.members[self._me], self._group.members[member], self._group.networks
         if not (self._quorum.by_networks or mine.listening or its.listening):
             return True  # neither can dial the other: the listed member's word counts
