@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from swarmcli.averaging.group import Dialable, Group, meeting
 from swarmcli.averaging.round.messages import RoundWord
-from swarmcli.errors import NetworkError
+from swarmcli.errors import NetworkError, UnknownMethod
 from swarmcli.network import Endpoint, PeerID
 from swarmcli.network.loop_thread import loop_time
 
@@ -68,9 +68,12 @@ class GroupMates:
         return await self.endpoint.call(self.peer(index), self.method(name), request, answer_type, timeout=timeout)
 
     async def state(self, index: int) -> RoundWord | None:
-        """A member's word about itself, within a few seconds; None if it cannot be reached."""
+        """A member's word about itself, within a few seconds; None if it cannot be reached. One that serves no rounds
+        at all, or no more, knows nothing of this one."""
         try:
             return await self.ask(index, "outcome", RoundWord(self._round_id, "running"), RoundWord)
+        except UnknownMethod:
+            return RoundWord(self._round_id, "unknown")
         except NetworkError:
             return None
 
