@@ -22,4 +22,5 @@ def test_one_outcome_whatever_happens(first: int, count: int, faults: int) -> No
         ends.update(type(outcome).__name__ for outcome in outcomes)
         ends["faults that came"] += len(chaos.happened)
     print(dict(ends))
-    assert ends["AllreduceResult"] > 2 * count and ends["faults that came"] > count * faults / 2
+    # One list is one try: where a reducer is lost all members fail, and others look for another group.
+    assert ends["AllreduceResult"] > 1.5 * count and ends["faults that came"] > count * faults / 2
