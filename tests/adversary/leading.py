@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from swarmcli.averaging.control import StepControl
 from swarmcli.averaging.find.messages import Answer, Candidate, rank_of
 from swarmcli.averaging.find.search import Search
 from swarmcli.averaging.group import NONCE_BYTES, Group, Member
@@ -63,8 +62,7 @@ def begin_two(liar: Liar) -> None:
     finder, told = liar.averager.finder, [0]
     new_search = finder._new_search
 
-    def search_of_two(control: StepControl, gathered: bytes) -> Search:
-        search = new_search(control, gathered)
+    def of_two(search: Search) -> Search:
         end = search.lobby._end
 
         def end_otherwise(peer: PeerID, answer: Any) -> None:
@@ -80,7 +78,9 @@ def begin_two(liar: Liar) -> None:
         search.lobby._end = end_otherwise  # type: ignore[method-assign]
         return search
 
-    finder._new_search = search_of_two  # type: ignore[method-assign]
+    if finder.search is not None:  # it looks already
+        of_two(finder.search)
+    finder._new_search = lambda *how: of_two(new_search(*how))  # type: ignore[method-assign]
 
 
 def give_up(liar: Liar) -> None:

@@ -104,7 +104,7 @@ def list_keys(liar: Liar) -> None:
 @pytest.mark.parametrize(
     ("tell", "count", "liars", "epochs", "least"),
     [
-        (begin_two, 4, 1, 4, 0.5),
+        (begin_two, 4, 1, 8, 0.5),
         *soak(
             (tell, *case)
             for tell in (begin_two, give_up, list_keys)

@@ -13,7 +13,7 @@ import torch
 
 from swarmcli.averaging.round.buffers import Inputs
 from swarmcli.averaging.round.plan import Part
-from tests.adversary.lies.base import Liar, lie
+from tests.adversary.lies.base import Liar, lie, on_each_exchange
 
 Tensors: TypeAlias = list[torch.Tensor]
 # What a liar sends in place of what it has (the last item), and had in the rounds before.
@@ -111,21 +111,11 @@ class _Unlike(Inputs):
 
 @lie("equivocation about gradients", "gradients", at_most=BOUNDED)
 def tell_each_reducer_something_else(liar: Liar) -> None:
-    assert liar.averager is not None
-    core = liar.averager
-    make = core._make_round
+    def alter(exchange: Any) -> None:
+        if exchange._sender._inputs is not None:
+            unlike = _Unlike(exchange._sender._inputs)
+            for side in filter(None, (exchange._sender, exchange._reducer, exchange.audits)):
+                side._inputs = unlike
+            liar.told.append("unlike gradients")
 
-    def make_with_lies(group: Any, weight: float, samples: float | None, **how: Any) -> Any:
-        round_: Any = make(group, weight, samples, **how)
-        prepare = round_._prepare
-
-        async def prepare_with_lies() -> None:
-            await prepare()
-            if round_._mine is not None:
-                round_._mine = _Unlike(round_._mine)
-                liar.told.append("unlike gradients")
-
-        round_._prepare = prepare_with_lies
-        return round_
-
-    core._make_round = make_with_lies  # type: ignore[method-assign]
+    on_each_exchange(liar, alter)
