@@ -230,10 +230,15 @@ class OuterWork(GradientWork):
         self._riders = riders
         super().__init__(mode, peer, replica, differences, method)
 
+    def _add(self, batch_size: int, scale: float | None, weight: float | None) -> bool:
+        if self._mode.local:  # before its own step is noted: the end under way may look too late
+            self.replica.state.check_rates()
+        return self._gradients.add(batch_size, scale, weight)
+
     async def accumulate(self, batch_size: int, scale: float | None = None, weight: float | None = None) -> None:
         self.replica.placement.check_trained()
         # The end of an epoch steps the anchor beside the trainer: an inner step never begins at half of that.
-        if await self.replica.change(partial(self._gradients.add, batch_size, scale, weight)):
+        if await self.replica.change(partial(self._add, batch_size, scale, weight)):
             self.given_up.end()
         else:
             self.given_up.note(batch_size, scale)
