@@ -325,8 +325,12 @@ class OptimizerCore:
         if self.config.description.role != "trainer":
             return False
         self.review_seat()
-        # Where the run has gone on without it, and nobody gives it that state, what it computed would be worthless.
-        return self.seat.lost is not None or self._latest[0] > self.position.epoch + MOST_BEHIND
+        # Where the run has gone on without it, and nobody gives it that state, what it computed would be worthless. A
+        # claim that is no reason to follow is none to stand still either: one stranger could hold up a lone trainer.
+        return (
+            self.seat.lost is not None
+            or self.claims.leading(Claim(self.position)).epoch > self.position.epoch + MOST_BEHIND
+        )
 
     def review_seat(self, *, stays: bool = False) -> None:
         """Finds out anew whether this trainer's samples can count, and says so where that has changed: others hear that
