@@ -24,7 +24,7 @@ from swarmcli.network.transports.tcp.transport import TCPTransport
 from tests.adversary.leading import ALTERED, alter_entries, begin_two, give_up, hurry_to_the_front, stuff
 from tests.adversary.lies import Liar
 from tests.adversary.test_progress import claim, keep_out, list_keys
-from tests.adversary.test_reports import refuse_and_blame
+from tests.adversary.test_reports import refuse
 from tests.optim.optim_swarm import TARGET, Swarm, Trainer, together
 from tests.relaying import Relaying
 
@@ -70,9 +70,7 @@ ATTACKS: dict[str, Lie | None] = {
     "a leader with the best of 2,000 searches": leader(hurry_to_the_front),
     "a leader of two groups": leader(begin_two),
     "a leader that gives rounds up": leader(give_up),
-    "a reducer that refuses, and blames the others": lambda trainer, honest: refuse_and_blame(
-        trainer.node, trainer.core.work.averager, [each.node.peer_id for each in honest]
-    ),
+    "a reducer that refuses": lambda trainer, honest: refuse(trainer.node, trainer.core.work.averager),
     "a reducer that keeps the others out": lambda trainer, honest: keep_out(trainer),
     "claims of all samples": lambda trainer, honest: claim(trainer),
     "claims of all samples, by a leader in haste": lambda trainer, honest: claim(trainer, leads=True),
