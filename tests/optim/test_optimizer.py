@@ -130,11 +130,18 @@ def test_alone_with_a_closure() -> None:
         opt.shutdown()
 
 
+async def begin_round_of(opt: Optimizer) -> None:
+    group = opt._core._group
+    while group._control is None:  # a task begins the search
+        await asyncio.wait([group._forming], timeout=0.01)
+    group._control.group = object()
+
+
 def test_any_thread_may_ask_for_the_report_while_a_round_is_under_way() -> None:
     with dhts(1) as (dht,):
         opt = optimizer(dht, model())
         opt.load_state_from_peers()
-        opt._core._group._control.group = object()  # the live view asks at such moments, from a thread that has no loop
+        opt._thread.run(begin_round_of(opt))  # the live view asks at such moments, from a thread that has no loop
         assert opt.report().phase == "training"
         opt.shutdown()
 
