@@ -514,12 +514,12 @@ class RunPeer:
         that was told before does less."""
         addresses, link, before = self.dht.get_visible_addresses(), self.link(), self._told
         told = {"peer": self.peer_id.text, "addresses": addresses, "dashboard": dashboard, "link": str(link or "")}
-        write_file(self.home.path / "peer.json", json.dumps(told).encode())
-        self._told = link
         if link:
             write_file(self.home.path / LINK, f"{link}\n{needs_in_words(self.recipe)}\n".encode())
         else:
             (self.home.path / LINK).unlink(missing_ok=True)
+        write_file(self.home.path / "peer.json", json.dumps(told).encode())  # last: a script waits for it
+        self._told = link
         if link is None or before is None:
             return link is not before
         leads_on = set(before.addresses) & set(link.addresses)
