@@ -250,10 +250,10 @@ class Site:
     def addresses(self) -> tuple[str, ...]:
         return tuple(address for address in (self.ipv4, self.ipv6) if address)
 
-    def shape(self, mbit: float) -> None:
-        """From now on so many Mbit/s pass each way."""
-        self._end.sh(namespaces.shaping("wan", mbit))
-        self._internet.sh(namespaces.shaping(self._device, mbit))
+    def shape(self, mbit: float, queue: int = namespaces.QUEUE, burst: int = namespaces.BURST) -> None:
+        """From now on so many Mbit/s pass each way; see `shaping`."""
+        self._end.sh(namespaces.shaping("wan", mbit, queue, burst))
+        self._internet.sh(namespaces.shaping(self._device, mbit, queue, burst))
 
     def move(self) -> None:
         """Takes another IPv4 address and gives the old one up. IPv6 stays."""

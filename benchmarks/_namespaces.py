@@ -19,6 +19,7 @@ _INSIDE = "BENCHMARK_INSIDE_NAMESPACE"
 # Frames of 1500 bytes carry 1448 of a stream and take 1514 of the link.
 PAYLOAD = 1448 / 1514
 QUEUE = 50  # milliseconds, as in a home router that is not too bad
+BURST = 64  # kB
 
 
 def inside() -> bool:
@@ -78,9 +79,10 @@ def settle(pipe: Pipe, index: int, mbit: float, queue: int = QUEUE) -> str:
     return configure(index, mbit, queue)
 
 
-def shaping(device: str, mbit: float, queue: int = QUEUE) -> str:
-    """The command that lets a device send so much and no more. `queue`: milliseconds that what waits may wait."""
-    return f"tc qdisc replace dev {device} root tbf rate {mbit}mbit burst 64kb latency {queue}ms"
+def shaping(device: str, mbit: float, queue: int = QUEUE, burst: int = BURST) -> str:
+    """The command that lets a device send so much and no more. `queue`: milliseconds that what waits may wait; `burst`:
+    kB that pass at once after a rest."""
+    return f"tc qdisc replace dev {device} root tbf rate {mbit}mbit burst {burst}kb latency {queue}ms"
 
 
 def _run(command: str) -> None:
