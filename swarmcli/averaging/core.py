@@ -93,9 +93,7 @@ class AveragerCore:
         self._by_differences = config.by_differences and lossy
         self._reference: Reference | None = None  # the last average, if differences from it may travel
         self.archive = RoundArchive(node.endpoint, config.prefix)
-        self._service = AllreduceService(
-            node.endpoint, config.prefix, self.archive.fetch_committed, self.trust, config.allreduce.trust
-        )
+        self._service = AllreduceService(node.endpoint, config.prefix, self.trust, config.allreduce.trust)
         self._program = program
         self.finder = GroupFinder(
             node,

@@ -23,7 +23,7 @@ import torch
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, AllreduceOptions
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.agreement import Agreement
-from swarmcli.averaging.round.buffers import Average, Inputs, Results, contributions_to, result_digest
+from swarmcli.averaging.round.buffers import Average, Inputs, Results, contributions_to
 from swarmcli.averaging.round.certificate import RoundCertificate
 from swarmcli.averaging.round.exchange import PartExchange
 from swarmcli.averaging.round.messages import MAX_WORDS
@@ -148,8 +148,7 @@ class Allreduce:
         self._digest: bytes | None = None  # theirs
         self._refuses, self._refused = refuses, ""  # why this member does not vote for them
         self._trouble, self._suspects = "", dict[PeerID, str]()  # why averages are missing here, and by whose fault
-        self._late: tuple[Average, ...] | None = None  # parts that came from files of others
-        self._was_late = False
+        self._late = False  # averages had to be fetched after the commit
         self._agreement: Agreement
         self.ended = False
 
@@ -348,11 +347,11 @@ class Allreduce:
 
     @forgetful
     async def _catch_up(self, digest: bytes) -> None:
-        """Fetches missing parts of a committed result, from memory or files of others: within the time that a round may
-        take. A member that copies over a slow link gets on sooner as one that has missed the round."""
+        """Fetches missing parts of a committed result from others, within the time that a round may take. A member that
+        copies over a slow link gets on sooner as one that has missed the round."""
         if self._auxiliary:
             return
-        self._was_late = True
+        self._late = True
         for exchange in self._exchanges:
             await exchange.end()  # copies are written to the memory of its averages
         with suppress(TimeoutError):
@@ -360,12 +359,6 @@ class Allreduce:
                 for holder in self._agreement.holders(digest):
                     if await self.obtain(digest, holder):
                         return
-                if len(self._program.phases) == 1 and self._service.fetch_committed is not None and self._exchanges:
-                    plan = self._exchanges[0].holdings.plan
-                    kept = await self._service.fetch_committed(self.group, plan, digest)
-                    if kept is not None:
-                        self._results, self._late = kept
-                        self._digest = result_digest(b"".join(average.digest for average in self._late))
 
     def _conclude(self, outcome: Next) -> AllreduceResult:
         """No check refuses a result that was committed: what could, is checked before the vote."""
@@ -376,8 +369,7 @@ class Allreduce:
         if not self._auxiliary and self._digest != outcome.digest:
             name = (outcome.digest or b"").hex()[:8]
             raise RoundUndecided(f"the group committed the result {name}, which did not come here in time")
-        last = self._exchanges[-1] if self._exchanges else None
-        parts = self._late if self._late is not None else tuple(last.holdings.averages) if last is not None else ()
+        parts = tuple(self._exchanges[-1].holdings.averages) if self._exchanges else ()
         weights, samples, partly = contributions(self.group, parts, self._options)
         left_out = {index: why for exchange in self._exchanges for index, why in exchange.left_out.items()}
         named = {self.group.members[index].peer_id: reason for index, reason in left_out.items()}
@@ -392,7 +384,7 @@ class Allreduce:
             bytes_sent=sum(exchange.bytes_sent for exchange in self._exchanges),
             bytes_received=self._bytes_received,
             parts=parts,
-            late=self._was_late,
+            late=self._late,
             failed=self._named(),
             certificate=self._agreement.outcome.certificate,
             shares=self.group.part_shares if len(self._program.phases) == 1 else (),
@@ -435,7 +427,7 @@ class Allreduce:
             holdings = exchange.holdings
             if holdings.results is None:
                 continue
-            if committed and holdings.digest is not None and self._late is None:
+            if committed and holdings.digest is not None:
                 self._service.keep(exchange.group.group_id, holdings)
             else:
                 holdings.drop(range(len(holdings.plan.parts)))

@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Annotated
 
 import msgspec
@@ -16,9 +17,9 @@ import torch
 
 from swarmcli.averaging.audit.signed import digest_of
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT
-from swarmcli.averaging.group import MAX_MEMBERS, Group
+from swarmcli.averaging.group import MAX_MEMBERS
 from swarmcli.averaging.round.allreduce import AllreduceResult
-from swarmcli.averaging.round.buffers import Average, Inputs, contributions_to, result_digest
+from swarmcli.averaging.round.buffers import Average, Inputs, contributions_to, digest_at, result_digest
 from swarmcli.averaging.round.certificate import DIGEST_BYTES, RoundCertificate
 from swarmcli.averaging.round.plan import Layout, Plan
 from swarmcli.compression import NoCompression
@@ -38,9 +39,6 @@ KEPT_ROUNDS = 2  # whoever missed more downloads the state, which is hardly more
 KEPT_BYTES = 64 << 20  # of averages that are kept for long; what is more goes when the next round needs its memory …
 KEPT_SECONDS = 30.0  # … or after this: whoever froze or was cut off for a moment has asked by then
 MOST_FETCHES = 8  # at a time: they are small beside downloads of a state
-# A member that was late asks others that hear of the commit some moments later themselves.
-LATE_TRIES, LATE_PAUSE = 5, 1.0  # seconds between two of these
-LATE_DOWNLOAD = 60.0  # seconds in which nothing of it comes, in one of these
 
 Senders = tuple[int, ...]
 Weights = tuple[float, ...]
@@ -144,31 +142,6 @@ class KeptRound:
         finally:
             file.close()  # what is mapped outlives that
 
-    def parts(self, plan: Plan) -> list[Average]:
-        """The averages as a member of the round holds them, with the digests that the members voted on; `plan` is the
-        round's.
-
-        Raises ValueError for a round of another plan.
-        """
-        averages, number = [], 0
-        if len(self.record.digests) != len(plan.parts) * DIGEST_BYTES:
-            there = len(self.record.digests) // DIGEST_BYTES
-            raise ValueError(f"a round of {there} parts, this one has {len(plan.parts)}")
-        for count, senders, weights in self.record.runs:
-            for part in plan.parts[number : number + count]:
-                digest = self.record.digests[part.index * DIGEST_BYTES : (part.index + 1) * DIGEST_BYTES]
-                averages.append(Average(part, senders, weights, None, digest))
-            number += count
-        return averages
-
-    def check(self, plan: Plan) -> None:
-        """Raises ValueError unless the averages have the digests of all parts."""
-        values = Inputs(self.averages)
-        for average in self.parts(plan):
-            message = NoCompression().compress(values.part(average.part)) if average.senders else None
-            if digest_of(average.part.index, average.senders, average.weights, message) != average.digest:
-                raise ValueError(f"part {average.part.index} is not what the digest of the round names")
-
     def prove(self, layout: Layout, part_size_bytes: int) -> None:
         """Raises ValueError unless the group that the record names has signed for these very averages."""
         record, certificate = self.record, self.record.certificate
@@ -178,8 +151,17 @@ class KeptRound:
         if signed_for != (record.group_id, record.tag, record.digest) or not certificate.verify():
             raise ValueError("averages for which their group has not signed")
         plan, peers = Plan.make(layout, record.shares, part_size_bytes), dict(enumerate(certificate.peers))
-        self.check(plan)
-        counted = {(peers.get(sender), each.weight) for sender, each in contributions_to(self.parts(plan)).items()}
+        runs = chain.from_iterable(repeat((senders, weights), count) for count, senders, weights in record.runs)
+        if len(record.digests) != len(plan.parts) * DIGEST_BYTES:
+            raise ValueError(f"{len(record.digests) // DIGEST_BYTES} parts instead of {len(plan.parts)}")
+        values, averages = Inputs(self.averages), []
+        for part, (senders, weights) in zip(plan.parts, runs, strict=True):
+            message = NoCompression().compress(values.part(part)) if senders else None
+            average = Average(part, senders, weights, None, digest_of(part.index, senders, weights, message))
+            if average.digest != digest_at(record.digests, part):
+                raise ValueError(f"part {part.index} is not what the digest of the round names")
+            averages.append(average)
+        counted = {(peers.get(sender), each.weight) for sender, each in contributions_to(averages).items()}
         if counted != set(zip(record.contributors, record.weights, strict=True)):
             raise ValueError("other weights than those of its parts, for which its group has signed")
 
@@ -217,7 +199,7 @@ class RoundArchive:
 
     async def _provide(self, version: bytes) -> Snapshot | None:
         for kept in reversed(self._rounds):
-            if version in (version_of_group(kept.group_id), version_of_tag(kept.record.tag)):
+            if version == version_of_tag(kept.record.tag):
                 return kept.snapshot(version)
         return None
 
@@ -226,19 +208,16 @@ class RoundArchive:
         donors: Sequence[PeerID],
         layout: Layout,
         *,
-        group_id: bytes = b"",
-        tag: bytes = b"",
-        plan: Plan | None = None,
-        digest: bytes | None = None,
+        tag: bytes,
         part_size_bytes: int | None = None,
         timeout: float,
         progress: DownloadProgress | None = None,
     ) -> KeptRound:
-        """Fetches the round `group_id`, or if that is empty the newest of `tag`, from the donors, best first.
+        """Fetches the newest round of `tag` from the donors, best first.
 
-        `layout` is that of the tensors here. With `plan` and `digest` the averages must be the result that the group
-        committed; with `part_size_bytes`, that of the run, its group must have signed for them. `progress` is kept up
-        to date. Raises StateDownloadError when no donor has it, or after `timeout` seconds in which nothing of it came.
+        `layout` is that of the tensors here. With `part_size_bytes`, that of the run, its group must have signed for
+        the averages. `progress` is kept up to date. Raises StateDownloadError when no donor has it, or after `timeout`
+        seconds in which nothing of it came.
         """
         left, attempts = list(donors), dict[str, str]()
         while True:
@@ -246,16 +225,14 @@ class RoundArchive:
                 self._endpoint,
                 self._prefix,
                 left,
-                version=version_of_group(group_id) if group_id else version_of_tag(tag),
+                version=version_of_tag(tag),
                 timeout=timeout,
                 max_bytes=2 * layout.nbytes + (1 << 20),
-                check=lambda outline: _check_outline(outline, layout, group_id, tag, digest),
+                check=lambda outline: _check_outline(outline, layout, tag),
                 progress=progress,
             )
             kept = KeptRound(RoundRecord.read(state.metadata), list(state.tensors.values()))
             try:
-                if plan is not None:
-                    await on_executor(layout.nbytes, kept.check, plan)
                 if part_size_bytes is not None:  # never on the loop: signatures take long too
                     await on_executor(max(layout.nbytes, OFFLOAD_FROM), kept.prove, layout, part_size_bytes)
                 return kept
@@ -267,31 +244,10 @@ class RoundArchive:
                 if not left:
                     raise StateDownloadError(f"the averages that came are false: {error}", attempts) from None
 
-    async def fetch_committed(
-        self, group: Group, plan: Plan, digest: bytes
-    ) -> tuple[list[torch.Tensor], tuple[Average, ...]] | None:
-        """The result of a round for a member that was late: averages and parts. None: no other member gives it."""
-        members = [member.peer_id for member in group.members if not member.auxiliary]
-        donors, layout = [member for member in members if member != self._endpoint.peer_id], plan.layout
-        for _ in range(LATE_TRIES):
-            try:
-                kept = await self.fetch(
-                    donors, layout, group_id=group.group_id, plan=plan, digest=digest, timeout=LATE_DOWNLOAD
-                )
-                return kept.averages, tuple(kept.parts(plan))
-            except StateDownloadError:
-                await asyncio.sleep(LATE_PAUSE)
-        return None
-
 
 def replay_prefix(prefix: str) -> str:
     """The prefix under which an averager shares its kept rounds."""
     return f"{prefix}.replays"
-
-
-def version_of_group(group_id: bytes) -> bytes:
-    """The version under which peers ask for a certain round."""
-    return b"group " + group_id
 
 
 def version_of_tag(tag: bytes) -> bytes:
@@ -303,17 +259,15 @@ def _named(averages: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     return {str(index): average for index, average in enumerate(averages)}
 
 
-def _check_outline(outline: StateOutline, layout: Layout, group_id: bytes, tag: bytes, digest: bytes | None) -> None:
+def _check_outline(outline: StateOutline, layout: Layout, tag: bytes) -> None:
     """Checks an outline before memory is allocated. Raises ValueError."""
     record = RoundRecord.read(outline.metadata)
     if tuple(outline.descriptors.values()) != layout.descriptors:
         raise ValueError("averages of other shapes or types than the tensors here")
-    if (record.group_id != group_id) if group_id else (record.tag != tag):
+    if record.tag != tag:
         raise ValueError("the averages of another round than the one that was asked for")
     if result_digest(record.digests) != record.digest:
         raise ValueError("parts that do not belong to the digest of the round")
-    if digest is not None and record.digest != digest:
-        raise ValueError("another result than the one that the group committed")
 
 
 def _runs(parts: Sequence[Average]) -> Iterator[tuple[int, Senders, Weights]]:

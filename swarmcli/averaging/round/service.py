@@ -8,22 +8,19 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
-
-import torch
 
 from swarmcli.averaging.config import Trust
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.agreement import Agreement, Met
 from swarmcli.averaging.round.auditing import Audits
-from swarmcli.averaging.round.buffers import Average, Holdings
+from swarmcli.averaging.round.buffers import Holdings
 from swarmcli.averaging.round.certificate import Quorum
 from swarmcli.averaging.round.copying import give_copies
 from swarmcli.averaging.round.mates import GroupMates
 from swarmcli.averaging.round.messages import Accusation, CopyRequest, DrawnPart, InputList, OpenExchange, RoundWord
 from swarmcli.averaging.round.outcome import RoundOutcome
-from swarmcli.averaging.round.plan import Plan
 from swarmcli.averaging.seats import Seats
 from swarmcli.averaging.trust import PeerTrust, TwoGroups
 from swarmcli.errors import CallRefused, RoundFailed, RoundUndecided
@@ -35,7 +32,7 @@ from swarmcli.tasks import Bell, forgetful
 
 MOST_PHASES = 4  # of a round
 EARLY = 120.0  # seconds that an arrival waits for its round to begin here: this member may still be computing
-KEPT = 20.0  # seconds that this member gives away committed averages; their file serves longer
+KEPT = 20.0  # seconds that this member gives committed averages to members of its group that lack some
 AUDITED = 16  # exchanges whose accusations this member hears
 REMEMBERED = 256  # rounds whose words are kept, for late questions …
 REMEMBERED_MEMBERS = 1 << 16  # … if they have no more members together: a member takes about 1 KiB
@@ -43,11 +40,6 @@ LAST = 5  # committed exchanges, by which the next one is planned
 AT_THE_END = 1.0  # seconds that an ending averager takes to show the others its last words
 
 logger = logging.getLogger(__name__)
-
-# The committed result of a round, from peers that keep it on disk: averages and parts; None: no peer gives it.
-FetchCommitted: TypeAlias = Callable[
-    [Group, Plan, bytes], Awaitable[tuple[list[torch.Tensor], tuple[Average, ...]] | None]
-]
 
 
 class HostedExchange(Protocol):
@@ -72,16 +64,13 @@ class AllreduceService:
         self,
         endpoint: Endpoint,
         prefix: str,
-        fetch_committed: FetchCommitted | None = None,
         peer_trust: PeerTrust | None = None,
         trust: Trust = "strangers",
     ) -> None:
-        """`fetch_committed` gives a late member the result that its group committed. `peer_trust`: of the run;
-        None: of these rounds alone. `trust`: as in AllreduceOptions."""
+        """`peer_trust`: of the run; None: of these rounds alone. `trust`: as in AllreduceOptions."""
         self.endpoint = endpoint
         self.peer_trust = PeerTrust(endpoint, prefix) if peer_trust is None else peer_trust
         self._trust: Trust = trust
-        self.fetch_committed = fetch_committed
         self.memory = ReusableBuffer()
         self.prefix = prefix
         # The last exchanges that committed: seconds of the slowest sender, and bytes

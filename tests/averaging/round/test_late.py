@@ -1,4 +1,4 @@
-"""Members that thaw after the commit apply it late: from what others hold in memory, or from their files."""
+"""Members that thaw after the commit apply it late, from what others hold in memory."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.control import RoundResult
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.pace import PACE
 from swarmcli.compression import TensorMessage
 from swarmcli.errors import RoundUndecided
-from tests.averaging.averagers import Averagers, all_begun, all_outcomes, assert_all_equal
+from tests.averaging.averagers import Averagers, all_outcomes
 from tests.averaging.rounds import Kind, Outcome, Swarm
 from tests.optim.optim_swarm import until
 from tests.simulation import now, within
@@ -23,7 +22,7 @@ from tests.simulation import now, within
 @pytest.mark.parametrize("thaws_after", [0.0, 60.0])
 @within(2000)
 async def test_a_frozen_member_thaws_after_the_commit(thaws_after: float) -> None:
-    """After 20 s nobody holds the averages any more, and these swarms have no files."""
+    """After 20 s nobody holds the averages any more."""
     options = AllreduceOptions(part_size_bytes=512)
     async with Swarm([Kind(), Kind(weight=2), Kind(bandwidth=0)], bandwidth=20_000.0, options=options) as swarm:
 
@@ -45,30 +44,6 @@ def check_late(outcome: Outcome | None, late: bool) -> None:
         assert isinstance(outcome, AllreduceResult) and outcome.late
     else:
         assert isinstance(outcome, RoundUndecided)
-
-
-@within(3600)
-async def test_a_member_that_was_frozen_gets_the_round_from_what_others_keep_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("swarmcli.averaging.round.service.KEPT", 1.0)
-    async with Averagers(3) as swarm:
-        peers = [*await swarm.add(4), *await swarm.add(1, bandwidth=0.0)]
-        controls = [peer.begin(require_trigger=True, allow_retries=False) for peer in peers]
-        await all_begun(controls)
-        frozen = peers[-1]
-        for control in controls:
-            control.allow_allreduce()
-        swarm.network.freeze(frozen.peer_id)
-        left = [peer for peer in peers if peer is not frozen]
-        await all_outcomes([controls[peers.index(peer)] for peer in left])
-        await asyncio.sleep(2)  # copies are no more to be had
-        swarm.network.thaw(frozen.peer_id)
-        (late,) = await all_outcomes([controls[peers.index(frozen)]])
-        assert isinstance(late, RoundResult) and late.late
-        assert frozen.rounds[0].reason.endswith("fetched here after the group had committed")
-        assert_all_equal(peers, left[0].values[0])
-        assert [peer.rounds[0].outcome for peer in peers] == ["committed"] * 5
 
 
 @within(2000)
