@@ -3,8 +3,9 @@
 from swarmcli.averaging.aggregators import Aggregator, CenteredClip, Mean, Median, TrimmedMean
 from swarmcli.averaging.averager import AveragingMode, DecentralizedAverager
 from swarmcli.averaging.config import AllreduceOptions, AveragerConfig, MatchmakingOptions
-from swarmcli.averaging.control import AveragingStage, RoundRequest, RoundResult, StepControl
+from swarmcli.averaging.control import AveragingStage, RoundRequest, StepControl
 from swarmcli.averaging.core import AveragerCore
+from swarmcli.averaging.round.result import RoundResult
 
 __all__ = [
     "Aggregator",

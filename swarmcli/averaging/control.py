@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import reprlib
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,9 +14,9 @@ from typing import Any, TypeVar
 from swarmcli.averaging.checks import check_numbers
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, check_terms
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
-from swarmcli.averaging.round.certificate import RoundCertificate
+from swarmcli.averaging.round.result import Outcome, RoundResult
 from swarmcli.clock import Clock
-from swarmcli.errors import RoundFailed
+from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.events import RoundFinished, RoundOutcome
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
@@ -71,42 +70,6 @@ class RoundRequest:
         if len(self.tag) > MAX_TAG_BYTES:
             raise ValueError(f"a tag has at most {MAX_TAG_BYTES} bytes, got {len(self.tag)}")
         check_terms(self.terms)
-
-
-@dataclass(frozen=True)
-class RoundResult(Mapping[PeerID, Any]):
-    """A committed round: a mapping of the members' ids to what they gathered, and what happened.
-
-    The gathered value is None for a member that handed in nothing readable.
-    """
-
-    group: Group
-    gathered: Mapping[PeerID, Any]
-    contributors: tuple[PeerID, ...]  # whose tensors are in the average, in whole or in part
-    left_out: Mapping[PeerID, str]  # peer → why its tensors are not, and how much of them is
-    total_weight: float  # 0: there was nothing to average (`remark` says why), and nobody's tensors changed
-    bytes_sent: int
-    bytes_received: int
-    seconds: Mapping[str, float]  # stage → time spent in it
-    late: bool = False  # averages that were missing here were fetched after the group had committed
-    remark: str = ""  # anything unusual, in words for people
-    certificate: RoundCertificate | None = None  # proves to anyone that the group has committed this
-    weights: Mapping[PeerID, float] = field(default_factory=dict)  # of the contributors, by the share that counted
-    samples: Mapping[PeerID, float] = field(default_factory=dict)  # likewise; the weights where nobody has told others
-    reduced: Mapping[PeerID, int] = field(default_factory=dict)  # reducer → bytes of tensors that it has added up
-
-    def __getitem__(self, peer: PeerID) -> Any:
-        return self.gathered[peer]
-
-    def __iter__(self) -> Iterator[PeerID]:
-        return iter(self.gathered)
-
-    def __len__(self) -> int:
-        return len(self.gathered)
-
-    def __repr__(self) -> str:
-        gathered = reprlib.repr({peer.short: value for peer, value in self.gathered.items()})
-        return f"<RoundResult of {len(self.contributors)} contributors, {len(self.left_out)} left out: {gathered}>"
 
 
 class Milestone(SwarmFuture[T]):
@@ -224,15 +187,18 @@ class StepControl:
         """Waits for the end. TimeoutError after `timeout` seconds, the round goes on. Not for the loop's own thread."""
         return self._future.result(timeout)
 
-    async def outcome(self) -> RoundResult | BaseException:
-        """The result, or why there is none; a round that was cancelled has failed. Cancelling this leaves the round as
-        it is."""
+    async def outcome(self) -> Outcome:
+        """The result, or why there is none; a round that was cancelled, or found no group, has failed. Cancelling this
+        leaves the round as it is."""
         ended = asyncio.Event()
         self._future.add_done_callback(lambda _: ended.set())
         await ended.wait()
         if self._future.cancelled():
             return RoundFailed("the round was left")
-        return self._future.exception() or self._future.result()
+        error = self._future.exception()
+        if error is None or isinstance(error, RoundUndecided):
+            return error or self._future.result()
+        return RoundFailed(str(error))
 
     def __await__(self) -> Generator[Any, None, RoundResult]:
         return self._future.__await__()

@@ -18,18 +18,18 @@ from swarmcli.averaging.control import (
     AveragingStage,
     Chronicle,
     RoundRequest,
-    RoundResult,
     StepControl,
     encode_gathered,
 )
 from swarmcli.averaging.differences import ROOM_TO_TELL, DifferenceTold, Reference, Way, lost_in, reading, way_of
 from swarmcli.averaging.find.finder import GroupFinder
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
-from swarmcli.averaging.round.allreduce import Allreduce, AllreduceResult
+from swarmcli.averaging.round.allreduce import Allreduce
 from swarmcli.averaging.round.archive import RoundArchive
 from swarmcli.averaging.round.pace import PACE, RoundTime
 from swarmcli.averaging.round.plan import Layout, compression_term
 from swarmcli.averaging.round.program import RoundProgram
+from swarmcli.averaging.round.result import RoundResult
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.trust import PeerTrust
 from swarmcli.averaging.weights import Pledges
@@ -240,7 +240,7 @@ class AveragerCore:
         chronicle = Chronicle(control, self.config.prefix)
         emit = self.node.endpoint.events.emit
         try:
-            group, result = await self._find_and_average(control, chronicle, gathered, deadline)
+            result = await self._find_and_average(control, chronicle, gathered, deadline)
         except RoundUndecided as error:
             emit(chronicle.ended("undecided", str(error)))
             raise
@@ -249,13 +249,14 @@ class AveragerCore:
             if chronicle.group is not None or control.request.target is None:
                 emit(chronicle.ended("failed", str(error)))
             raise
-        described = self._describe(group, result, chronicle)
-        emit(chronicle.ended("committed", described.remark, described))
-        return described
+        if (why := result.left_out.get(self.node.peer_id)) is not None:
+            logger.warning("not all tensors of this peer are in the average of %r: %s", self.config.prefix, why)
+        emit(chronicle.ended("committed", result.remark, result))
+        return replace(result, seconds=chronicle.seconds)
 
     async def _find_and_average(
         self, control: StepControl, chronicle: Chronicle, gathered: bytes, deadline: float | None
-    ) -> tuple[Group, AllreduceResult]:
+    ) -> RoundResult:
         with reading(self._reference) as reference:  # the next search tells of a round that ends meanwhile
             with chronicle.stage(AveragingStage.LOOKING_FOR_GROUP):
                 told = await self._told(reference, gathered)
@@ -263,7 +264,9 @@ class AveragerCore:
             self.trust.enter(member.peer_id for member in group.members)
             control.mark_begun(group)
             with self._service.expecting(group):
-                return group, await self._average(control, chronicle, group, reference)
+                result = await self._average(control, chronicle, group, reference)
+        gathered_by = {each.peer_id: self._decode_gathered(each.peer_id, each.gathered) for each in group.members}
+        return replace(result, gathered=gathered_by, averages=(), parts=())
 
     async def _told(self, reference: Reference | None, gathered: bytes) -> bytes:
         if not self._by_differences:
@@ -274,7 +277,7 @@ class AveragerCore:
 
     async def _average(
         self, control: StepControl, chronicle: Chronicle, group: Group, reference: Reference | None
-    ) -> AllreduceResult:
+    ) -> RoundResult:
         try:
             with chronicle.stage(AveragingStage.AWAITING_TRIGGER):
                 weight = await control.wait_for_trigger()
@@ -288,9 +291,10 @@ class AveragerCore:
                 # All members of the group come to the same answer.
                 if all(member.auxiliary for member in group.members):
                     reason = "only auxiliaries came, which have no tensors of their own"
-                    return AllreduceResult.without_exchange(reason)
+                    return RoundResult(round_id=group.group_id, group=group, nothing=reason)
                 if not self.layout.numel:
-                    return AllreduceResult.without_exchange("the averaged tensors have no elements")
+                    reason = "the averaged tensors have no elements"
+                    return RoundResult(round_id=group.group_id, group=group, nothing=reason)
                 way, base = await self._travels(group, reference)
                 self._service.seats = self.finder.lines.seats(group.bids, control.request.target)
                 usual = max((seconds for seconds, _ in self._service.took), default=0.0)
@@ -305,12 +309,12 @@ class AveragerCore:
                 if result.total_weight > 0 and result.averages:
                     averages = await self._remember(group.group_id, way, reference, result)
                     await on_executor(self.layout.nbytes, self._apply, averages)
-                    self.archive.keep(group.group_id, group.tag, result)
+                    self.archive.keep(group.tag, result)
         finally:
             self._lock.release()
         return result
 
-    async def _run_round(self, round_: Allreduce, pledges: Pledges | None, *, preformed: bool) -> AllreduceResult:
+    async def _run_round(self, round_: Allreduce, pledges: Pledges | None, *, preformed: bool) -> RoundResult:
         began, withheld, failed = loop_time(), set[PeerID](), set[PeerID]()
         spoiled = True
         try:
@@ -383,7 +387,7 @@ class AveragerCore:
         return way, None if reference is None else await on_executor(self.layout.nbytes, reference.base, way)
 
     async def _remember(
-        self, round_id: bytes, way: Way, reference: Reference | None, result: AllreduceResult
+        self, round_id: bytes, way: Way, reference: Reference | None, result: RoundResult
     ) -> Sequence[torch.Tensor]:
         """The averages as values, which are the reference of the next round. `reference`: the one that this peer told
         the group of."""
@@ -442,27 +446,6 @@ class AveragerCore:
                     tensor.copy_(average)
                 else:
                     tensor.lerp_(average.to(tensor.device), alpha)
-
-    def _describe(self, group: Group, result: AllreduceResult, chronicle: Chronicle) -> RoundResult:
-        if (why := result.left_out.get(self.node.peer_id)) is not None:
-            logger.warning("not all tensors of this peer are in the average of %r: %s", self.config.prefix, why)
-        gathered = {member.peer_id: self._decode_gathered(member.peer_id, member.gathered) for member in group.members}
-        return RoundResult(
-            group=group,
-            gathered=gathered,
-            contributors=result.contributors,
-            left_out=result.left_out,
-            total_weight=result.total_weight,
-            bytes_sent=result.bytes_sent,
-            bytes_received=result.bytes_received,
-            seconds=chronicle.seconds,
-            late=result.late,
-            remark=result.remark,
-            certificate=result.certificate,
-            weights=result.weights,
-            samples=result.samples,
-            reduced=result.reduced([member.peer_id for member in group.members]),
-        )
 
     def _decode_gathered(self, peer: PeerID, data: bytes) -> Any:
         if self._by_differences:

@@ -8,12 +8,15 @@ from collections.abc import Sequence
 
 import torch
 
+from swarmcli.averaging import RoundResult
+from swarmcli.averaging.round.result import Outcome
+from swarmcli.errors import RoundUndecided
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.config import IDLE_WAIT, PeerContext
 from swarmcli.optim.epoch.group import PreformedGroup
 from swarmcli.optim.gradients.accumulator import Weighed
-from swarmcli.optim.modes.base import Advanced, CommittedRound, Mode, Outcome, RoundUndecided
+from swarmcli.optim.modes.base import Advanced, Mode
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.peers.claims import Claims
 from swarmcli.optim.peers.directory import PeerDirectory
@@ -122,7 +125,7 @@ class AuxiliaryCore:
         began = loop_time()
         outcome = await self._group.contribute(Weighed())
         await self._follow(outcome, began)
-        return isinstance(outcome, CommittedRound)
+        return isinstance(outcome, RoundResult)
 
     def pause(self, *, leaving: bool = False) -> None:
         """From now on this peer helps with nothing new, and the others hear of it at once; `leaving`: that it will not
@@ -186,7 +189,7 @@ class AuxiliaryCore:
             self.directory.announce()
 
     async def _follow(self, outcome: Outcome, began: float) -> None:
-        if not isinstance(outcome, CommittedRound):
+        if not isinstance(outcome, RoundResult):
             undecided = isinstance(outcome, RoundUndecided)
             self.metrics.note_outcome("undecided" if undecided else "failed", str(outcome))
             if undecided:
@@ -201,7 +204,7 @@ class AuxiliaryCore:
         self.directory.announce()
         self.metrics.end_epoch(self.position, Advanced(outcome, 0, loop_time() - began))
 
-    def _assist_states(self, committed: CommittedRound) -> None:
+    def _assist_states(self, committed: RoundResult) -> None:
         """Takes part in the averaging of states that follows this epoch, if one does."""
         every = self.mode.average_state_every(committed.several)
         if self._states is not None and every and self.position.epoch % every == 0:

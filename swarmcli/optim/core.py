@@ -454,7 +454,7 @@ class OptimizerCore:
         self._begin_epoch(committed.contributors)
         self._group.open(self.position)
         ended = self.metrics.end_epoch(self.position, advanced, self._rate)
-        self.node.endpoint.events.emit(credited(self.position, committed.contributed, committed.reduced, ended.seconds))
+        self.node.endpoint.events.emit(credited(self.position, committed.samples, committed.reduced, ended.seconds))
         self.directory.announce()
 
     def _start_over(self) -> None:

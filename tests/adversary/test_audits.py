@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.control import RoundResult
 from swarmcli.compression import CompressionBase, NoCompression, Uniform8BitQuantization
 from swarmcli.errors import ConnectionLost
 from swarmcli.events import PeerBanned

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.control import RoundResult
 from tests.adversary.lies import LIES, Layer, Liar, draw
 from tests.averaging.averagers import Averagers, Peer, all_outcomes
 from tests.simulation import simulated

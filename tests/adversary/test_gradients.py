@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.aggregators import Aggregator, CenteredClip, Mean, Median, TrimmedMean
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.control import RoundResult
 from tests.adversary.company import liar_of
 from tests.adversary.lies import LIES, Liar
 from tests.adversary.lies.gradients import CHANGES, Change

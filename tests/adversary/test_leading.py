@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.control import RoundResult
 from swarmcli.averaging.group import Member
 from swarmcli.errors import SwarmError
 from swarmcli.events import EpochAdvanced, Event, RoundFinished

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.control import RoundResult
 from swarmcli.events import PeerBanned
 from tests.adversary.company import liar_of
 from tests.adversary.lies import LIES, parts

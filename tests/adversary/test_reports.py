@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from swarmcli.averaging import AveragerCore
+from swarmcli.averaging import AveragerCore, RoundResult
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.control import RoundResult
 from swarmcli.dht import DHTNode
 from swarmcli.errors import CallRefused
 from tests.adversary.lies import Liar

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.control import RoundResult
 from tests.adversary.company import liar_of
 from tests.adversary.lies import LIES, stalling
 from tests.averaging.averagers import Averagers, Peer, all_outcomes

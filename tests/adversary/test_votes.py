@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from swarmcli.averaging.round.allreduce import AllreduceResult
+from swarmcli.averaging import RoundResult
 from swarmcli.errors import RoundFailed
 from swarmcli.events import PeerBanned
 from swarmcli.testing import virtual_time
@@ -52,7 +52,7 @@ def beside(name: str, places: list[int], count: int, seed: int = 0) -> tuple[Swa
 @pytest.mark.parametrize("name", NAMES)
 def test_one_of_four_achieves_no_more_than_is_said(name: str, place: int) -> None:
     swarm, outcomes, took = beside(name, [place], 4)
-    assert all(isinstance(outcome, AllreduceResult) for outcome in outcomes), outcomes
+    assert all(isinstance(outcome, RoundResult) for outcome in outcomes), outcomes
     assert len({outcome.digest for outcome in outcomes}) == 1 and took < 5  # type: ignore[union-attr]
     assert all(outcome.certificate.verify() for outcome in outcomes)  # type: ignore[union-attr]
     culprit = swarm.peers[place].peer_id.text
@@ -66,7 +66,7 @@ def test_a_third_of_a_group_together_splits_nobody(name: str, count: int) -> Non
     for seed in range(10):
         places = random.Random(seed).sample(range(count), (count - 1) // 3)
         _, outcomes, took = beside(name, places, count, seed)
-        assert len({outcome.digest for outcome in outcomes if isinstance(outcome, AllreduceResult)}) == 1
+        assert len({outcome.digest for outcome in outcomes if isinstance(outcome, RoundResult)}) == 1
         assert not any(isinstance(outcome, RoundFailed) for outcome in outcomes) and took < 20
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions, AveragerConfig, MatchmakingOptions
-from swarmcli.averaging.control import RoundRequest, RoundResult, StepControl
+from swarmcli.averaging.control import RoundRequest, StepControl
 from swarmcli.averaging.core import AveragerCore, GetState
 from swarmcli.averaging.find.search import Search
 from swarmcli.averaging.group import Group

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions, Trust
 from swarmcli.averaging.group import Group
-from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.network import Endpoint, PeerID
 from tests.averaging.rounds import Kind, Outcome, Swarm
@@ -185,13 +185,13 @@ class Chaos:
     def story(self, outcomes: list[Outcome | None]) -> list[str]:
         lines = [*self.happened]
         for peer, outcome in zip(self.swarm.peers, outcomes, strict=True):
-            said = outcome.digest.hex()[:8] if isinstance(outcome, AllreduceResult) else str(outcome)
+            said = outcome.digest.hex()[:8] if isinstance(outcome, RoundResult) else str(outcome)
             lines.append(f"{peer.kind}: {type(outcome).__name__} {said}")
         return lines
 
     # What must hold
 
-    def check(self, outcomes: list[Outcome | None]) -> list[AllreduceResult]:
+    def check(self, outcomes: list[Outcome | None]) -> list[RoundResult]:
         """One outcome; and nobody who was left in peace among a quorum of such stays without it."""
         holders = self.swarm.check(outcomes)
         for outcome in outcomes:
@@ -209,7 +209,7 @@ class Chaos:
     def _is_stranded(self, index: int, outcomes: list[Outcome | None], peaceful: set[int]) -> bool:
         """Whether the result that was committed is only in the hands of members that have no way to this one."""
         return "committed" in str(outcomes[index]) and not any(
-            isinstance(outcome, AllreduceResult) and outcome.averages and self._can_dial(index, other)
+            isinstance(outcome, RoundResult) and outcome.averages and self._can_dial(index, other)
             for other, outcome in enumerate(outcomes)
             if other in peaceful
         )

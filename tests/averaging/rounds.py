@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.group import Group, Member
-from swarmcli.averaging.round.allreduce import Allreduce, AllreduceResult
+from swarmcli.averaging.round.allreduce import Allreduce
 from swarmcli.averaging.round.certificate import Quorum
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.shares import reducing_shares
@@ -19,7 +20,7 @@ from swarmcli.events import Event
 from swarmcli.network import Endpoint, Identity, PeerID
 from swarmcli.testing import MemoryNetwork
 
-Outcome = AllreduceResult | RoundFailed | RoundUndecided
+Outcome = RoundResult | RoundFailed | RoundUndecided
 
 
 @dataclass
@@ -154,7 +155,7 @@ class Swarm:
     def freeze(self, index: int) -> None:
         self.network.freeze(self.peers[index].peer_id)
 
-    def expected_mean(self, result: AllreduceResult) -> torch.Tensor:
+    def expected_mean(self, result: RoundResult) -> torch.Tensor:
         """What part by part follows from the senders that the result names, in float64."""
         flat = {
             index: torch.cat([t.double().flatten() for t in peer.before])
@@ -170,16 +171,16 @@ class Swarm:
             position += size
         return torch.cat(pieces)
 
-    def check_mean(self, result: AllreduceResult, tolerance: float = 1e-6) -> None:
+    def check_mean(self, result: RoundResult, tolerance: float = 1e-6) -> None:
         got = torch.cat([tensor.double().flatten() for tensor in result.averages])
         assert torch.allclose(got, self.expected_mean(result), rtol=tolerance, atol=tolerance)
 
-    def check(self, outcomes: Sequence[Outcome | None], *, tolerance: float = 1e-6) -> list[AllreduceResult]:
+    def check(self, outcomes: Sequence[Outcome | None], *, tolerance: float = 1e-6) -> list[RoundResult]:
         """One outcome: equal bits for all who committed, the mean of the named senders, everyone's inputs as before.
 
         Returns the results of those who committed and hold averages.
         """
-        committed = [outcome for outcome in outcomes if isinstance(outcome, AllreduceResult)]
+        committed = [outcome for outcome in outcomes if isinstance(outcome, RoundResult)]
         if committed:
             assert not any(isinstance(outcome, RoundFailed) for outcome in outcomes), outcomes
             assert len({result.digest for result in committed}) == 1

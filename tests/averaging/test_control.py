@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from swarmcli.averaging.control import AveragingStage, RoundRequest, RoundResult, StepControl
+from swarmcli.averaging import RoundResult
+from swarmcli.averaging.control import AveragingStage, RoundRequest, StepControl
 from swarmcli.averaging.group import Group, Member
 from swarmcli.clock import Clock
 from swarmcli.errors import RoundFailed
@@ -20,7 +21,7 @@ from tests.simulation import in_real_time
 
 PEER = Identity.from_seed(1).peer_id
 GROUP = Group.form(b"", [Member(PEER)], [1.0], bytes(16))
-RESULT = RoundResult(GROUP, {PEER: "note"}, (PEER,), {}, 1.0, 10, 20, {})
+RESULT = RoundResult(round_id=GROUP.group_id, group=GROUP, gathered={PEER: "note"}, weights={PEER: 1.0})
 
 
 def make(**request: Any) -> StepControl:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from swarmcli.averaging.control import AveragingStage, RoundRequest, RoundResult, StepControl
+from swarmcli.averaging import RoundResult
+from swarmcli.averaging.control import AveragingStage, RoundRequest, StepControl
 from swarmcli.errors import MatchmakingError, NoReducerError, RoundFailed
 from tests.averaging.averagers import (
     Averagers,

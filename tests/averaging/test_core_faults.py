@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions, MatchmakingOptions
-from swarmcli.averaging.control import RoundResult
 from swarmcli.errors import RoundFailed
 from swarmcli.testing import virtual_time
 from tests.averaging.averagers import (

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from swarmcli import tasks
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.aggregators.centered_clip import CenteredClip
 from swarmcli.averaging.aggregators.median import CollectedPart
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.group import MAX_MEMBERS, Group, Member
-from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.messages import OpenExchange
 from swarmcli.errors import NetworkError
 from swarmcli.network import Identity, PeerID
@@ -60,7 +60,7 @@ async def test_calls_for_rounds_that_never_begin_are_not_woken_by_others() -> No
         await asyncio.sleep(1)
         bells = list(victim.service._beginning.values())
         assert len(bells) == len(calls)
-        assert all(isinstance(outcome, AllreduceResult) for outcome in await swarm.round())
+        assert all(isinstance(outcome, RoundResult) for outcome in await swarm.round())
         assert all(not bell._event.is_set() for bell in bells) and not any(call.done() for call in calls)
         del bells
         await asyncio.sleep(130)
@@ -113,7 +113,7 @@ def test_long_arithmetic_leaves_the_loop_however_small_a_part_is(size: int, monk
     async def main() -> None:
         options = AllreduceOptions(aggregator=CenteredClip(iterations=20), part_size_bytes=256 << 10)
         async with Swarm([Kind()] * 5, shapes=((size,),), options=options) as swarm:
-            assert all(isinstance(outcome, AllreduceResult) for outcome in await swarm.round())
+            assert all(isinstance(outcome, RoundResult) for outcome in await swarm.round())
 
     main()
     assert seen and all(beside == (size > 1000) for beside in seen)

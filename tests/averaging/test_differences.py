@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from swarmcli import DHT, DecentralizedAverager
-from swarmcli.averaging.control import RoundResult
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.differences import ROOM_TO_TELL, DifferenceTold
 from swarmcli.compression import BlockwiseQuantization, CompressionBase, Float16Compression, Uniform8BitQuantization
 from swarmcli.errors import SwarmError

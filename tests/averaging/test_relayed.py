@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from swarmcli.averaging.control import RoundResult
-from swarmcli.averaging.round.allreduce import AllreduceResult
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.trust import WORK_GROUPS
 from swarmcli.network.addresses import parse_address
 from swarmcli.network.identity import PeerID
@@ -140,4 +139,4 @@ async def test_what_only_a_client_holds_is_fetched_from_it_when_the_leader_has_d
 
         outcomes = await swarm.round(kill)
         assert len(swarm.check(outcomes)) == 3
-        assert isinstance(outcomes[1], AllreduceResult) and outcomes[1].late
+        assert isinstance(outcomes[1], RoundResult) and outcomes[1].late

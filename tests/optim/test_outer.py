@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from swarmcli.averaging import RoundResult
 from swarmcli.events import Noticed, RoundsReplayed
 from swarmcli.optim import Outer
-from swarmcli.optim.modes.base import CommittedRound, Timing
+from swarmcli.optim.modes.base import Timing
 from swarmcli.optim.modes.outer import OuterSteps
 from swarmcli.optim.state import replica
 from swarmcli.testing import virtual_time
@@ -183,9 +184,7 @@ def test_no_inner_step_is_made_while_the_anchor_steps(monkeypatch: pytest.Monkey
             await work.freeze()
             await work.average_alone()
             own = {peer.node.peer_id: float(INNER)}
-            end = asyncio.ensure_future(
-                work.advance(CommittedRound(bytes(32), INNER, (), weights=own, contributed=own))
-            )
+            end = asyncio.ensure_future(work.advance(RoundResult(round_id=bytes(32), weights=own, samples=own)))
             assert await asyncio.to_thread(stepping.wait, 10)
             await work.accumulate(INNER)
             await end
@@ -238,7 +237,7 @@ def test_the_record_of_a_missed_round_says_whether_a_difference_was_in_it(counte
             await work.set_aside()  # what became of it is not known here
             averages = [torch.zeros_like(each) for each in work.method.tensors]
             weights = {peer.node.peer_id: float(handed_in)} if counted else {}
-            await work.replay(averages, CommittedRound(bytes(32), 3 * INNER, (), weights=weights, contributed=weights))
+            await work.replay(averages, RoundResult(round_id=bytes(32), weights=weights, samples=weights))
             await held.publish()
             assert handed_in == INNER and peer.waits == 0 and peer.lost == (0 if counted else INNER)
             assert torch.equal(peer.weights.detach(), held.state.trained[0])
@@ -259,7 +258,7 @@ def test_a_difference_of_which_a_share_arrived_is_not_sent_again() -> None:
             own, other = peer.node.peer_id, swarm.contact.peer_id  # type: ignore[union-attr]
             shares = {own: 0.25 * INNER, other: float(INNER)}
             await work.advance(
-                CommittedRound(bytes(32), 5, (other,), {own: "too slow"}, weights=shares, contributed=shares)
+                RoundResult(round_id=bytes(32), left_out={own: "too slow"}, weights=shares, samples=shares)
             )
             assert peer.waits == 0
             assert not (await work.freeze()).samples and not any(each.any() for each in work.method.tensors)

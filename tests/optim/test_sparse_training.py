@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from swarmcli.averaging import AveragerConfig, Median
+from swarmcli.averaging import AveragerConfig, Median, RoundResult
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.compression import Float16Compression
 from swarmcli.events import Noticed, PeerBanned
@@ -20,7 +20,7 @@ from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.gradients.accumulator import Shapes
 from swarmcli.optim.gradients.sparse_method import SparseMethod
 from swarmcli.optim.modes import choose_mode
-from swarmcli.optim.modes.base import CommittedRound, Trained
+from swarmcli.optim.modes.base import Trained
 from swarmcli.optim.modes.sparse import Sparse
 from swarmcli.testing import virtual_time
 from tests.adversary.lies import Liar
@@ -197,7 +197,7 @@ def test_a_round_that_is_replayed_takes_what_it_counted_of_the_error_feedback(co
                 await work.restore()
             contributor = late.node.peer_id if counted else swarm.contact.peer_id  # type: ignore[union-attr]
             own = {contributor: 4.0}
-            await work.replay([message], CommittedRound(bytes(32), 4, (contributor,), weights=own, contributed=own))
+            await work.replay([message], RoundResult(round_id=bytes(32), weights=own, samples=own))
             left = 4 * (gradient - message) if counted else torch.zeros_like(message)
             torch.testing.assert_close(late.method.own["residual0"], left)
             told = [notice.text for notice in notices if "4 samples of this peer are lost" in notice.text]

@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, AllreduceOptions
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.agreement import Agreement
 from swarmcli.averaging.round.buffers import Average, Inputs, Results, contributions_to
-from swarmcli.averaging.round.certificate import RoundCertificate
 from swarmcli.averaging.round.exchange import PartExchange
 from swarmcli.averaging.round.messages import MAX_WORDS
 from swarmcli.averaging.round.outcome import Action, Next
@@ -32,6 +31,7 @@ from swarmcli.averaging.round.pace import PACE, Lessons, usual_time
 from swarmcli.averaging.round.plan import Layout, Plan
 from swarmcli.averaging.round.program import OnePhase, Phases, RoundProgram, advance
 from swarmcli.averaging.round.reducer import beyond_sums
+from swarmcli.averaging.round.result import RoundResult
 from swarmcli.averaging.round.service import AllreduceService, phases_of
 from swarmcli.averaging.weights import WeightBounds, limits
 from swarmcli.compression import CompressionInfo, TensorDescriptor
@@ -40,68 +40,6 @@ from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.network import PeerID
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.tasks import beside, forgetful, on_all_processors, on_executor
-
-
-@dataclass(frozen=True)
-class AllreduceResult:
-    """A committed round, as one member sees it; all but the bytes and, for an auxiliary, the averages are equal.
-
-    averages      in the shapes of the inputs and beside them; read-only, for they may still be on their way to
-                  others. Empty for an auxiliary, and when `total_weight` is zero: then there was nothing to average
-    contributors  members whose tensors are in the average, in the group's order
-    weights       theirs, by the share of their tensors that is in it: half of its weight of a member that is in the
-                  parts of half of all elements. The other half is lost: it is never handed in again
-    samples       theirs, likewise, bounded as the weights are: equal to these where nobody has told others
-    left_out      peer → why its tensors are missing, from some part on or in all, and how much of them counts
-    digest        32 bytes over averages, senders and weights
-    late          averages that were missing here were fetched after the group had committed
-    failed        reducers to or from which some member could not bring parts
-    nothing       why there was nothing to average, and no exchange; "" otherwise
-    certificate   proves to anyone that the group has committed this digest; None without an exchange
-    shares        of the work, by which the averages were cut into `parts`; none for a round of several phases, whose
-                  averages were computed from the signed ones
-    """
-
-    averages: list[torch.Tensor]
-    contributors: tuple[PeerID, ...]
-    weights: Mapping[PeerID, float]
-    samples: Mapping[PeerID, float]
-    left_out: Mapping[PeerID, str]
-    digest: bytes
-    bytes_sent: int
-    bytes_received: int
-    parts: tuple[Average, ...] = field(repr=False, default=())  # in order, with the senders of each
-    late: bool = False
-    failed: tuple[PeerID, ...] = ()
-    nothing: str = ""
-    certificate: RoundCertificate | None = field(repr=False, default=None)
-    shares: tuple[float, ...] = field(repr=False, default=())
-
-    @classmethod
-    def without_exchange(cls, reason: str) -> AllreduceResult:
-        """The result of a group that has nothing to average, as each of its members knows by itself."""
-        return cls([], (), {}, {}, {}, b"", bytes_sent=0, bytes_received=0, nothing=reason)
-
-    @property
-    def total_weight(self) -> float:
-        return math.fsum(self.weights.values())
-
-    def reduced(self, members: Sequence[PeerID]) -> dict[PeerID, int]:
-        """Reducer → bytes of the senders' tensors that it has added up, before compression. `members`: in the group's
-        order. A round of several phases counts its last one."""
-        sums = Counter[PeerID]()
-        for average in self.parts:
-            part = average.part
-            sums[members[part.reducer]] += (part.stop - part.start) * part.segment.dtype.itemsize * len(average.senders)
-        return dict(sums)
-
-    @property
-    def remark(self) -> str:
-        """Anything unusual about the round, for people; "" for nothing."""
-        remarks = [] if self.weights else [self.nothing or "nobody had any weight"]
-        if self.late:
-            remarks.append("fetched here after the group had committed")
-        return "; ".join(remarks)
 
 
 class Allreduce:
@@ -152,7 +90,7 @@ class Allreduce:
         self._agreement: Agreement
         self.ended = False
 
-    async def run(self) -> AllreduceResult:
+    async def run(self) -> RoundResult:
         """Takes part until the round's outcome is known.
 
         Raises RoundFailed when it is proved that nobody can apply it. Raises RoundUndecided when this member does not
@@ -360,7 +298,7 @@ class Allreduce:
                     if await self.obtain(digest, holder):
                         return
 
-    def _conclude(self, outcome: Next) -> AllreduceResult:
+    def _conclude(self, outcome: Next) -> RoundResult:
         """No check refuses a result that was committed: what could, is checked before the vote."""
         if outcome.move == Action.DEAD:
             raise RoundFailed(self._reason, self._named())
@@ -374,9 +312,10 @@ class Allreduce:
         left_out = {index: why for exchange in self._exchanges for index, why in exchange.left_out.items()}
         named = {self.group.members[index].peer_id: reason for index, reason in left_out.items()}
         named = {peer: reason for peer, reason in named.items() if peer in partly or peer not in weights}
-        return AllreduceResult(
-            averages=self._results if weights and self._results is not None else [],
-            contributors=tuple(weights),
+        return RoundResult(
+            round_id=self.group.group_id,
+            group=self.group,
+            averages=self._results if weights and self._results is not None else (),
             weights=weights,
             samples=samples,
             left_out=partly | {peer: "; ".join(filter(None, [partly.get(peer), why])) for peer, why in named.items()},
@@ -387,6 +326,7 @@ class Allreduce:
             late=self._late,
             failed=self._named(),
             certificate=self._agreement.outcome.certificate,
+            reduced=_reduced(self.group, parts),
             shares=self.group.part_shares if len(self._program.phases) == 1 else (),
         )
 
@@ -451,6 +391,15 @@ def _checked_inputs(
     if wrong:
         inputs.weight, inputs.samples, inputs.note = 0.0, None, f"its tensors hold {wrong}"
     return inputs
+
+
+def _reduced(group: Group, averages: Sequence[Average]) -> dict[PeerID, int]:
+    """Reducer → bytes of the senders' tensors that it has added up, before compression."""
+    sums = Counter[PeerID]()
+    for average in averages:
+        part, reducer = average.part, group.members[average.part.reducer].peer_id
+        sums[reducer] += (part.stop - part.start) * part.segment.dtype.itemsize * len(average.senders)
+    return dict(sums)
 
 
 def contributions(

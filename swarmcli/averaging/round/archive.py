@@ -18,10 +18,10 @@ import torch
 from swarmcli.averaging.audit.signed import digest_of
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT
 from swarmcli.averaging.group import MAX_MEMBERS
-from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.buffers import Average, Inputs, contributions_to, digest_at, result_digest
 from swarmcli.averaging.round.certificate import DIGEST_BYTES, RoundCertificate
 from swarmcli.averaging.round.plan import Layout, Plan
+from swarmcli.averaging.round.result import RoundResult
 from swarmcli.compression import NoCompression
 from swarmcli.compression.base import tensor_memory
 from swarmcli.errors import StateDownloadError
@@ -89,13 +89,13 @@ class RoundRecord(msgspec.Struct, frozen=True):
         return self.samples or self.weights
 
     @classmethod
-    def of(cls, group_id: bytes, tag: bytes, result: AllreduceResult) -> RoundRecord:
+    def of(cls, tag: bytes, result: RoundResult) -> RoundRecord:
         digests = b"".join(average.digest for average in result.parts)
         peers, weights = tuple(result.weights), tuple(result.weights.values())
         runs, samples = tuple(_runs(result.parts)), tuple(result.samples.values())
         told = () if samples == weights else samples
         facts = result_digest(digests), peers, weights, runs, digests, result.certificate, result.shares, told
-        return cls(group_id, tag, *facts)
+        return cls(result.round_id, tag, *facts)
 
     @classmethod
     def read(cls, metadata: object) -> RoundRecord:
@@ -185,9 +185,9 @@ class RoundArchive:
         self._rounds.clear()
         self.make_room()
 
-    def keep(self, group_id: bytes, tag: bytes, result: AllreduceResult) -> None:
+    def keep(self, tag: bytes, result: RoundResult) -> None:
         """Keeps a committed round that has averages, in the memory where they lie."""
-        self._rounds.append(KeptRound(RoundRecord.of(group_id, tag, result), list(result.averages)))
+        self._rounds.append(KeptRound(RoundRecord.of(tag, result), list(result.averages)))
         self._expiry = asyncio.get_running_loop().call_later(KEPT_SECONDS, self.make_room)
 
     def make_room(self) -> None:

@@ -12,14 +12,17 @@ import math
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from swarmcli.averaging import RoundResult
+from swarmcli.averaging.round.result import Outcome
 from swarmcli.backoff import Backoff
+from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.events import Noticed
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.config import PeerContext
 from swarmcli.optim.epoch.group import PreformedGroup
 from swarmcli.optim.gradients.accumulator import Weighed
-from swarmcli.optim.modes.base import Advanced, CommittedRound, EpochWork, Outcome, RoundFailed, RoundUndecided, Timing
+from swarmcli.optim.modes.base import Advanced, EpochWork, Timing
 from swarmcli.optim.peers.progress import LocalTrainingProgress, ProgressTrackerCore, seconds_until
 from swarmcli.optim.peers.report import PeerMetrics
 from swarmcli.optim.peers.survey import Survey
@@ -213,12 +216,12 @@ class EpochEnd:
             await self._work.restore()
             self._released.set()
 
-    async def _average(self, began: float) -> CommittedRound | None:
+    async def _average(self, began: float) -> RoundResult | None:
         """The round; None: there was none."""
         deadline = began + self._config.matchmaking_time
         while True:
             outcome = await self._attempt(began)
-            if isinstance(outcome, CommittedRound):
+            if isinstance(outcome, RoundResult):
                 return outcome
             if isinstance(outcome, RoundUndecided):
                 await self._work.set_aside()
@@ -240,7 +243,7 @@ class EpochEnd:
         text = f"no round came about within {loop_time() - began:.0f} s: this peer steps with its own gradients alone"
         self._warn(text)
         outcome = await self._average_alone()
-        return outcome if isinstance(outcome, CommittedRound) else None
+        return outcome if isinstance(outcome, RoundResult) else None
 
     async def _attempt(self, began: float) -> Outcome | None:
         """A round with the others if it has begun, or by itself if nobody else is there; None: neither."""
@@ -254,7 +257,7 @@ class EpochEnd:
                 outcome = await self._average_alone()
         else:
             return None
-        if not isinstance(outcome, CommittedRound):
+        if not isinstance(outcome, RoundResult):
             undecided = isinstance(outcome, RoundUndecided)
             self._metrics.note_outcome("undecided" if undecided else "failed", str(outcome))
             # If everybody else is gone, this is what a goodbye looks like. Who goes without one is told of by name.
@@ -283,7 +286,7 @@ class EpochEnd:
     async def _average_together(self) -> Outcome:
         handed = await self._freeze()
         outcome = await self._group.contribute(handed)
-        if isinstance(outcome, CommittedRound):
+        if isinstance(outcome, RoundResult):
             self._said_alone = self._said_alone and len(outcome.members) <= 1  # auxiliaries are no members
             self._metrics.note_outcome("committed", outcome.left_out.get(self._own_id, ""))
             self._mention_the_work()
@@ -298,13 +301,11 @@ class EpochEnd:
         self._metrics.note_outcome("alone")
         await self._work.average_alone()
         round_id = solitary_round_id(self._own_id, self._replica.position.lineage)
-        return CommittedRound(
-            round_id,
-            handed.samples,
-            contributors=(self._own_id,),
-            several=self._rule.several,
+        return RoundResult(
+            round_id=round_id,
             weights={self._own_id: handed.weight},
-            contributed={self._own_id: float(handed.samples)},
+            samples={self._own_id: float(handed.samples)},
+            several=self._rule.several,
         )
 
     def _mention_the_work(self) -> None:
@@ -354,18 +355,18 @@ class EpochEnd:
             self._released.set()
         return self._frozen
 
-    async def _advance(self, committed: CommittedRound, began: float) -> Advanced:
+    async def _advance(self, committed: RoundResult, began: float) -> Advanced:
         """Steps with the average; from here on this peer is at the next epoch."""
         if self._timing is not Timing.AT_ONCE:
             self._released.set()
         self._starts, weighed = False, self._frozen or Weighed()
         handed = weighed.samples
-        counted = committed.contributed.get(self._own_id, 0.0) > 0
-        if handed and counted and committed.samples:  # a sum of small shares rounds to 0
-            self._share = handed / committed.samples
+        counted = committed.samples.get(self._own_id, 0.0) > 0
+        if handed and counted and committed.total_samples:  # a sum of small shares rounds to 0
+            self._share = handed / committed.total_samples
         lost = 0
         if handed and (not counted or self._own_id in committed.left_out):  # what is lost is not handed in again
-            lost = handed - min(handed, round(committed.contributed.get(self._own_id, 0.0)))
+            lost = handed - min(handed, round(committed.samples.get(self._own_id, 0.0)))
             reason = committed.left_out.get(self._own_id, "not named among the contributors")
             self._warn(f"{lost} samples of this peer are not in the average: {reason}")
         norms = await self._work.advance(committed)

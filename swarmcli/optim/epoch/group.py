@@ -6,9 +6,11 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence, Sized
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from swarmcli.averaging import RoundRequest
+from swarmcli.averaging import RoundRequest, RoundResult
+from swarmcli.averaging.round.result import Outcome
 from swarmcli.backoff import growing
 from swarmcli.errors import AveragingError, FingerprintError, RoundFailed, RoundMissed, RoundUndecided
 from swarmcli.network.identity import PeerID
@@ -17,11 +19,10 @@ from swarmcli.network.task_owner import AFTER_A_FAULT, TaskOwner, tell_fault
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epoch.note import are_apart, are_several, read_told
 from swarmcli.optim.gradients.accumulator import Weighed
-from swarmcli.optim.modes.base import CommittedRound, Outcome
-from swarmcli.optim.state.lineage import MAX_COUNT, LineagePosition
+from swarmcli.optim.state.lineage import LineagePosition
 
 if TYPE_CHECKING:
-    from swarmcli.averaging import AveragerCore, RoundResult, StepControl
+    from swarmcli.averaging import AveragerCore, StepControl
     from swarmcli.averaging.group import Group
     from swarmcli.optim.peers.progress import ProgressTrackerCore
 
@@ -336,31 +337,12 @@ class PreformedGroup:
             queue=self._queue[1] if self._queue[0] == position.lineage else (),
         )
 
-    def _judged(self, outcome: RoundResult | BaseException) -> Outcome:
-        if isinstance(outcome, RoundUndecided):
+    def _judged(self, outcome: Outcome) -> Outcome:
+        if not isinstance(outcome, RoundResult):
             return outcome
-        if isinstance(outcome, BaseException):
-            return RoundFailed(str(outcome))
-        committed = self._committed(outcome)
-        if not committed.members or outcome.total_weight <= 0:
+        if not outcome.members or outcome.total_weight <= 0:
             return RoundFailed(f"nobody in the group had samples: {outcome.remark}")
-        return committed
-
-    def _committed(self, result: RoundResult) -> CommittedRound:
-        members = result.group.members
-        bounded = self._averager.config.matchmaking.target_group_size is not None  # otherwise nobody has a say in it
-        told = list(read_told(member.gathered for member in members)) if bounded else []
-        return CommittedRound(
-            result.group.group_id,
-            min(round(math.fsum(result.samples.values())), MAX_COUNT),
-            tuple(result.contributors),
-            dict(result.left_out),
-            tuple(member.peer_id for member in members if not member.auxiliary),
-            tuple(member.peer_id for member in members if member.auxiliary),
-            several=bool(told) and are_several(told),
-            apart=bool(told) and are_apart(told),
-            certificate=result.certificate,
-            weights=result.weights,
-            contributed=result.samples,
-            reduced=result.reduced,
-        )
+        if outcome.group is None or self._averager.config.matchmaking.target_group_size is None:
+            return outcome
+        told = list(read_told(member.gathered for member in outcome.group.members))
+        return replace(outcome, several=are_several(told), apart=are_apart(told))

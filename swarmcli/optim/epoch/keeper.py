@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from swarmcli.averaging import RoundResult
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.epoch.group import EpochRule
 from swarmcli.optim.epoch.note import MemberNote
-from swarmcli.optim.modes.base import CommittedRound
 from swarmcli.optim.state.averaging import Occasion, StateAveraging, state_config
 from swarmcli.optim.state.drift import DriftMonitor
 from swarmcli.optim.state.replica import Replica
@@ -56,7 +56,7 @@ class StateKeeper:
         if self.mode.average_state_every(self.replica.state.apart) is None:
             await self.monitor.look()
 
-    async def after_epoch(self, committed: CommittedRound, weight: float) -> None:
+    async def after_epoch(self, committed: RoundResult, weight: float) -> None:
         """Once this peer has stepped: what is due is averaged or repaired. `weight` was its own in that epoch."""
         every = self.mode.average_state_every(committed.several)
         if not committed.several and (committed.apart or self.replica.state.apart):
@@ -75,7 +75,7 @@ class StateKeeper:
         self.monitor.drop()
         self.averaging.drop()
 
-    async def _unite(self, committed: CommittedRound) -> None:
+    async def _unite(self, committed: RoundResult) -> None:
         """Several groups ended the epochs so far and one has ended this: everyone takes over one member's state, for
         the statistics of all differ. Later than this, they would only drift apart again."""
         self.averaging.drop()
@@ -85,7 +85,7 @@ class StateKeeper:
         else:
             await self.replica.change(self._go_astray)
 
-    async def _average(self, committed: CommittedRound, own: float) -> None:
+    async def _average(self, committed: RoundResult, own: float) -> None:
         # The last one, if it has taken a whole epoch: two at a time would need memory for two more states.
         await self.averaging.apply(wait=True)
         weight = self.mode.state_weight(own)
@@ -93,7 +93,7 @@ class StateKeeper:
         if not self._delay:
             await self.averaging.apply(wait=True)
 
-    async def _compare(self, committed: CommittedRound) -> None:
+    async def _compare(self, committed: RoundResult) -> None:
         reports = self._directory.others
         mates = {peer: reports[peer].sketch for peer in committed.members if peer in reports}
         if self.monitor.strays(mates, self.replica.position.epoch):
@@ -107,7 +107,7 @@ class StateKeeper:
         self.strayed = True
 
     async def _begin(
-        self, committed: CommittedRound, weight: float, *, helpers: tuple[PeerID, ...] = (), changes: bool
+        self, committed: RoundResult, weight: float, *, helpers: tuple[PeerID, ...] = (), changes: bool
     ) -> None:
         position = self.replica.position
         # Nobody knows who is in the other groups, if there are several: all who are known are expected then.

@@ -94,7 +94,7 @@ class LowRankGradientAverager(GradientAverager):
 
     def _committed(self, result: RoundResult) -> None:
         self._state_epoch += 1
-        self._tag = hashlib.sha256(b"swarm low rank" + self._tag + result.group.group_id).digest()
+        self._tag = hashlib.sha256(b"swarm low rank" + self._tag + result.round_id).digest()
         self.state_sharing_priority = self._state_sharing_priority  # which makes known how far this peer is
 
     async def _load_state(self, core: AveragerCore, timeout: float | None) -> tuple[Any, list[torch.Tensor]] | None:

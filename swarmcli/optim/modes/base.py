@@ -6,16 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 
-from swarmcli.averaging import AveragerCore
+from swarmcli.averaging import AveragerCore, RoundResult
 from swarmcli.averaging.checks import check_flags
 from swarmcli.compression import CompressionBase, NoCompression
-from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.events import Events, Noticed
-from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import PeerContext
 from swarmcli.optim.gradients.accumulator import GradientAccumulator, Weighed
 from swarmcli.optim.state.frozen import FrozenWeights, frozen_of
@@ -24,7 +22,6 @@ from swarmcli.optim.state.training_state import Scheduler, TrainingState
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
-    from swarmcli.averaging.round.certificate import RoundCertificate
     from swarmcli.dht import DHTNode
     from swarmcli.optim.state.lineage import LineagePosition
     from swarmcli.optim.state.norms import StepNorms
@@ -111,37 +108,13 @@ class SiteHooks:
 
 
 @dataclass(frozen=True, slots=True)
-class CommittedRound:
-    """Every member of the round's lineage now steps with the average."""
-
-    round_id: bytes
-    samples: int  # in the average, by everyone
-    contributors: tuple[PeerID, ...]
-    left_out: Mapping[PeerID, str] = field(default_factory=dict)
-    members: tuple[PeerID, ...] = ()  # who has a state that stepped, or follows, with this peer; no auxiliaries
-    helpers: tuple[PeerID, ...] = ()  # the auxiliaries
-    several: bool = False  # other groups end this epoch as well: its lineage only counts epochs
-    apart: bool = False  # the members held unlike states of one position
-    certificate: RoundCertificate | None = None  # that the group has committed it; None: this peer was alone
-    # Each contributor's weight in the average and its samples, as they were counted.
-    weights: Mapping[PeerID, float] = field(default_factory=dict)
-    contributed: Mapping[PeerID, float] = field(default_factory=dict)
-    reduced: Mapping[PeerID, int] = field(default_factory=dict)  # bytes that each reducer has added up
-
-
-@dataclass(frozen=True, slots=True)
 class Advanced:
     """This peer has stepped and is at the next epoch."""
 
-    committed: CommittedRound
+    committed: RoundResult
     own_samples: int  # of this peer, in the average
     seconds: float  # that the end took
     norms: StepNorms | None = None  # of the step; None: the mode averages no gradients
-
-
-# Committed: every member of the round's lineage steps with the average. RoundFailed: nobody steps, and what was
-# accumulated is still good for the next round of this lineage. RoundUndecided: the others may or may not have stepped.
-Outcome: TypeAlias = CommittedRound | RoundFailed | RoundUndecided
 
 
 class EpochWork(Protocol):
@@ -185,14 +158,14 @@ class EpochWork(Protocol):
     async def average_alone(self) -> None:
         """Makes what was frozen the average, as in a round with nobody else."""
 
-    async def advance(self, committed: CommittedRound) -> StepNorms | None:
+    async def advance(self, committed: RoundResult) -> StepNorms | None:
         """Steps with the averager's tensors; from here on the replica is at the next epoch of the next lineage. Returns
         how far the step went; None where no gradients are averaged.
 
         If the round counted any share of what was frozen, all of it is used up: no round gets the rest.
         """
 
-    async def replay(self, averages: Sequence[torch.Tensor], committed: CommittedRound) -> None:
+    async def replay(self, averages: Sequence[torch.Tensor], committed: RoundResult) -> None:
         """Steps with a round that this peer missed; gradients of former parameters, accumulated or frozen, are
         dropped."""
 
@@ -257,12 +230,12 @@ class Mode(ABC):
 
     # lineages
 
-    def after(self, position: LineagePosition, committed: CommittedRound, target_batch_size: int) -> LineagePosition:
+    def after(self, position: LineagePosition, committed: RoundResult, target_batch_size: int) -> LineagePosition:
         """Where a round leads that was committed at `position`. Where several groups ended the epoch, peers differ by
         design, and their lineage only counts epochs."""
         if committed.several:
             return position.by_epoch(target_batch_size)
-        return position.after(committed.round_id, committed.samples)
+        return position.after(committed.round_id, committed.total_samples)
 
     # the averaging of states
 

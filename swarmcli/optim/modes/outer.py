@@ -28,9 +28,9 @@ from swarmcli.optim.state.replica import InPlace, Replica
 from swarmcli.optim.state.training_state import TrainingState
 
 if TYPE_CHECKING:
-    from swarmcli.averaging import AveragerConfig
+    from swarmcli.averaging import AveragerConfig, RoundResult
     from swarmcli.optim.config import PeerContext
-    from swarmcli.optim.modes.base import CommittedRound, EpochWork, SiteHooks, Trained
+    from swarmcli.optim.modes.base import EpochWork, SiteHooks, Trained
     from swarmcli.optim.state.lineage import LineagePosition
     from swarmcli.optim.state.norms import StepNorms
 
@@ -267,7 +267,7 @@ class OuterWork(GradientWork):
         self._riders.load()
         return handed
 
-    def _step(self, position: LineagePosition, committed: CommittedRound, *, missed: bool = False) -> StepNorms | None:
+    def _step(self, position: LineagePosition, committed: RoundResult, *, missed: bool = False) -> StepNorms | None:
         if not self._brings:
             self._gradients.handed_in, self._handed = Weighed(), None
             self.replica.state.end_epoch(position)
@@ -282,11 +282,11 @@ class OuterWork(GradientWork):
     def _drop_former(self) -> None:
         """Nothing: what the model has learned stays on top of the anchor."""
 
-    def _descent(self, committed: CommittedRound) -> Sequence[torch.Tensor]:
+    def _descent(self, committed: RoundResult) -> Sequence[torch.Tensor]:
         """How far the peers went, each inner step counting by its weight."""
         inner_batch = self._mode.outer.inner_batch_size
         if inner_batch is None:
             return self.method.averaged
-        pairs = [(weight, committed.contributed[peer]) for peer, weight in committed.weights.items()]
+        pairs = [(weight, committed.samples[peer]) for peer, weight in committed.weights.items()]
         steps = steps_of(pairs, inner_batch)
         return [mean.mul_(steps) for mean in self.method.averaged]

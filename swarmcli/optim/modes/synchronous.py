@@ -22,10 +22,10 @@ from swarmcli.tasks import OFFLOAD_FROM, on_executor
 from swarmcli.threads import on_one_thread
 
 if TYPE_CHECKING:
-    from swarmcli.averaging import AveragerConfig
+    from swarmcli.averaging import AveragerConfig, RoundResult
     from swarmcli.dht import DHTNode
     from swarmcli.optim.config import PeerContext
-    from swarmcli.optim.modes.base import CommittedRound, EpochWork, SiteHooks, Trained
+    from swarmcli.optim.modes.base import EpochWork, SiteHooks, Trained
     from swarmcli.optim.state.lineage import LineagePosition
     from swarmcli.optim.state.norms import StepNorms
 
@@ -171,7 +171,7 @@ class GradientWork:
         async with self.averager.tensors():
             await self.replica.change(self.method.alone)
 
-    async def advance(self, committed: CommittedRound) -> StepNorms | None:
+    async def advance(self, committed: RoundResult) -> StepNorms | None:
         async with self.averager.tensors():
             self._forget_aside(0.0)  # that round is not the one from which the run goes on
             following = self._mode.after(self.replica.position, committed, self._target)
@@ -180,15 +180,15 @@ class GradientWork:
         await self._go_on()
         return norms
 
-    async def replay(self, averages: Sequence[torch.Tensor], committed: CommittedRound) -> None:
+    async def replay(self, averages: Sequence[torch.Tensor], committed: RoundResult) -> None:
         async with self.averager.tensors() as tensors:  # they hold the averages during a step
 
             def replay() -> None:
                 for tensor, average in zip(tensors, averages, strict=True):
                     tensor.copy_(average)
-                self._forget_aside(committed.contributed.get(self._own_id, 0.0))
+                self._forget_aside(committed.samples.get(self._own_id, 0.0))
                 self._drop_former()
-                following = self.replica.position.after(committed.round_id, committed.samples)
+                following = self.replica.position.after(committed.round_id, committed.total_samples)
                 self._step(following, committed, missed=True)
 
             await self.replica.change(replay)
@@ -223,8 +223,8 @@ class GradientWork:
     async def _go_on(self) -> None:
         """The epoch is another one, perhaps."""
 
-    def _step(self, position: LineagePosition, committed: CommittedRound, *, missed: bool = False) -> StepNorms | None:
-        counted = not missed and committed.contributed.get(self._own_id, 0.0) > 0
+    def _step(self, position: LineagePosition, committed: RoundResult, *, missed: bool = False) -> StepNorms | None:
+        counted = not missed and committed.samples.get(self._own_id, 0.0) > 0
         self.method.finish(math.fsum(committed.weights.values()), counted)
         self.replica.buffers.finish(counted=not missed)
         self._gradients.settle(counted)
@@ -242,7 +242,7 @@ class GradientWork:
         """What this peer has accumulated is of parameters before a round that it makes up for."""
         tell_lost(self._events, self._drop())
 
-    def _descent(self, committed: CommittedRound) -> Sequence[torch.Tensor]:
+    def _descent(self, committed: RoundResult) -> Sequence[torch.Tensor]:
         """The optimizer steps with this: here the average, in which equal weights count alike, whosever they are."""
         return self.method.averaged
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.round.archive import KeptRound
 from swarmcli.backoff import growing
 from swarmcli.errors import NoDonorReachable, StateDownloadError
@@ -24,7 +25,7 @@ from swarmcli.events import Noticed, RoundsReplayed
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, to_its_end
 from swarmcli.optim.config import PeerContext
-from swarmcli.optim.modes.base import CommittedRound, EpochWork
+from swarmcli.optim.modes.base import EpochWork
 from swarmcli.optim.peers.proofs import MOST_PROOFS, hear, weekday
 from swarmcli.optim.peers.report import PeerReport, credited
 from swarmcli.optim.peers.standing import PeerWord
@@ -353,10 +354,7 @@ class CatchUp:
         weights, samples = (
             dict(zip(record.contributors, each, strict=True)) for each in (record.weights, record.samples_of)
         )
-        committed = CommittedRound(
-            kept.group_id, record.total_samples, record.contributors, weights=weights, contributed=samples
-        )
-        await self._work.replay(kept.averages, committed)
+        await self._work.replay(kept.averages, RoundResult(round_id=kept.group_id, weights=weights, samples=samples))
         self._claims.note_replayed(kept.group_id, kept.record.certificate)
         self._events.emit(credited(self._replica.position, samples))
 

@@ -166,7 +166,7 @@ class PeerMetrics:
         advanced = EpochAdvanced(
             epoch=position.epoch,
             lineage=position.lineage.hex(),
-            samples=step.committed.samples if step else 0,
+            samples=step.committed.total_samples if step else 0,
             own_samples=step.own_samples if step else 0,
             peers=len(step.committed.contributors) if step else 0,
             loss=loss,

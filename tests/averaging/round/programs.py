@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.control import RoundResult
 from swarmcli.averaging.round.exchange import PartExchange
 from swarmcli.averaging.round.program import Phases
 from swarmcli.testing import MemoryNetwork

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.aggregators import Aggregator, CenteredClip, Mean, Median, TrimmedMean
 from swarmcli.averaging.config import AllreduceOptions, AveragerConfig
-from swarmcli.averaging.control import RoundResult
 from swarmcli.averaging.core import AveragerCore
-from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.plan import Layout, Plan
 from swarmcli.compression import CompressionBase, Float16Compression, NoCompression
 from swarmcli.errors import FingerprintError, RoundFailed
@@ -35,7 +34,7 @@ async def test_all_members_apply_what_the_aggregator_makes_of_all_parts(
     kinds = [Kind(), Kind(2.0), Kind(3.0, listening=False), Kind(0.5), Kind(auxiliary=True)]
     async with Swarm(kinds, options=options(aggregator, codec)) as swarm:
         group = swarm.group()
-        results = [result for result in await swarm.round() if isinstance(result, AllreduceResult)]
+        results = [result for result in await swarm.round() if isinstance(result, RoundResult)]
         assert len(results) == 5 and len({result.digest for result in results}) == 1
         trainers = [result for result in results if result.averages]
         for result in trainers[1:]:
@@ -68,7 +67,7 @@ async def test_who_is_beyond_the_gate_is_left_out_and_named_by_all() -> None:
         liar = swarm.peers[2]
         for tensor in liar.tensors:
             tensor.mul_(1e7)
-        results = [result for result in await swarm.round() if isinstance(result, AllreduceResult)]
+        results = [result for result in await swarm.round() if isinstance(result, RoundResult)]
         assert len(results) == 4 and len({result.digest for result in results}) == 1
         for result in results:
             assert liar.peer_id not in result.contributors and len(result.contributors) == 3

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from swarmcli.averaging.round.allreduce import AllreduceResult
+from swarmcli.averaging import RoundResult
 from swarmcli.errors import RoundFailed, RoundUndecided
 from tests.averaging.rounds import Kind, Swarm
 from tests.simulation import now, simulated
@@ -42,7 +42,7 @@ async def test_everyone_gets_the_weighted_mean(kinds: list[Kind]) -> None:
     async with Swarm(kinds) as swarm:
         outcomes = await swarm.round()
         holders = swarm.check(outcomes)
-        assert all(isinstance(outcome, AllreduceResult) for outcome in outcomes)
+        assert all(isinstance(outcome, RoundResult) for outcome in outcomes)
         assert len(holders) == sum(not kind.auxiliary for kind in kinds)
         contributing = [peer for peer in swarm.peers if not peer.kind.auxiliary and peer.kind.weight > 0]
         assert holders[0].weights == {peer.peer_id: peer.kind.weight for peer in contributing}

@@ -9,8 +9,8 @@ import weakref
 import pytest
 import torch
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions, Trust
-from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Outcome, Swarm
@@ -50,7 +50,7 @@ def test_a_sender_that_dies_counts_by_the_share_that_arrived(what: str) -> None:
     swarm, outcomes, took = disturbed_round(kinds, 0.4, what, 3)
     victim = swarm.peers[3].peer_id
     for outcome in outcomes[:3]:
-        assert isinstance(outcome, AllreduceResult)
+        assert isinstance(outcome, RoundResult)
         assert outcome.parts[0].senders == (0, 1, 2, 3) and outcome.parts[-1].senders == (0, 1, 2)
         arrived = sum(part.numel for part in outcome.parts if 3 in part.senders)
         share = arrived / sum(part.numel for part in outcome.parts)
@@ -75,13 +75,13 @@ def test_without_a_reducer_the_round_is_soon_given_up_and_nobody_applies_it(what
 def test_without_a_leader_that_reduces_nothing_the_others_commit(what: str, count: int) -> None:
     swarm, outcomes, took = disturbed_round([Kind(bandwidth=0.0), *[Kind()] * (count - 1)], 0.3, what, 0)
     assert len(swarm.check(outcomes)) >= count - 1
-    assert all(isinstance(outcome, AllreduceResult) for outcome in outcomes[1:])
+    assert all(isinstance(outcome, RoundResult) for outcome in outcomes[1:])
     assert took < (3 if what == "kill" else 20)
 
 
 def test_a_member_killed_before_it_begins_is_not_waited_for() -> None:
     _, outcomes, took = disturbed_round([Kind(), Kind(), Kind(), Kind(bandwidth=0, delay=5)], 1, "kill", 3)
-    assert all(isinstance(outcome, AllreduceResult) for outcome in outcomes[:3])
+    assert all(isinstance(outcome, RoundResult) for outcome in outcomes[:3])
     assert took < 3
 
 
@@ -98,7 +98,7 @@ def test_a_member_killed_before_it_begins_is_not_waited_for() -> None:
 @within(2000)
 async def test_two_halves_of_a_cut_network(halves: tuple[int, int], trust: Trust, ends: tuple[str, str]) -> None:
     """Reducers are in either half, so nobody has all averages. Who are enough prove that nobody applies the round."""
-    names = {AllreduceResult: "committed", RoundFailed: "failed", RoundUndecided: "undecided"}
+    names = {RoundResult: "committed", RoundFailed: "failed", RoundUndecided: "undecided"}
 
     options = AllreduceOptions(part_size_bytes=512, trust=trust)
     async with Swarm([Kind() for _ in range(sum(halves))], bandwidth=BANDWIDTH, options=options) as swarm:
@@ -160,7 +160,7 @@ def test_memory_goes_with_the_round_and_not_with_the_collector(what: str, monkey
             swarm.tasks.clear()
             await asyncio.sleep(100)  # whoever is still being served is served by then
             assert [memory() is not None for memory in given] == [False] * 4
-            assert ends == [RoundFailed if what == "cut off a reducer" else AllreduceResult]
+            assert ends == [RoundFailed if what == "cut off a reducer" else RoundResult]
 
     monkeypatch.setattr(torch, "empty", empty)
     gc.disable()

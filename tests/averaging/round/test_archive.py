@@ -11,9 +11,9 @@ import msgspec
 import pytest
 import torch
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round import archive as archive_module
-from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.archive import KeptRound, RoundArchive, replay_prefix, version_of_tag
 from swarmcli.averaging.round.plan import Layout
 from swarmcli.compression import CompressionBase, NoCompression, Uniform8BitQuantization
@@ -48,13 +48,13 @@ class Keepers:
             archive.close()
         await self.swarm.__aexit__(*exception)
 
-    async def round(self, tag: bytes = TAG) -> AllreduceResult:
+    async def round(self, tag: bytes = TAG) -> RoundResult:
         """One more round; all members but the last keep it."""
         group = self.swarm.group()
         outcomes = await asyncio.gather(*(self.swarm.take_part(peer, group) for peer in self.swarm.peers))
-        results = [each for each in outcomes if isinstance(each, AllreduceResult)]
+        results = [each for each in outcomes if isinstance(each, RoundResult)]
         for archive, result in zip(self.archives[:-1], results, strict=False):
-            archive.keep(group.group_id, tag, result)
+            archive.keep(tag, result)
         self.group = group
         return results[0]
 
@@ -71,7 +71,7 @@ def kept(archive: RoundArchive) -> tuple[bytes, ...]:
     return tuple(kept.group_id for kept in archive._rounds)
 
 
-def assert_is(kept: KeptRound, result: AllreduceResult) -> None:
+def assert_is(kept: KeptRound, result: RoundResult) -> None:
     assert kept.record.digest == result.digest
     assert kept.record.contributors == result.contributors and kept.record.total_samples == result.total_weight
     for own, other in zip(kept.averages, result.averages, strict=True):

@@ -23,4 +23,4 @@ def test_one_outcome_whatever_happens(first: int, count: int, faults: int) -> No
         ends["faults that came"] += len(chaos.happened)
     print(dict(ends))
     # One list is one try: where a reducer is lost all members fail, and others look for another group.
-    assert ends["AllreduceResult"] > 1.5 * count and ends["faults that came"] > count * faults / 2
+    assert ends["RoundResult"] > 1.5 * count and ends["faults that came"] > count * faults / 2

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.aggregators import Mean
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.compression import (
     BFloat16Compression,
     BlockwiseQuantization,
@@ -60,7 +60,7 @@ def true_mean(tensors: Sequence[torch.Tensor], weights: Sequence[float]) -> torc
     return sum(t.double() * w for t, w in zip(tensors, weights, strict=True)) / torch.tensor(sum(weights)).double()
 
 
-async def average(swarm: Swarm, compression: CompressionBase) -> list[AllreduceResult]:
+async def average(swarm: Swarm, compression: CompressionBase) -> list[RoundResult]:
     """Runs a round and checks it; the results of those with tensors."""
     for peer in swarm.peers:
         for tensor, scale in zip(peer.tensors, SCALES, strict=True):
@@ -71,7 +71,7 @@ async def average(swarm: Swarm, compression: CompressionBase) -> list[AllreduceR
     ]
     swarm.options = AllreduceOptions(part_size_bytes=400, compression=compression, tensor_infos=tuple(infos))
     outcomes = await swarm.round()
-    results = [outcome for outcome in outcomes if isinstance(outcome, AllreduceResult)]
+    results = [outcome for outcome in outcomes if isinstance(outcome, RoundResult)]
     assert len(results) == len(outcomes) and len({result.digest for result in results}) == 1
     holders = [result for result in results if result.averages]
     for result in holders:
@@ -115,7 +115,7 @@ async def test_sums_are_kept_in_float32() -> None:
         swarm.options = AllreduceOptions(compression=BFloat16Compression(), aggregator=Mean(gate=math.inf))
         outcomes = await swarm.round()
         for outcome in outcomes:
-            assert isinstance(outcome, AllreduceResult)
+            assert isinstance(outcome, RoundResult)
             torch.testing.assert_close(outcome.averages[0], torch.full((16,), 6 / 8), rtol=0.01, atol=0)
 
 
@@ -126,7 +126,7 @@ async def test_nan_is_not_quantized_but_left_out() -> None:
         swarm.peers[1].tensors[2][5] = float("nan")
         outcomes = await swarm.round()
         for outcome in outcomes:
-            assert isinstance(outcome, AllreduceResult)
+            assert isinstance(outcome, RoundResult)
             assert outcome.contributors == (swarm.peers[0].peer_id, swarm.peers[2].peer_id)
             assert swarm.peers[1].peer_id in outcome.left_out
             assert all(tensor.isfinite().all() for tensor in outcome.averages)

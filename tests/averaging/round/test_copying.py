@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.buffers import Holdings
 from swarmcli.averaging.round.messages import CopyHeader, CopyParts, CopyRequest, CopyTable
 from swarmcli.compression.base import tensor_memory
@@ -71,7 +71,7 @@ async def test_false_copies_are_refused_and_the_averages_come_from_elsewhere(
                 swarm.network.cut(swarm.peers[reducer].peer_id, swarm.peers[4].peer_id)
 
         outcomes = await swarm.round(cut_off)
-        assert len(swarm.check(outcomes)) == 5 and all(isinstance(each, AllreduceResult) for each in outcomes)
+        assert len(swarm.check(outcomes)) == 5 and all(isinstance(each, RoundResult) for each in outcomes)
         refusals = [event.reason for event in swarm.events if isinstance(event, PeerRefused)]
         assert any(words in reason for reason in refusals), refusals
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.audit.signed import AVERAGES, SignedAverages, averages_root, digest_of
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.group import Group
-from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.messages import (
     AverageHeader,
     Farewell,
@@ -308,7 +308,7 @@ async def test_of_unlike_results_only_one_is_applied_and_who_signed_both_is_bann
 
         outcomes = await swarm.round(scripts={2: hostile_reducer(swarm, two_faces)})
         outcomes.pop(2)
-        results = [outcome for outcome in outcomes if isinstance(outcome, AllreduceResult)]
+        results = [outcome for outcome in outcomes if isinstance(outcome, RoundResult)]
         assert len({result.digest for result in results}) <= 1
         if count == 7:
             assert len(results) == count - 1

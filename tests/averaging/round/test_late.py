@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.pace import PACE
 from swarmcli.compression import TensorMessage
@@ -36,12 +36,12 @@ async def test_a_frozen_member_thaws_after_the_commit(thaws_after: float) -> Non
         outcomes = await swarm.round(freeze)
         swarm.check(outcomes)
         check_late(outcomes[2], late=not thaws_after)
-        assert not any(outcome.late for outcome in outcomes[:2] if isinstance(outcome, AllreduceResult))
+        assert not any(outcome.late for outcome in outcomes[:2] if isinstance(outcome, RoundResult))
 
 
 def check_late(outcome: Outcome | None, late: bool) -> None:
     if late:
-        assert isinstance(outcome, AllreduceResult) and outcome.late
+        assert isinstance(outcome, RoundResult) and outcome.late
     else:
         assert isinstance(outcome, RoundUndecided)
 
@@ -64,7 +64,7 @@ async def test_a_member_that_still_audits_when_the_result_is_committed_takes_the
         outcomes = await swarm.round()
         assert now() - began < 2 * PACE.stalled + 1
         assert len(swarm.check(outcomes)) == 3
-        assert not any(outcome.late for outcome in outcomes if isinstance(outcome, AllreduceResult))
+        assert not any(outcome.late for outcome in outcomes if isinstance(outcome, RoundResult))
 
 
 @within(2000)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions, Trust
-from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Outcome, Swarm
@@ -63,14 +63,12 @@ def test_survivors_soon_know_that_a_round_has_failed_or_that_nobody_can_tell(
     assert took < 10  # connections that were still on their way when the round began get five seconds
 
 
-@pytest.mark.parametrize(
-    ("size", "trust", "ends"), [(8, "strangers", AllreduceResult), (5, "members", AllreduceResult)]
-)
+@pytest.mark.parametrize(("size", "trust", "ends"), [(8, "strangers", RoundResult), (5, "members", RoundResult)])
 def test_as_many_senders_as_a_quorum_can_spare_may_die(size: int, trust: Trust, ends: type) -> None:
     dead = (6, 7) if trust == "strangers" else (3, 4)
     kinds = [Kind(bandwidth=0.0 if index in dead else 1.0) for index in range(size)]
     outcomes, took = after("kill", dead, 0.6, kinds, AllreduceOptions(part_size_bytes=512, trust=trust))
-    assert [type(outcome) for outcome in outcomes] == [AllreduceResult] * (size - len(dead))
+    assert [type(outcome) for outcome in outcomes] == [RoundResult] * (size - len(dead))
     assert took < 5
 
 
@@ -80,7 +78,7 @@ def test_one_that_fails_before_the_round_is_done_without_also_where_patience_is_
     options = AllreduceOptions(part_size_bytes=512, sender_timeout=0.7)
     outcomes, took = after(fault, [4], 0.0, [*[Kind(delay=0.2)] * 4, Kind(delay=0.2, bandwidth=0.0)], options)
     for outcome in outcomes:
-        assert isinstance(outcome, AllreduceResult) and len(outcome.contributors) == 4
+        assert isinstance(outcome, RoundResult) and len(outcome.contributors) == 4
     assert took < 8
 
 
@@ -90,4 +88,4 @@ def test_a_round_in_which_everybody_was_left_out_is_none(trust: Trust) -> None:
     options = AllreduceOptions(part_size_bytes=512, trust=trust, sender_timeout=0.5)
     outcomes, _ = after("leave", [], 0.0, [Kind(delay=delay) for delay in (0, 0.6, 1.2, 1.8, 2.4)], options)
     for outcome in outcomes:
-        assert isinstance(outcome, RoundFailed) or (isinstance(outcome, AllreduceResult) and outcome.contributors)
+        assert isinstance(outcome, RoundFailed) or (isinstance(outcome, RoundResult) and outcome.contributors)

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from swarmcli.averaging.control import RoundResult
+from swarmcli.averaging import RoundResult
 from swarmcli.errors import RoundFailed, SwarmError
 from tests.averaging.averagers import Averagers, Peer, all_outcomes
 from tests.averaging.round.programs import add, check, untouched

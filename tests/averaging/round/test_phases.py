@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.control import RoundResult
 from swarmcli.averaging.round.allreduce import Allreduce
 from swarmcli.averaging.round.buffers import Inputs
 from swarmcli.averaging.round.service import phases_of

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions, Trust
-from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.errors import RoundFailed
 from tests.averaging.rounds import Kind, Outcome, Swarm
 from tests.simulation import within
@@ -69,7 +69,7 @@ def check_others(swarm: Slow, ends: list[tuple[float, Outcome]], slow: int, at_m
         if swarm.peers[slow].kind.bandwidth and isinstance(outcome, RoundFailed):
             assert culprit in outcome.suspects
             continue
-        assert isinstance(outcome, AllreduceResult), outcome
+        assert isinstance(outcome, RoundResult), outcome
         if not swarm.peers[index].kind.auxiliary:
             others = {index for index, peer in enumerate(swarm.peers) if not peer.kind.auxiliary and index != slow}
             for average in outcome.parts:
@@ -165,7 +165,7 @@ async def test_a_limit_that_is_lifted_or_raised_in_mid_round_counts_at_once(then
             limited.limit_rates(then, then)
 
         for seconds, outcome in await swarm.timed(lift):
-            assert isinstance(outcome, AllreduceResult) and not outcome.left_out
+            assert isinstance(outcome, RoundResult) and not outcome.left_out
             assert seconds < 0.6 + (0.6 if then is None else 1.5)
 
 
@@ -191,7 +191,7 @@ async def test_honest_members_far_apart_on_unequal_links_are_all_waited_for(know
             swarm.network.set_bandwidth(peer.peer_id, speed * MBIT)
         for _ in range(2):
             for _, outcome in await swarm.timed():
-                assert isinstance(outcome, AllreduceResult) and not outcome.left_out
+                assert isinstance(outcome, RoundResult) and not outcome.left_out
 
 
 @within(2000)
@@ -202,7 +202,7 @@ async def test_who_still_computes_is_waited_for_however_quick_the_rounds_are() -
         await swarm.timed()
         swarm.peers[late].kind = replace(kinds[late], delay=20.0)
         for seconds, outcome in await swarm.timed():
-            assert isinstance(outcome, AllreduceResult) and not outcome.left_out
+            assert isinstance(outcome, RoundResult) and not outcome.left_out
             assert seconds < 21
 
 
@@ -210,4 +210,4 @@ async def test_who_still_computes_is_waited_for_however_quick_the_rounds_are() -
 async def test_an_auxiliary_that_begins_late_is_waited_for() -> None:
     async with Slow([TRAINER, TRAINER, replace(MONITOR, delay=20.0)]) as swarm:
         for _, outcome in await swarm.timed():
-            assert isinstance(outcome, AllreduceResult)
+            assert isinstance(outcome, RoundResult)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.round.allreduce import AllreduceResult
 from tests.averaging.rounds import Kind, Swarm
 from tests.simulation import simulated
 
@@ -25,7 +25,7 @@ async def ends(swarm: Swarm) -> list[float]:
 
     async def until_done(index: int) -> float:
         outcome = await swarm.take_part(swarm.peers[index], group)
-        assert isinstance(outcome, AllreduceResult) and not outcome.left_out
+        assert isinstance(outcome, RoundResult) and not outcome.left_out
         return loop.time() - began
 
     return list(await asyncio.gather(*(until_done(index) for index in range(len(swarm.peers)))))

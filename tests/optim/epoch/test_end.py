@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.group import NONCE_BYTES, Group, Member
+from swarmcli.averaging.round.result import Outcome
 from swarmcli.errors import OptimizerError, RoundFailed, RoundUndecided
 from swarmcli.events import Events, Noticed
 from swarmcli.network.identity import PeerID
@@ -17,14 +19,14 @@ from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epoch.end import EpochEnd
 from swarmcli.optim.epoch.group import EpochRule
 from swarmcli.optim.gradients.accumulator import Weighed
-from swarmcli.optim.modes.base import CommittedRound, Outcome, Timing
+from swarmcli.optim.modes.base import Timing
 from swarmcli.optim.peers.report import PeerMetrics
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.testing import virtual_time
 
 OWN, OTHER = PeerID(bytes(32)), PeerID(bytes([1]) * 32)
-TOGETHER = CommittedRound(bytes(32), 24, (OWN, OTHER), contributed={OWN: 12.0, OTHER: 12.0})
-WITHOUT_ME = CommittedRound(bytes(32), 12, (OTHER,), {OWN: "silent"})
+TOGETHER = RoundResult(round_id=bytes(32), samples={OWN: 12.0, OTHER: 12.0})
+WITHOUT_ME = RoundResult(round_id=bytes(32), samples={OTHER: 12.0}, left_out={OWN: "silent"})
 
 
 class Release(asyncio.Event):
@@ -72,7 +74,7 @@ class Story:
     async def run(self) -> None:
         self.end._released = Release(self.told)
         if (advanced := await self.end.run()) is not None:
-            self.told.append(f"at the next epoch with {advanced.own_samples} of {advanced.committed.samples}")
+            self.told.append(f"at the next epoch with {advanced.own_samples} of {advanced.committed.total_samples}")
 
     # who else is there
 
@@ -103,12 +105,12 @@ class Story:
     async def set_aside(self) -> None:
         self.told.append("set aside")
 
-    async def advance(self, committed: CommittedRound) -> None:
-        self.told.append(f"advance{'' if committed.contributed.get(OWN) else ' without own'}")
+    async def advance(self, committed: RoundResult) -> None:
+        self.told.append(f"advance{'' if committed.samples.get(OWN) else ' without own'}")
 
     # the keeper of the state
 
-    async def after_epoch(self, committed: CommittedRound, weight: float) -> None:
+    async def after_epoch(self, committed: RoundResult, weight: float) -> None:
         self.told.append("keep states together")
 
     # the group
@@ -152,7 +154,7 @@ def tell(timing: Timing, *outcomes: Outcome | RuntimeError, samples: int = 12) -
 
 
 def test_samples_that_round_to_none_end_an_epoch_too() -> None:
-    story = tell(Timing.AT_ONCE, CommittedRound(bytes(32), 0, (OWN,), contributed={OWN: 0.4}), samples=1)
+    story = tell(Timing.AT_ONCE, RoundResult(round_id=bytes(32), samples={OWN: 0.4}), samples=1)
     assert "advance" in story.told
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import torch
 
-from swarmcli.averaging import AveragerCore
+from swarmcli.averaging import AveragerCore, RoundResult
 from swarmcli.errors import RoundFailed
 from swarmcli.events import Noticed
 from swarmcli.network.task_owner import TaskOwner
@@ -12,7 +12,6 @@ from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epoch.group import PreformedGroup
 from swarmcli.optim.gradients.accumulator import Weighed
-from swarmcli.optim.modes.base import CommittedRound
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm, record
@@ -53,9 +52,8 @@ def test_it_begins_when_the_sum_is_reached_and_weighs_by_samples() -> None:
             outcomes = await asyncio.gather(
                 one.group.contribute(Weighed.of(TARGET // 3)), other.group.contribute(Weighed.of(2 * TARGET // 3))
             )
-            assert outcomes[0] == outcomes[1]
-            assert isinstance(outcomes[0], CommittedRound)
-            assert outcomes[0].samples == TARGET
+            assert isinstance(outcomes[0], RoundResult) and isinstance(outcomes[1], RoundResult)
+            assert outcomes[0].samples == outcomes[1].samples and outcomes[0].total_samples == TARGET
             assert one.tensor.item() == other.tensor.item() == 3.0
 
     virtual_time.run(main())
@@ -86,8 +84,8 @@ def test_after_a_member_died_the_others_step_with_what_they_have() -> None:
                 first, second = await asyncio.gather(
                     *(m.group.contribute(Weighed.of(TARGET // 2)) for m in (one, other))
                 )
-                assert isinstance(first, CommittedRound) and isinstance(second, CommittedRound)
-                assert first.round_id == second.round_id and first.samples == second.samples == TARGET
+                assert isinstance(first, RoundResult) and isinstance(second, RoundResult)
+                assert first.round_id == second.round_id and first.total_samples == second.total_samples == TARGET
                 assert set(first.contributors) == {nodes[0].peer_id, nodes[1].peer_id}
                 assert one.tensor.item() == other.tensor.item() == 2.5
 
@@ -105,7 +103,7 @@ def test_after_a_round_that_gave_nothing_it_forms_again_with_the_same_samples() 
             assert all(isinstance(outcome, RoundFailed) for outcome in outcomes)
             assert all(await asyncio.gather(*(m.group.wait_until_begun(30) for m in (one, other))))
             again = await asyncio.gather(*(m.group.contribute(Weighed.of(TARGET // 2)) for m in (one, other)))
-            assert again[0] == again[1] and isinstance(again[0], CommittedRound)
+            assert all(isinstance(outcome, RoundResult) for outcome in again)
             assert one.tensor.item() == other.tensor.item() == 2.5
 
     virtual_time.run(main(), timeout=200)
@@ -188,5 +186,5 @@ async def _average(members: list[Member], samples: list[float], position: Lineag
     outcomes = await asyncio.gather(
         *(m.group.contribute(Weighed(int(own), own)) for m, own in zip(members, samples, strict=True))
     )
-    assert all(isinstance(outcome, CommittedRound) for outcome in outcomes)
+    assert all(isinstance(outcome, RoundResult) for outcome in outcomes)
     return {member.tensor.item() for member in members}

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.control import RoundResult
 from swarmcli.averaging.round.program import advance
 from swarmcli.optim.gradients.accumulator import GradientAccumulator
 from swarmcli.optim.modes.low_rank import LowRank

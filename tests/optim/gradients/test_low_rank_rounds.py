@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.control import RoundResult
 from swarmcli.averaging.round.exchange import PartExchange
 from swarmcli.compression import Float16Compression
 from swarmcli.optim.modes.low_rank import LowRank, PowerEF, PowerSGD

@@ -8,10 +8,11 @@ import math
 import pytest
 from pydantic import ValidationError
 
+from swarmcli.averaging import RoundResult
 from swarmcli.cli.live import sparkline
 from swarmcli.events import EpochAdvanced, EpochReported, Event, Events
 from swarmcli.network.identity import PeerID
-from swarmcli.optim.modes.base import Advanced, CommittedRound
+from swarmcli.optim.modes.base import Advanced
 from swarmcli.optim.peers.report import MAX_RECENT, MOST_LOSS, PeerMetrics, ReportedEvaluation, ReportedLoss
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.run.history import EpochHistory
@@ -25,7 +26,11 @@ def metrics(seen: list[Event] | None = None) -> PeerMetrics:
     return PeerMetrics(PeerID(bytes(32)), events)
 
 
-ROUND = CommittedRound(bytes(32), 24, (PeerID(bytes(32)), PeerID(bytes([1] * 32))))
+ROUND = RoundResult(
+    round_id=bytes(32),
+    weights={PeerID(bytes(32)): 12.0, PeerID(bytes([1] * 32)): 12.0},
+    samples={PeerID(bytes(32)): 12.0, PeerID(bytes([1] * 32)): 12.0},
+)
 
 
 def at(epoch: int) -> LineagePosition:
