@@ -51,9 +51,9 @@ class DecentralizedAverager:
     """
 
     # Subclasses set these.
+    _keeps_rest = True  # see AveragerConfig; not of tensors that are new ones in each round
     _program: RoundProgram | None = None  # the phases of a round
     _tag = b""  # only averagers with equal tags average with each other
-    _by_differences = True  # see AveragerConfig; not of tensors that are new ones in each round
     _state_epoch = -1  # of the state that is shared; newcomers ask those of the highest
 
     @names_new_words("DecentralizedAverager")
@@ -93,14 +93,13 @@ class DecentralizedAverager:
     ) -> None:
         """Options are explained in MatchmakingOptions, AllreduceOptions and AveragerConfig.
 
-        A lossy `compression` gets differences from the last common average; where members have unlike ones, values
-        travel without it. `next_chunk_timeout` is what `sender_timeout` is unless given; `client_mode` and the two
-        compressions default to the DHT's mode and to none. `state_compression`: how others download the state from
-        here; with a lossy codec they do not get every bit of it. `tensor_infos`: key and role of each tensor, by which
-        adaptive compressions choose; unless given, keys are indices (in a state they always are).
-        `allow_state_sharing`: others may download what `get_current_state` gives; unless given, a peer that is no
-        auxiliary shares while others can reach it, directly or over a relay. It can be set later, as can
-        `state_sharing_priority`.
+        What a lossy `compression` takes from this peer's tensors stays here, on top of the average.
+        `next_chunk_timeout` is what `sender_timeout` is unless given; `client_mode` and the two compressions default to
+        the DHT's mode and to none. `state_compression`: how others download the state from here; with a lossy codec
+        they do not get every bit of it. `tensor_infos`: key and role of each tensor, by which adaptive compressions
+        choose; unless given, keys are indices (in a state they always are). `allow_state_sharing`: others may download
+        what `get_current_state` gives; unless given, a peer that is no auxiliary shares while others can reach it,
+        directly or over a relay. It can be set later, as can `state_sharing_priority`.
         `aggregator`: how the members' tensors become one, for example CenteredClip(); None: their mean, see Mean.
         `daemon=False` keeps the process alive, when its main thread has ended, until somebody calls `shutdown`.
 
@@ -137,7 +136,7 @@ class DecentralizedAverager:
                 audit=audit,
             ),
             initial_group_bits=initial_group_bits,
-            by_differences=self._by_differences and self._program is None,
+            keeps_rest=self._keeps_rest and self._program is None,
             averaging_alpha=averaging_alpha,
             min_vector_size=min_vector_size,
             bandwidth=bandwidth,

@@ -21,20 +21,20 @@ from swarmcli.averaging.control import (
     StepControl,
     encode_gathered,
 )
-from swarmcli.averaging.differences import ROOM_TO_TELL, DifferenceTold, Reference, Way, lost_in, reading, way_of
 from swarmcli.averaging.find.finder import GroupFinder
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
 from swarmcli.averaging.round.allreduce import Allreduce
 from swarmcli.averaging.round.archive import RoundArchive
+from swarmcli.averaging.round.buffers import rest_of
 from swarmcli.averaging.round.pace import PACE, RoundTime
-from swarmcli.averaging.round.plan import Layout, compression_term
+from swarmcli.averaging.round.plan import Layout, Part, compression_term
 from swarmcli.averaging.round.program import RoundProgram
 from swarmcli.averaging.round.result import RoundResult
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.trust import PeerTrust
 from swarmcli.averaging.weights import Pledges
 from swarmcli.backoff import growing
-from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
+from swarmcli.compression import NoCompression
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import MatchmakingError, RoundFailed, RoundUndecided, SwarmError
 from swarmcli.events import PeerRefused
@@ -89,9 +89,6 @@ class AveragerCore:
         self._tensors = list(tensors)
         self._lock = asyncio.Lock()
         self.layout = Layout.of(self._tensors, config.allreduce.compression, config.allreduce.tensor_infos)
-        lossy = any(not isinstance(codec, NoCompression) for codec in self.layout.codecs)
-        self._by_differences = config.by_differences and lossy
-        self._reference: Reference | None = None  # the last average, if differences from it may travel
         self.archive = RoundArchive(node.endpoint, config.prefix)
         self._service = AllreduceService(node.endpoint, config.prefix, self.trust, config.allreduce.trust)
         self._program = program
@@ -138,7 +135,7 @@ class AveragerCore:
         """Begins a round in the background. Raises ValueError for gathered data beyond MAX_GATHERED_BYTES."""
         if not self._running:
             raise RuntimeError("this averager is not running")
-        gathered = encode_gathered(request.gather, MAX_GATHERED_BYTES - self._by_differences * ROOM_TO_TELL)
+        gathered = encode_gathered(request.gather, MAX_GATHERED_BYTES)
         control = StepControl(request, self.node.endpoint.clock)
         task = self._rounds.spawn(self._run(control, gathered))
         control.task = task
@@ -151,25 +148,16 @@ class AveragerCore:
         async with self._lock:
             yield self._tensors
 
-    async def take_up(
-        self,
-        tensors: Sequence[torch.Tensor],
-        infos: Sequence[CompressionInfo] | None = None,
-        compression: CompressionBase | None = None,
-    ) -> None:
+    async def take_up(self, tensors: Sequence[torch.Tensor]) -> None:
         """All-reduces that begin from now on average these tensors instead; waits for one under way.
 
-        `infos`: see AllreduceOptions.tensor_infos; `compression`: the codec, None: as before. A round whose group has
-        begun may still get other tensors, before it is triggered, if all members give it alike ones. Not for averagers
-        with a program. Raises ValueError, and changes nothing, for tensors that cannot be averaged.
+        A round whose group has begun may still get other tensors, before it is triggered, if all members give it alike
+        ones. Not for averagers with a program. Raises ValueError, and changes nothing, for tensors that cannot be
+        averaged.
         """
         async with self._lock:
-            allreduce = replace(
-                self.config.allreduce,
-                tensor_infos=None if infos is None else tuple(infos),
-                compression=compression or self.config.allreduce.compression,
-            )
-            layout = Layout.of(tensors, allreduce.compression, allreduce.tensor_infos)
+            allreduce = replace(self.config.allreduce, tensor_infos=None)
+            layout = Layout.of(tensors, allreduce.compression)
             self._tensors, self.layout = list(tensors), layout
             self.config = replace(self.config, allreduce=allreduce)
             self.finder.describe(layout, self._own_terms())
@@ -191,11 +179,10 @@ class AveragerCore:
 
     def _own_terms(self) -> dict[str, str]:
         options = self.config.allreduce
-        differences = " of differences" if self._by_differences else ""
         return {
             "averaging.method": "one all-reduce" if self._program is None else self._program.description,
             "averaging.tensors": self.layout.schema_hash.hex()[:16] + self.config.meaning,
-            "averaging.compression": compression_term(options.compression, self.layout) + differences,
+            "averaging.compression": compression_term(options.compression, self.layout),
             "averaging.part_size_bytes": str(options.part_size_bytes),
             "averaging.trust": options.trust,
             "averaging.audit": repr(float(options.audit)),
@@ -257,27 +244,16 @@ class AveragerCore:
     async def _find_and_average(
         self, control: StepControl, chronicle: Chronicle, gathered: bytes, deadline: float | None
     ) -> RoundResult:
-        with reading(self._reference) as reference:  # the next search tells of a round that ends meanwhile
-            with chronicle.stage(AveragingStage.LOOKING_FOR_GROUP):
-                told = await self._told(reference, gathered)
-                group = chronicle.group = await self.finder.find(control, told, deadline)
-            self.trust.enter(member.peer_id for member in group.members)
-            control.mark_begun(group)
-            with self._service.expecting(group):
-                result = await self._average(control, chronicle, group, reference)
+        with chronicle.stage(AveragingStage.LOOKING_FOR_GROUP):
+            group = chronicle.group = await self.finder.find(control, gathered, deadline)
+        self.trust.enter(member.peer_id for member in group.members)
+        control.mark_begun(group)
+        with self._service.expecting(group):
+            result = await self._average(control, chronicle, group)
         gathered_by = {each.peer_id: self._decode_gathered(each.peer_id, each.gathered) for each in group.members}
         return replace(result, gathered=gathered_by, averages=(), parts=())
 
-    async def _told(self, reference: Reference | None, gathered: bytes) -> bytes:
-        if not self._by_differences:
-            return gathered
-        if reference is None:
-            return wire.encode(DifferenceTold(gathered=gathered))
-        return await on_executor(self.layout.nbytes, reference.tell, self._tensors, gathered)
-
-    async def _average(
-        self, control: StepControl, chronicle: Chronicle, group: Group, reference: Reference | None
-    ) -> RoundResult:
+    async def _average(self, control: StepControl, chronicle: Chronicle, group: Group) -> RoundResult:
         try:
             with chronicle.stage(AveragingStage.AWAITING_TRIGGER):
                 weight = await control.wait_for_trigger()
@@ -295,7 +271,6 @@ class AveragerCore:
                 if not self.layout.numel:
                     reason = "the averaged tensors have no elements"
                     return RoundResult(round_id=group.group_id, group=group, nothing=reason)
-                way, base = await self._travels(group, reference)
                 self._service.seats = self.finder.lines.seats(group.bids, control.request.target)
                 usual = max((seconds for seconds, _ in self._service.took), default=0.0)
                 usual = 0.0 if control.request.target is None else max(usual, self._service.seats.planned)
@@ -303,12 +278,14 @@ class AveragerCore:
                 target, pledges = control.request.target, None
                 if target is not None and control.request.weighs and not self.config.auxiliary:
                     pledges = Pledges(self.finder.experience, group, target)
-                round_ = self._make_round(group, weight, control.samples, pledges, way=way, base=base)
+                round_ = self._make_round(group, weight, control.samples, pledges)
                 result = await self._run_round(round_, pledges, preformed=target is not None)
                 self.finder.experience.note(result.weights, (member.peer_id for member in group.members))
                 if result.total_weight > 0 and result.averages:
-                    averages = await self._remember(group.group_id, way, reference, result)
-                    await on_executor(self.layout.nbytes, self._apply, averages)
+                    # A member that was not counted may hold no numbers: it takes the average as it is.
+                    keeps = self.config.keeps_rest and result.weights.get(self.node.peer_id, 0.0) > 0
+                    parts = [average.part for average in result.parts] if keeps else []
+                    await on_executor(self.layout.nbytes, self._apply, result.averages, parts)
                     self.archive.keep(group.tag, result)
         finally:
             self._lock.release()
@@ -375,52 +352,17 @@ class AveragerCore:
                 self._round_time.seconds,
             )
 
-    async def _travels(self, group: Group, reference: Reference | None) -> tuple[Way, Sequence[torch.Tensor] | None]:
-        """The way in which tensors travel in this group, and the base that is subtracted from this peer's. Raises
-        RoundFailed if the group's list names a reference that this peer does not have."""
-        if not self._by_differences:
-            return Way.VALUES, None
-        way, name = way_of(group)
-        if way is Way.DIFFERENCES and not self.config.auxiliary and (not reference or reference.round_id != name):
-            self._service.decline(group)
-            raise RoundFailed("its leader altered what this peer told of its last average", [group.leader])
-        return way, None if reference is None else await on_executor(self.layout.nbytes, reference.base, way)
-
-    async def _remember(
-        self, round_id: bytes, way: Way, reference: Reference | None, result: RoundResult
-    ) -> Sequence[torch.Tensor]:
-        """The averages as values, which are the reference of the next round. `reference`: the one that this peer told
-        the group of."""
-        averages, nbytes = result.averages, self.layout.nbytes
-        if not self._by_differences:
-            return averages
-        differences = way is Way.DIFFERENCES
-        last, self._reference = reference if differences else self._reference, None  # while it changes, there is none
-        if last is None or last.readers > (last is reference):  # a round under way may still need it
-            last = Reference(b"", await on_executor(nbytes, copies_of, averages if last is None else last.tensors))
-        await on_executor(nbytes, last.add if differences else last.take, averages)
-        if way is Way.FIRST and result.weights.get(self.node.peer_id):
-            parts = [average.part for average in result.parts]
-            lost = await on_executor(nbytes, lost_in, self._tensors, self.layout, parts)
-            await on_executor(nbytes, last.owe, lost, self.config.averaging_alpha)
-        last.round_id, self._reference = round_id, last
-        return last.tensors
-
     def _make_round(
         self,
         group: Group,
         weight: float,
         samples: float | None,
         pledges: Pledges | None,
-        *,
-        way: Way,
-        base: Sequence[torch.Tensor] | None,
     ) -> Allreduce:
         service, tensors, planned = self._service, self._tensors, self._service.seats.planned
         options = self.config.allreduce
         options = replace(
             options,
-            compression=NoCompression() if way is Way.EXACT else options.compression,
             allreduce_timeout=self._round_time.of(planned),
             # A reducer says nothing until the slowest sender has brought its first part, which may be all of its parts.
             reducer_timeout=max(options.for_reducer, PACE.last * planned),
@@ -431,25 +373,27 @@ class AveragerCore:
             tensors,
             weight=weight,
             options=options,
-            base=base,
             samples=samples,
             program=self._program,
             **({} if pledges is None else {"refuses": pledges.refuses}),
         )
 
-    def _apply(self, averages: Sequence[torch.Tensor]) -> None:
-        """Moves all tensors. Nothing here can fail half way for tensors of the group's shapes and types."""
+    @torch.no_grad()
+    def _apply(self, averages: Sequence[torch.Tensor], parts: Sequence[Part]) -> None:
+        """Moves all tensors; what the codecs of `parts` took from them stays on top. Nothing here can fail half way for
+        tensors of the group's shapes and types."""
         alpha = self.config.averaging_alpha
-        with torch.no_grad():
-            for tensor, average in zip(self._tensors, averages, strict=True):
-                if alpha == 1.0:
-                    tensor.copy_(average)
-                else:
-                    tensor.lerp_(average.to(tensor.device), alpha)
+        lossy = any(not isinstance(part.codec, NoCompression) for part in parts)
+        rest = rest_of(self._tensors, self.layout, parts) if lossy else None
+        for index, (tensor, average) in enumerate(zip(self._tensors, averages, strict=True)):
+            if rest is not None:
+                average = average + rest[index]
+            if alpha == 1.0:
+                tensor.copy_(average)
+            else:
+                tensor.lerp_(average.to(tensor.device), alpha)
 
     def _decode_gathered(self, peer: PeerID, data: bytes) -> Any:
-        if self._by_differences:
-            data = DifferenceTold.read(data).gathered
         try:
             return wire.decode(Any, data) if data else None
         except msgspec.DecodeError as error:

@@ -73,7 +73,7 @@ class AuxiliaryCore:
         self._states: StateRounds | None = None
         several = self.mode.target_group_size is not None
         if states and self.mode.average_state_every(several) is not None:
-            own = state_config(config.run_id, peer.averaging, self.mode.state_compression)
+            own = state_config(config.run_id, peer.averaging)
             self._states = StateRounds(node, own, states, config.fingerprint)
 
     async def start(self) -> None:

@@ -53,17 +53,15 @@ class Allreduce:
         *,
         weight: float,
         options: AllreduceOptions | None = None,
-        base: Sequence[torch.Tensor] | None = None,
         samples: float | None = None,
         program: RoundProgram | None = None,
         refuses: Callable[[Mapping[PeerID, float]], str] = lambda samples: "",
     ) -> None:
         """`tensors` must not change until `run` has returned. `weight` is of this member's tensors in the mean; with
         zero it takes part and adds nothing. `samples`: that they come of, if these are not the weight. An auxiliary's
-        tensors only tell shapes and types, and it has no weight.
-        `base`: the differences from these tensors are averaged, which all members hold alike. `program`: what is
-        averaged in several phases, instead of the tensors, which tell shapes and types then. `refuses`: why this member
-        does not vote for a result that counts these samples; "": it does. All members come to the same answer.
+        tensors only tell shapes and types, and it has no weight. `program`: what is averaged in several phases, instead
+        of the tensors, which tell shapes and types then. `refuses`: why this member does not vote for a result that
+        counts these samples; "": it does. All members come to the same answer.
 
         Raises ValueError for a weight that is neither zero nor one that reducers accept, and for tensors that have
         no mean; KeyError if this peer is not in the group.
@@ -74,7 +72,7 @@ class Allreduce:
         self.left_out = frozenset[PeerID]()  # so is who was left out of some part
         self._auxiliary = group.members[group.index_of(service.endpoint.peer_id)].auxiliary
         self._service, self._options = service, options if options is not None else AllreduceOptions()
-        self._tensors, self._weight, self._base = list(tensors), weight, base
+        self._tensors, self._weight = list(tensors), weight
         self._samples = samples if weight and samples != weight else None
         self._program = OnePhase(self._tensors) if program is None else program
         layout = Layout.of(tensors, self._options.compression, self._options.tensor_infos)
@@ -173,7 +171,7 @@ class Allreduce:
         layout = Layout.of(tensors, options.compression, options.tensor_infos)
         plan = Plan.make(layout, group.part_shares, options.part_size_bytes)
         if not self._auxiliary:
-            inputs = tensors, self._weight, self._base, self._samples
+            inputs = tensors, self._weight, self._samples
             mine = await on_executor(layout.nbytes, _checked_inputs, *inputs)
             results = Results(layout, self._service.memory.take(layout.nbytes))
         follows = self._chain() if number and not self._auxiliary else None
@@ -374,17 +372,12 @@ class Allreduce:
                 holdings.results.release()
         self._exchanges.clear()
         self._results = None
-        del self._tensors, self._base, self._program
+        del self._tensors, self._program
 
 
-def _checked_inputs(
-    tensors: Sequence[torch.Tensor],
-    weight: float,
-    base: Sequence[torch.Tensor] | None = None,
-    samples: float | None = None,
-) -> Inputs:
+def _checked_inputs(tensors: Sequence[torch.Tensor], weight: float, samples: float | None = None) -> Inputs:
     """Tensors that cannot be averaged are kept out of everyone's average from the start: their weight is zero."""
-    inputs, wrong = Inputs(tensors, weight, base, samples), ""
+    inputs, wrong = Inputs(tensors, weight, samples), ""
     if weight > 0:
         finite = all(map(all_finite, inputs.each()))
         wrong = beyond_sums(inputs.each(), weight) if finite else "NaN or infinity"

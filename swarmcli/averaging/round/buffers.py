@@ -17,49 +17,33 @@ from swarmcli.averaging.round.certificate import DIGEST_BYTES
 from swarmcli.averaging.round.plan import Layout, Part, Plan
 from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.compression import CompressionBase, NoCompression, TensorMessage
-
-_PIECE = 1 << 18  # elements
+from swarmcli.memory import fresh_memory
 
 
 class Inputs:
     """A member's own tensors as one vector, their weight, and the samples in them (None: as many as they weigh).
 
-    They are read in place, and copied only if they are not plain memory. With a `base`, tensors in host memory, the
-    vector is their difference from it, computed part by part.
+    They are read in place, and copied only if they are not plain memory.
     """
 
-    def __init__(
-        self,
-        tensors: Sequence[torch.Tensor],
-        weight: float = 1.0,
-        base: Sequence[torch.Tensor] | None = None,
-        samples: float | None = None,
-    ) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], weight: float = 1.0, samples: float | None = None) -> None:
         self.weight, self.samples = weight, samples
         self.note = ""  # why the weight is zero, if that needs an explanation
         self._flat = [tensor.detach().cpu().contiguous().reshape(-1) for tensor in tensors]
-        self._base = None if base is None else [tensor.reshape(-1) for tensor in base]
 
     def each(self) -> Iterator[torch.Tensor]:
-        """The vector in flat pieces: whole tensors, or, where each takes memory of its own, no more than a few MiB."""
-        for index, flat in enumerate(self._flat):
-            length = max(1, flat.numel()) if self._base is None else _PIECE
-            for begin in range(0, flat.numel(), length):
-                yield self._piece(index, begin, min(begin + length, flat.numel()))
-
-    def _piece(self, index: int, begin: int, end: int) -> torch.Tensor:
-        piece = self._flat[index][begin:end]
-        return piece if self._base is None else piece - self._base[index][begin:end]
+        """The vector in flat pieces: whole tensors, but for empty ones."""
+        return (flat for flat in self._flat if flat.numel())
 
     def part(self, part: Part) -> torch.Tensor:
-        """A flat tensor: a view if the part lies within one tensor and there is no base, otherwise a copy."""
+        """A flat tensor: a view if the part lies within one tensor, otherwise a copy."""
         starts, tensors = part.segment.starts, part.segment.tensors
         pieces = []
         place, position = bisect_right(starts, part.start) - 1, part.start
         while position < part.stop:
             end = min(part.stop, starts[place + 1])
             if end > position:
-                pieces.append(self._piece(tensors[place], position - starts[place], end - starts[place]))
+                pieces.append(self._flat[tensors[place]][position - starts[place] : end - starts[place]])
             place, position = place + 1, end
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
@@ -92,6 +76,16 @@ class Results:
     def release(self) -> None:
         """Lets go of the memory; nothing is read or written here any more."""
         self._segments.clear()
+
+
+@torch.no_grad()
+def rest_of(tensors: Sequence[torch.Tensor], layout: Layout, parts: Sequence[Part]) -> list[torch.Tensor]:
+    """The numbers that codecs take from these tensors when they travel in these parts."""
+    inputs, rest = Inputs(tensors), Results(layout, fresh_memory(layout.nbytes))
+    for part in parts:
+        values = inputs.part(part)
+        rest.part(part).copy_(values - part.codec.extract(part.codec.compress(values)))
+    return rest.tensors()
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class StateOptions:
     # Distance between parameters, relative to their norm, above which they are repaired; rounding on unlike processors
     # stays far below it.
     tolerance: float = 1e-3
-    compression: CompressionBase = field(default_factory=NoCompression)
+    compression: CompressionBase = field(default_factory=NoCompression)  # of what local updates average
     load_compression: CompressionBase = field(default_factory=NoCompression)
 
     def __post_init__(self) -> None:
@@ -198,12 +198,6 @@ class Mode(ABC):
 
     def __post_init__(self) -> None:
         check_flags(reuse_grad_buffers=self.reuse_grad_buffers, use_ext_grad_buffer=self.share_gradients)
-        codec = self.state.compression
-        if self.target_group_size is not None and not isinstance(codec, NoCompression):
-            raise ValueError(
-                f"state_averaging_compression={codec.description!r}: with target_group_size states travel as they are, "
-                "since several groups have no common average that differences could be told from; use NoCompression()"
-            )
 
     @abstractmethod
     def build(self, peer: PeerContext, trained: Trained, site: SiteHooks) -> EpochWork:
@@ -247,12 +241,6 @@ class Mode(ABC):
     def state_weight(self, weight: float) -> float:
         """The weight of a peer whose gradients weighed so much in the epoch, when states are averaged after it."""
         return 1.0
-
-    @property
-    def state_compression(self) -> CompressionBase:
-        """The codec of averaged states. Where they are only averaged to repair them nobody has a reference, and one
-        would take as much memory as a state: they travel as they are."""
-        return NoCompression() if self.average_state_every(several=False) is None else self.state.compression
 
 
 def tell_lost(events: Events, samples: float, why: str = "they are of parameters that the run has left") -> None:

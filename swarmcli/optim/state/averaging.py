@@ -2,7 +2,7 @@
 
     state ── copied ──▶ a round, beside those of the gradients ──▶ state += average − state as it was copied
 
-A lossy codec gets differences from the last average that all members hold, see `averaging/differences.py`.
+It travels as it is: a codec would round away what an epoch has moved.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swarmcli.averaging import AveragerCore, RoundRequest
-from swarmcli.compression import CompressionBase, CompressionInfo, TensorDescriptor, TensorRole
+from swarmcli.compression import NoCompression
 from swarmcli.errors import OptimizerError
 from swarmcli.events import Noticed
 from swarmcli.network.identity import PeerID
@@ -46,9 +46,9 @@ class Slot:
     """
 
     like: torch.Tensor  # has the shape and type
-    role: TensorRole
     find: Callable[[], torch.Tensor | None]
-    squares: bool = False  # means of squares, or something else that is never negative and that others divide by
+    # Means of squares, or something else that is never negative and that others divide by. None: nobody says which.
+    squares: bool | None = False
 
     def copied(self) -> torch.Tensor:
         """In host memory."""
@@ -66,8 +66,8 @@ class Slot:
         if before is not None:
             # Batch norm's running variances have no name here. To means that happen to be positive the rule for
             # squares does no harm.
-            positive = self.role is TensorRole.UNSPECIFIED and bool((before > 0).all() and (tensor > 0).all())
-            average = moved(tensor.detach(), average, before, squares=self.squares or positive)
+            squares = bool((before > 0).all() and (tensor > 0).all()) if self.squares is None else self.squares
+            average = moved(tensor.detach(), average, before, squares=squares)
         tensor.detach().copy_(average)
 
 
@@ -83,9 +83,11 @@ def state_slots(
     this peer computed, and neither a mean nor a maximum of it means anything. Newcomers download them with the state.
     """
     trained = (parameter for parameter in parameters if parameter.requires_grad and parameter.is_floating_point())
-    yield from (_fixed(parameter, TensorRole.PARAMETER) for parameter in trained)
+    yield from (Slot(parameter, partial(_itself, parameter)) for parameter in trained)
     yield from statistic_slots(optimizer, statistics)
-    yield from (_fixed(tensor, TensorRole.UNSPECIFIED) for tensor in extra_tensors if tensor.is_floating_point())
+    for tensor in extra_tensors:
+        if tensor.is_floating_point():
+            yield Slot(tensor, partial(_itself, tensor), squares=None)
 
 
 def statistic_slots(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> Iterator[Slot]:
@@ -104,11 +106,11 @@ def statistic_slots(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> I
     for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
         for name in dict.fromkeys(names) if parameter.requires_grad else ():
             find = partial(_statistic, optimizer, parameter, name)
-            yield Slot(parameter, TensorRole.OPTIMIZER, find, name in _SQUARES)
+            yield Slot(parameter, find, name in _SQUARES)
 
 
-def _fixed(tensor: torch.Tensor, role: TensorRole) -> Slot:
-    return Slot(tensor, role, lambda: tensor)
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _statistic(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str) -> torch.Tensor | None:
@@ -126,15 +128,13 @@ def _statistic(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: 
     )
 
 
-def state_config(run_id: str, gradients: AveragerConfig, compression: CompressionBase) -> AveragerConfig:
-    """Configures the states' averager: like that of the gradients, with its own codec, and all peers in one group."""
+def state_config(run_id: str, gradients: AveragerConfig) -> AveragerConfig:
+    """Configures the states' averager: like that of the gradients, without a codec, and all peers in one group."""
     wait = min(LONGEST_WAIT, gradients.matchmaking.min_matchmaking_time)
     # What several groups part, this unites.
     matchmaking = replace(gradients.matchmaking, target_group_size=None, min_matchmaking_time=wait)
-    allreduce = replace(gradients.allreduce, compression=compression, tensor_infos=None)
-    return replace(
-        gradients, prefix=f"{run_id}_state", allreduce=allreduce, matchmaking=matchmaking, by_differences=True
-    )
+    allreduce = replace(gradients.allreduce, compression=NoCompression(), tensor_infos=None)
+    return replace(gradients, prefix=f"{run_id}_state", allreduce=allreduce, matchmaking=matchmaking)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +160,6 @@ class StateRounds:
         for slot in self.slots:
             slot.find()
         self._outline = [torch.empty(slot.like.shape, dtype=slot.like.dtype, device="meta") for slot in self.slots]
-        self._infos = [
-            CompressionInfo(TensorDescriptor.of(slot.like), index, slot.role) for index, slot in enumerate(self.slots)
-        ]
-        config = replace(config, allreduce=replace(config.allreduce, tensor_infos=tuple(self._infos)))
         self.averager = AveragerCore(self._outline, node, config)
         self._terms = dict(terms or {})
 
@@ -184,13 +180,13 @@ class StateRounds:
             epoch=occasion.epoch,
             terms=self._terms,
         )
-        await averager.take_up(tensors or self._outline, self._infos)
+        await averager.take_up(tensors or self._outline)
         control = averager.begin_round(request)
         try:
             result = await control.outcome()
         finally:
             control.cancel()  # without effect on a round that has ended
-            await averager.take_up(self._outline, self._infos)
+            await averager.take_up(self._outline)
         if isinstance(result, BaseException):
             return str(result)
         # Auxiliaries do not learn of everybody's weight.

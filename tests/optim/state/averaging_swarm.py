@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from swarmcli.averaging import AllreduceOptions, AveragerConfig, MatchmakingOptions
-from swarmcli.compression import CompressionBase, NoCompression
+from swarmcli.averaging import AveragerConfig, MatchmakingOptions
 from swarmcli.dht import DHTNode
 from swarmcli.optim.state.averaging import Occasion, StateAveraging
 from swarmcli.optim.state.replica import InPlace, Replica
@@ -52,7 +51,6 @@ async def swarm(
     size: int = 3,
     make: Make = plain,
     names: Sequence[str] = (),
-    compression: CompressionBase = NoCompression(),  # noqa: B008
 ) -> AsyncIterator[list[Peer]]:
     """Peers whose parameters (`size`) and statistics (2) begin with these values, in float32."""
     network = network or MemoryNetwork(seed=1)
@@ -66,8 +64,7 @@ async def swarm(
             state = TrainingState("run", make([parameter]), extra_tensors=[statistics, counter])
             replica = Replica(state, InPlace([parameter]))
             matchmaking = MatchmakingOptions(min_matchmaking_time=10.0)
-            allreduce = AllreduceOptions(compression=compression)
-            config = AveragerConfig(prefix="state", matchmaking=matchmaking, allreduce=allreduce, by_differences=True)
+            config = AveragerConfig(prefix="state", matchmaking=matchmaking)
             averaging = StateAveraging(node, config, replica, names)
             await averaging.start()
             stack.push_async_callback(averaging.shutdown)
