@@ -180,8 +180,7 @@ class OptimizerCore:
         return changed
 
     async def _join(self) -> bool:
-        if self._frozen.looks or not self._catch_up.settled:
-            await self._frozen.compare(settled=self._catch_up.settled)
+        self._frozen.compare(settled=self._catch_up.settled)
         reason = self._reason_to_look()
         changed = False
         if reason:
@@ -506,6 +505,7 @@ class OptimizerCore:
             leaving=self.leaving,
             owners_word=self.claims.vouching.told_by_owner(self.position),
             pause=self.pausing.told,
+            frozen=self._frozen.told,
         )
 
     def _told_phase(self) -> Phase:

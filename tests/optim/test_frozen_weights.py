@@ -23,7 +23,7 @@ from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.modes.base import Mode, StateOptions, Timing, Trained
 from swarmcli.optim.modes.outer import LocalUpdates
 from swarmcli.optim.modes.synchronous import Synchronous
-from swarmcli.optim.peers.frozen_exchange import FrozenExchange, FrozenOptions
+from swarmcli.optim.peers import frozen_exchange
 from swarmcli.optim.state.frozen import FILE, TERM, FrozenWeights, StoredWeights, base_of, frozen_of
 from swarmcli.optim.state.replica import Offloaded
 from swarmcli.state import snapshot as snapshot_module
@@ -178,7 +178,7 @@ OTHERS = itertools.product(("trainer", "monitor"), (Timing.AT_ONCE, Timing.DELAY
 def test_a_newcomer_with_others_downloads_the_runs_once(
     role: Role, timing: Timing, in_memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FrozenExchange, "options", FrozenOptions(in_memory=in_memory))
+    monkeypatch.setattr(frozen_exchange, "IN_MEMORY", in_memory)
 
     async def main() -> None:
         async with Peers() as swarm:
@@ -276,7 +276,7 @@ def test_a_base_that_nobody_has_named_is_compared_whatever_holds_it() -> None:
             assert one.core.replica.state.digest() == two.core.replica.state.digest()
             stranger = await swarm.peer(frozen=2, named=False, seed=3)
             stranger.core._catch_up.settled, stranger.core.phase = True, "training"
-            await asyncio.sleep(FrozenOptions().begins_for + 10)
+            await asyncio.sleep(frozen_exchange.BEGINS_FOR + 10)
             await one.train(6)
 
     virtual_time.run(main(), timeout=600)
@@ -322,7 +322,7 @@ class Liar:
 
     def __init__(self, peer: Peer, *, hashes: bool) -> None:
         self._peer, self._hashes = peer, hashes
-        peer.core._frozen._donor._pins._provide = self._provide
+        peer.core._frozen.donor._pins._provide = self._provide
 
     async def _provide(self, version: bytes) -> Snapshot | None:
         true = self._peer.frozen.snapshot()
@@ -340,7 +340,7 @@ def test_a_donor_that_gives_others_is_refused(hashes: bool) -> None:
             await together(one.train(1), two.train(1))
             Liar(one, hashes=hashes)
             newcomer = await swarm.peer(frozen=1, digest=two.frozen.digest)
-            honest = two.core._frozen._donor
+            honest = two.core._frozen.donor
             honest._max_downloads = 0  # it has no time until somebody was refused
             newcomer.node.endpoint.events.subscribe(
                 lambda event: isinstance(event, PeerRefused) and setattr(honest, "_max_downloads", 4)

@@ -50,8 +50,9 @@ class Peer:
         self.replica = Replica(state, InPlace(state.parameters))
         self.captured = asyncio.Event()
         mode = Synchronous(state=StateOptions(load_compression=NoCompression()))
-        directory = SimpleNamespace(endpoint=self.endpoint, run_id="run", network_of=lambda peer: peer)
-        claims = SimpleNamespace(directory=directory, doubt=lambda peers: None)
+        here = {"endpoint": self.endpoint, "run_id": "run", "network_of": bytes, "is_relayed": lambda peer: False}
+        directory = SimpleNamespace(**here)
+        claims = SimpleNamespace(directory=directory)
         self.exchange = StateExchange(self.replica, mode, claims)  # type: ignore[arg-type]
         self._capture, self.replica.capture = self.replica.capture, self._note_capture  # type: ignore[method-assign]
 

@@ -239,14 +239,11 @@ class CatchUp:
                 await self._replay([later.popleft()], "epochs ended meanwhile")
 
     async def _download(self, wanted: LineagePosition, donors: Sequence[PeerID], reason: str) -> None:
-        relayed = [peer for peer in donors if self._directory.is_relayed(peer)]
-        direct = [peer for peer in donors if peer not in relayed]
         generation = self._replica.generation
         try:
             await self._exchange.download(
                 wanted,
-                direct,
-                relayed=relayed,
+                donors,
                 witnesses=self._claims.in_turn(donors),
                 parameters=self._claims.vouching.owners.get(wanted.lineage),
                 timeout=self._load_state_timeout,

@@ -9,55 +9,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Annotated
-
-import msgspec
 
 from swarmcli.backoff import growing
-from swarmcli.errors import FingerprintError, NetworkError, NoDonorReachable, StateDownloadError
+from swarmcli.errors import FingerprintError, NoDonorReachable, StateDownloadError
 from swarmcli.events import Noticed
-from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, offload, to_its_end
 from swarmcli.optim.peers.claims import Claims
 from swarmcli.optim.peers.report import is_settled
+from swarmcli.optim.peers.state_exchange import Exchange
 from swarmcli.optim.state.frozen import FILE, TERM, FrozenWeights
 from swarmcli.optim.state.replica import Replica
 from swarmcli.state.assembly import DownloadedState
-from swarmcli.state.donor import StateDonor
-from swarmcli.state.download import DownloadProgress, download_state
 from swarmcli.state.snapshot import Snapshot
 from swarmcli.words import amount
 
-
-@dataclass(frozen=True, slots=True)
-class FrozenOptions:
-    """How long and among how many a peer looks for frozen weights. Times are seconds."""
-
-    first_pause: float = 0.5  # between two looks for donors, then twice as long each time …
-    longest_pause: float = 5.0  # … up to this
-    alone_for: float = 15.0  # for which a peer that sees nobody looks for others
-    donors: int = 32  # of one look, one of each network after the other
-    asked: int = 8  # for their digest, likewise
-    answer_timeout: float = 5.0
-    in_memory: int = 64 << 20  # bytes up to which a download needs no file
-    begins_for: float = 60.0  # may others be found that began at once; after that a word stops nobody who works
+# Seconds
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0  # between two looks for donors: twice as long each time
+ALONE_FOR = 15.0  # for which a peer that sees nobody looks for others
+BEGINS_FOR = 60.0  # may others be found that began at once; after that no report stops a peer that works
+MOST_DONORS = 32  # of one look, one of each network after the other
+IN_MEMORY = 64 << 20  # bytes up to which a download needs no file
 
 
-class FrozenQuestion(msgspec.Struct, frozen=True):
-    """Which frozen weights does this peer's model have?"""
-
-
-class FrozenAnswer(msgspec.Struct, frozen=True):
-    """As FrozenWeights names them; "" for none."""
-
-    digest: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")]
-
-
-class FrozenExchange:
+class FrozenExchange(Exchange):
     """Has one peer compare, get and give the run's frozen weights."""
-
-    options = FrozenOptions()
 
     def __init__(
         self,
@@ -68,56 +43,42 @@ class FrozenExchange:
         courtesy: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`timeout`: seconds for which they are looked for. `courtesy`: see StateDonor."""
-        self.frozen = frozen
-        self._replica, self._timeout, self._claims = replica, timeout, claims
-        self._directory, self._endpoint, run_id = claims.directory, claims.directory.endpoint, claims.directory.run_id
-        self._prefix, self._method = f"frozen/{run_id}", f"frozen.digest/{run_id}"
-        self._donor = StateDonor(self._endpoint, self._prefix, self._provide, courtesy=courtesy)
-        self._progress: DownloadProgress | None = None
-        self._moved = 0.0  # loop time; when something of them last came
-        self._answers: dict[PeerID, FrozenAnswer | None] = {}  # of those at work; None: it gave none
+        super().__init__(f"frozen/{claims.directory.run_id}", self._provide, replica, claims, courtesy)
+        self.frozen, self._timeout = frozen, timeout
         self._settled_at: float | None = None  # loop time
-        self.looks = True  # whether others may have, or begin with, what this peer must not train beside
 
     def start(self) -> None:
-        """From now on this peer says which ones it has, and gives them out while they are the run's."""
-        self._endpoint.serve(self._method, FrozenQuestion, self._tell)
+        """From now on this peer gives them out while they are the run's."""
         if self.frozen.digest:
-            self._donor.start()
+            self.donor.start()
 
     def close(self) -> None:
         """Idempotent."""
-        self._endpoint.withdraw(self._method)
         if self.frozen.digest:
-            self._donor.close()
+            self.donor.close()
 
     @property
-    def on_its_way(self) -> str:
-        """Says what is downloaded now, in words; "": nothing. From any thread."""
-        progress = self._progress
-        return "" if progress is None else progress.sentence(self._endpoint.rates.download.limit)
+    def told(self) -> str:
+        """For the report: which ones this peer has, as FrozenWeights names them."""
+        return self.frozen.digest or self.frozen.base
 
     async def look(self) -> None:
         """The model's may be others than before, a checkpoint's for example."""
         if self.frozen.digest:
             await self._replica.alone(self.frozen.look)
 
-    async def compare(self, *, settled: bool) -> None:
-        """Before each step, until this peer has worked for a minute. Raises FingerprintError if all at work who answer
-        have other frozen weights: it would train another model."""
-        frozen, directory, options = self.frozen, self._directory, self.options
-        own = frozen.digest or frozen.base
+    def compare(self, *, settled: bool) -> None:
+        """Before each step, until this peer has worked for a minute. Raises FingerprintError if all at work that are
+        there report other frozen weights: it would train another model."""
+        frozen, own = self.frozen, self.told
         self._settled_at = (self._settled_at or loop_time()) if settled else None
-        begins = self._settled_at is None or loop_time() < self._settled_at + options.begins_for
-        self.looks = begins and bool(own) and not frozen.named
-        if not self.looks or (frozen.digest and self._claims.holders()):
+        begins = self._settled_at is None or loop_time() < self._settled_at + BEGINS_FOR
+        if frozen.named or not own or not begins or (frozen.digest and self._claims.holders()):
             return
-        at_work = {peer for peer, report in directory.others.items() if report.holds_state and is_settled(report.phase)}
-        new = self._claims.in_turn(at_work - self._answers.keys())[: options.asked]
-        self._answers |= zip(new, await asyncio.gather(*map(self._ask, new)), strict=True)
-        answers = [its for peer, its in self._answers.items() if its is not None and peer in at_work]
-        # A former version, and a model without frozen weights, has no base to compare.
-        told = [answer.digest for answer in answers if answer.digest or frozen.digest]
+        there = [report for peer, report in self._directory.others.items() if self._directory.is_there(peer)]
+        at_work = [report for report in there if report.holds_state and is_settled(report.phase)]
+        # A model without frozen weights has no base to compare.
+        told = [report.frozen for report in at_work if report.frozen or frozen.digest]
         if told and own not in told:
             fix = (
                 "or name theirs as frozen_digest to download them"
@@ -130,33 +91,22 @@ class FrozenExchange:
                 (TERM,),
             )
 
-    async def _ask(self, peer: PeerID) -> FrozenAnswer | None:
-        question, timeout = FrozenQuestion(), self.options.answer_timeout
-        try:
-            return await self._endpoint.call(peer, self._method, question, FrozenAnswer, timeout=timeout)
-        except NetworkError:
-            return None
-
-    async def _tell(self, peer: PeerID, question: FrozenQuestion) -> FrozenAnswer:
-        return FrozenAnswer(self.frozen.digest or self.frozen.base)
-
     async def obtain(self, gives_up: Callable[[], bool]) -> None:
         """Returns when this model has the run's. Raises StateDownloadError, which says what to do, if nothing of them
         comes for as long as they are looked for."""
-        options, told, self._moved = self.options, False, loop_time()
-        pauses = growing(options.first_pause, options.longest_pause)
+        told, began, pauses = False, loop_time(), growing(FIRST_PAUSE, LONGEST_PAUSE)
         while not self.frozen.held:
             await self._directory.refresh()
             try:
                 await self._download()
             except StateDownloadError as error:
                 known = self._directory.others or self._claims.vouching.heard
-                patience = self._timeout if known else min(options.alone_for, self._timeout)
+                patience = self._timeout if known else min(ALONE_FOR, self._timeout)
                 problem = self._lacking(error)
                 if gives_up():
                     raise NoDonorReachable(f"told to stop while it waited: {problem}") from error
                 pause = next(pauses)
-                if loop_time() + pause >= self._moved + patience:
+                if loop_time() + pause >= max(began, self.moved) + patience:
                     raise StateDownloadError(problem, error.attempts) from error
                 if not told:
                     self._endpoint.events.emit(Noticed("warning", f"this peer waits for frozen weights: {problem}"))
@@ -164,28 +114,16 @@ class FrozenExchange:
                 await asyncio.sleep(pause)
 
     async def _download(self) -> None:
-        claims, directory, frozen = self._claims, self._directory, self.frozen
-        donors = directory.by_convenience(claims.in_turn(claims.holders())[: self.options.donors])
-        relayed = [peer for peer in donors if directory.is_relayed(peer)]
-        self._progress = progress = DownloadProgress(asyncio.get_running_loop().time, what="the run's frozen weights")
-        try:
-            state = await download_state(
-                self._endpoint,
-                self._prefix,
-                [peer for peer in donors if peer not in relayed],
-                relayed=relayed,
-                version=bytes.fromhex(frozen.digest),
-                timeout=self._timeout,
-                check=frozen.check,
-                spool=frozen.directory if frozen.nbytes > self.options.in_memory else None,
-                progress=progress,
-            )
-        except StateDownloadError:
-            if progress.moved > progress.began:
-                self._moved = progress.moved
-            raise
-        finally:
-            self._progress = None
+        claims, frozen = self._claims, self.frozen
+        donors = self._directory.by_convenience(claims.in_turn(claims.holders())[:MOST_DONORS])
+        state = await self._get(
+            "the run's frozen weights",
+            donors,
+            version=bytes.fromhex(frozen.digest),
+            timeout=self._timeout,
+            check=frozen.check,
+            spool=frozen.directory if frozen.nbytes > IN_MEMORY else None,
+        )
         await to_its_end(self._take(state))
 
     async def _take(self, state: DownloadedState) -> None:

@@ -231,6 +231,8 @@ class PeerReport(pydantic.BaseModel):
     pause: Pause = ""  # whether it works at all, at present
     # The owner's word that this position is the run's: SHA-256 of its parameters, and the signature, in hexadecimal.
     owners_word: str = Field("", pattern=re.compile(r"^([0-9a-f]{192})?\Z"))
+    # Of its frozen weights, or of its base where nobody has said which these are; "": it has none.
+    frozen: str = Field("", pattern=re.compile(r"^([0-9a-f]{64})?\Z"))
     last_outcome: LastOutcome
     last_reason: Annotated[str, Field(max_length=MAX_REASON), AfterValidator(harmless)]
     time: float = Field(ge=0.0, allow_inf_nan=False)  # swarm time

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -32,26 +33,21 @@ LOSSY = (
 _ROLES = {"parameter": TensorRole.PARAMETER, "statistic": TensorRole.OPTIMIZER, "gradient": TensorRole.GRADIENT}
 
 
-class StateExchange:
-    """Donates the replica's state of the moment, under its lineage, and replaces it by another peer's."""
+class Exchange:
+    """Gives one thing that all peers of a run need, and gets it, under `prefix`."""
 
     def __init__(
         self,
+        prefix: str,
+        provide: Callable[[bytes], Awaitable[Snapshot | None]],
         replica: Replica,
-        mode: Mode,
         claims: Claims,
         courtesy: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`courtesy` returns when this peer does not need its link for a round.
-
-        A peer that downloads a state with a lossy codec is told so: its parameters are not those of the others in every
-        bit.
-        """
-        self._replica, self._claims, self._options = replica, claims, mode.state
-        # Whether peers of one lineage hold equal states, so that they can be compared.
-        self._alike = not mode.local and mode.target_group_size is None
-        self._endpoint, self._prefix = claims.directory.endpoint, claims.directory.run_id
-        self.donor = StateDonor(self._endpoint, self._prefix, self._provide, donated=self._donated, courtesy=courtesy)
+        """`provide`, `courtesy`: see StateDonor."""
+        self._replica, self._claims, self._directory = replica, claims, claims.directory
+        self._endpoint, self._prefix = claims.directory.endpoint, prefix
+        self.donor = StateDonor(self._endpoint, prefix, provide, donated=self._donated, courtesy=courtesy)
         self._progress: DownloadProgress | None = None
         self.moved = 0.0  # loop time; when something last came of a download that failed; what was false does not count
 
@@ -70,16 +66,49 @@ class StateExchange:
 
     @property
     def on_its_way(self) -> str:
-        """The download by which this peer comes into step now, in words; "": nothing. From any thread."""
+        """What this peer downloads now, in words; "": nothing. From any thread."""
         progress = self._progress
         return "" if progress is None else progress.sentence(self._endpoint.rates.download.limit)
+
+    async def _get(self, what: str, donors: Sequence[PeerID], **more: Any) -> DownloadedState:
+        """From these donors, best first; those behind relays are asked when no other one gives it. `more`: see
+        `download_state`."""
+        relayed = [peer for peer in donors if self._directory.is_relayed(peer)]
+        direct = [peer for peer in donors if peer not in relayed]
+        with self.progress(what) as progress:
+            return await download_state(
+                self._endpoint, self._prefix, direct, relayed=relayed, progress=progress, **more
+            )
+
+    def _donated(self, peer: PeerID, snapshot: Snapshot, sent: int) -> None:
+        """Nobody is told unless the thing is a state."""
+
+
+class StateExchange(Exchange):
+    """Donates the replica's state of the moment, under its lineage, and replaces it by another peer's."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        mode: Mode,
+        claims: Claims,
+        courtesy: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`courtesy` returns when this peer does not need its link for a round.
+
+        A peer that downloads a state with a lossy codec is told so: its parameters are not those of the others in every
+        bit.
+        """
+        super().__init__(claims.directory.run_id, self._provide, replica, claims, courtesy)
+        self._codec = mode.state.load_compression
+        # Whether peers of one lineage hold equal states, so that they can be compared.
+        self._alike = not mode.local and mode.target_group_size is None
 
     async def download(
         self,
         wanted: LineagePosition,
         donors: Sequence[PeerID],
         *,
-        relayed: Sequence[PeerID] = (),
         witnesses: Sequence[PeerID] = (),
         parameters: bytes | None = None,
         timeout: float,
@@ -87,9 +116,8 @@ class StateExchange:
     ) -> None:
         """Takes over the state at `wanted` from these donors, best first; gradients so far are dropped.
 
-        Donors that are reached over relays are asked when no other one gives it. A state that more of the `witnesses`
-        contradict than bear out is refused, and others are asked. `parameters`: the SHA-256 that those of this state
-        have by the owner's word, which needs no witnesses.
+        A state that more of the `witnesses` contradict than bear out is refused, and others are asked. `parameters`:
+        the SHA-256 that those of this state have by the owner's word, which needs no witnesses.
 
         Raises StateDownloadError, with what failed at each donor, when none gives it, or after `timeout` seconds in
         which nothing of it came; nothing has changed then, unless what came could not be read here: then the state may
@@ -100,7 +128,7 @@ class StateExchange:
             asked = witnesses if self._alike else ()
             asking = Witnesses(self._endpoint, self._prefix, wanted.lineage, asked)
             try:
-                state = await self._download_true(wanted, donors, relayed, asking, parameters, timeout)
+                state = await self._download_true(wanted, donors, asking, parameters, timeout)
             finally:
                 await asking.close()
             await to_its_end(self._restore(wanted, state))
@@ -123,7 +151,6 @@ class StateExchange:
         self,
         wanted: LineagePosition,
         donors: Sequence[PeerID],
-        relayed: Sequence[PeerID],
         asking: Witnesses,
         parameters: bytes | None,
         timeout: float,
@@ -131,29 +158,25 @@ class StateExchange:
         """From one donor after the other, until what comes is not contradicted."""
         attempts: dict[str, str] = {}
         while True:
-            with self.progress("the state") as progress:
-                state = await download_state(
-                    self._endpoint,
-                    self._prefix,
-                    [donor for donor in donors if donor.text not in attempts],
-                    relayed=[donor for donor in relayed if donor.text not in attempts],
-                    version=wanted.lineage,
-                    timeout=timeout,
-                    check=self._check,
-                    spool=self._replica.state.statistics.spool,
-                    progress=progress,
-                )
+            state = await self._get(
+                "the state",
+                [donor for donor in donors if donor.text not in attempts],
+                version=wanted.lineage,
+                timeout=timeout,
+                check=self._check,
+                spool=self._replica.state.statistics.spool,
+            )
             if parameters is not None:
                 false = await offload(_hash_of_parameters, state) != parameters
             else:
-                false = contradicted(state.root, state.donors, await asking.roots(), self._claims.directory.network_of)
+                false = contradicted(state.root, state.donors, await asking.roots(), self._directory.network_of)
             if not false:
                 return state
             # Nobody is disbelieved for it: replicas with other libraries or processors differ in their last bits.
             for donor in state.donors:
                 attempts[donor.text] = "it gives out another state than the others hold under this lineage"
                 self._endpoint.events.emit(PeerRefused(donor.text, attempts[donor.text], "state"))
-            if not {donor.text for donor in [*donors, *relayed]} - attempts.keys():
+            if not {donor.text for donor in donors} - attempts.keys():
                 raise StateDownloadError("the state that came is not the one that others hold", attempts)
 
     def _check(self, outline: StateOutline) -> None:
@@ -189,7 +212,7 @@ class StateExchange:
         if lineage != version:
             return None
         roles = {name: _ROLES.get(name.partition("/")[0], TensorRole.UNSPECIFIED) for name in captured.tensors}
-        return Snapshot(version, captured.metadata, captured.tensors, self._options.load_compression, roles)
+        return Snapshot(version, captured.metadata, captured.tensors, self._codec, roles)
 
     def _donated(self, peer: PeerID, snapshot: Snapshot, sent: int) -> None:
         self._endpoint.events.emit(StateDonated(peer.text, snapshot.metadata["epoch"], sent))
