@@ -78,7 +78,7 @@ class OptimizerCore:
             performance_ema_alpha=config.performance_ema_alpha,
             client_mode=config.client_mode,
             status_loglevel=logging.INFO if config.verbose else logging.DEBUG,
-            latest_epoch=self.claims.latest_epoch,
+            latest_epoch=lambda: self.claims.leading(Claim(self.position)).epoch,
         )
         self._tasks = TaskOwner()
         self._rule = EpochRule(config.target_batch_size)
@@ -335,7 +335,7 @@ class OptimizerCore:
         """Finds out anew whether this trainer's samples can count, and says so where that has changed: others hear that
         it computes nothing, its user hears why. See `averaging/seats.py`. `stays`: it goes on with what it does now,
         even if it cannot follow the run."""
-        latest = max(self.position.epoch, self.claims.latest_epoch())
+        latest = self.claims.leading(Claim(self.position)).epoch
         if latest != self._latest[0]:
             self._latest = latest, loop_time()
         changed = self.seat.review(self._group.last, self.directory.trainers(), loop_time() - self._latest[1])

@@ -7,7 +7,6 @@ count, see `standing.py`, or what `proofs.py` shows.
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.peers.directory import PeerDirectory
 from swarmcli.optim.peers.proofs import MOST_PROOFS, Saved, Vouching, method_of, step_between
-from swarmcli.optim.peers.report import PeerReport, is_settled
+from swarmcli.optim.peers.report import PeerReport
 from swarmcli.optim.peers.standing import Mates, PeerWord, Standing
 from swarmcli.optim.state.lineage import Claim, LineagePosition, best, lineage_to_follow
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 
 DISTRUST = 120.0  # seconds for which a lineage is ignored of which nobody gave out the state
-NEAR = 1  # epochs beyond what most report, which one alone may report: somebody ends each epoch first
 APART = 10.0  # seconds of holding another lineage before it counts as parted: most come back at once
 MOST_UNPROVED = 8  # lineages that nobody bears out, of which people are told
 
@@ -108,18 +106,6 @@ class Claims:
             seen[network] += 1
             met |= {network} if here else set()
         return sorted(ranked, key=places.__getitem__)
-
-    def latest_epoch(self) -> int:
-        """The furthest that is borne out by reports: of mates if there are any, otherwise of everyone; one alone may be
-        an epoch ahead of the rest. What progress reports say beyond it leads nobody on."""
-        own, credible = self.directory.describe().epoch, self.credible()
-        counted = [peer for peer in credible if peer in self.mates.known] or credible
-        reports = map(self.directory.others.__getitem__, counted)
-        epochs = [report.epoch for report in reports if is_settled(report.phase) and not report.pause]
-        if not epochs:
-            return own
-        usual = statistics.median_high([own, *epochs]) if self.mates else statistics.median_high(epochs)
-        return max(own, min(max(epochs), usual + NEAR))
 
     # which lineage to follow
 

@@ -68,7 +68,6 @@ def estimate_global_progress(
     now: float,
     options: RefreshOptions,
     latest_epoch: int | None = None,
-    overdue: int = 0,
 ) -> GlobalTrainingProgress:
     """Sums up the run from the others' reports and this peer's live counts.
 
@@ -76,8 +75,7 @@ def estimate_global_progress(
     reports. Rates of all peers count towards the time that remains, also of those a step behind: they will catch up.
 
     `latest_epoch` is the highest that others are believed to have reached; reports from beyond it, which nothing
-    bears out, add no samples and lead nobody on. None: reports are all that is known, see `borne_out`. `overdue` counts
-    the readings since the epoch should have ended by such estimates.
+    bears out, add no samples and lead nobody on. None: reports are all that is known, see `borne_out`.
     """
     oldest, newest = now - options.metadata_expiration, now + FUTURE_TOLERANCE
     reports = [r for r in others if oldest <= r.time <= newest and r.peer_id != local.peer_id]
@@ -91,7 +89,7 @@ def estimate_global_progress(
     seconds_left = seconds_until(target_batch_size - estimated, sum(r.samples_per_second for r in everyone))
     period = options.default_refresh_period
     if reports:
-        period = refresh_period(seconds_left, len(everyone), options, overdue)
+        period = refresh_period(seconds_left, len(everyone), options)
     return GlobalTrainingProgress(
         epoch=epoch,
         samples_accumulated=accumulated,
@@ -138,15 +136,10 @@ def seconds_until(samples: float, samples_per_second: float) -> float:
     return samples / samples_per_second if samples_per_second > 0 else math.inf
 
 
-def refresh_period(seconds_left: float, peers: int, options: RefreshOptions, overdue: int = 0) -> float:
-    """Shorter than the time that remains, since peers that may yet join would shorten that.
-
-    Reports that promise an end which does not come (a round takes long, or somebody lies) are read less and less
-    often: the shortest period doubles with every reading that was overdue.
-    """
+def refresh_period(seconds_left: float, peers: int, options: RefreshOptions) -> float:
+    """Shorter than the time that remains, since peers that may yet join would shorten that."""
     expected = max(peers + options.expected_drift_peers, peers * (1 + options.expected_drift_rate))
-    shortest = options.min_refresh_period * 2.0 ** min(overdue, 32)
-    return min(max(seconds_left * peers / expected, shortest), options.max_refresh_period)
+    return min(max(seconds_left * peers / expected, options.min_refresh_period), options.max_refresh_period)
 
 
 class PerformanceEMA:
@@ -233,7 +226,6 @@ class ProgressTrackerCore:
         self._own_id = bytes(self._board.owner)
         # The others' reports as last read: well formed, and signed by the peer that they are about.
         self.reports: tuple[LocalTrainingProgress, ...] = ()
-        self._overdue = 0  # readings since the epoch should have ended
         self._changed = asyncio.Event()  # there is something to report
         self._urgent = asyncio.Event()  # and others act on it: another epoch, or enough samples
         self._moved = asyncio.Event()  # the epoch is another: what was read of the others may be old
@@ -294,7 +286,6 @@ class ProgressTrackerCore:
         if not self._pauses:
             raise RuntimeError("update_epoch changes what estimates are made of: call it inside pause_updates()")
         epoch = self.local_progress.epoch + 1 if new_epoch is None else new_epoch
-        self._overdue = 0
         self.local_progress = self._describe(epoch, 0)
         self.global_progress = self._estimate()
         self._changed.set()
@@ -384,12 +375,7 @@ class ProgressTrackerCore:
         records = await self._board.refresh()
         self.reports = tuple(r for peer, r in records.items() if peer == r.peer_id and r.peer_id != self._own_id)
         if not self._pauses:
-            before, now = self.global_progress, self._clock.now()
-            # Before the estimate, which reads the next time the later the longer the end has been overdue.
-            self._overdue = self._overdue + 1 if before.eta_next_epoch <= now else 0
-            self.global_progress = self._estimate()
-            if self.global_progress.epoch != before.epoch:
-                self._overdue = 0
+            self.global_progress, now = self._estimate(), self._clock.now()
             progress = self.global_progress
             logger.log(
                 self._status_loglevel,
@@ -423,7 +409,6 @@ class ProgressTrackerCore:
             now=self._clock.now(),
             options=replace(self.options, metadata_expiration=self._board.lives),
             latest_epoch=self._latest_epoch() if others and self._latest_epoch is not None else None,
-            overdue=self._overdue,
         )
 
     async def _keep_reporting(self) -> None:
@@ -450,7 +435,7 @@ class ProgressTrackerCore:
         """Readers add to each report what its rate makes of the time since, so more of them say little more until the
         epoch ends: a report goes out as often as one would be read."""
         left = self.global_progress.eta_next_epoch - self._clock.now()
-        period = refresh_period(left, self.global_progress.num_peers, self.options, self._overdue)
+        period = refresh_period(left, self.global_progress.num_peers, self.options)
         most = max(self.options.default_refresh_period, self.options.min_refresh_period)
         return max(min(period, most), self._board.period)
 

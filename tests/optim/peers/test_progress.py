@@ -77,14 +77,6 @@ def test_refresh_period_follows_the_drift_estimate(seconds_left, peers, expected
     assert refresh_period(seconds_left, peers, OPTIONS) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("overdue", "expected"), [(0, 0.5), (1, 1.0), (3, 4.0), (5, 10.0), (10_000, 10.0)], ids=lambda value: f"{value}"
-)
-def test_an_end_that_does_not_come_is_looked_for_less_and_less_often(overdue, expected) -> None:
-    assert refresh_period(0.0, 30, OPTIONS, overdue) == expected
-    assert refresh_period(6.0, 30, OPTIONS, 1) == 5.0, "only the shortest period grows"
-
-
 @pytest.mark.parametrize(("age", "counts"), [(61.0, False), (60.0, True), (0.0, True), (-5.0, True), (-5.1, False)])
 def test_reports_that_are_stale_or_from_the_future_do_not_count(age: float, counts: bool) -> None:
     others, own = [report(1, 0, 0, age=age)], report(0, 0, 0)
