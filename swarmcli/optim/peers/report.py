@@ -17,7 +17,7 @@ from swarmcli.network.limits import MAX_ADDRESS, MAX_ADDRESSES
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.optim.config import PeerDescription, Role
 from swarmcli.optim.state.drift import TOLD_BYTES
-from swarmcli.optim.state.lineage import Claim, LineagePosition
+from swarmcli.optim.state.lineage import MAX_COUNT, Claim, LineagePosition
 from swarmcli.optim.state.norms import UsualNorms
 from swarmcli.words import harmless
 
@@ -166,7 +166,7 @@ class PeerMetrics:
         advanced = EpochAdvanced(
             epoch=position.epoch,
             lineage=position.lineage.hex(),
-            samples=step.committed.total_samples if step else 0,
+            samples=min(step.committed.total_samples, MAX_COUNT) if step else 0,
             own_samples=step.own_samples if step else 0,
             peers=len(step.committed.contributors) if step else 0,
             loss=loss,
