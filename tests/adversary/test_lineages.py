@@ -228,7 +228,7 @@ def test_what_is_kept_is_bounded_and_comes_back_from_a_checkpoint() -> None:
     assert way.proof(b"z" * 32).steps == ()
     saved = Saved((tuple(IDS),), proof)
     assert Saved.read(saved.plain()) == saved and Saved.read(None) == Saved()
-    for damaged in ({}, [], {"rounds": [["x"]], "proof": ""}, {"rounds": [], "proof": "zz"}):
+    for damaged in ("zz", "00", saved.plain()[:-2]):
         with pytest.raises(ValueError, match="standing"):
             Saved.read(damaged)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from swarmcli.averaging.trust import PeerTrust
 from swarmcli.backoff import Backoff
@@ -170,9 +170,7 @@ class Claims:
         self, members: Iterable[PeerID], round_id: bytes, certificate: RoundCertificate | None = None
     ) -> None:
         """This peer has come one epoch further, by a round with these members, itself among them or not."""
-        mates = {*members} - {self._endpoint.peer_id}
-        self.mates.note(mates)
-        self.directory.await_reports(mates)
+        self.mates.note({*members} - {self._endpoint.peer_id})
         self.note_replayed(round_id, certificate)
 
     def note_replayed(self, round_id: bytes, certificate: RoundCertificate | None) -> None:
@@ -195,7 +193,7 @@ class Claims:
                 self.vouching.way.take_over(proof)
                 return
 
-    def saved(self) -> dict[str, Any]:
+    def saved(self) -> str:
         """For a checkpoint: this peer's mates, and what proves its position."""
         proof = self.vouching.way.proof(self.directory.describe().claim.position.lineage)
         return Saved(tuple(map(tuple, map(sorted, self.mates.rounds))), proof).plain()

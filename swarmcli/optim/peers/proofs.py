@@ -74,11 +74,9 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class LineageProof(msgspec.Struct, frozen=True):
-    """The last steps to a position, oldest first; and, if there is one, the owner's signature for it and a state."""
+    """The last steps to a position, oldest first."""
 
     steps: Annotated[tuple[Step, ...], msgspec.Meta(max_length=MOST_STEPS)] = ()
-    owners_state: bytes = b""
-    owners_signature: bytes = b""
 
     def leads_to(self, position: LineagePosition) -> bool:
         """Whether each step follows from the one before, and the last one leads there. Hashes a little."""
@@ -193,29 +191,24 @@ def step_between(
     return None
 
 
-@dataclass(frozen=True)
-class Saved:
+class Saved(msgspec.Struct, frozen=True):
     """Goes into a checkpoint, so that a peer that comes back knows its mates and can prove where it stands."""
 
-    rounds: tuple[tuple[PeerID, ...], ...] = ()
-    proof: LineageProof = field(default_factory=LineageProof)
+    rounds: Annotated[tuple[tuple[PeerID, ...], ...], msgspec.Meta(max_length=MOST_ROUNDS)] = ()
+    proof: LineageProof = LineageProof()
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> str:
         """As JSON takes it."""
-        return {
-            "rounds": [[peer.text for peer in mates] for mates in self.rounds],
-            "proof": wire.encode(self.proof).hex(),
-        }
+        return wire.encode(self).hex()
 
     @classmethod
     def read(cls, value: Any) -> Saved:
-        """Returns nothing of a checkpoint without it. Raises ValueError for what is none."""
-        if value is None:
+        """Returns nothing of a checkpoint without it, or of a former version. Raises ValueError for what is none."""
+        if not isinstance(value, str):
             return cls()
         try:
-            rounds = tuple(tuple(map(PeerID.parse, mates)) for mates in value["rounds"][-MOST_ROUNDS:])
-            return cls(rounds, wire.decode(LineageProof, bytes.fromhex(value["proof"])))
-        except (TypeError, KeyError, ValueError, SwarmError, msgspec.DecodeError) as error:
+            return wire.decode(cls, bytes.fromhex(value))
+        except (ValueError, SwarmError, msgspec.DecodeError) as error:
             raise ValueError(f"standing: not what a checkpoint says of a peer's mates and proofs: {error}") from None
 
 
@@ -307,11 +300,7 @@ class Vouching:
         signed = await offload(partial(proof.signed, self._mates.known, self._mates.needed, holders))
         if signed.members or position.lineage not in self.signed:
             self.signed[position.lineage] = signed
-        signature = proof.owners_signature
-        if signature and self.signed_by_owner(position, proof.owners_state, signature):
-            self.owners[position.lineage] = proof.owners_state
         while len(self.signed) > MOST_SIGNED:
-            self.owners.pop(next(iter(self.signed)), None)
             del self.signed[next(iter(self.signed))]
         return proof
 
@@ -319,8 +308,4 @@ class Vouching:
         if not request.lineage:
             own, heard = LineageProof(tuple(self.way)[-1:]), self.heard
             return heard.proof if heard and (not own.steps or heard.epoch > own.steps[-1].epoch) else own
-        proof = self.way.proof(request.lineage)
-        if self.owners_word is not None and self.owners_word[0].lineage == request.lineage:
-            _, state, signature = self.owners_word
-            proof = msgspec.structs.replace(proof, owners_state=state, owners_signature=signature)
-        return proof
+        return self.way.proof(request.lineage)
