@@ -116,7 +116,6 @@ class AuxiliaryCore:
             return False
         self.pausing.come_back()
         await self._follow_reports()
-        self.metrics.look(anyone_computes=self.directory.anyone_computes(self._group.members))
         if self._group.position is None:
             await asyncio.sleep(IDLE_WAIT)
             return False

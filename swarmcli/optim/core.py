@@ -378,8 +378,6 @@ class OptimizerCore:
         that come back from their average."""
         if batch_size:
             await self._accumulate(batch_size, scale, weight)
-        elif not self.work.samples:
-            self.metrics.look(anyone_computes=self.directory.anyone_computes(self._group.members))
         averaging = self._keeper.averaging
         if not self._end.under_way and averaging.under_way:
             changed = await averaging.apply()

@@ -58,10 +58,8 @@ class PeerDirectory:
         self._changed = asyncio.Event()
         self._tasks = TaskOwner()
         self._at_work: list[PeerID] | None = None  # as of the last look; None: to be told anew
-        self._unread = set[PeerID]()  # members of the last round whose report has not been read since
         self._ended: dict[PeerID, float] = {}  # swarm time when the connection with a peer that reports ended
         self._silent = set[PeerID]()  # of whom people have been told that they do not answer
-        self._missing: dict[PeerID, PeerReport] = {}  # the last of each peer without one, until people are told
         node.add_validators([SchemaValidator(PeerKeys, prefix=run_id)])
 
     async def start(self) -> None:
@@ -121,7 +119,6 @@ class PeerDirectory:
             logger.warning("the peers' reports were not read: %s", error)
             return self.others
         records.pop(self.endpoint.peer_id, None)
-        self._unread -= records.keys()
         # A peer that is no member any more has left: nobody can be connected with it, so its silence is no news.
         membership = self.endpoint.membership
         gone = {p for p, r in records.items() if r.phase == "left" or (membership is not None and membership.is_out(p))}
@@ -131,8 +128,8 @@ class PeerDirectory:
             self.endpoint.learn(peer, tuple(report.addresses))
             if before.get(peer) != report:
                 self._tell(peer, report, before.get(peer))
-        self._missing |= {peer: before[peer] for peer in before.keys() - self.others.keys()}
-        self._tell_of_missing(records)
+        for peer in before.keys() - self.others.keys():  # whoever says no more is lost
+            self._tell(peer, records.get(peer, before[peer]), before[peer], "left" if peer in gone else "lost")
         self._tell_of_silent()
         for read in self.readers:
             read()
@@ -161,18 +158,6 @@ class PeerDirectory:
             gone=gone,
         )
         self.endpoint.events.emit(seen)
-
-    def _tell_of_missing(self, records: Mapping[PeerID, PeerReport]) -> None:
-        """A peer that said goodbye has left. One whose report expired is lost, unless a process of it is connected:
-        that one was started anew, and reports once it has loaded its model."""
-        for peer, last in list(self._missing.items()):
-            if peer not in records and self.endpoint.is_connected(peer):
-                continue
-            del self._missing[peer]
-            if peer not in records:
-                self._tell(peer, last, last, "lost")
-            elif peer not in self.others:
-                self._tell(peer, records[peer], last, "left")
 
     def _tell_of_silent(self) -> None:
         self._silent &= self.others.keys()
@@ -213,17 +198,11 @@ class PeerDirectory:
         at_work = ((peer, self.others[peer]) for peer in filter(self.is_there, self.at_work()))
         return {peer: r.samples_per_second for peer, r in at_work if r.role == "trainer" and not r.pause}
 
-    def await_reports(self, mates: Iterable[PeerID]) -> None:
-        """This peer has been in a round with these, so they are there, with a report or without one yet."""
-        self._unread = set(mates) - self.others.keys()
-
     def anyone_computes(self, members: Iterable[PeerID]) -> bool:
         """Whether a trainer is there that answers; by the reports, which are read every few seconds, or because one of
-        the `members` of this peer's group, which forms at once, or one of its last round is somebody without a report
-        so far."""
-        last = filter(self.endpoint.is_connected, self._unread)
+        the `members` of this peer's group, which forms at once, is somebody without a report so far."""
         return any(self.others[peer].phase != "stranded" for peer in self.trainers()) or any(
-            peer not in self.others and peer != self.endpoint.peer_id for peer in (*members, *last)
+            peer not in self.others and peer != self.endpoint.peer_id for peer in members
         )
 
     def is_away(self, peer: PeerID) -> bool:

@@ -101,25 +101,15 @@ class PeerMetrics:
         self._loss_sum = 0.0
         self._loss_weight = 0.0
         self._epoch_began: float | None = None  # loop time, moved on by what was left out
-        self._alone_at: float | None = None  # the last look at which nobody computed; None: somebody did
 
     def begin(self) -> None:
         """The present epoch begins for this peer: what it did before was waiting."""
-        self._epoch_began, self._alone_at = loop_time(), None
+        self._epoch_began = loop_time()
 
     def leave_out(self, seconds: float) -> None:
         """For so long this peer waited for others: that is no part of the present epoch's length."""
         if self._epoch_began is not None:
             self._epoch_began += seconds
-
-    def look(self, *, anyone_computes: bool) -> None:
-        """A peer that computes nothing itself looks now and then: between two looks at nobody nothing was done.
-
-        A peer that comes between two looks counts from the first of them: an epoch should not seem shorter than it was.
-        """
-        if self._alone_at is not None and not anyone_computes:
-            self.leave_out(loop_time() - self._alone_at)
-        self._alone_at = None if anyone_computes else loop_time()
 
     def note_loss(self, loss: float, weight: float) -> None:
         """`loss` is the mean over this much of the present epoch: over samples, unless its steps had other weights.

@@ -90,24 +90,9 @@ class Survey:
     async def find(
         self, peers: Iterable[PeerID], fits: Callable[[PositionReply], bool]
     ) -> tuple[PeerID, PositionReply] | None:
-        """Returns the first answer that fits, and its peer; None if none comes within the time that an answer may take.
-
-        Only the first few are asked, all at once: a peer that is gone holds up nobody's answer.
-        """
-        asked = {asyncio.ensure_future(self._ask(peer)): peer for peer in list(peers)[:ASKED_AT_ONCE]}
-        waiting = set(asked)
-        try:
-            while waiting:
-                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                for each in done:
-                    answer = each.result()
-                    if answer is not None and fits(answer):
-                        return asked[each], answer
-            return None
-        finally:
-            for each in waiting:
-                each.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
+        """Asks the first few of these peers; returns the first of them whose answer fits, and that."""
+        answers = await self.ask(list(peers)[:ASKED_AT_ONCE])
+        return next(((peer, answer) for peer, answer in answers.items() if fits(answer)), None)
 
     async def survey(self) -> dict[PeerID, PeerWord]:
         """Asks who holds the run's states, a few at a time, until some of them answer.

@@ -93,31 +93,6 @@ def test_who_says_goodbye_tells_how_its_last_epoch_went() -> None:
     virtual_time.run(main())
 
 
-def test_who_is_started_anew_and_loads_for_long_is_not_lost() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        first = await make_node(network, 0)
-        second = await make_node(network, 1, first)
-        gone = record(first, PeerSeen)
-        watcher, peer = Peer(first), Peer(second)
-        await started(watcher, peer)
-        network.kill(second.peer_id)
-        await asyncio.sleep(40)
-        again = Peer(await make_node(network, 1, first))
-        await asyncio.sleep(60)  # in which the record of its life before expires
-        assert watcher.directory.others == {} and [event.gone for event in gone if event.gone] == []
-        await again.survey.start()
-        await asyncio.sleep(10)
-        network.kill(second.peer_id)
-        await asyncio.sleep(100)
-        assert [event.gone for event in gone if event.gone] == ["lost"]
-        await ended(watcher, peer, again)
-        for node in (again.node, second, first):
-            await node.shutdown()
-
-    virtual_time.run(main())
-
-
 def test_a_survey_counts_only_those_who_answer() -> None:
     async def main() -> None:
         network = MemoryNetwork()
@@ -212,25 +187,6 @@ def test_the_dead_and_the_frozen_are_no_company() -> None:
         await ended(one, frozen, killed)
         for node in (third, second, first):
             await node.shutdown()
-
-    virtual_time.run(main())
-
-
-def test_who_was_in_the_last_round_computes_before_its_report_is_read() -> None:
-    async def main() -> None:
-        async with nodes(2) as members:
-            one, other = Peer(members[0]), Peer(members[1])
-            await one.survey.start()
-            assert not one.directory.anyone_computes([])
-            one.claims.note_round([members[0].peer_id, members[1].peer_id], b"round")
-            assert one.directory.anyone_computes([])
-            await other.survey.start()
-            await asyncio.sleep(10)
-            await ended(other)
-            await members[1].shutdown()
-            await asyncio.sleep(10)
-            assert not one.directory.anyone_computes([]), "it has left"
-            await ended(one)
 
     virtual_time.run(main())
 

@@ -61,20 +61,6 @@ def test_nobody_is_waited_for_longer_than_an_answer_may_take() -> None:
     virtual_time.run(main(), timeout=300)
 
 
-def test_who_does_not_answer_holds_up_nobody_elses_answer() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            leaving, frozen, staying = [await swarm.trainer(seed=1) for _ in range(3)]
-            await in_step(leaving, frozen, staying)
-            swarm.network.freeze(frozen.node.peer_id)
-            began = asyncio.get_running_loop().time()
-            assert await leaving.core.leave_state() == (staying.node.peer_id, 2)
-            assert asyncio.get_running_loop().time() - began < 1
-            swarm.network.thaw(frozen.node.peer_id)
-
-    virtual_time.run(main(), timeout=300)
-
-
 def test_a_peer_that_is_behind_or_has_not_joined_yet_keeps_nothing() -> None:
     async def main() -> None:
         async with Swarm() as swarm:

@@ -124,38 +124,12 @@ def test_only_the_latest_epochs_are_kept() -> None:
     virtual_time.run(main())
 
 
-async def look(own: PeerMetrics, *anyone_computes: bool) -> None:
-    """One look in each second, the last one a second ago."""
-    for each in anyone_computes:
-        own.look(anyone_computes=each)
-        await asyncio.sleep(1)
-
-
 def test_waiting_is_no_part_of_an_epoch() -> None:
     async def main() -> None:
         own = metrics()
         own.begin()
-        await look(own, False, False, False, True, True)
-        # Somebody may have begun right after the last look at nobody.
-        assert own.end_epoch(at(1)).seconds == 3.0
         await asyncio.sleep(12)
         own.leave_out(10.0)
-        assert own.end_epoch(at(2)).seconds == 2.0
-
-    virtual_time.run(main())
-
-
-def test_an_epoch_that_ends_between_two_looks_takes_nothing_from_the_next() -> None:
-    async def main() -> None:
-        own = metrics()
-        own.begin()
-        own.look(anyone_computes=False)
-        await asyncio.sleep(0.5)
-        assert own.end_epoch(at(1)).seconds == 0.5
-        await asyncio.sleep(0.5)
-        await look(own, False)
-        own.look(anyone_computes=True)
-        await asyncio.sleep(0.5)
         assert own.end_epoch(at(2)).seconds == 2.0
 
     virtual_time.run(main())
