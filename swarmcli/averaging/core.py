@@ -26,7 +26,7 @@ from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
 from swarmcli.averaging.round.allreduce import Allreduce
 from swarmcli.averaging.round.archive import RoundArchive
 from swarmcli.averaging.round.buffers import rest_of
-from swarmcli.averaging.round.pace import PACE, RoundTime
+from swarmcli.averaging.round.pace import LAST, quickly, round_time
 from swarmcli.averaging.round.plan import Layout, Part, compression_term
 from swarmcli.averaging.round.program import RoundProgram
 from swarmcli.averaging.round.result import RoundResult
@@ -107,7 +107,7 @@ class AveragerCore:
             SharingOptions(config.share_state, config.declare_state_period),
             courtesy=self.at_rest,
         )
-        self._round_time = RoundTime(config.allreduce.allreduce_timeout)
+        self._sending = 0.0  # seconds that it would have taken the slowest member in the last round, if that failed
         self._rounds = TaskOwner()
         self._running = False
 
@@ -274,7 +274,7 @@ class AveragerCore:
                 self._service.seats = self.finder.lines.seats(group.bids, control.request.target)
                 usual = max((seconds for seconds, _ in self._service.took), default=0.0)
                 usual = 0.0 if control.request.target is None else max(usual, self._service.seats.planned)
-                self._service.quickly = self._round_time.quickly(usual)
+                self._service.quickly = quickly(usual, self._sending)
                 target, pledges = control.request.target, None
                 if target is not None and control.request.weighs and not self.config.auxiliary:
                     pledges = Pledges(self.finder.experience, group, target)
@@ -301,8 +301,10 @@ class AveragerCore:
             self.trust.note_group(frozenset(member.peer_id for member in round_.group.members))
             self.finder.lines.note_committed(began, loop_time(), result.weights)
             spoiled = result.late or self.node.peer_id in result.left_out
+            self._sending = 0.0
             return result
         except RoundFailed:
+            self._sending = round_.lessons.slowest(loop_time() - began)
             shares = zip(round_.group.members, round_.group.part_shares, strict=True)
             reducers = {member.peer_id for member, share in shares if share > 0}
             failed = set(round_.lessons.failed & reducers) - {self.node.peer_id}
@@ -319,12 +321,11 @@ class AveragerCore:
         finally:
             received = self.finder.link.received
             self.finder.lines.receiving = self.finder.round_bytes / received if spoiled and received else 0.0
-            self._learn_from(round_, loop_time() - began, preformed, withheld, failed)
+            self._learn_from(round_, preformed, withheld, failed)
 
     def _learn_from(
         self,
         round_: Allreduce,
-        seconds: float,
         preformed: bool,
         withheld: Set[PeerID],
         failed: Set[PeerID],
@@ -344,13 +345,6 @@ class AveragerCore:
                 self.finder.experience.forget(peer)
         for peer in failed:
             self.trust.suspect(peer, "it failed as a reducer", seat=False, work=True)
-        if self._round_time.learn(lessons.needed, seconds):
-            logger.warning(
-                "the links of this group are too slow for %g s; the next round of %s gets %.0f s",
-                self.config.allreduce.allreduce_timeout,
-                self.config.prefix,
-                self._round_time.seconds,
-            )
 
     def _make_round(
         self,
@@ -363,9 +357,9 @@ class AveragerCore:
         options = self.config.allreduce
         options = replace(
             options,
-            allreduce_timeout=self._round_time.of(planned),
+            allreduce_timeout=round_time(options.allreduce_timeout, max(planned, self._sending)),
             # A reducer says nothing until the slowest sender has brought its first part, which may be all of its parts.
-            reducer_timeout=max(options.for_reducer, PACE.last * planned),
+            reducer_timeout=max(options.for_reducer, LAST * planned),
         )
         return Allreduce(
             service,

@@ -27,7 +27,7 @@ from swarmcli.averaging.round.buffers import Average, Inputs, Results, contribut
 from swarmcli.averaging.round.exchange import PartExchange
 from swarmcli.averaging.round.messages import MAX_WORDS
 from swarmcli.averaging.round.outcome import Action, Next
-from swarmcli.averaging.round.pace import PACE, Lessons, usual_time
+from swarmcli.averaging.round.pace import STALLED, Lessons, usual_time
 from swarmcli.averaging.round.plan import Layout, Plan
 from swarmcli.averaging.round.program import OnePhase, Phases, RoundProgram, advance
 from swarmcli.averaging.round.reducer import beyond_sums
@@ -264,13 +264,13 @@ class Allreduce:
         arrived, unfinished = -1, {exchanging, *self._reducing}
         while unfinished and arrived != self._bytes_received and loop_time() < self._ends_at:
             arrived = self._bytes_received
-            _, unfinished = await asyncio.wait(unfinished, timeout=PACE.stalled)
+            _, unfinished = await asyncio.wait(unfinished, timeout=STALLED)
         if unfinished:
             # All averages may be here, but for the inputs of one that an audit still waits for: over a slow link longer
             # than it takes to fetch the whole result again.
             for audits in filter(None, (exchange.audits for exchange in self._exchanges)):
                 audits.settle()
-            _, unfinished = await asyncio.wait(unfinished, timeout=PACE.stalled)
+            _, unfinished = await asyncio.wait(unfinished, timeout=STALLED)
         for task in unfinished:
             task.cancel()  # or late averages could overwrite the copies
         await asyncio.wait({exchanging, *self._reducing})  # cancelled arithmetic goes on until it is done

@@ -15,13 +15,12 @@ from itertools import chain
 from swarmcli.averaging.bandwidth import MAX_CLAIM, MIN_CLAIM
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.group import Group
-from swarmcli.averaging.round import pace
 from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.buffers import Average, Holdings, Inputs, Results, root_of
 from swarmcli.averaging.round.copying import Copier
 from swarmcli.averaging.round.mates import GroupMates
 from swarmcli.averaging.round.messages import OpenExchange
-from swarmcli.averaging.round.pace import PACE, Lessons, Pace, Tempo
+from swarmcli.averaging.round.pace import MODEST, Lessons, Pace, Tempo, usual_time
 from swarmcli.averaging.round.plan import Plan
 from swarmcli.averaging.round.receiver import PartReceiver
 from swarmcli.averaging.round.reducer import Reducer
@@ -66,11 +65,10 @@ class PartExchange:
             self._reducer.begin(mates.me, mine.weight, mine.samples)
         others = [index for index in senders if index != mates.me] if self._reducer.parts else []
         self._signed = self.holdings.signed = SignedLists(group, service.prefix, service.peer_trust)
-        self._time = options.allreduce_timeout or pace.usual_time(plan.layout.nbytes)
+        self._time = options.allreduce_timeout or usual_time(plan.layout.nbytes)
         self._nbytes = nbytes = sum(max(part.payload_bound, part.average_bound) for part in plan.parts)
         planned, trip = self._planned(nbytes), mates.slowest_round_trip
-        self._tempo = tempo = Tempo(self._time, planned, trip, nbytes, mates.endpoint.rates)
-        tempo.indirect = frozenset(filter(mates.over_relay, others))
+        self._tempo = tempo = Tempo(self._time, planned, trip)
         tempo.unwaited = frozenset(index for index in others if mates.peer(index) in service.seats.unwaited)
         tempo.grace = max(NOISE, TRIAL * service.seats.epoch) + trip
         tempo.quickly = service.quickly if others else math.inf
@@ -85,11 +83,8 @@ class PartExchange:
         self._sender = PartSender(
             mates, plan, senders, mine, results, self._signed, self.audits, options, averages_pace, parts_pace, follows
         )
-        coming = [part.average_bound for part in plan.parts if part.reducer != mates.me]
-        self._coming = sum(coming) + len(others) * sum(part.payload_bound for part in self._reducer.parts)
         self.copier = None if results is None else Copier(mates, self.holdings, results, self._signed, options)
         self.trouble = Gathered()  # its failures: why averages are missing here
-        self._needed = 0.0  # seconds that the exchange would have taken, if it did not end in time
 
     def _planned(self, nbytes: int) -> float | None:
         """Seconds that the streams should take: by the members' bandwidths, where these are bytes per second, and by
@@ -98,14 +93,11 @@ class PartExchange:
         figures = [member.bandwidth for member in group.members if member.bandwidth > 0]
         usual = [took * max(1.0, nbytes / before) for took, before in self._service.took]
         known = [statistics.median(usual)] if usual else []
-        known += [waits] if waits > 0 else []
-        if figures and min(figures) >= MIN_CLAIM and max(figures) <= MAX_CLAIM:
-            claimed = slowest_link(group.members, group.part_shares) * nbytes
-            if waits > 0:  # the others are quicker: a line that is slow by claims alone is on trial
-                epoch = loop_time() - self._service.committed
-                claimed = min(claimed, max(waits, TRIAL * epoch))
-            known.append(claimed)
-        return max(known) + nbytes / PACE.modest if known else None
+        if waits > 0:  # the others are quicker than a line that is slow by claims alone
+            known.append(waits)
+        elif figures and min(figures) >= MIN_CLAIM and max(figures) <= MAX_CLAIM:
+            known.append(slowest_link(group.members, group.part_shares) * nbytes)
+        return max(known) + nbytes / MODEST if known else None
 
     async def reduce(self) -> None:
         """Serves the members until all have their averages."""
@@ -128,9 +120,7 @@ class PartExchange:
                 self._tempo.deadline = None
         except TimeoutError:
             await self.end()
-            fraction, seconds = min(1.0, self.bytes_received / max(1, self._coming)), loop_time() - began
-            self._needed = pace.needed(seconds, fraction)
-            self.trouble = Gathered(complaint=f"not done within {seconds:.0f} s: {fraction:.0%} had come")
+            self.trouble = Gathered(complaint=f"not done within {loop_time() - began:.0f} s")
 
     def _take_up(self, got: Gathered) -> None:
         """Takes the averages that count. Parts without senders do not, unless all parts have none; nor do those of a
@@ -163,16 +153,13 @@ class PartExchange:
         if not committed:  # otherwise the reducer still serves members that wait
             self._reducer.abort("the round was given up")
         elif self._tempo.took:
-            self._service.committed = loop_time()
             self._service.took.append((max(self._tempo.took), self._nbytes))
         if self.audits is not None:
             self.audits.leave()
-        doubted, late = self._receiver.doubted | self._sender.doubted, self._receiver.late
-        lost = {each for each in late.keys() - self._sender.doubted.keys() if late[each] or each in self._sender.lost}
+        doubted, lost = self._receiver.doubted | self._sender.doubted, self._receiver.lost - self._sender.doubted.keys()
         lost |= set() if self.audits is None else self.audits.broken
         return Lessons(
             {members[index].peer_id: reason for index, reason in doubted.items()},
-            self._needed,
             frozenset(members[index].peer_id for index in lost),
             {members[index].peer_id: seconds for index, seconds in self._tempo.sending.items()},
             frozenset(members[index].peer_id for index in self.trouble.failures),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from swarmcli.averaging.group import Dialable, Group, meeting
+from swarmcli.averaging.group import Dialable, Group
 from swarmcli.averaging.round.messages import RoundWord
 from swarmcli.errors import NetworkError, UnknownMethod
 from swarmcli.network import Endpoint, PeerID
@@ -48,11 +49,6 @@ class GroupMates:
     def peer(self, index: int) -> PeerID:
         return self.group.members[index].peer_id
 
-    def over_relay(self, index: int) -> bool:
-        """Whether a relay carries the messages between the two: if the relay is lost, both may still live."""
-        members = self.group.members
-        return meeting(members[self.me], members[index]) == Dialable.OVER_RELAY
-
     def is_connected(self, index: int) -> bool:
         return self.endpoint.is_connected(self.peer(index))
 
@@ -77,16 +73,21 @@ class GroupMates:
         except NetworkError:
             return None
 
-    async def until_gone(self, index: int) -> str:
+    async def until_gone(self, index: int, begun: dict[int, float]) -> str:
         """Returns why nobody need wait for a member to begin: it is out of reach, has left, or knows nothing of the
-        round. One that still computes is waited for; once it has begun, its streams tell the rest."""
-        began, unknown, asked = loop_time(), 0, 0
+        round. One that still computes is waited for; once it has begun, its streams tell the rest. `begun` gets the
+        time when it was first asked in vain, or said that it takes part: then it is as slow as its streams."""
+        began, unknown, asked, noted = loop_time(), 0, 0, math.inf
         comes = self.group.members[index].dialable != Dialable.DIRECTLY and not self.is_connected(index)
         while True:
             await asyncio.sleep(QUESTIONS[min(asked, len(QUESTIONS) - 1)])
             asked += 1
-            word = await self.state(index)
+            when, word = loop_time(), await self.state(index)
             standing = None if word is None else word.standing
+            if standing in (None, "running"):
+                noted = begun.setdefault(index, when)
+            elif begun.get(index) == noted:
+                begun.pop(index, None)
             comes = comes and not self.is_connected(index) and loop_time() < began + CONNECTING
             unknown = unknown + 1 if standing == "unknown" else 0
             if standing == "running":

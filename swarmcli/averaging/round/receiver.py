@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -51,11 +52,12 @@ class PartReceiver:
         self.streams: list[Stream] = []
         self.refused: dict[int, str] = {}  # member whose parts cannot be averaged → why
         self.doubted: dict[int, str] = {}  # member that was not lost → how it kept this reducer waiting in vain
-        self.late: dict[int, bool] = {}  # doubted member that did not begin → whether its connection broke
+        self.lost: set[int] = set()  # of these, those that did not begin, and whose connection broke
         self._pace, self._tempo = pace, pace.tempo
         self._mates, self._plan, self._reducer, self._options = mates, plan, reducer, options
         self._signed, self._audits = signed, audits
-        self._waiting = {member: asyncio.Event() for member in members}  # set once its stream is here
+        self._served: set[int] = set()  # members whose streams are here
+        self._waiting = {member: asyncio.Event() for member in members}  # set once it has begun, or is left out
         self._notes: dict[int, str] = {}
         self._follows = follows
         self._followed: dict[bytes | None, set[int]] = {}  # what members say to follow, with their indices
@@ -75,7 +77,7 @@ class PartReceiver:
             for member in visiting:
                 tasks.create_task(self._visit(member))
             with suppress(RoundFailed):
-                async with beside(self._watch_beginnings()), beside(self._watch_the_late()):
+                async with beside(self._watch_beginnings()):
                     await self._reducer.run()
 
     @forgetful
@@ -85,10 +87,9 @@ class PartReceiver:
         Raises CallRefused for a second stream of a member, for one with another plan, and when the round has failed;
         NetworkError or TimeoutError when the member falls away. The reducer leaves it out from there on.
         """
-        waiting = self._waiting.get(member)
-        if waiting is None or waiting.is_set():
+        if member not in self._waiting or member in self._served:
             raise CallRefused("twice", "this member has a stream of this round already, or needs none")
-        waiting.set()
+        self._served.add(member)
         self.streams.append(stream)
         try:
             terms = await self._agree(member, stream)
@@ -99,7 +100,7 @@ class PartReceiver:
         except RoundFailed as error:
             raise CallRefused("failed", error.reason) from error
         finally:
-            self._reducer.leave_out(member, "its connection ended")
+            self._leave_out(member, "its connection ended")
 
     async def _visit(self, member: int) -> None:
         """Opens the stream to a member that is easier to dial than this reducer."""
@@ -115,57 +116,44 @@ class PartReceiver:
                         while True:
                             await stream.receive(PartHeader)  # from a sender that does not know yet that it is left out
         except (NetworkError, TimeoutError) as error:
-            if not self._waiting[member].is_set():
-                self._reducer.leave_out(member, f"the reducer could not reach it: {error}")
+            if member not in self._served:
+                self._leave_out(member, f"the reducer could not reach it: {error}")
             forget(error)
 
     @forgetful
     async def _watch_beginnings(self) -> None:
-        endpoint, peer = self._mates.endpoint, self._mates.peer
-        ends = {member: endpoint.lost(peer(member)) for member in self._waiting if self._mates.is_connected(member)}
-        try:
-            async with asyncio.timeout(self._options.to_begin), asyncio.TaskGroup() as tasks:
-                for member in self._waiting:
-                    tasks.create_task(self._await_beginning(member))
-        except TimeoutError:
-            for member in [member for member, waiting in self._waiting.items() if not waiting.is_set()]:
-                self.late[member] = member in ends and ends[member].done()
-                self._give_up(member, f"it did not begin within {self._options.to_begin:g} s")
-        finally:
-            for end in ends.values():
-                end.cancel()
-
-    async def _await_beginning(self, member: int) -> None:
-        begins = self._waiting[member].wait()
-        async with beside(begins) as begun, beside(self._mates.until_gone(member)) as gone:
-            await asyncio.wait([begun, gone], return_when=asyncio.FIRST_COMPLETED)
-            if not begun.done():
-                self._reducer.leave_out(member, gone.result())
-
-    @forgetful
-    async def _watch_the_late(self) -> None:
-        async with beside(self._look_for_the_late()):
-            await self._reducer.begun()
+        async with asyncio.TaskGroup() as tasks:
+            for member in self._waiting:
+                tasks.create_task(self._await_beginning(member))
         self._tempo.note_all_begun()
 
     @forgetful
-    async def _look_for_the_late(self) -> None:
-        """Asks members whose streams have not come while most have: the reducer waits for one that still computes. A
-        member that takes part, or says nothing, is as slow as its parts would be. Once half of the reducers are done
-        nobody still computes: they have had its parts, or have given it up. By then the others wait for this one."""
-        tempo, since = self._tempo, dict[int, float]()
-        while True:
-            await asyncio.sleep(tempo.patience / 2)
-            absent = self._waiting.keys() & self._reducer.absent
-            asked = loop_time()
-            for member in absent if 2 * len(absent) <= 1 + len(self._waiting) else ():
-                async with beside(self._mates.state(member)) as asking, beside(tempo.half_averaged.wait()) as averaged:
-                    await asyncio.wait([asking, averaged], return_when=asyncio.FIRST_COMPLETED)
-                    answer = asking.result() if asking.done() else None
-                if answer is not None and answer.standing != "running":
-                    since.pop(member, None)
-                elif loop_time() - since.setdefault(member, asked) >= tempo.patience / 2:
+    async def _await_beginning(self, member: int) -> None:
+        """Waits until a member has begun, or is left out. One that still computes has its time; one that takes part, or
+        says nothing, is as slow as its parts would be. Once half of the reducers are done nobody still computes: they
+        have had its parts, or have given it up, and by now the others wait for this one."""
+        waiting, tempo, ends = self._waiting, self._tempo, loop_time() + self._options.to_begin
+        asking = self._mates.until_gone(member, tempo.begun)
+        async with beside(waiting[member].wait()) as begun, beside(asking) as gone:
+            while not waiting[member].is_set():
+                pause = min(tempo.patience / 2, max(0.0, ends - loop_time()))
+                await asyncio.wait([begun, gone], timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+                if tempo.half_averaged:
+                    tempo.begun.setdefault(member, loop_time())
+                slow = loop_time() - tempo.begun.get(member, math.inf) >= tempo.patience
+                absent = sum(not each.is_set() for each in waiting.values())
+                if gone.done():
+                    self._leave_out(member, gone.result())
+                elif loop_time() >= ends:
+                    if not self._mates.is_connected(member):
+                        self.lost.add(member)
+                    self._give_up(member, f"it did not begin within {self._options.to_begin:g} s")
+                elif slow and 2 * absent <= 1 + len(waiting):
                     self._give_up(member, "it was too slow: its parts had not begun to come when those of others had")
+
+    def _leave_out(self, member: int, reason: str) -> None:
+        self._reducer.leave_out(member, reason)
+        self._waiting[member].set()
 
     def _give_up(self, member: int, reason: str) -> None:
         self._tempo.slow[member] = reason
@@ -173,7 +161,7 @@ class PartReceiver:
 
     def _doubt(self, member: int, reason: str) -> None:
         self.doubted.setdefault(member, reason)
-        self._reducer.leave_out(member, reason)
+        self._leave_out(member, reason)
 
     async def _agree(self, member: int, stream: Stream) -> SenderTerms:
         """A member's first message. A member with another plan could read averages wrongly, so it gets none."""
@@ -202,7 +190,7 @@ class PartReceiver:
 
     def _refuse(self, member: int, reason: str) -> None:
         self.refused[member] = reason
-        self._reducer.leave_out(member, reason)
+        self._leave_out(member, reason)
 
     @forgetful
     async def _collect(self, member: int, terms: SenderTerms, stream: Stream) -> None:
@@ -215,7 +203,7 @@ class PartReceiver:
         except LaggedError as error:
             self._give_up(member, str(error))
         except NetworkError as error:
-            self._reducer.leave_out(member, f"its connection ended: {error}"[:MAX_WORDS])
+            self._leave_out(member, f"its connection ended: {error}"[:MAX_WORDS])
 
     @forgetful
     async def _take_parts(self, member: int, terms: SenderTerms, stream: Stream) -> None:
@@ -225,6 +213,7 @@ class PartReceiver:
             self._audits.begin(member, terms.commitment)
         await self._check_what_it_follows(member, terms)
         self._reducer.begin(member, terms.weight, terms.samples)
+        self._waiting[member].set()
         if terms.note:
             self._notes[member] = terms.note
         silence = self._options.for_silence(self._mates.endpoint.round_trip(stream.peer))

@@ -121,16 +121,6 @@ class Reducer:
             finally:
                 self._bell.ring()
 
-    async def begun(self) -> None:
-        """Waits until each sender has named its weight, or is left out. Raises RoundFailed if the work was aborted."""
-        while self.absent:
-            await self._wait()
-
-    @property
-    def absent(self) -> set[int]:
-        """Senders that have not named their weight, and are not left out."""
-        return {index for index, each in self._senders.items() if each.weight is None and each.left_out is None}
-
     def has_all_of(self, sender: int) -> bool:
         """Whether the reducer expects nothing more from a sender."""
         return self._senders[sender].settled(len(self.parts) - 1)

@@ -20,7 +20,7 @@ from swarmcli.averaging.round.messages import (
     PartHeader,
     SenderTerms,
 )
-from swarmcli.averaging.round.pace import LaggedError, Pace, Tempo
+from swarmcli.averaging.round.pace import LaggedError, Pace
 from swarmcli.averaging.round.plan import Part, Plan
 from swarmcli.averaging.round.reducer import Reducer
 from swarmcli.averaging.round.signed import SignedLists
@@ -32,7 +32,6 @@ from swarmcli.errors import (
     CompressionError,
     ConnectionLost,
     NetworkError,
-    PeerUnreachable,
     ProtocolViolation,
     RoundFailed,
 )
@@ -98,7 +97,6 @@ class PartSender:
         self.streams: list[Stream] = []
         self.left_out: dict[int, str] = {}  # member whose tensors are missing somewhere → why, by the reducers' word
         self.doubted: dict[int, str] = {}  # reducer that was not lost → how it kept this member waiting in vain
-        self.lost: set[int] = set()  # reducers whose connection broke, or could not be made
         self._pace, self._parts_pace = pace, parts_pace
         self._mates, self._plan, self._options = mates, plan, options
         self._inputs, self._results, self._signed, self._audits = mine, results, signed, audits
@@ -165,8 +163,6 @@ class PartSender:
             got.failures[reducer] = f"reducer {peer.short}: {error}"
         except NetworkError as error:
             forget(error)
-            if isinstance(error, (ConnectionLost, PeerUnreachable)) and not isinstance(error, ProtocolViolation):
-                self.lost.add(reducer)
             got.failures[reducer] = f"reducer {peer.short} was lost: {error}"
         # In audited runs averages do not count unless their reducer has signed them in the end.
         if reducer not in got.failures or self._audits is None:
@@ -178,8 +174,8 @@ class PartSender:
     async def _talk_unless_gone(self, reducer: int, averages: list[Average]) -> None:
         """A reducer that has given an average lives, or did: its stream ends by itself when it is gone. One that has
         given none may wait for another member, or have never begun, and a stream does not tell which."""
-        talk = self._talk_to_visitor if reducer in self._visits else self._visit
-        async with beside(talk(reducer, averages)) as talking, beside(self._mates.until_gone(reducer)) as gone:
+        talk = (self._talk_to_visitor if reducer in self._visits else self._visit)(reducer, averages)
+        async with beside(talk) as talking, beside(self._mates.until_gone(reducer, self._pace.tempo.begun)) as gone:
             await asyncio.wait([talking, gone], return_when=asyncio.FIRST_COMPLETED)
             if not talking.done() and not averages:
                 raise ConnectionLost(gone.result())
@@ -216,7 +212,6 @@ class PartSender:
         expected, before = max(1, sum(part.average_bound for part in parts)), stream.arriving
         async with (
             beside(self._send(parts, self._inputs, stream)),
-            beside(_look_whether_begun(self._mates, self._pace.tempo, reducer)),
             self._pace.keeping_up(reducer, lambda: (stream.arriving - before) / expected),
         ):
             return await self._receive(reducer, self._results, stream, averages)
@@ -278,18 +273,6 @@ class PartSender:
         if proof is not None:
             await audits.accuse(proof)
             raise ProtocolViolation(f"its average of part {proof.terms.part} is false")
-
-
-async def _look_whether_begun(mates: GroupMates, tempo: Tempo, reducer: int) -> None:
-    """A reducer that has not begun yet is late, not slow. If it sends parts, this member's own reducer knows its
-    beginning; this member asks other reducers, once they are so late that it matters. One that says nothing is slow."""
-    await asyncio.sleep(tempo.patience)
-    while reducer not in tempo.begun:
-        asked = loop_time()
-        word = await mates.state(reducer)
-        if word is None or word.standing == "running":
-            tempo.begun.setdefault(reducer, asked)
-        await asyncio.sleep(tempo.patience)
 
 
 def check_senders(senders: Sequence[int], weights: Sequence[float], allowed: frozenset[int]) -> None:

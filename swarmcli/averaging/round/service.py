@@ -75,7 +75,6 @@ class AllreduceService:
         self.prefix = prefix
         # The last exchanges that committed: seconds of the slowest sender, and bytes
         self.took: deque[tuple[float, int]] = deque(maxlen=LAST)
-        self.committed = -math.inf  # loop time of the last one
         self.seats = Seats()  # of the round under way, or the last one
         self.quickly = math.inf  # seconds for it once all members have begun; see RoundTime
         self._served: list[str] = []  # full names of methods

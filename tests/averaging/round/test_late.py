@@ -10,7 +10,7 @@ import pytest
 from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round.auditing import Audits
-from swarmcli.averaging.round.pace import PACE
+from swarmcli.averaging.round.pace import STALLED
 from swarmcli.compression import TensorMessage
 from swarmcli.errors import RoundUndecided
 from tests.averaging.averagers import Averagers, all_outcomes
@@ -62,7 +62,7 @@ async def test_a_member_that_still_audits_when_the_result_is_committed_takes_the
     async with Swarm([Kind()] * 3, options=AllreduceOptions(part_size_bytes=512, audit=1.0)) as swarm:
         began = now()
         outcomes = await swarm.round()
-        assert now() - began < 2 * PACE.stalled + 1
+        assert now() - began < 2 * STALLED + 1
         assert len(swarm.check(outcomes)) == 3
         assert not any(outcome.late for outcome in outcomes if isinstance(outcome, RoundResult))
 
