@@ -32,10 +32,10 @@ import transformers
 from benchmarks._convergence import BYTES, Sources, average, weighted_mean
 from swarmcli.compression import BlockwiseQuantization, CompressionBase, NoCompression
 from swarmcli.optim.gradients.accumulator import GradientAccumulator, GradientMethod
+from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
 from swarmcli.optim.modes.outer import Outer
 from swarmcli.optim.modes.sparse import Sparse
-from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.state.anchor import Anchored
 from swarmcli.optim.state.differences import Differences, steps_of
 from swarmcli.training.muon import MuonWithAdamW
@@ -57,7 +57,7 @@ class Way:
     name: str
     every: int = 0
     codec: Codec = field(default_factory=NoCompression)
-    mode: Synchronous = field(default_factory=Synchronous)
+    mode: Mode = field(default_factory=Mode)
     muon: bool = False
     outer: Outer | None = None  # None beside `every`: local updates
 

@@ -16,8 +16,8 @@ from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.config import IDLE_WAIT, PeerContext
 from swarmcli.optim.epoch.group import PreformedGroup
 from swarmcli.optim.gradients.accumulator import Weighed
-from swarmcli.optim.modes.base import Advanced, Mode
-from swarmcli.optim.modes.synchronous import Synchronous
+from swarmcli.optim.modes.base import Advanced
+from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.peers.claims import Claims
 from swarmcli.optim.peers.directory import PeerDirectory
 from swarmcli.optim.peers.pausing import Pausing
@@ -59,7 +59,7 @@ class AuxiliaryCore:
         self.tracker = ProgressTrackerCore(node, config.run_id, config.target_batch_size, options=config.tracker)
         self._tasks = TaskOwner()
         self._confirmed = -math.inf  # when a trainer's report last agreed with the position, or a round made it
-        self.mode = mode or Synchronous()
+        self.mode = mode or Mode()
         # Tensors like the trainers' are made and never touched, so they are not in memory either.
         like = [torch.empty_like(p, device="cpu").requires_grad_(p.requires_grad) for p in parameters]
         self._averager = self.mode.assisting_averager(node, peer.averaging, like, buffers)

@@ -24,8 +24,8 @@ from swarmcli.optim.epoch.group import CrowdedEpochRule, EpochRule, PreformedGro
 from swarmcli.optim.epoch.keeper import StateKeeper
 from swarmcli.optim.epoch.note import MemberNote
 from swarmcli.optim.epoch.seat import OwnSeat
-from swarmcli.optim.modes.base import Advanced, Mode, SiteHooks, Timing, Trained, tell_lost
-from swarmcli.optim.modes.synchronous import Synchronous
+from swarmcli.optim.modes.base import Advanced, SiteHooks, Timing, Trained, tell_lost
+from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.peers.catch_up import CatchUp
 from swarmcli.optim.peers.claims import Claims
 from swarmcli.optim.peers.directory import PeerDirectory
@@ -58,7 +58,7 @@ class OptimizerCore:
         """`mode`: synchronous training without options, unless given."""
         self.node = node = peer.node
         self.config = config = peer.config
-        self.mode = mode or Synchronous()
+        self.mode = mode or Mode()
         self.metrics = PeerMetrics(node.peer_id, peer.events)
         self.phase: Phase = "joining"
         self.keeps = False  # whether it writes checkpoints, see PeerReport
@@ -136,7 +136,7 @@ class OptimizerCore:
         """Takes in the parameters' gradients, means over `batch_size` samples; ends the epoch when it is time.
         `weight`: of these gradients in the average, if the number of samples is not.
 
-        With `scale` the gradients are those of losses multiplied by it; see EpochWork.accumulate for their overflow.
+        With `scale` the gradients are those of losses multiplied by it; see GradientWork.accumulate for their overflow.
         Returns whether the epoch is another one than after the last step. A step that only accumulates waits for no
         one. With `batch_size=0` nothing is accumulated: the peer waits (at most `IDLE_WAIT`) for the epoch's end and
         takes part in it with what it has, a follower with nothing. If another lineage leads, its state is downloaded

@@ -17,7 +17,8 @@ from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription, Role
 from swarmcli.optim.core import OptimizerCore
-from swarmcli.optim.modes.base import Mode, Trained
+from swarmcli.optim.modes.base import Trained
+from swarmcli.optim.modes.gradients import Mode
 from swarmcli.testing.memory_network import MemoryNetwork
 from tests.relaying import Relaying
 

@@ -11,10 +11,10 @@ from swarmcli.events import RoundFinished
 from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription
-from swarmcli.optim.modes.base import Mode, StateOptions
+from swarmcli.optim.modes.base import StateOptions
+from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
 from swarmcli.optim.modes.outer import LocalUpdates
-from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.state.averaging import LONGEST_WAIT, state_slots
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm, make_model, momentum, record, together
@@ -35,7 +35,7 @@ async def helper(swarm: Swarm, mode: Mode) -> AuxiliaryCore:
 @pytest.mark.parametrize("name", ["states", "parameters of local updates"])
 def test_an_auxiliary_reduces_what_is_averaged_every_second_epoch(name: str) -> None:
     options = StateOptions(average_every=2, statistics=("momentum_buffer",), compression=Float16Compression())
-    mode = Synchronous(state=options) if name == "states" else LocalUpdates(state=options)
+    mode = Mode(state=options) if name == "states" else LocalUpdates(state=options)
 
     async def main() -> None:
         async with Swarm() as swarm:
@@ -61,7 +61,7 @@ def test_an_auxiliary_reduces_what_is_averaged_every_second_epoch(name: str) -> 
 def test_an_auxiliary_that_leaves_holds_nobody_up() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
-            mode = Synchronous(state=StateOptions(average_every=1, delay=False))
+            mode = Mode(state=StateOptions(average_every=1, delay=False))
             trainers = [await swarm.trainer(seed=1, mode=mode, pace=0.3) for _ in range(2)]
             core = await helper(swarm, mode)
 
@@ -78,7 +78,7 @@ def test_an_auxiliary_that_leaves_holds_nobody_up() -> None:
     virtual_time.run(main(), timeout=300)
 
 
-@pytest.mark.parametrize("mode", [Synchronous, lambda: PowerSGD(averager_rank=8), lambda: PowerEF(averager_rank=8)])
+@pytest.mark.parametrize("mode", [Mode, lambda: PowerSGD(averager_rank=8), lambda: PowerEF(averager_rank=8)])
 def test_an_auxiliary_takes_no_memory_for_sums_means_and_residuals(mode: Callable[[], Mode]) -> None:
     async def main() -> None:
         async with Swarm() as swarm:

@@ -15,9 +15,9 @@ from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription, Role
 from swarmcli.optim.core import OptimizerCore
-from swarmcli.optim.modes.base import Mode, Timing, Trained
+from swarmcli.optim.modes.base import Timing, Trained
+from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
-from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.state.buffers import Buffers
 from swarmcli.optim.state.replica import Offloaded
 from swarmcli.testing import virtual_time
@@ -26,8 +26,8 @@ from tests.suites import soak
 
 TARGET = 24
 MODES: dict[str, Mode] = {
-    "synchronous": Synchronous(),
-    "delayed": Synchronous(timing=Timing.DELAYED_AVERAGING),
+    "synchronous": Mode(),
+    "delayed": Mode(timing=Timing.DELAYED_AVERAGING),
     "powersgd": PowerSGD(averager_rank=1),
     "poweref": PowerEF(averager_rank=1),
 }
@@ -117,7 +117,7 @@ def test_a_monitor_that_never_runs_forward_holds_what_the_trainers_average(name:
 def test_they_are_the_mean_by_samples_of_what_one_process_would_have_seen() -> None:
     async def main() -> None:
         async with Peers() as swarm:
-            one, two = await swarm.peer(Synchronous(), level=0.0), await swarm.peer(Synchronous(), level=2.0)
+            one, two = await swarm.peer(Mode(), level=0.0), await swarm.peer(Mode(), level=2.0)
             seen: dict[Peer, tuple[float, dict[str, torch.Tensor]]] = {}
 
             async def once(peer: Peer, size: int) -> None:
@@ -142,9 +142,9 @@ def test_a_newcomer_gets_them_and_nobody_contradicts_its_donor(codec: bool) -> N
 
     async def main() -> None:
         async with Peers() as swarm:
-            old = [await swarm.peer(Synchronous(), level=float(place), **options) for place in range(2)]
+            old = [await swarm.peer(Mode(), level=float(place), **options) for place in range(2)]
             await together(*(peer.train(3) for peer in old))
-            newcomer = await swarm.peer(Synchronous(), seed=1, **options)
+            newcomer = await swarm.peer(Mode(), seed=1, **options)
             refused, downloads = record(newcomer.node, PeerRefused), record(newcomer.node, StateDownloaded)
             assert await newcomer.core.join()
             assert equal(newcomer, old[0]) and not refused and downloads
@@ -169,7 +169,7 @@ def test_an_auxiliary_reduces_them_too() -> None:
                 buffers=list(like.buffers()),
             )
             await helper.start()
-            one, two = await swarm.peer(Synchronous()), await swarm.peer(Synchronous(), level=1.0)
+            one, two = await swarm.peer(Mode()), await swarm.peer(Mode(), level=1.0)
             helped: list[PeerID] = []
 
             async def assist() -> None:
@@ -190,14 +190,14 @@ def test_an_auxiliary_reduces_them_too() -> None:
 def test_a_checkpoint_has_them_and_one_without_takes_the_models() -> None:
     async def main() -> None:
         async with Peers() as swarm:
-            one = await swarm.peer(Synchronous())
+            one = await swarm.peer(Mode())
             await one.train(3)
             one.compute(4)
             await one.core.step(4)  # the model's have moved since the last average
             saved, model = await one.core.state_dict(), {k: v.clone() for k, v in one.model.state_dict().items()}
             own, running = one.own, one.running
             await one.train(5)
-            again = await swarm.peer(Synchronous(), seed=1)
+            again = await swarm.peer(Mode(), seed=1)
             again.model.load_state_dict(model)
             await again.core.load_state_dict(saved)
             assert all(map(torch.equal, again.own, own)) and not torch.equal(own[0], running["1.running_mean"])
@@ -212,7 +212,7 @@ def test_a_checkpoint_has_them_and_one_without_takes_the_models() -> None:
 def test_drift_of_buffers_alone_is_seen() -> None:
     async def main() -> None:
         async with Peers() as swarm:
-            peers = [await swarm.peer(Synchronous()) for _ in range(3)]
+            peers = [await swarm.peer(Mode()) for _ in range(3)]
             await together(*(peer.train(3) for peer in peers))
             peers[0].core.replica.state.extra_tensors[0].add_(100.0)
             downloads = record(peers[0].node, StateDownloaded)

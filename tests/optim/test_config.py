@@ -8,9 +8,9 @@ import torch
 from swarmcli.optim.arguments import averager_config, choose_timing, make_scheduler, place_optimizer
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.modes.base import StateOptions, Timing
+from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.modes.low_rank import PowerSGD
 from swarmcli.optim.modes.outer import LocalUpdates
-from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.state.replica import InPlace, Offloaded
 
 
@@ -90,7 +90,7 @@ def test_delayed_gradients_bring_a_delayed_step(given: dict, expected: Timing) -
     ],
 )
 def test_how_often_states_are_averaged(local: bool, several: bool, every: int | None, expected: int | None) -> None:
-    kind = LocalUpdates if local else Synchronous
+    kind = LocalUpdates if local else Mode
     assert kind(state=StateOptions(average_every=every), target_group_size=8).average_state_every(several) == expected
 
 
@@ -171,7 +171,7 @@ def test_values_that_make_no_sense_are_named(name: str, value: Any, expected: ty
 
 def test_flags_and_codecs_are_checked() -> None:
     with pytest.raises(TypeError, match="reuse_grad_buffers='no': expected True or False"):
-        Synchronous(reuse_grad_buffers="no")  # type: ignore[arg-type]
+        Mode(reuse_grad_buffers="no")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="load_state_compression=3"):
         StateOptions(load_compression=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="params: only for an optimizer factory"):

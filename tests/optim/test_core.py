@@ -7,9 +7,8 @@ import torch
 
 from swarmcli.errors import FingerprintError, OptimizerError
 from swarmcli.events import EpochAdvanced, EpochCredited, Noticed, StateDownloaded
-from swarmcli.optim.modes.base import Mode
+from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.modes.outer import LocalUpdates
-from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm, adamw, digests, record, together, until
 from tests.suites import soak
@@ -293,7 +292,7 @@ def test_an_epoch_that_advanced_by_a_download_says_so() -> None:
     virtual_time.run(main(), timeout=300)
 
 
-@pytest.mark.parametrize("mode", [Synchronous(), LocalUpdates()], ids=["synchronous", "local updates"])
+@pytest.mark.parametrize("mode", [Mode(), LocalUpdates()], ids=["synchronous", "local updates"])
 def test_an_optimizer_whose_statistics_cannot_travel_is_refused_in_the_step_that_was_its_first(mode: Mode) -> None:
     class Factored(torch.optim.SGD):
         def step(self, closure=None) -> None:

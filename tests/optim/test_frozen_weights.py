@@ -20,9 +20,9 @@ from swarmcli.optim import Optimizer
 from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription, Role
 from swarmcli.optim.core import OptimizerCore
-from swarmcli.optim.modes.base import Mode, StateOptions, Timing, Trained
+from swarmcli.optim.modes.base import StateOptions, Timing, Trained
+from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.modes.outer import LocalUpdates
-from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.peers import frozen_exchange
 from swarmcli.optim.state.frozen import FILE, TERM, FrozenWeights, StoredWeights, base_of, frozen_of
 from swarmcli.optim.state.replica import Offloaded
@@ -73,7 +73,7 @@ class Peer:
         **options: Any,
     ) -> None:
         """`named`: it says which weights are frozen, and does not leave that to be found."""
-        self.node, self.model, mode = node, Model(seed, frozen), mode or Synchronous()
+        self.node, self.model, mode = node, Model(seed, frozen), mode or Mode()
         parameters = list(self.model.parameters())
         params = parameters if handed_in else [each for each in parameters if each.requires_grad]
         place = Offloaded(params, lambda copies: torch.optim.SGD(copies, lr=0.1))
@@ -182,7 +182,7 @@ def test_a_newcomer_with_others_downloads_the_runs_once(
 
     async def main() -> None:
         async with Peers() as swarm:
-            mode = Synchronous(timing=timing)
+            mode = Mode(timing=timing)
             one = await swarm.peer(handed_in=True, mode=mode)
             await one.train(1)
             two = await swarm.peer(

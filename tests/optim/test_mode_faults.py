@@ -28,11 +28,11 @@ from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.gradients.low_rank_methods import LowRankMethod
 from swarmcli.optim.gradients.sparse_method import SparseMethod
-from swarmcli.optim.modes.base import Mode, Timing, Trained
+from swarmcli.optim.modes.base import Timing, Trained
+from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.modes.low_rank import PowerSGD
 from swarmcli.optim.modes.outer import OuterSteps, SparseOuterSteps
 from swarmcli.optim.modes.sparse import Sparse
-from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.testing import virtual_time
 from tests.adversary.lies import LIES, Liar
 from tests.optim.optim_swarm import Swarm, record, until
@@ -53,7 +53,7 @@ class Row:
 
 
 MODES = {
-    "synchronous": Row(Synchronous(), 2.0),
+    "synchronous": Row(Mode(), 2.0),
     "outer steps": Row(OuterSteps(outer=Outer(4), timing=Timing.DELAYED_AVERAGING), 0.5, keeps=True),
     "sparse": Row(Sparse(k=256, bits=2, decay=0.95), 1.0),
     "sparse outer steps": Row(
@@ -129,10 +129,10 @@ class Feedback:
             own = self.loaded if counted else 0.0
             self.counted += own
             low_rank = isinstance(method, LowRankMethod)
-            came = [matrix.mean.double() for matrix in method.matrices] if low_rank else []
+            came = [matrix.mean.double() for matrix in method.matrices.values()] if low_rank else []
             finish(samples, counted)
             for number, mean in enumerate(came):
-                self.left[number].add_(mean - method.matrices[number].mean.double(), alpha=own)
+                self.left[number].add_(mean - [*method.matrices.values()][number].mean.double(), alpha=own)
 
         def reset_and_book() -> str:
             for left in self.left:
@@ -320,7 +320,7 @@ FAULTS: dict[str, Callable[[Field], Awaitable[None]]] = {
 }
 
 
-# Synchronous training has tests of its own for most of these, and so have outer steps: peers/test_membership.py and
+# Mode training has tests of its own for most of these, and so have outer steps: peers/test_membership.py and
 # test_outer.py.
 FIRST = [
     ("sparse", "joined", 3),

@@ -16,10 +16,10 @@ import torch
 
 from swarmcli.events import EpochAdvanced, Noticed, StateDownloaded
 from swarmcli.optim.core import OptimizerCore
-from swarmcli.optim.modes.base import Mode, StateOptions, Timing
+from swarmcli.optim.modes.base import StateOptions, Timing
+from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
 from swarmcli.optim.modes.outer import LocalUpdates
-from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import (
     FEATURES,
@@ -167,8 +167,8 @@ def test_who_pauses_takes_part_in_the_round_at_the_end_of_a_long_epoch_and_is_no
 
 
 MODES: dict[str, Mode] = {
-    "delayed step": Synchronous(timing=Timing.DELAYED_STEP),
-    "delayed averaging": Synchronous(timing=Timing.DELAYED_AVERAGING),
+    "delayed step": Mode(timing=Timing.DELAYED_STEP),
+    "delayed averaging": Mode(timing=Timing.DELAYED_AVERAGING),
     "PowerSGD": PowerSGD(averager_rank=1),
     "PowerEF": PowerEF(averager_rank=1),
     "local updates": LocalUpdates(),

@@ -14,9 +14,9 @@ from swarmcli.errors import StateDownloadError
 from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.config import OptimizerConfig, PeerContext
 from swarmcli.optim.core import OptimizerCore
-from swarmcli.optim.modes.base import Mode, Timing, Trained
+from swarmcli.optim.modes.base import Timing, Trained
+from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
-from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.state.replica import InPlace, Offloaded
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, adamw, decay, momentum, together
@@ -30,21 +30,21 @@ class Kind:
     """How the peers of one run train."""
 
     name: str
-    mode: Mode = field(default_factory=Synchronous)
+    mode: Mode = field(default_factory=Mode)
     make: Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer] = momentum
     offloaded: bool = False
 
 
 FIRST = [
     Kind("powersgd", PowerSGD(averager_rank=2, min_compression_ratio=0.1, reuse_grad_buffers=True)),
-    Kind("delayed averaging", Synchronous(timing=Timing.DELAYED_AVERAGING), offloaded=True, make=adamw),
+    Kind("delayed averaging", Mode(timing=Timing.DELAYED_AVERAGING), offloaded=True, make=adamw),
 ]
 OTHERS = [
     Kind("adamw", make=adamw),
     Kind("poweref", PowerEF(averager_rank=2, min_compression_ratio=0.1)),
     Kind("offloaded", offloaded=True, make=adamw),
-    Kind("reused buffers", Synchronous(reuse_grad_buffers=True)),
-    Kind("delayed step", Synchronous(timing=Timing.DELAYED_STEP), offloaded=True),
+    Kind("reused buffers", Mode(reuse_grad_buffers=True)),
+    Kind("delayed step", Mode(timing=Timing.DELAYED_STEP), offloaded=True),
 ]
 
 

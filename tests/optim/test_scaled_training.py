@@ -21,7 +21,7 @@ from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.config import OptimizerConfig, PeerContext
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.modes.base import Trained
-from swarmcli.optim.modes.synchronous import Synchronous
+from swarmcli.optim.modes.gradients import Mode
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import (
     FEATURES,
@@ -61,7 +61,7 @@ class ScaledTrainer(Trainer):
         super().__init__(node, make=make, **options)
         config = OptimizerConfig("run", TARGET)
         optimizer = make([self.weights])
-        mode = Synchronous(reuse_grad_buffers=reuse)
+        mode = Mode(reuse_grad_buffers=reuse)
         peer = PeerContext(node, config, averager_config(config))
         self.core = OptimizerCore(peer, Trained(optimizer, decay(optimizer)), mode)
         self.scale, self.reuse, self.overflows = scale, reuse, overflows

@@ -159,7 +159,7 @@ def test_what_a_peer_learned_was_sent_or_is_left_or_given_up_number_by_number(se
     place = Anchored(InPlace([model]), lambda parameters: torch.optim.SGD(parameters, lr=1.0))
     differences = Differences(place, torch.optim.SGD([model], lr=1.0), INNER)
     mode = SparseOuterSteps(outer=OUTER, k=K, bits=2, decay=1.0)
-    method = mode.method(differences)
+    method = mode.method(differences.means)
     learned, sent, dropped, fresh = (torch.zeros(FEATURES, dtype=torch.float64) for _ in range(4))
     outcomes = ["dead", "undecided", "without", "without", "with", "with"]
     for _ in range(40):

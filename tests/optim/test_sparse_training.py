@@ -17,7 +17,6 @@ from swarmcli.events import Noticed, PeerBanned
 from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription
 from swarmcli.optim.core import OptimizerCore
-from swarmcli.optim.gradients.accumulator import Shapes
 from swarmcli.optim.gradients.sparse_method import SparseMethod
 from swarmcli.optim.modes import choose_mode
 from swarmcli.optim.modes.base import Trained
@@ -143,7 +142,7 @@ def loaded(method: SparseMethod, values: torch.Tensor, samples: float) -> torch.
 @pytest.mark.parametrize("decay", [0.0, 0.9, 1.0])
 def test_each_coordinate_is_sent_decayed_or_left(decay: float) -> None:
     """Whole numbers: sums of them are exact, so what is not equal is counted twice or lost."""
-    method = Sparse(k=32, bits=1, decay=decay).method(Shapes([torch.zeros(5000)]))
+    method = Sparse(k=32, bits=1, decay=decay).method([torch.zeros(5000)])
     generator = torch.Generator().manual_seed(1)
     came, sent, decayed = (torch.zeros(5000, dtype=torch.float64) for _ in range(3))
     for turn in range(20):
@@ -168,7 +167,7 @@ def test_each_coordinate_is_sent_decayed_or_left(decay: float) -> None:
 
 def test_a_round_steps_with_what_was_sent_over_the_samples_of_all() -> None:
     """The message is exactly what others decode: a second trip changes no bit."""
-    method = MODE.method(Shapes([torch.zeros(5000)]), [torch.ones(3)])
+    method = MODE.method([torch.zeros(5000)], [torch.ones(3)])
     message = loaded(method, torch.randn(5000, generator=torch.Generator().manual_seed(2)), 7.0)
     assert torch.equal(MODE.codec.extract(MODE.codec.compress(message)), message)
     method.tensors[0].mul_(0.5)  # the average with a peer that sent nothing

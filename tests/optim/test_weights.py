@@ -17,8 +17,9 @@ from swarmcli.averaging.round.plan import Layout, Plan
 from swarmcli.events import EpochCredited, RoundsReplayed
 from swarmcli.network.identity import Identity
 from swarmcli.optim.gradients.accumulator import GradientAccumulator, Weighed
-from swarmcli.optim.modes import LocalUpdates, PowerEF, PowerSGD, Sparse, Synchronous
-from swarmcli.optim.modes.base import Mode, StateOptions
+from swarmcli.optim.modes import LocalUpdates, PowerEF, PowerSGD, Sparse
+from swarmcli.optim.modes.base import StateOptions
+from swarmcli.optim.modes.gradients import Mode
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import (
     TARGET,
@@ -37,7 +38,7 @@ from tests.optim.optim_swarm import (
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 
 
-@pytest.mark.parametrize("mode", [Synchronous(), PowerSGD(averager_rank=1), PowerEF(averager_rank=1)])
+@pytest.mark.parametrize("mode", [Mode(), PowerSGD(averager_rank=1), PowerEF(averager_rank=1)])
 def test_gradients_count_by_weight_and_epochs_are_made_of_samples(mode: Mode) -> None:
     """An auxiliary goes along, and one peer replays two rounds: all come to what one process makes of the weighted mean
     over the rows, and count as many rows."""
@@ -176,7 +177,7 @@ def test_what_was_kept_back_is_not_sent_with_next_to_no_weight(mode: PowerSGD | 
     """Divided by that, a residual would be far beyond what others send, and its peer left out."""
     parameter = torch.nn.Parameter(torch.zeros(16, 16))
     sums = GradientAccumulator([parameter])
-    method = mode.method(sums)
+    method = mode.method(sums.means)
     for residual in method.own.values():
         residual.fill_(3.0)
     parameter.grad = torch.ones(16, 16)

@@ -22,7 +22,7 @@ from swarmcli.network import Endpoint, Identity, PeerID
 from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.optim import Optimizer
 from swarmcli.optim.modes.base import StateOptions
-from swarmcli.optim.modes.synchronous import Synchronous
+from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.peers.state_exchange import StateExchange
 from swarmcli.optim.state.replica import InPlace, Replica
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
@@ -49,7 +49,7 @@ class Peer:
         self.endpoint = Endpoint(TCPTransport(Identity.generate(), host="127.0.0.1"), events=events)
         self.replica = Replica(state, InPlace(state.parameters))
         self.captured = asyncio.Event()
-        mode = Synchronous(state=StateOptions(load_compression=NoCompression()))
+        mode = Mode(state=StateOptions(load_compression=NoCompression()))
         here = {"endpoint": self.endpoint, "run_id": "run", "network_of": bytes, "is_relayed": lambda peer: False}
         directory = SimpleNamespace(**here)
         claims = SimpleNamespace(directory=directory)

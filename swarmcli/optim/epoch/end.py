@@ -22,7 +22,8 @@ from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.config import PeerContext
 from swarmcli.optim.epoch.group import PreformedGroup
 from swarmcli.optim.gradients.accumulator import Weighed
-from swarmcli.optim.modes.base import Advanced, EpochWork, Timing
+from swarmcli.optim.modes.base import Advanced, Timing
+from swarmcli.optim.modes.gradients import GradientWork
 from swarmcli.optim.peers.progress import LocalTrainingProgress, ProgressTrackerCore, seconds_until
 from swarmcli.optim.peers.report import PeerMetrics
 from swarmcli.optim.peers.survey import Survey
@@ -126,7 +127,7 @@ class EpochEnd:
     def __init__(
         self,
         peer: PeerContext,
-        work: EpochWork,
+        work: GradientWork,
         keeper: StateKeeper,
         group: PreformedGroup,
         survey: Survey,

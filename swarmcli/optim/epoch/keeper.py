@@ -19,7 +19,7 @@ from swarmcli.optim.state.replica import Replica
 
 if TYPE_CHECKING:
     from swarmcli.optim.config import PeerContext
-    from swarmcli.optim.modes.base import Mode
+    from swarmcli.optim.modes.gradients import Mode
     from swarmcli.optim.peers.directory import PeerDirectory
 
 

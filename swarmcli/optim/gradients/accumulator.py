@@ -278,19 +278,6 @@ class GradientAccumulator:
         self._used = False
 
 
-@dataclass(frozen=True)
-class Shapes:
-    """In the place of an accumulator, for who only needs to know how gradients are averaged: `means` on the meta
-    device, where tensors take no memory."""
-
-    means: Sequence[torch.Tensor]
-
-    @classmethod
-    def of(cls, parameters: Iterable[torch.Tensor]) -> Shapes:
-        trained = (parameter for parameter in parameters if parameter.requires_grad)
-        return cls([torch.empty(p.shape, dtype=sum_type(p.dtype), device="meta") for p in trained])
-
-
 class GradientMethod:
     """One peer's side of it. Works on the means of one GradientAccumulator; belongs to one AveragerCore.
 
@@ -301,14 +288,18 @@ class GradientMethod:
     `beside` are averaged with them in the same round as they are.
     """
 
-    program: RoundProgram | None = None  # the phases of a round; None: one all-reduce over `tensors`
-
-    def __init__(self, accumulator: Accumulator | Shapes, beside: Sequence[torch.Tensor] = ()) -> None:
+    def __init__(self, means: Sequence[torch.Tensor], beside: Sequence[torch.Tensor] = ()) -> None:
         # Dense mean gradients in host memory, in the shapes of the parameters; valid after `finish`.
-        self.averaged: Sequence[torch.Tensor] = accumulator.means
+        self.averaged = means
         # The averager is made with these, and keeps them of committed rounds for replays.
-        self.tensors: Sequence[torch.Tensor] = [*accumulator.means, *beside]
+        self.tensors: Sequence[torch.Tensor] = [*means, *beside]
         self.beside = tuple(beside)
+        self.samples = 0.0  # the weight of what is loaded; 0: nothing is, or it weighs next to nothing
+
+    @property
+    def program(self) -> RoundProgram | None:
+        """The phases of a round; None: one all-reduce over `tensors`."""
+        return None
 
     @property
     def compression(self) -> CompressionBase | None:
@@ -327,6 +318,7 @@ class GradientMethod:
 
     def load(self, weight: float) -> None:
         """The accumulator's means, with this weight, are what the next round averages."""
+        self.samples = weight if weight > LEAST_WEIGHT else 0.0  # what is divided by next to nothing is no mean
 
     def alone(self) -> None:
         """`tensors` become what a round with nobody else would give."""

@@ -177,7 +177,7 @@ class GradientAverager(DecentralizedAverager):
     # Inside
 
     def _make_method(self, accumulator: GradientAccumulator) -> GradientMethod:
-        return GradientMethod(accumulator)
+        return GradientMethod(accumulator.means)
 
     def _wait_for(self, control: StepControl) -> RoundResult | None:
         """None: waiting longer makes no sense."""

@@ -1,6 +1,6 @@
 """The linear algebra of low-rank averaging: pure functions, the same on every peer.
 
-    E    (rows, cols)  what is compressed: `Difference`, made block by block and never whole
+    E    (rows, cols)  what is compressed
     Q    (cols, rank)  from the last round; its columns span what E did to the last P
     P    (rows, rank)  E Q, made orthonormal; then Q = Eᵀ P, and P Qᵀ is the best approximation of E in the span of P
 
@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy
 import torch
 
-_BLOCK = 1 << 18  # elements of E at a time: they stay in the processor's cache between subtraction and product
-_WELL_APART = 1e-3  # columns whose smallest remainder is above this are made orthonormal by Cholesky factors
 # Lengths of columns below this share of the usual. Rounding errors along what was taken out before grow by its inverse
 # from round to round. Random matrices have 0.2 and more; orthogonal ones with noise of size x about 3 x.
 _NEARLY_INVARIANT = 0.02
@@ -52,41 +49,6 @@ def drawn(seed: bytes, *label: int, length: int, dtype: torch.dtype) -> torch.Te
     return torch.from_numpy(numpy.frombuffer(digits, dtype="<i4") / 2.0**31).to(dtype)
 
 
-@dataclass(frozen=True)
-class Difference:
-    """E = a + scale b, both (rows, cols); `scale` 0: b is not looked at."""
-
-    a: torch.Tensor
-    b: torch.Tensor
-    scale: float
-
-    def times(self, right: torch.Tensor) -> torch.Tensor:
-        """E right: (cols, rank) → (rows, rank)."""
-        result = torch.empty(self.a.shape[0], right.shape[1], dtype=self.a.dtype)
-        for rows, block in self._blocks():
-            torch.mm(block, right, out=result[rows])
-        return result
-
-    def transposed_times(self, right: torch.Tensor) -> torch.Tensor:
-        """Eᵀ right: (rows, rank) → (cols, rank)."""
-        result = torch.zeros(self.a.shape[1], right.shape[1], dtype=self.a.dtype)
-        for rows, block in self._blocks():
-            result.addmm_(block.t(), right[rows])
-        return result
-
-    def _blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
-        count, cols = self.a.shape
-        height = max(1, _BLOCK // cols)
-        memory = torch.empty(min(height, count), cols, dtype=self.a.dtype) if self.scale else None
-        for begin in range(0, count, height):
-            rows = slice(begin, min(begin + height, count))
-            if memory is None:
-                yield rows, self.a[rows]
-            else:
-                block = memory[: rows.stop - begin]
-                yield rows, torch.add(self.a[rows], self.b[rows], alpha=self.scale, out=block)
-
-
 def vanished(matrix: torch.Tensor) -> list[int]:
     """The columns that are zero, or so small that products with them are."""
     least = math.sqrt(torch.finfo(matrix.dtype).tiny)
@@ -110,7 +72,7 @@ def orthonormalized(matrix: torch.Tensor, seed: bytes, *label: int) -> torch.Ten
     """
     unit, _ = _normalized(matrix)
     for attempt in range(matrix.shape[1] + 1):
-        basis, remainders = _factored(unit, matrix.dtype)
+        basis, remainders = _factored(unit)
         lost = (remainders <= _SLACK * torch.finfo(matrix.dtype).eps).nonzero().flatten().tolist()
         if not lost:
             break
@@ -125,7 +87,7 @@ def stuck(product: torch.Tensor, right: torch.Tensor) -> list[int]:
     nearly all of it is gone, the span of P was nearly invariant under E Eᵀ, and no error was left there to be seen.
     """
     unit, lengths = _normalized(product)
-    _, remainders = _factored(unit, product.dtype)
+    _, remainders = _factored(unit)
     usual = torch.linalg.vector_norm(right.double(), dim=0).square()
     return (remainders * lengths <= _NEARLY_INVARIANT * usual).nonzero().flatten().tolist()
 
@@ -141,14 +103,8 @@ def _normalized(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return unit, lengths * scale
 
 
-def _factored(unit: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def _factored(unit: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """An orthonormal basis, and per column how much of its unit length is not in the span of those before it."""
-    lower, failed = torch.linalg.cholesky_ex(unit.t() @ unit)
-    if not failed and float(lower.diagonal().min()) > _WELL_APART:
-        basis = torch.linalg.solve_triangular(lower.t(), unit, upper=True, left=False)
-        if dtype == torch.float64:  # factors of squares lose half the digits, which a second time gives back
-            again = torch.linalg.cholesky(basis.t() @ basis)
-            basis = torch.linalg.solve_triangular(again.t(), basis, upper=True, left=False)
-        return basis, lower.diagonal()
     basis, upper = torch.linalg.qr(unit)
-    return basis, upper.diagonal().abs()
+    diagonal = upper.diagonal()
+    return basis * diagonal.sign(), diagonal.abs()  # of two signs, which rounding may choose, always the same

@@ -67,7 +67,7 @@ class LowRankGradientAverager(GradientAverager):
     # Inside
 
     def _make_method(self, accumulator: GradientAccumulator) -> LowRankMethod:
-        return self._kind(accumulator, self._rank)
+        return self._kind(accumulator.means, self._rank)
 
     def _wait_for(self, control: StepControl) -> RoundResult | None:
         """Peers that are further form groups of their own: a peer that they have left behind would wait for ever."""

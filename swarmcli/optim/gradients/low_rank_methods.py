@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
 from swarmcli.averaging.checks import check_numbers
 from swarmcli.averaging.round.program import Phases, run_alone
-from swarmcli.optim.gradients.accumulator import LEAST_WEIGHT, Accumulator, GradientMethod, Shapes
-from swarmcli.optim.gradients.low_rank import Difference, flattened, orthonormalized, redrawn, saved, stuck, vanished
+from swarmcli.optim.gradients.accumulator import GradientMethod
+from swarmcli.optim.gradients.low_rank import flattened, orthonormalized, redrawn, saved, stuck, vanished
 
 
 @dataclass(frozen=True)
@@ -69,59 +68,93 @@ class Matrix:
 
 
 class LowRankMethod(GradientMethod, ABC):
-    """Averages most matrices as products of two thin ones."""
+    """Averages most matrices as products of two thin ones. It is the RoundProgram of its rounds, too, whose phases read
+    means and what outlives rounds, and change neither.
+
+    A column of Q that has vanished, as that of a layer whose gradient was zero does, is drawn anew before it is used,
+    from a seed that the group shares: a product with it would be zero for ever.
+    """
 
     name: str
     redraws_stuck = False  # whether columns of P that say nothing are asked for again with other columns of Q
 
-    def __init__(self, accumulator: Accumulator | Shapes, rank: Rank, beside: Sequence[torch.Tensor] = ()) -> None:
-        super().__init__(accumulator, beside)
-        shapes = [rank.matrix(mean.shape) for mean in accumulator.means]
-        self.indices = [index for index, extents in enumerate(shapes) if extents is not None]
-        self.matrices = [
-            Matrix.of(mean, extents, rank.averager_rank)
-            for mean, extents in zip(accumulator.means, shapes, strict=True)
-            if extents is not None
-        ]
-        self.uncompressed = [index for index, extents in enumerate(shapes) if extents is None]
-        self.rest = [accumulator.means[index] for index in self.uncompressed]
-        self.tensors = [
-            *(m.p for m in self.matrices),
-            *(m.q for m in self.matrices),
-            *self.rest,
-            *self.beside,
-        ]
-        self.program: LowRankProgram = LowRankProgram(
-            self, f"{self.name} {rank.averager_rank} {float(rank.min_compression_ratio)}"
-        )
-        self.samples = 0.0  # that the means were loaded with
+    def __init__(self, means: Sequence[torch.Tensor], rank: Rank, beside: Sequence[torch.Tensor] = ()) -> None:
+        super().__init__(means, beside)
+        self.description = f"{self.name} {rank.averager_rank} {float(rank.min_compression_ratio)}"
+        self.nbytes = sum(mean.nbytes for mean in means)
+        self.matrices: dict[int, Matrix] = {}  # by the index of their gradient
+        for index, mean in enumerate(means):
+            if (extents := rank.matrix(mean.shape)) is not None:
+                self.matrices[index] = Matrix.of(mean, extents, rank.averager_rank)
+        self.rest = {index: mean for index, mean in enumerate(means) if index not in self.matrices}
+        thin = [*(each.p for each in self.matrices.values()), *(each.q for each in self.matrices.values())]
+        self.tensors = [*thin, *self.rest.values(), *beside]
+
+    @property
+    def program(self) -> LowRankMethod:
+        return self
 
     @property
     def shared(self) -> Mapping[str, torch.Tensor]:
-        return {f"q{index}": matrix.right for index, matrix in zip(self.indices, self.matrices, strict=True)}
+        return {f"q{index}": matrix.right for index, matrix in self.matrices.items()}
 
-    def load(self, weight: float) -> None:
-        self.samples = weight if weight > LEAST_WEIGHT else 0.0  # a residual divided by next to nothing is no mean
+    @property
+    def phases(self) -> Sequence[Sequence[int]]:
+        count, total = len(self.matrices), len(self.tensors)
+        if not count:
+            return (range(total),)
+        return (*(range(count) for _ in range(1 + self.redraws_stuck)), range(count, total))
+
+    @torch.no_grad()
+    def run(self, seed: bytes) -> Phases:
+        p = list[torch.Tensor]()
+        if self.matrices:
+            kept = [matrix.right for matrix in self.matrices.values()]
+            lost = [vanished(each) for each in kept]
+            right = [
+                redrawn(each, columns, seed, place)
+                for place, (each, columns) in enumerate(zip(kept, lost, strict=True))
+            ]
+            averages = yield self._products(right)
+            if self.redraws_stuck:
+                right = [
+                    redrawn(each, _fresh(average, each, columns), seed, place, 1 << 32)  # another label
+                    for place, (average, each, columns) in enumerate(zip(averages, right, lost, strict=True))
+                ]
+                averages = yield self._products(right)
+            p = [orthonormalized(average, seed, place) for place, average in enumerate(averages)]
+        return [*p, *(yield self._others(p))]
+
+    def _products(self, right: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if not self.samples:  # its weight is zero
+            return [torch.zeros_like(matrix.p) for matrix in self.matrices.values()]
+        return [torch.mm(each, q) for each, q in zip(self._compressed(), right, strict=True)]
+
+    def _others(self, p: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if not self.samples:
+            return [torch.zeros_like(tensor) for tensor in self.tensors[len(p) :]]
+        products = [torch.mm(each.t(), left) for each, left in zip(self._compressed(), p, strict=True)]
+        return [*products, *self._sent_whole(), *self.beside]
 
     def alone(self) -> None:
-        seed = hashlib.sha256(b"swarm alone" + b"".join(m.right.numpy().tobytes() for m in self.matrices)).digest()
-        with torch.no_grad():
-            for tensor, result in zip(self.tensors, run_alone(self.program, seed), strict=True):
-                tensor.copy_(result)
+        kept = b"".join(matrix.right.numpy().tobytes() for matrix in self.matrices.values())
+        results = run_alone(self, hashlib.sha256(b"swarm alone" + kept).digest())
+        for tensor, result in zip(self.tensors, results, strict=True):
+            tensor.copy_(result)
 
     @torch.no_grad()
     def finish(self, samples: float, counted: bool) -> None:
         self._conclude(self.samples if counted else 0.0)
-        for matrix in self.matrices:
+        for matrix in self.matrices.values():
             matrix.right.copy_(matrix.q)
         self.samples = 0.0
 
     @abstractmethod
-    def differences(self) -> list[Difference]:
-        """The part of each matrix that this peer compresses, per sample."""
+    def _compressed(self) -> Iterator[torch.Tensor]:
+        """The part of each matrix that this peer compresses, per sample; one at a time, since each takes its memory."""
 
     @abstractmethod
-    def differences_of_rest(self) -> list[torch.Tensor]:
+    def _sent_whole(self) -> list[torch.Tensor]:
         """The part of the other gradients that it sends."""
 
     @abstractmethod
@@ -146,24 +179,25 @@ class PowerSGDMethod(LowRankMethod):
 
     name = "powersgd"
 
-    def __init__(self, accumulator: Accumulator | Shapes, rank: Rank, beside: Sequence[torch.Tensor] = ()) -> None:
-        super().__init__(accumulator, rank, beside)
-        self._residuals = [torch.zeros_like(matrix.mean) for matrix in self.matrices]
+    def __init__(self, means: Sequence[torch.Tensor], rank: Rank, beside: Sequence[torch.Tensor] = ()) -> None:
+        super().__init__(means, rank, beside)
+        self._residuals = {index: torch.zeros_like(matrix.mean) for index, matrix in self.matrices.items()}
 
     @property
     def own(self) -> Mapping[str, torch.Tensor]:
         """The residuals, as (rows, cols)."""
-        return {f"residual{index}": each for index, each in zip(self.indices, self._residuals, strict=True)}
+        return {f"residual{index}": each for index, each in self._residuals.items()}
 
-    def differences(self) -> list[Difference]:
-        pairs = zip(self.matrices, self._residuals, strict=True)
-        return [Difference(matrix.mean, residual, 1.0 / self.samples) for matrix, residual in pairs]
+    def _compressed(self) -> Iterator[torch.Tensor]:
+        for index, matrix in self.matrices.items():
+            yield matrix.mean.add(self._residuals[index], alpha=1.0 / self.samples)
 
-    def differences_of_rest(self) -> list[torch.Tensor]:
-        return self.rest
+    def _sent_whole(self) -> list[torch.Tensor]:
+        return list(self.rest.values())
 
     def _conclude(self, samples: float) -> None:
-        for matrix, residual in zip(self.matrices, self._residuals, strict=True):
+        for index, matrix in self.matrices.items():
+            residual = self._residuals[index]
             if samples:
                 residual.add_(matrix.mean, alpha=samples)
             torch.mm(matrix.p, matrix.q.t(), out=matrix.mean)
@@ -190,89 +224,31 @@ class PowerEFMethod(LowRankMethod):
     # that P, of which nothing is left in the error, and every second round would do nothing.
     redraws_stuck = True
 
-    def __init__(self, accumulator: Accumulator | Shapes, rank: Rank, beside: Sequence[torch.Tensor] = ()) -> None:
-        super().__init__(accumulator, rank, beside)
-        self._estimates = [torch.zeros_like(mean) for mean in accumulator.means]
-        self._of_matrices = [
-            self._estimates[index].view(matrix.mean.shape)
-            for index, matrix in zip(self.indices, self.matrices, strict=True)
-        ]
-        self._of_rest = [self._estimates[index] for index in self.uncompressed]
+    def __init__(self, means: Sequence[torch.Tensor], rank: Rank, beside: Sequence[torch.Tensor] = ()) -> None:
+        super().__init__(means, rank, beside)
+        self._estimates = [torch.zeros_like(mean) for mean in means]
 
     @property
     def shared(self) -> Mapping[str, torch.Tensor]:
         """Q and g, the latter in the shapes of the parameters."""
         return {**super().shared, **{f"g{index}": each for index, each in enumerate(self._estimates)}}
 
-    def differences(self) -> list[Difference]:
-        pairs = zip(self.matrices, self._of_matrices, strict=True)
-        return [Difference(matrix.mean, estimate, -1.0) for matrix, estimate in pairs]
+    def _compressed(self) -> Iterator[torch.Tensor]:
+        for index, matrix in self.matrices.items():
+            yield matrix.mean - self._estimates[index].view_as(matrix.mean)
 
-    def differences_of_rest(self) -> list[torch.Tensor]:
-        return [mean - estimate for mean, estimate in zip(self.rest, self._of_rest, strict=True)]
+    def _sent_whole(self) -> list[torch.Tensor]:
+        return [mean - self._estimates[index] for index, mean in self.rest.items()]
 
     def _conclude(self, samples: float) -> None:
         # Into the means, and a copy of that: an optimizer that scales its gradients in place must not change g.
-        for matrix, estimate in zip(self.matrices, self._of_matrices, strict=True):
+        for index, matrix in self.matrices.items():
+            estimate = self._estimates[index].view_as(matrix.mean)
             torch.addmm(estimate, matrix.p, matrix.q.t(), out=matrix.mean)
             estimate.copy_(matrix.mean)
-        for difference, estimate in zip(self.rest, self._of_rest, strict=True):
-            estimate.add_(difference)
-            difference.copy_(estimate)
-
-
-class LowRankProgram:
-    """RoundProgram of a method. It reads means and what outlives rounds, and changes neither.
-
-    A column of Q that has vanished, as that of a layer whose gradient was zero does, is drawn anew before it is used,
-    from a seed that the group shares: a product with it would be zero for ever.
-    """
-
-    def __init__(self, method: LowRankMethod, description: str) -> None:
-        self._method = method
-        self.description = description
-
-    @cached_property
-    def nbytes(self) -> int:
-        return sum(mean.nbytes for mean in self._method.averaged)
-
-    @cached_property
-    def phases(self) -> Sequence[Sequence[int]]:
-        count, total = len(self._method.matrices), len(self._method.tensors)
-        if not count:
-            return (range(total),)
-        return (*(range(count) for _ in range(1 + self._method.redraws_stuck)), range(count, total))
-
-    @torch.no_grad()
-    def run(self, seed: bytes) -> Phases:
-        method, p = self._method, list[torch.Tensor]()
-        if method.matrices:
-            lost = [vanished(matrix.right) for matrix in method.matrices]
-            right = [
-                redrawn(matrix.right, columns, seed, place)
-                for place, (matrix, columns) in enumerate(zip(method.matrices, lost, strict=True))
-            ]
-            averages = yield self._products(right)
-            if method.redraws_stuck:
-                right = [
-                    redrawn(each, _fresh(average, each, columns), seed, place, 1 << 32)  # another label
-                    for place, (average, each, columns) in enumerate(zip(averages, right, lost, strict=True))
-                ]
-                averages = yield self._products(right)
-            p = [orthonormalized(average, seed, place) for place, average in enumerate(averages)]
-        return [*p, *(yield self._others(p))]
-
-    def _products(self, right: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        if not self._method.samples:  # its weight is zero
-            return [torch.zeros_like(matrix.p) for matrix in self._method.matrices]
-        return [each.times(q) for each, q in zip(self._method.differences(), right, strict=True)]
-
-    def _others(self, p: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        method = self._method
-        if not method.samples:
-            return [torch.zeros_like(tensor) for tensor in method.tensors[len(p) :]]
-        products = [each.transposed_times(left) for each, left in zip(method.differences(), p, strict=True)]
-        return [*products, *method.differences_of_rest(), *method.beside]
+        for index, difference in self.rest.items():
+            self._estimates[index].add_(difference)
+            difference.copy_(self._estimates[index])
 
 
 def _fresh(product: torch.Tensor, right: torch.Tensor, drawn: Sequence[int]) -> list[int]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression, PerTensorCompression, TopK
-from swarmcli.optim.gradients.accumulator import LEAST_WEIGHT, Accumulator, GradientMethod, Shapes
+from swarmcli.optim.gradients.accumulator import GradientMethod
 
 
 class SparseMethod(GradientMethod):
@@ -23,11 +23,11 @@ class SparseMethod(GradientMethod):
     """
 
     def __init__(
-        self, accumulator: Accumulator | Shapes, codec: TopK, decay: float, beside: Sequence[torch.Tensor] = ()
+        self, means: Sequence[torch.Tensor], codec: TopK, decay: float, beside: Sequence[torch.Tensor] = ()
     ) -> None:
         """`decay`: β, the share of the residual that a round keeps."""
-        super().__init__(accumulator, beside)
-        self._codec, self._decay, self._samples = codec, decay, 0.0
+        super().__init__(means, beside)
+        self._codec, self._decay = codec, decay
         self._messages = [torch.zeros_like(mean) for mean in self.averaged]
         self._residuals = [torch.zeros_like(mean) for mean in self.averaged]
         self.tensors = [*self._messages, *beside]
@@ -45,9 +45,9 @@ class SparseMethod(GradientMethod):
 
     @torch.no_grad()
     def load(self, weight: float) -> None:
-        self._samples = samples = weight if weight > LEAST_WEIGHT else 0.0
+        super().load(weight)
         for message, mean, residual in zip(self._messages, self.averaged, self._residuals, strict=True):
-            if samples:
+            if self.samples:
                 message.copy_(self._sent(self._with(mean, residual)))
             else:
                 message.zero_()
@@ -55,16 +55,16 @@ class SparseMethod(GradientMethod):
     @torch.no_grad()
     def finish(self, samples: float, counted: bool) -> None:
         for message, mean, residual in zip(self._messages, self.averaged, self._residuals, strict=True):
-            if counted and self._samples:
+            if counted and self.samples:
                 residual.copy_(self._left(mean, residual))
             mean.copy_(message)
-        self._samples = 0.0
+        self.samples = 0.0
 
     @torch.no_grad()
     def set_aside(self) -> None:
-        if self._samples:
+        if self.samples:
             self._aside = [self._left(*pair) for pair in zip(self.averaged, self._residuals, strict=True)]
-            self._samples = 0.0
+            self.samples = 0.0
 
     @torch.no_grad()
     def forget_aside(self, *, counted: bool) -> None:
@@ -74,15 +74,15 @@ class SparseMethod(GradientMethod):
         self._aside = None
 
     def _with(self, mean: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return residual.mul(self._decay).add_(mean * self._samples)
+        return residual.mul(self._decay).add_(mean * self.samples)
 
     def _left(self, mean: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """The residual, once a round has counted what was loaded."""
         due = self._with(mean, residual)
-        return due.sub_(self._sent(due), alpha=self._samples)
+        return due.sub_(self._sent(due), alpha=self.samples)
 
     def _sent(self, due: torch.Tensor) -> torch.Tensor:
         """The values that the others decode, per sample."""
-        values = due / self._samples
+        values = due / self.samples
         codec = self._codec.codec_for(CompressionInfo.of(values))
         return codec.extract(codec.compress(values)).clone()

@@ -1,8 +1,9 @@
 """The ways to train, one file for each, and which of them the Optimizer's `grad_averager` chooses.
 
-A new way is a subclass of Mode in a file here, a line in MODES, and a key or a value of the recipe. A new way to
-average gradients (`gradient_averaging.method`) is a GradientMethod in `optim/gradients` and its averager. Search for
-`powersgd` to find what names one: the recipe's checks, the memory that it takes, and its words for people.
+A new way is a subclass of Mode, which is synchronous training, in a file here, a line in MODES, and a key or a value
+of the recipe. A new way to average gradients (`gradient_averaging.method`) is a GradientMethod in `optim/gradients`
+and its averager. Search for `powersgd` to find what names one: the recipe's checks, the memory that it takes, and its
+words for people.
 """
 
 from __future__ import annotations
@@ -14,16 +15,15 @@ from typing import Any
 
 from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.gradients.low_rank_averagers import PowerEFGradientAverager, PowerSGDGradientAverager
-from swarmcli.optim.modes.base import Mode
+from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
 from swarmcli.optim.modes.outer import LocalUpdates, OuterSteps, SparseOuterSteps
 from swarmcli.optim.modes.outer import Outer as Outer
 from swarmcli.optim.modes.sparse import Sparse
-from swarmcli.optim.modes.synchronous import Synchronous
 
 MODES: Mapping[Any, type[Mode]] = {
     None: LocalUpdates,
-    GradientAverager: Synchronous,
+    GradientAverager: Mode,
     PowerSGDGradientAverager: PowerSGD,
     PowerEFGradientAverager: PowerEF,
     Sparse: Sparse,

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from swarmcli.optim.gradients.accumulator import Accumulator, Shapes
 from swarmcli.optim.gradients.low_rank_methods import LowRankMethod, PowerEFMethod, PowerSGDMethod, Rank
-from swarmcli.optim.modes.synchronous import Synchronous
+from swarmcli.optim.modes.gradients import Mode
 
 
 @dataclass(frozen=True, kw_only=True)
-class LowRank(Synchronous):
+class LowRank(Mode):
     """For the options see Rank."""
 
     averager_rank: int
     min_compression_ratio: float = 0.5
+    kind: ClassVar[type[LowRankMethod]]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -33,15 +33,13 @@ class LowRank(Synchronous):
     def rank(self) -> Rank:
         return Rank(self.averager_rank, self.min_compression_ratio)
 
-    @abstractmethod
-    def method(self, accumulator: Accumulator | Shapes, beside: Sequence[torch.Tensor] = ()) -> LowRankMethod: ...
+    def method(self, means: Sequence[torch.Tensor], beside: Sequence[torch.Tensor] = ()) -> LowRankMethod:
+        return self.kind(means, self.rank, beside)
 
 
 class PowerSGD(LowRank):
-    def method(self, accumulator: Accumulator | Shapes, beside: Sequence[torch.Tensor] = ()) -> PowerSGDMethod:
-        return PowerSGDMethod(accumulator, self.rank, beside)
+    kind = PowerSGDMethod
 
 
 class PowerEF(LowRank):
-    def method(self, accumulator: Accumulator | Shapes, beside: Sequence[torch.Tensor] = ()) -> PowerEFMethod:
-        return PowerEFMethod(accumulator, self.rank, beside)
+    kind = PowerEFMethod

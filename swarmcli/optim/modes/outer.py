@@ -18,8 +18,8 @@ import torch
 from swarmcli.averaging.checks import as_count
 from swarmcli.optim.gradients.accumulator import GradientMethod, Weighed
 from swarmcli.optim.modes.base import Timing
+from swarmcli.optim.modes.gradients import GradientWork, Mode
 from swarmcli.optim.modes.sparse import Sparse
-from swarmcli.optim.modes.synchronous import GradientWork, Synchronous
 from swarmcli.optim.state.anchor import Anchored
 from swarmcli.optim.state.averaging import statistic_slots
 from swarmcli.optim.state.buffers import Buffers
@@ -30,7 +30,7 @@ from swarmcli.optim.state.training_state import TrainingState
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig, RoundResult
     from swarmcli.optim.config import PeerContext
-    from swarmcli.optim.modes.base import EpochWork, SiteHooks, Trained
+    from swarmcli.optim.modes.base import SiteHooks, Trained
     from swarmcli.optim.state.lineage import LineagePosition
     from swarmcli.optim.state.norms import StepNorms
 
@@ -83,34 +83,30 @@ class Outer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OuterSteps(Synchronous):
+class OuterSteps(Mode):
     outer: Outer
-    words: ClassVar[str] = "with outer steps"  # in errors
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for option, (given, reason) in self.unused().items():
-            if given:
-                raise ValueError(f"{option} has no use {self.words}: {reason}")
-
-    def unused(self) -> dict[str, tuple[bool, str]]:
-        """Options that it refuses: whether they are given, and why."""
+        words = "in local updates (grad_averager=None)" if self.local else "with outer steps"
         unused = {
             "reuse_grad_buffers=True": (self.reuse_grad_buffers, "gradients are used up by inner steps"),
             "use_ext_grad_buffer=True": (self.share_gradients, "no gradients are averaged"),
         }
         if self.local:
-            return unused
-        return unused | {
-            "average_state_every": (self.state.average_every is not None, "the anchors of all peers are equal"),
-            "target_group_size": (self.target_group_size is not None, "one anchor needs one group"),
-        }
+            delayed = self.timing is Timing.DELAYED_AVERAGING
+            unused["delay_grad_averaging=True"] = delayed, "no gradients are averaged"
+        else:
+            unused["average_state_every"] = self.state.average_every is not None, "the anchors of all peers are equal"
+            unused["target_group_size"] = self.target_group_size is not None, "one anchor needs one group"
+        for option, (given, reason) in unused.items():
+            if given:
+                raise ValueError(f"{option} has no use {words}: {reason}")
 
-    def room_for_riders(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        trained = [each for each in parameters if each.requires_grad]
+    def room_for_riders(self, trained: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [torch.zeros_like(each, device="cpu") for each in trained for _ in dict.fromkeys(self.state.statistics)]
 
-    def build(self, peer: PeerContext, trained: Trained, site: SiteHooks) -> EpochWork:
+    def build(self, peer: PeerContext, trained: Trained, site: SiteHooks) -> GradientWork:
         if not (self.local or isinstance(trained.placement, InPlace)):
             raise ValueError("offload_optimizer: with outer steps the optimizer makes inner steps, of the model itself")
         if not self.local and site.companions is not None:
@@ -118,16 +114,20 @@ class OuterSteps(Synchronous):
         place = Anchored(trained.placement, self.outer.make)
         buffers, riders = Buffers(trained.extra_tensors), Riders(trained.optimizer, self.state.statistics)
         differences = Differences(place, trained.optimizer, self.outer.inner_batch_size)
-        method = self.method(differences, [*buffers.means, *riders.means])
-        state = self.state_of(peer.config.run_id, place, trained, buffers, method)
+        method = self.method(differences.means, [*buffers.means, *riders.means])
+        # The anchor's: with the statistics and settings of the optimizer that makes a local update, or with those of
+        # the outer optimizer and the settings of the inner one, whose statistics are each peer's own.
+        inner, outer = trained.optimizer, place.optimizer
+        state = TrainingState(
+            peer.config.run_id,
+            inner if self.local else outer,
+            trained.scheduler,
+            buffers.own,
+            own=method.own,
+            inner=None if self.local else inner,
+            outer=outer,
+        )
         return OuterWork(self, peer, Replica(state, place, site.companions, buffers), differences, method, riders)
-
-    def state_of(
-        self, run_id: str, place: Anchored, trained: Trained, buffers: Buffers, method: GradientMethod
-    ) -> TrainingState:
-        """The anchor, the outer optimizer's statistics, and the settings of the inner one."""
-        inner, own = trained.optimizer, method.own
-        return TrainingState(run_id, place.optimizer, trained.scheduler, buffers.own, own=own, inner=inner)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,16 +140,11 @@ class LocalUpdates(OuterSteps):
 
     outer: Outer = Outer(None)
     local: ClassVar[bool] = True
-    words: ClassVar[str] = "in local updates (grad_averager=None)"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         # Nobody waits for gradients: what is delayed is the averaging of parameters.
         object.__setattr__(self, "timing", Timing.DELAYED_AVERAGING if self.state.delay else Timing.AT_ONCE)
-
-    def unused(self) -> dict[str, tuple[bool, str]]:
-        delayed = self.timing is Timing.DELAYED_AVERAGING
-        return super().unused() | {"delay_grad_averaging=True": (delayed, "no gradients are averaged")}
 
     def brings(self, epoch: int) -> bool:
         return (epoch + 1) % (self.state.average_every or 1) == 0
@@ -162,13 +157,6 @@ class LocalUpdates(OuterSteps):
 
     def configured(self, config: AveragerConfig) -> AveragerConfig:
         return replace(config, allreduce=replace(config.allreduce, compression=self.state.compression))
-
-    def state_of(
-        self, run_id: str, place: Anchored, trained: Trained, buffers: Buffers, method: GradientMethod
-    ) -> TrainingState:
-        """The anchor, and the statistics and settings of the optimizer that makes the steps."""
-        outer, own = place.optimizer, method.own
-        return TrainingState(run_id, trained.optimizer, trained.scheduler, buffers.own, own=own, outer=outer)
 
 
 @dataclass(frozen=True, kw_only=True)

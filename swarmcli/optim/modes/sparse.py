@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from swarmcli.compression import TopK
-from swarmcli.optim.gradients.accumulator import Accumulator, Shapes
 from swarmcli.optim.gradients.sparse_method import SparseMethod
-from swarmcli.optim.modes.synchronous import Synchronous
+from swarmcli.optim.modes.gradients import Mode
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sparse(Synchronous):
+class Sparse(Mode):
     """For `k` and `bits` see TopK, for `decay` (0 to 1) SparseMethod. Raises ValueError, which names the option."""
 
     k: int = 64
@@ -31,5 +30,5 @@ class Sparse(Synchronous):
     def codec(self) -> TopK:
         return TopK(self.k, self.bits)
 
-    def method(self, accumulator: Accumulator | Shapes, beside: Sequence[torch.Tensor] = ()) -> SparseMethod:
-        return SparseMethod(accumulator, self.codec, self.decay, beside)
+    def method(self, means: Sequence[torch.Tensor], beside: Sequence[torch.Tensor] = ()) -> SparseMethod:
+        return SparseMethod(means, self.codec, self.decay, beside)

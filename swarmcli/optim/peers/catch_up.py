@@ -25,7 +25,7 @@ from swarmcli.events import Noticed, RoundsReplayed
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, to_its_end
 from swarmcli.optim.config import PeerContext
-from swarmcli.optim.modes.base import EpochWork
+from swarmcli.optim.modes.gradients import GradientWork
 from swarmcli.optim.peers.proofs import MOST_PROOFS, hear, weekday
 from swarmcli.optim.peers.report import PeerReport, credited
 from swarmcli.optim.peers.standing import PeerWord
@@ -70,7 +70,7 @@ class CatchUp:
 
     options = CatchUpOptions()
 
-    def __init__(self, peer: PeerContext, work: EpochWork, survey: Survey, exchange: StateExchange) -> None:
+    def __init__(self, peer: PeerContext, work: GradientWork, survey: Survey, exchange: StateExchange) -> None:
         self._work, self._replica = work, work.replica
         self._survey, self._claims, self._directory = survey, survey.claims, survey.directory
         self._clock = peer.node.endpoint.clock
@@ -282,8 +282,6 @@ class CatchUp:
         if await to_its_end(self._work.pass_by(wanted)):
             self._claims.note_taken_over(wanted, donors)
             return True
-        if not self._work.replays:
-            return False
         rounds: list[KeptRound] = []
         try:
             while position.epoch < wanted.epoch:
@@ -303,7 +301,7 @@ class CatchUp:
     async def _collect(self, position: LineagePosition, later: deque[KeptRound], donors: Sequence[PeerID]) -> None:
         """Puts by the rounds that are committed on `position` and its followers, on disk."""
         options = self.options
-        for turn in count() if self._work.replays else ():
+        for turn in count():
             first = turn % len(donors)
             asked = [*donors[first:], *donors[:first]][: options.asked_at_once]
             try:

@@ -14,7 +14,7 @@ from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.config import OptimizerConfig, PeerContext
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.modes.base import Timing, Trained
-from swarmcli.optim.modes.synchronous import Synchronous
+from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.state.replica import Offloaded
 from tests.optim.optim_swarm import FEATURES, TARGET, Swarm, decay, loss_of, make_model, momentum, record
 
@@ -46,7 +46,7 @@ class DelayedTrainer:
         self.models: dict[int, torch.Tensor] = {}  # by epoch, what the model computed its first batch with
         config = OptimizerConfig("run", target, **options)
         self.place = Offloaded([self.weights], make)
-        mode = Synchronous(timing=timing, reuse_grad_buffers=reuse)
+        mode = Mode(timing=timing, reuse_grad_buffers=reuse)
         schedule = scheduler(self.place.optimizer)
         trained = Trained(self.place.optimizer, schedule, placement=self.place)
         self.core = OptimizerCore(PeerContext(node, config, averager_config(config)), trained, mode)

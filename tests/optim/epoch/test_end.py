@@ -45,7 +45,6 @@ class Release(asyncio.Event):
 class Story:
     """Stands in for replica, work, group and directory, and writes down what is asked of them."""
 
-    replays = True
     undecided = ""
     company: ClassVar[list[PeerID]] = []
     last: Group | None = None

@@ -11,7 +11,7 @@ import torch
 from swarmcli.events import DriftMeasured, PeerRefused, RoundFinished, StateDownloaded
 from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.optim.modes.base import StateOptions
-from swarmcli.optim.modes.synchronous import Synchronous
+from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.state.drift import DriftMonitor, Sketcher
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, digests, record, together
@@ -159,7 +159,7 @@ def test_a_group_that_falls_apart_while_samples_are_frozen_accuses_nobody() -> N
 def test_every_so_many_epochs_states_are_averaged_beside_the_gradients(delay: bool) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
-            mode = Synchronous(state=StateOptions(average_every=3, delay=delay))
+            mode = Mode(state=StateOptions(average_every=3, delay=delay))
             trainers = [await swarm.trainer(seed=1, mode=mode) for _ in range(3)]
             watches = [Watch(trainer) for trainer in trainers]
             await together(*(trainer.train(4) for trainer in trainers))
@@ -182,7 +182,7 @@ def test_every_so_many_epochs_states_are_averaged_beside_the_gradients(delay: bo
 def test_while_a_state_is_downloaded_its_old_average_is_forgotten() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
-            mode = Synchronous(state=StateOptions(average_every=1, delay=True))
+            mode = Mode(state=StateOptions(average_every=1, delay=True))
             trainers = [await swarm.trainer(seed=1, mode=mode) for _ in range(2)]
             await together(*(trainer.train(3) for trainer in trainers))
             keeper = trainers[1].core._keeper

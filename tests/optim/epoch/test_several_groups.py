@@ -11,7 +11,7 @@ from swarmcli.events import RoundFinished, StateDownloaded
 from swarmcli.optim.epoch import group
 from swarmcli.optim.epoch.group import CALM, LEFT_BEHIND, CrowdedEpochRule
 from swarmcli.optim.epoch.note import MemberNote, are_apart, are_several
-from swarmcli.optim.modes.synchronous import Synchronous
+from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, digests, make_model, record, together
@@ -23,7 +23,7 @@ EPOCHS, SIZE = 3, 3
 async def grouped(swarm: Swarm, count: int) -> list[Trainer]:
     """Trainers that average in groups of at most SIZE; an epoch takes them some seconds."""
     options = {"batch_size": 2, "target": 240, "matchmaking_time": 5.0}
-    mode = Synchronous(target_group_size=SIZE)
+    mode = Mode(target_group_size=SIZE)
     averaging = {"target_group_size": SIZE}
     return [await swarm.trainer(seed=1, mode=mode, averaging=averaging, **options) for _ in range(count)]
 
@@ -31,7 +31,7 @@ async def grouped(swarm: Swarm, count: int) -> list[Trainer]:
 async def limited(swarm: Swarm, size: int | None) -> Trainer:
     """A trainer of a run in which groups hold at most so many; an epoch takes it half a second."""
     averaging = None if size is None else {"target_group_size": size}
-    return await swarm.trainer(seed=1, mode=Synchronous(target_group_size=size), averaging=averaging)
+    return await swarm.trainer(seed=1, mode=Mode(target_group_size=size), averaging=averaging)
 
 
 async def timed(trainer: Trainer, until: float) -> float:

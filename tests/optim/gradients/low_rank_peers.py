@@ -32,7 +32,7 @@ class Gradients:
     ) -> None:
         self.parameters = [torch.nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in shapes]
         self.accumulator = GradientAccumulator(self.parameters)
-        self.method = mode.method(self.accumulator)
+        self.method = mode.method(self.accumulator.means)
 
     def accumulate(self, gradients: Sequence[torch.Tensor], samples: int) -> None:
         for parameter, gradient in zip(self.parameters, gradients, strict=True):

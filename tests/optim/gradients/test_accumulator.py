@@ -24,17 +24,6 @@ def test_unequal_batches_give_the_mean_over_samples() -> None:
     torch.testing.assert_close(accumulator.means[0], data.mean(0), rtol=1e-14, atol=0)
 
 
-def test_without_samples_the_means_are_zero() -> None:
-    weights = parameter(2)
-    weights.grad = torch.ones(2, dtype=torch.float64)
-    accumulator = GradientAccumulator([weights])
-    accumulator.add(3)
-    accumulator.reset()
-    accumulator.load_means()
-    assert (accumulator.samples, accumulator.times) == (0, 0)
-    assert not accumulator.means[0].any()
-
-
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_is_noticed(broken: float) -> None:
     weights = parameter(2)
@@ -166,18 +155,6 @@ def test_rounds_that_fail_leave_the_sums_bit_for_bit() -> None:
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-def test_what_was_settled_cannot_be_taken_back(reuse: bool) -> None:
-    weights, accumulator = filled(1.0, reuse=reuse)
-    accumulator.freeze()
-    accumulator.settle()
-    accumulator.restore()
-    assert accumulator.samples == 0
-    batch(weights, accumulator, 5.0)
-    assert accumulator.freeze().samples == 2
-    assert accumulator.means[0].item() == 5.0
-
-
-@pytest.mark.parametrize("reuse", [False, True])
 def test_a_reset_drops_what_was_handed_in_or_taken_back(reuse: bool) -> None:
     weights, accumulator = filled(1.0, reuse=reuse)
     accumulator.freeze()
@@ -205,30 +182,16 @@ def test_freezing_that_is_not_finite_is_dropped(reuse: bool) -> None:
 # Reused gradients.
 
 
-def test_reused_gradients_are_the_accumulators() -> None:
-    weights, accumulator = filled(1.0, 3.0, 5.0, reuse=True)
-    assert accumulator.accumulators[0] is weights.grad
-    assert weights.grad.item() == 9.0
-    accumulator.freeze()
-    assert accumulator.means[0].item() == 3.0
-    assert accumulator.accumulators[0] is weights.grad
-    assert not weights.grad.any()
-
-
-def test_reused_gradients_begin_at_zero() -> None:
-    weights = parameter(2)
-    weights.grad = torch.ones(2, dtype=torch.float64)
-    GradientAccumulator([weights], reuse=True)
-    assert not weights.grad.any()
-
-
-def test_reused_gradients_want_batches_of_one_size() -> None:
+@pytest.mark.parametrize(
+    ("size", "scale", "words"), [(3, None, r"weight 3.* which were 2 and 1"), (2, 16.0, r"scale 16: .* 2 and 1")]
+)
+def test_reused_gradients_want_batches_of_one_size_and_scale(size: int, scale: float | None, words: str) -> None:
     weights, accumulator = filled(1.0, 3.0, reuse=True)
-    with pytest.raises(OptimizerError, match=r"weight 3.* which were 2 and 1"):
-        batch(weights, accumulator, 5.0, batch_size=3)
-    assert accumulator.samples == 0
-    batch(weights, accumulator, 7.0, batch_size=3)
-    assert (accumulator.freeze().samples, accumulator.means[0].item()) == (3, 7.0)
+    with pytest.raises(OptimizerError, match=words):
+        batch(weights, accumulator, 5.0, size, scale)
+    assert accumulator.samples == 0 and not weights.grad.any()
+    batch(weights, accumulator, 7.0 * (scale or 1.0), size, scale)
+    assert (accumulator.freeze().samples, accumulator.means[0].item()) == (size, 7.0)
 
 
 def test_the_next_epoch_may_have_batches_of_another_size() -> None:
@@ -249,13 +212,6 @@ def test_replaced_gradients_are_noticed(replacement: torch.Tensor | None) -> Non
     assert weights.grad is accumulator.accumulators[0]
     batch(weights, accumulator, 5.0)
     assert (accumulator.freeze().samples, accumulator.means[0].item()) == (2, 5.0)
-
-
-def test_the_users_own_zeroing_is_fine_without_reuse() -> None:
-    weights, accumulator = filled(1.0)
-    weights.grad = None
-    accumulator.add(2)
-    assert (accumulator.freeze().samples, accumulator.means[0].item()) == (4, 0.5)
 
 
 # Where the sums live.
@@ -288,22 +244,6 @@ def test_scaled_gradients_are_handed_in_unscaled_and_come_back_so(reuse: bool) -
     accumulator.restore()
     batch(weights, accumulator, 5.0 * 64, batch_size=4, scale=64.0)
     assert (accumulator.freeze().samples, accumulator.means[0].item()) == (8, (4 * 2.0 + 4 * 5.0) / 8)
-
-
-def test_batches_of_several_scales_mix_in_separate_sums() -> None:
-    weights, accumulator = filled()
-    for scale in (1.0, 8.0, 0.5):
-        batch(weights, accumulator, 3.0 * scale, scale=scale)
-    batch(weights, accumulator, 3.0)
-    assert (accumulator.freeze().samples, accumulator.means[0].item()) == (8, 3.0)
-
-
-def test_reused_gradients_want_batches_of_one_scale() -> None:
-    weights, accumulator = filled(reuse=True)
-    batch(weights, accumulator, 8.0, scale=8.0)
-    with pytest.raises(OptimizerError, match=r"scale 16: .* 2 and 8"):
-        batch(weights, accumulator, 8.0, scale=16.0)
-    assert accumulator.samples == 0 and not weights.grad.any()
 
 
 @pytest.mark.parametrize("reuse", [False, True])

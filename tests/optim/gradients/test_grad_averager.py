@@ -44,14 +44,6 @@ def test_scheduled_ahead_it_averages_what_is_there_when_it_begins() -> None:
                 one.step(control=controls[0])
 
 
-def test_a_round_that_fails_keeps_what_was_accumulated() -> None:
-    with dhts(1) as (dht,):
-        _, averager = filled(dht, 1.0, 5)
-        with averager:
-            assert averager.step(timeout=0.2) is None
-            assert averager.local_samples_accumulated == 5
-
-
 def test_a_factory_fills_in_options() -> None:
     with dhts(1) as (dht,):
         make = GradientAverager.get_factory(prefix="elsewhere", start=False)
@@ -114,12 +106,6 @@ def test_averages_arrive_in_the_users_tensors() -> None:
 def test_options_that_do_not_fit_are_refused_by_name(options, words: str) -> None:
     with dhts(1) as (only,), pytest.raises(ValueError, match=words):
         local(only, start=False, **options)
-
-
-def test_sums_live_where_they_are_told_to() -> None:
-    with dhts(1) as (only,):
-        _, averager = local(only, start=False, accumulate_grads_on="meta")
-        assert {total.device.type for total in averager._gradients.accumulators} == {"meta"}
 
 
 @pytest.mark.parametrize("warn", [True, False])

@@ -10,18 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmcli.optim.gradients.low_rank import (
-    Difference,
     drawn,
     flattened,
     orthonormalized,
     redrawn,
-    saved,
     stuck,
     vanished,
 )
 
 SEED = b"seed of the group"
-sizes = st.integers(1, 40)
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -61,29 +58,6 @@ def test_flattening_keeps_all_elements_in_order(shape: list[int]) -> None:
         assert extents[0] in {math.prod(shape[:cut]) for cut in range(len(shape))}
 
 
-def test_what_is_saved() -> None:
-    assert saved(100, 50, 4) == pytest.approx(1 - 4 * 150 / 5000)
-    assert saved(4, 4, 4) == -1
-
-
-@given(sizes, sizes, st.integers(1, 8), st.integers(0, 3), st.sampled_from([0.0, -1.0, 0.25]))
-def test_products_with_a_difference_are_those_of_the_whole_matrix(
-    rows: int, cols: int, rank: int, seed: int, scale: float
-) -> None:
-    a, b = random(rows, cols, seed=seed), random(rows, cols, seed=seed + 10)
-    whole, difference = a + scale * b, Difference(a, b, scale)
-    right, left = random(cols, rank, seed=seed + 20), random(rows, rank, seed=seed + 30)
-    torch.testing.assert_close(difference.times(right), whole @ right, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(difference.transposed_times(left), whole.t() @ left, rtol=1e-12, atol=1e-12)
-
-
-def test_a_matrix_of_many_blocks() -> None:
-    a, b, right = random(1500, 700, seed=1), random(1500, 700, seed=2), random(700, 3, seed=3)
-    difference = Difference(a, b, 0.5)
-    torch.testing.assert_close(difference.times(right), (a + 0.5 * b) @ right)
-    torch.testing.assert_close(difference.transposed_times(a[:, :3]), (a + 0.5 * b).t() @ a[:, :3])
-
-
 @given(st.integers(1, 40), st.data())
 def test_a_basis_is_orthonormal_and_spans_the_columns(rows: int, data: st.DataObject) -> None:
     rank = data.draw(st.integers(1, rows))
@@ -118,13 +92,6 @@ def test_rounding_far_below_the_type_changes_no_decision_and_next_to_no_bit() ->
     other = orthonormalized(matrix.flip(0), SEED).flip(0)  # sums in another order
     assert (one != other).float().mean() < 1e-3
     assert orthonormalized(matrix[:, columns], SEED).shape == one.shape
-
-
-@pytest.mark.parametrize(("rows", "rank"), [(1, 1), (3, 3), (5, 5)])
-def test_as_many_columns_as_rows(rows: int, rank: int) -> None:
-    for matrix in (random(rows, rank), torch.zeros(rows, rank, dtype=torch.float64)):
-        basis = orthonormalized(matrix, SEED)
-        torch.testing.assert_close(basis @ basis.t(), torch.eye(rows, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
 def test_drawn_numbers_are_the_same_for_ever() -> None:

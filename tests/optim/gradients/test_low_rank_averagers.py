@@ -7,13 +7,13 @@ from functools import partial
 import pytest
 import torch
 
-from swarmcli.averaging import RoundResult, StepControl
+from swarmcli.averaging import RoundResult
 from swarmcli.optim import GradientAverager, PowerEFGradientAverager, PowerSGDGradientAverager
 from swarmcli.optim.gradients.low_rank_averagers import LowRankGradientAverager
 from swarmcli.optim.modes import choose_mode
+from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
 from swarmcli.optim.modes.outer import LocalUpdates
-from swarmcli.optim.modes.synchronous import Synchronous
 from tests.optim.gradients.low_rank_peers import gradient_of
 from tests.optim.shells import at_once, dhts
 
@@ -106,37 +106,10 @@ def test_one_that_was_left_behind_notices_and_follows() -> None:
             assert all(torch.equal(shared[0][name], shared[1][name]) for name in shared[0])
 
 
-@kinds
-def test_a_step_that_nobody_waits_for_is_taken_in_when_it_is_used(kind: type[LowRankGradientAverager]) -> None:
-    with dhts(2) as (first, second):
-        one, other = Local(kind, first), Local(kind, second)
-        with one.averager, other.averager:
-            one.accumulate(0, 1)
-            other.accumulate(1, 1)
-            controls = [member.averager.step(timeout=120, wait=False) for member in (one, other)]
-            assert all(isinstance(control, StepControl) for control in controls)
-            one.accumulate(2, 4)  # belongs to the next step
-            assert equal(one.averaged(), other.averaged())
-            assert one.averager.local_samples_accumulated == 4
-
-
-@kinds
-def test_a_step_that_finds_nobody_gives_everything_back(kind: type[LowRankGradientAverager]) -> None:
-    with dhts(1) as (only,):
-        one = Local(kind, only, min_matchmaking_time=0.5)
-        with one.averager:
-            one.accumulate(0, 3)
-            one.accumulate(1, 2)
-            before = {name: each.clone() for name, each in one.averager._method.shared.items()}
-            assert one.averager.step(timeout=0.5) is None
-            assert one.averager.local_samples_accumulated == 5
-            assert all(torch.equal(before[name], each) for name, each in one.averager._method.shared.items())
-
-
 def test_what_an_averager_class_stands_for() -> None:
     assert choose_mode(None) == LocalUpdates()
-    assert choose_mode(GradientAverager) == Synchronous()
-    assert choose_mode(GradientAverager.get_factory()) == Synchronous()
+    assert choose_mode(GradientAverager) == Mode()
+    assert choose_mode(GradientAverager.get_factory()) == Mode()
     factory = PowerSGDGradientAverager.get_factory(averager_rank=4)
     assert choose_mode(factory) == PowerSGD(averager_rank=4, min_compression_ratio=0.5)
     assert choose_mode(partial(factory, min_compression_ratio=0.1)) == (

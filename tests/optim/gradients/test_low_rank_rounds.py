@@ -10,7 +10,6 @@ import torch
 from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round.exchange import PartExchange
-from swarmcli.compression import Float16Compression
 from swarmcli.optim.modes.low_rank import LowRank, PowerEF, PowerSGD
 from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, Peer, all_outcomes, all_results
@@ -71,24 +70,8 @@ def assert_close(one: Gradients, other: Gradients) -> None:
     """Drawn columns differ, since ids of groups do; nothing else."""
     for mine, theirs in zip(one.averaged, other.averaged, strict=True):
         assert mine.shape == theirs.shape
-    for index in one.method.uncompressed:
+    for index in one.method.rest:
         torch.testing.assert_close(one.averaged[index], other.averaged[index])
-
-
-@both
-def test_three_peers_over_several_rounds(mode: LowRank) -> None:
-    async def main() -> None:
-        async with Averagers(1) as swarm:
-            peers = await members(swarm, mode, 3)
-            for seed in (0, 10, 20):
-                await freeze(peers, seed)
-                results = await average(peers)
-                assert all(result.total_weight == 6 for result in results)
-                assert_alike(peers)
-            twins = reference(mode, 3, [0, 10, 20], {})
-            assert_close(peers[0][1], twins[0])
-
-    run(main())
 
 
 @pytest.mark.parametrize(
@@ -127,8 +110,7 @@ def test_one_killed_in_the_middle_counts_as_if_it_had_brought_nothing(
 
 def check_conserved(peers: list[Gradients], drawn: list[list[torch.Tensor]]) -> None:
     """After a first round of members with 1, 2, 3 samples: the average and the residuals are of these alone."""
-    for place, index in enumerate(peers[0].method.indices):
-        matrix = peers[0].method.matrices[place]
+    for index, matrix in peers[0].method.matrices.items():
         total = sum((1 + i) * gradients[index] for i, gradients in enumerate(drawn))
         average = 6 * peers[0].averaged[index]
         assert isinstance(total, torch.Tensor)
@@ -196,7 +178,7 @@ def test_one_that_missed_a_round_replays_it_bit_for_bit(mode: LowRank) -> None:
     run(main())
 
 
-@pytest.mark.parametrize("mode", [MODES[0], *soak(MODES[1:])], ids=["powersgd", "poweref"])
+@pytest.mark.parametrize("mode", [*soak(MODES[:1]), MODES[1]], ids=["powersgd", "poweref"])
 def test_auxiliaries_followers_and_members_behind_firewalls(mode: LowRank) -> None:
     async def main() -> None:
         async with Averagers(5) as swarm:
@@ -247,50 +229,4 @@ def test_bytes_on_the_wire_are_those_of_the_formula(mode: LowRank, monkeypatch: 
                 assert wire == 2 * (3 - 1) * 4 * (numbers + again)
 
     monkeypatch.setattr(PartExchange, "gather", counted)
-    run(main())
-
-
-@pytest.mark.parametrize("mode", [MODES[0], *soak(MODES[1:])], ids=["powersgd", "poweref"])
-def test_with_a_codec_all_still_hold_the_same(mode: LowRank) -> None:
-    async def main() -> None:
-        async with Averagers(7) as swarm:
-            options = AllreduceOptions(compression=Float16Compression(), part_size_bytes=512, sender_timeout=5.0)
-            peers = await members(swarm, mode, 3, allreduce=options)
-            for seed in (0, 10):
-                await freeze(peers, seed)
-                await average(peers)
-                assert_alike(peers)
-
-    run(main())
-
-
-def test_columns_that_say_nothing_are_asked_for_again_in_the_same_round() -> None:
-    """An orthogonal mean gradient, three peers: 16 dimensions are had after four rounds of four."""
-
-    async def main() -> None:
-        async with Averagers(8) as swarm:
-            mode = PowerEF(averager_rank=4, min_compression_ratio=-9.0)
-            gradient = torch.linalg.qr(Gradients(mode, [(16, 16)]).draw(1, 1)[0])[0]
-            peers = []
-            for _ in range(3):
-                made = Gradients(mode, [(16, 16)])
-                peers.append((await join(swarm, made), made))
-            outline = Gradients(mode, [(16, 16)]).method
-            helper = await swarm.add_one(
-                tensors=outline.tensors,
-                program=outline.program,
-                auxiliary=True,
-                allreduce=AllreduceOptions(part_size_bytes=512, sender_timeout=5.0),
-            )
-            for _ in range(4):
-                for peer, made in peers:
-                    made.accumulate([gradient], 1)
-                    async with peer.core.tensors():
-                        made.freeze()
-                control = helper.begin(weight=0.0)
-                await average(peers)
-                await all_results([control])
-                assert_alike(peers)
-            torch.testing.assert_close(peers[0][1].averaged[0], gradient)
-
     run(main())

@@ -1,4 +1,7 @@
-"""Synchronous training: gradients add up over an epoch, and everyone steps with their mean over the swarm."""
+"""A way to train, as one object: what it refuses, the work that it builds for each epoch, and what follows for a run.
+
+`Mode` itself is synchronous training: gradients add up over an epoch, and all step with their mean over the swarm.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from swarmcli.averaging import AveragerCore
 from swarmcli.averaging.aggregators import Mean
+from swarmcli.averaging.checks import check_flags
 from swarmcli.compression import NoCompression
 from swarmcli.events import Noticed
-from swarmcli.optim.gradients.accumulator import Accumulator, GradientMethod, Shapes, Weighed
-from swarmcli.optim.modes.base import GivenUp, Mode, tell_lost, tell_undecided
+from swarmcli.optim.gradients.accumulator import Accumulator, GradientMethod, Weighed, sum_type
+from swarmcli.optim.modes.base import AS_USUAL, GivenUp, StateOptions, Timing, tell_lost, tell_undecided
 from swarmcli.optim.state.buffers import Buffers, room_for
 from swarmcli.optim.state.replica import Replica
+from swarmcli.optim.state.training_state import TrainingState
 from swarmcli.tasks import OFFLOAD_FROM, on_executor
 from swarmcli.threads import on_one_thread
 
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig, RoundResult
     from swarmcli.dht import DHTNode
     from swarmcli.optim.config import PeerContext
-    from swarmcli.optim.modes.base import EpochWork, SiteHooks, Trained
+    from swarmcli.optim.modes.base import SiteHooks, Trained
     from swarmcli.optim.state.lineage import LineagePosition
     from swarmcli.optim.state.norms import StepNorms
 
@@ -35,24 +40,41 @@ ACCUMULATE_HERE = 32 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Synchronous(Mode):
-    """All peers hold the same parameters, which step once per epoch with the average of everyone's gradients."""
+class Mode:
+    """A way to train that all peers of a run share, with its options. Others are subclasses in files of their own,
+    named in `modes/__init__.py`. Raises ValueError for options that cannot work together, with the reason.
 
-    def method(self, accumulator: Accumulator | Shapes, beside: Sequence[torch.Tensor] = ()) -> GradientMethod:
+    Here all peers hold the same parameters, which step once per epoch with the average of everyone's gradients.
+    """
+
+    timing: Timing = Timing.AT_ONCE
+    reuse_grad_buffers: bool = False  # the parameters' gradients are the sums: no other buffer
+    share_gradients: bool = False  # the last average is part of the state that newcomers download
+    local: ClassVar[bool] = False  # each peer steps at every batch, and parameters are averaged in place of gradients
+    target_group_size: int | None = None  # where more peers are there, several groups end each epoch; None: never
+    state: StateOptions = AS_USUAL
+
+    def __post_init__(self) -> None:
+        check_flags(reuse_grad_buffers=self.reuse_grad_buffers, use_ext_grad_buffer=self.share_gradients)
+
+    def method(self, means: Sequence[torch.Tensor], beside: Sequence[torch.Tensor] = ()) -> GradientMethod:
         """How the gradients are averaged, and `beside` as they are."""
-        return GradientMethod(accumulator, beside)
+        return GradientMethod(means, beside)
 
-    def build(self, peer: PeerContext, trained: Trained, site: SiteHooks) -> EpochWork:
+    def build(self, peer: PeerContext, trained: Trained, site: SiteHooks) -> GradientWork:
+        """Makes a trainer's work in its epochs. Raises ValueError for hooks that have no meaning in this mode."""
         if site.companions is not None:
             raise ValueError("companions: where gradients are averaged nobody has parameters of its own")
         parameters = [p for p in trained.placement.model_parameters if p.requires_grad]
         accumulator = site.make_accumulator(parameters, reuse=self.reuse_grad_buffers)
         buffers = Buffers(trained.extra_tensors)
-        method = self.method(accumulator, buffers.means)
+        method = self.method(accumulator.means, buffers.means)
         shared = dict(method.shared)
         if self.share_gradients:
             shared |= {f"average/{index}": mean for index, mean in enumerate(method.averaged)}
-        state = trained.state(peer.config.run_id, shared=shared, own=method.own, extra_tensors=buffers.own)
+        state = TrainingState(
+            peer.config.run_id, trained.optimizer, trained.scheduler, buffers.own, shared=shared, own=method.own
+        )
         replica = Replica(state, trained.placement, buffers=buffers)
         return GradientWork(self, peer, replica, accumulator, method)
 
@@ -63,15 +85,43 @@ class Synchronous(Mode):
         parameters: Sequence[torch.Tensor],
         buffers: Sequence[torch.Tensor] = (),
     ) -> AveragerCore:
-        """It needs to know how gradients are averaged, and what travels: no sums, nor what a peer keeps of its own."""
+        """Makes the averager of an auxiliary, which reduces for the trainers. `parameters`, `buffers`: tensors that are
+        never touched, of the shapes of the trainers' ones. It needs to know what travels: no sums, nor what a peer
+        keeps of its own."""
+        trained = [each for each in parameters if each.requires_grad]
         with torch.device("meta"):
-            method = self.method(Shapes.of(parameters), [*room_for(buffers), *self.room_for_riders(parameters)])
+            means = [torch.empty(each.shape, dtype=sum_type(each.dtype)) for each in trained]
+            method = self.method(means, [*room_for(buffers), *self.room_for_riders(trained)])
         tensors = [torch.empty_like(each, device="cpu") for each in method.tensors]
         return averager_of(method, tensors, node, self.configured(config))
 
-    def room_for_riders(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def room_for_riders(self, trained: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Tensors like those statistics of an inner optimizer that are averaged in the same rounds."""
         return []
+
+    def brings(self, epoch: int) -> bool:
+        """Whether the round that ends this epoch, the first being 0, averages anything; otherwise it only counts."""
+        return True
+
+    def configured(self, config: AveragerConfig) -> AveragerConfig:
+        """The configuration of its averager, from that of the run's gradients."""
+        return config
+
+    def after(self, position: LineagePosition, committed: RoundResult, target_batch_size: int) -> LineagePosition:
+        """Where a round leads that was committed at `position`. Where several groups ended the epoch, peers differ by
+        design, and their lineage only counts epochs."""
+        if committed.several:
+            return position.by_epoch(target_batch_size)
+        return position.after(committed.round_id, committed.total_samples)
+
+    def average_state_every(self, several: bool) -> int | None:
+        """Epochs; None: when sketches of the peers' parameters part. `several`: groups ended the last one."""
+        every = self.state.average_every
+        return 1 if every is None and several else every
+
+    def state_weight(self, weight: float) -> float:
+        """The weight of a peer whose gradients weighed so much in the epoch, when states are averaged after it."""
+        return 1.0
 
 
 def averager_of(
@@ -94,9 +144,12 @@ def averager_of(
 
 
 class GradientWork:
-    """EpochWork with an accumulator of this peer's gradients and a method of averaging them."""
+    """Takes in batches, brings their gradients to the round that ends the epoch, and steps with the outcome.
 
-    replays = True
+    Its coroutines exclude each other where they must: `accumulate` may be called while what was frozen is on its way.
+    `replica` is what steps, `averager` the one whose group ends the epoch, and `given_up` counts batches, or all that
+    had been accumulated, whose gradients were not finite.
+    """
 
     def __init__(
         self,
@@ -121,9 +174,16 @@ class GradientWork:
 
     @property
     def samples(self) -> int:
+        """Accumulated for the next round; those frozen to the present one are not among them."""
         return self._gradients.samples
 
     async def accumulate(self, batch_size: int, scale: float | None = None, weight: float | None = None) -> None:
+        """Takes in the present gradients of the parameters, means over `batch_size` samples that have this weight in
+        the average (None: as many as they are). ValueError: they do not fit.
+
+        A batch with a gradient that is not finite is dropped, and `given_up` counts it. With `scale` the losses were
+        multiplied by it; then all that this peer has accumulated for the round may be given up with it.
+        """
         self.replica.placement.check_trained()
         taken = self._gradients.samples
         add = partial(self._gradients.add, batch_size, scale, weight)
@@ -134,7 +194,12 @@ class GradientWork:
             self.given_up.note(taken + batch_size - self._gradients.samples, scale)
 
     async def freeze(self) -> Weighed:
-        """Gradients that are not finite are worth nothing to anybody: they are dropped, all of them, and said to be."""
+        """Fixes what the averager averages, and returns its samples and its weight.
+
+        What is accumulated from now on belongs to the next round. Called again before the outcome is known, it changes
+        nothing and returns the same. Gradients that are not finite are worth nothing to anybody: they are dropped, all
+        of them, and said to be.
+        """
         if self._handed is None:
             await self.replica.gather()
             async with self.averager.tensors():
@@ -151,12 +216,16 @@ class GradientWork:
         return handed
 
     async def restore(self) -> None:
+        """The round is dead: what was frozen counts for the next one. Without effect if nothing was."""
         if self._handed is not None:
             async with self.averager.tensors():
                 await self.replica.change(self._gradients.restore)  # the trainer may add samples at this moment
             self._handed = None
 
     async def set_aside(self) -> None:
+        """The round is undecided: it may have counted what was frozen, so no other round gets that. If the run turns
+        out to go on from that round, its record says what it counted; otherwise these samples are told as lost.
+        Without effect if nothing was frozen."""
         if self._handed is not None:
             tell_undecided(self._events, self._aside)
             self._aside, self._handed = self._handed, None
@@ -168,10 +237,16 @@ class GradientWork:
         self.method.set_aside()
 
     async def average_alone(self) -> None:
+        """Makes what was frozen the average, as in a round with nobody else."""
         async with self.averager.tensors():
             await self.replica.change(self.method.alone)
 
     async def advance(self, committed: RoundResult) -> StepNorms | None:
+        """Steps with the averager's tensors; from here on the replica is at the next epoch of the next lineage. Returns
+        how far the step went; None where no gradients are averaged.
+
+        If the round counted any share of what was frozen, all of it is used up: no round gets the rest.
+        """
         async with self.averager.tensors():
             self._forget_aside(0.0)  # that round is not the one from which the run goes on
             following = self._mode.after(self.replica.position, committed, self._target)
@@ -181,6 +256,9 @@ class GradientWork:
         return norms
 
     async def replay(self, averages: Sequence[torch.Tensor], committed: RoundResult) -> None:
+        """Steps with a round that this peer missed; gradients of former parameters, accumulated or frozen, are
+        dropped."""
+
         async with self.averager.tensors() as tensors:  # they hold the averages during a step
 
             def replay() -> None:
@@ -195,6 +273,11 @@ class GradientWork:
         await self._go_on()
 
     async def pass_by(self, wanted: LineagePosition) -> bool:
+        """Goes to `wanted` with the parameters as they are, where lineages only count epochs.
+
+        What was accumulated or frozen, of epochs that are over, is dropped. False, and nothing changed: it leads
+        elsewhere.
+        """
         if self._mode.target_group_size is None:
             return False  # whoever claims such a lineage has not come to it by rounds
         passed = await self.replica.pass_by(wanted, lambda position: position.by_epoch(self._target))
@@ -204,12 +287,14 @@ class GradientWork:
         return passed
 
     async def drop(self) -> None:
+        """Drops what was accumulated or frozen: it belongs to parameters that are gone."""
         async with self.averager.tensors():
             self._forget_aside(0.0)
             tell_lost(self._events, await on_executor(self._nbytes, self._drop))
         await self._go_on()
 
     async def start_over(self) -> None:
+        """The state has been replaced by another peer's: drops all that belonged to the former one."""
         await self.drop()
         async with self.averager.tensors():
             lost = await on_executor(self._nbytes, self.method.reset_own)
