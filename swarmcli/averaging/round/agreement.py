@@ -1,18 +1,21 @@
 """How members tell each other what they have signed about the outcome of their round.
 
-    member ── RoundWord: what it knows, and what it seems to lack ──▶ every other member, a few at a time
-           ◀────────────────── the same of that one ───────────
+    member ── RoundWord: its own new words, and whose it has ──▶ every other member, a few at a time
+           ◀──────────────── the same of that one ────────────
+    member ── RoundWord: it asks ──▶ one that has words which it lacks, one at a time
+           ◀──── these words ───────
 
-Each shows its own new word to all others: its leader first, then in the order of the list. So everybody soon knows
-everything, and whoever completes the certificate shows that. A member without a result asks in the same way. There is
-no leader here: `RoundOutcome.move` decides by what is signed, and by what this member sees of the others.
+Each tells its own new words to all others that lack them, in the order of the list from its own place on. What others
+have signed comes only to those that ask for it, so that nobody gets it from everybody: with 128 members that would be
+a megabyte each. There is no leader here: `RoundOutcome.move` decides by what is signed, and by what this member sees of
+the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from contextlib import suppress
 from typing import Protocol
 
@@ -20,7 +23,7 @@ from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.certificate import Quorum
 from swarmcli.averaging.round.mates import GroupMates
 from swarmcli.averaging.round.messages import RoundWord, Standing
-from swarmcli.averaging.round.outcome import Action, Next, RoundOutcome, View
+from swarmcli.averaging.round.outcome import Action, Next, RoundOutcome, Seen, View, exceeds
 from swarmcli.errors import CallTimeout, NetworkError, UnknownMethod
 from swarmcli.network import Endpoint
 from swarmcli.network.loop_thread import loop_time
@@ -105,6 +108,8 @@ class Agreement:
         self._news, self._own = 0, 0  # what is known here has changed so many times; and when its own words last did
         self._heard: dict[int, int] = {}  # member → the news here when it last heard everything, or did not answer
         self._talking: dict[int, float] = {}  # member → since when
+        self._asking: int | None = None  # the member that this one asks for words of others
+        self._asked: dict[int, Seen] = {}  # member → the words that it had when it was asked last
         self._rests: dict[int, float] = {}  # member that did not answer → until when
         self._spoke: dict[int, float] = {}  # member → when it last did
         self._unreachable: set[int] = set()
@@ -186,7 +191,8 @@ class Agreement:
     def view(self) -> View:
         parts, now, reach = self._parts, loop_time(), self._reach
         slow = set[int]() if parts is None else parts.slow
-        busy = {member for member in reach - slow if member in self.told and self.told[member].busy}
+        unsigned = (reach - slow) & self.outcome.unsigned
+        busy = {member for member in unsigned if member in self.told and self.told[member].busy}
         late = now > self._late_at
         # Words of members that this one cannot reach come through those that it can. One that has no result, and has
         # signed nothing, does not wait for them: its give-up is for nobody but this round.
@@ -209,13 +215,18 @@ class Agreement:
         strange = {member for member, word in self.told.items() if word.standing == "unknown"}
         return set(self.outcome.quorum.voters) - {self.mates.me} - self._unreachable - strange
 
-    def word(self, member: int) -> RoundWord:
-        """This member's word to another one."""
-        known = self.outcome.beyond(self.told[member].seen or () if member in self.told else ())
+    def word(self, member: int, *, asks: bool = False, asked: bool = False) -> RoundWord:
+        """This member's word to another one. `asks`: for what this one lacks; `asked`: by one that lacks words."""
+        own = None if asked else {self.mates.me}
+        known = self.outcome.beyond(self._seen_by(member), own)
         reason, failed = self._lacked if self._parts is None else self._parts.lacks
         busy = not self.over and (not self.begun or self.outcome.is_busy(self.view))
         facts = self.mates.group.group_id, self.standing, busy, self.settled, failed, reason
-        return RoundWord(*facts, self.outcome.seen, known)
+        return RoundWord(*facts, self.outcome.seen, known, asks)
+
+    def _seen_by(self, member: int) -> Seen:
+        """The words about the outcome that a member has, as far as it has told."""
+        return self.told[member].seen or () if member in self.told else ()
 
     @property
     def standing(self) -> Standing:
@@ -228,7 +239,7 @@ class Agreement:
         if word.seen is None:
             return RoundWord(self.mates.group.group_id, self.standing, settled=self.settled)
         self.hear(member, word)
-        answer = self.word(member)
+        answer = self.word(member, asked=word.asks)
         self._heard[member] = self._news
         return answer
 
@@ -256,13 +267,16 @@ class Agreement:
 
     async def _talk_to_all(self, *, last: bool = False) -> None:
         me, count = self.mates.me, len(self.mates)
-        ring = sorted(self.mates.others, key=lambda member: (member != 0, (member - me) % count))
+        ring = sorted(self.mates.others, key=lambda member: (member - me) % count)  # not all the same one first
         async with asyncio.TaskGroup() as tasks:
             while True:
                 asks = not last and self._asks()
                 due = [member for member in ring if self._is_due(member, asks)]
                 if last and not due and not self._talking:
                     return
+                if self._asking is None and not self.settled and (known := self._who_knows_more(ring)) is not None:
+                    self._asking = known
+                    tasks.create_task(self._ask(known))
                 young = sum(loop_time() - since < YOUNG for since in self._talking.values())
                 for member in due[: max(0, AT_ONCE - young)]:
                     self._talking[member] = loop_time()
@@ -274,6 +288,23 @@ class Agreement:
         view = self.view
         return view.ended and (view.holds is None or loop_time() - self._last_news > PATIENT)
 
+    def _who_knows_more(self, ring: Sequence[int]) -> int | None:
+        """A member that has words which this one lacks. One that has not given what it told of is not asked again for
+        the same."""
+        own = self.outcome.seen
+        for member in ring:
+            seen = self._seen_by(member)
+            if self.mates.is_connected(member) and self._asked.get(member) != seen and exceeds(seen, own):
+                return member
+        return None
+
+    async def _ask(self, member: int) -> None:
+        self._asked[member] = self._seen_by(member)
+        with suppress(NetworkError):
+            self.hear(member, await self.mates.ask(member, "outcome", self.word(member, asks=True), RoundWord))
+        self._asking = None
+        self._bell.ring()
+
     def _is_due(self, member: int, asks: bool) -> bool:
         if member in self._talking or self._rests.get(member, -math.inf) > loop_time():
             return False
@@ -282,7 +313,7 @@ class Agreement:
             knows = word is not None and word.settled
             return heard < self._own and not knows and self.mates.is_connected(member)
         gone = not self.mates.is_connected(member) or loop_time() - self._spoke.get(member, 0.0) > SILENT
-        return heard < self._own or (asks and (heard < self._news or gone)) or self._must_relay(member)
+        return heard < self._own or (heard < self._news and (asks or self._must_relay(member))) or (asks and gone)
 
     def _must_relay(self, member: int) -> bool:
         """Whether this member knows words that their authors cannot bring to this one, since neither can dial."""

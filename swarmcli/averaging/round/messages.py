@@ -38,7 +38,8 @@ class RoundWord(msgspec.Struct, frozen=True):
     failed   reducers whose averages did not come to it
     reason   why it lacks averages
     seen     the words about the outcome that it has; None: it asks for the standing alone
-    known    those of them that the other one seems to lack
+    known    those of its own that the other one seems to lack; in an answer to one that asks, all that this one lacks
+    asks     the answer is to bring what it lacks
     """
 
     group_id: GroupID
@@ -49,6 +50,7 @@ class RoundWord(msgspec.Struct, frozen=True):
     reason: Words = ""
     seen: Seen | None = None
     known: Known = Known()
+    asks: bool = False
 
 
 class OpenExchange(msgspec.Struct, frozen=True):

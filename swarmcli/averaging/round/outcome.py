@@ -264,12 +264,13 @@ class RoundOutcome:
         """To be shown to others, so that they tell only what is new here."""
         return tuple(SeenSheet(*word, _bitmap(words)) for word, words in self._most_signed())
 
-    def beyond(self, seen: Seen) -> Known:
-        """What somebody lacks who has seen this."""
+    def beyond(self, seen: Seen, of: AbstractSet[int] | None = None) -> Known:
+        """What somebody lacks who has seen this; of the words of these members alone, if any are named."""
         has = {(sheet.kind, sheet.digest): _members(sheet.members) for sheet in seen}
         sheets = []
         for word, words in self._most_signed():
-            if lacking := {member: words[member] for member in words.keys() - has.get(word, set())}:
+            known = words.keys() if of is None else words.keys() & of
+            if lacking := {member: words[member] for member in known - has.get(word, set())}:
                 sheets.append(Sheet(*word, dict(sorted(lacking.items()))))
         return Known(tuple(sheets), tuple(self.proofs.values())[:MOST_PROOFS])
 
@@ -316,6 +317,12 @@ class RoundOutcome:
     def _await_others(self, view: View) -> Next:
         nobody = view.asked and not self.unsigned & view.reach
         return Next(Action.UNDECIDED if nobody or view.over else Action.WAIT)
+
+
+def exceeds(seen: Seen, other: Seen) -> bool:
+    """Whether one who has seen the first has words that one who has seen the second lacks."""
+    has = {(sheet.kind, sheet.digest): _members(sheet.members) for sheet in other}
+    return any(_members(sheet.members) - has.get((sheet.kind, sheet.digest), set()) for sheet in seen)
 
 
 def _bitmap(members: Iterable[int]) -> bytes:

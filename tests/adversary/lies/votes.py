@@ -56,7 +56,7 @@ def alter_words(liar: Liar, alter: Callable[[Saying, RoundWord], RoundWord]) -> 
         if id(agreement) not in seen:
             seen.add(id(agreement))
             word = agreement.word
-            agreement.word = lambda member: told(agreement, member, word(member))  # type: ignore[method-assign]
+            agreement.word = lambda member, **how: told(agreement, member, word(member, **how))  # type: ignore[method-assign,misc]
         return agreement
 
     def told(agreement: Agreement, member: int, word: RoundWord) -> RoundWord:

@@ -1,0 +1,108 @@
+"""The talk about an outcome alone: members that have ended their exchange agree on the memory network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Set
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from swarmcli.averaging.group import Group, Member
+from swarmcli.averaging.round.agreement import Agreement
+from swarmcli.averaging.round.mates import GroupMates
+from swarmcli.averaging.round.messages import RoundWord
+from swarmcli.averaging.round.outcome import Action, RoundOutcome
+from swarmcli.averaging.shares import reducing_shares
+from swarmcli.network import Endpoint, Identity, PeerID, wire
+from swarmcli.network.loop_thread import loop_time
+from swarmcli.testing import MemoryNetwork
+
+LATENCY = 0.02  # seconds one way
+DIGEST = bytes(range(32))
+
+
+@dataclass
+class Holder:
+    """A member that has ended its exchange with all averages."""
+
+    ended: bool = True
+    digest: bytes | None = DIGEST
+    lacks: tuple[str, tuple[int, ...]] = "", ()
+    slow: Set[int] = field(default_factory=set)
+
+    async def obtain(self, digest: bytes, holder: int) -> bool:
+        return False
+
+
+class Voter:
+    """One member, and what its words weigh."""
+
+    def __init__(self, network: MemoryNetwork, number: int) -> None:
+        identity = Identity.from_seed(number)
+        host = f"5.{1 + number}.0.1"
+        self.endpoint = Endpoint(network.transport(identity, host=host), seed=number)
+        self.sent, self.words = 0, 0
+        self.agreement: Agreement | None = None
+        self.seconds: float | None = None
+
+    @property
+    def peer(self) -> PeerID:
+        return self.endpoint.peer_id
+
+    def join(self, group: Group) -> None:
+        outcome = RoundOutcome(group, self.endpoint.identity)
+        self.agreement = Agreement(GroupMates(self.endpoint, lambda name: name, group), outcome)
+        ask = self.agreement.mates.ask
+
+        async def counted(index: int, name: str, request: RoundWord, answer: type[RoundWord]) -> RoundWord:
+            self._count(request)
+            return await ask(index, name, request, answer)
+
+        self.agreement.mates.ask = counted  # type: ignore[method-assign,assignment]
+
+        async def answer(peer: PeerID, word: RoundWord) -> RoundWord:
+            assert self.agreement is not None
+            answer = self.agreement.answer(group.index_of(peer), word)
+            self._count(answer)
+            return answer
+
+        self.endpoint.serve("outcome", RoundWord, answer)
+
+    def _count(self, word: RoundWord) -> None:
+        self.words += 1
+        self.sent += len(wire.encode(word))
+
+    async def agree(self) -> None:
+        assert self.agreement is not None
+        self.agreement.begun = True
+        began = loop_time()
+        following = await self.agreement.run(Holder(), 10.0)
+        if following.move is Action.COMMITTED:
+            self.seconds = loop_time() - began
+        await self.agreement.show()
+
+
+@asynccontextmanager
+async def voters_of(count: int) -> AsyncIterator[tuple[MemoryNetwork, list[Voter]]]:
+    """So many strangers, each of a network of its own, connected with each other as after a round's parts."""
+    network = MemoryNetwork(seed=count, latency=LATENCY)
+    voters = [Voter(network, number) for number in range(count)]
+    try:
+        for number, voter in enumerate(voters):
+            await voter.endpoint.start()
+            for other in voters[:number]:
+                await voter.endpoint.connect(other.endpoint.addresses[0], timeout=10)
+        members = [Member(each.peer, True, False, 1.0, each.endpoint.addresses) for each in voters]
+        group = Group.form(b"lineage", members, reducing_shares(members, 1000), bytes(16))
+        for voter in voters:
+            voter.join(group)
+        yield network, voters
+    finally:
+        for voter in voters:
+            network.thaw(voter.peer)
+            await voter.endpoint.close()
+
+
+async def agree(voters: list[Voter]) -> None:
+    """Returns when each of these knows the outcome, or that it will stay unknown."""
+    await asyncio.gather(*(voter.agree() for voter in voters))
