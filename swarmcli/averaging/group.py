@@ -148,12 +148,6 @@ class Group:
         """Members without tensors of their own in the average, by index."""
         return frozenset(index for index, member in enumerate(self.members) if member.auxiliary)
 
-    def work_of(self, own: PeerID) -> tuple[float, float]:
-        """The shares of the reducing work of this member, and of all auxiliaries."""
-        total, shares = math.fsum(self.part_shares), list(enumerate(self.part_shares))
-        mine = math.fsum(share for index, share in shares if self.members[index].peer_id == own)
-        return mine / total, math.fsum(share for index, share in shares if index in self.auxiliaries) / total
-
     @cached_property
     def networks(self) -> tuple[int, ...]:
         """(len(members),) the network of each member that listens, by the first address that it names, as numbers from

@@ -8,44 +8,38 @@ gradients, weighted by its samples; all step with the average, and are at the ne
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 from swarmcli.events import Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
-from swarmcli.network.task_owner import TaskOwner
-from swarmcli.optim.config import IDLE_WAIT, PeerContext, Role
+from swarmcli.optim.config import IDLE_WAIT, PeerContext
 from swarmcli.optim.epoch.end import LOOK_AROUND, EpochEnd, LastMoment
 from swarmcli.optim.epoch.group import CrowdedEpochRule, EpochRule, PreformedGroup
 from swarmcli.optim.epoch.keeper import StateKeeper
-from swarmcli.optim.epoch.note import MemberNote
 from swarmcli.optim.epoch.seat import OwnSeat
-from swarmcli.optim.modes.base import Advanced, SiteHooks, Timing, Trained, tell_lost
+from swarmcli.optim.modes.base import SiteHooks, Timing, Trained, tell_lost
 from swarmcli.optim.modes.gradients import Mode
+from swarmcli.optim.participant import Participant
 from swarmcli.optim.peers.catch_up import CatchUp
-from swarmcli.optim.peers.claims import Claims
-from swarmcli.optim.peers.directory import PeerDirectory
 from swarmcli.optim.peers.frozen_exchange import FrozenExchange
-from swarmcli.optim.peers.pausing import Pausing
-from swarmcli.optim.peers.progress import ProgressTrackerCore
-from swarmcli.optim.peers.proofs import Heard, Saved
-from swarmcli.optim.peers.report import PeerMetrics, PeerReport, Phase, credited, describe
+from swarmcli.optim.peers.proofs import Saved
+from swarmcli.optim.peers.report import PeerReport, Phase, credited
 from swarmcli.optim.peers.state_exchange import StateExchange
-from swarmcli.optim.peers.survey import Survey
 from swarmcli.optim.state.frozen import TERM
-from swarmcli.optim.state.lineage import TORN, Claim, LineagePosition
+from swarmcli.optim.state.lineage import Claim, LineagePosition
+from swarmcli.optim.succession import Succession
 from swarmcli.tasks import beside
 
 MOST_BEHIND = 2  # epochs, for a state on which a trainer computes
 LOOK_AT_LINE, LOOKS_AT_LINE = 5.0, 4  # seconds of a download, and how many such: the quickest of the last ones counts
 
 
-class OptimizerCore:
-    """One trainer or follower of a run. Its coroutines belong to one event loop; one `step` runs at a time.
+class OptimizerCore(Participant):
+    """One trainer or follower of a run.
 
     With every peer honest and in step it equals one process that steps with the whole batch. A peer whose lineage
     another one beats downloads that one's state and starts over. The optimizer gets the averaged gradients; the user's
@@ -55,80 +49,45 @@ class OptimizerCore:
     def __init__(
         self, peer: PeerContext, trained: Trained, mode: Mode | None = None, site: SiteHooks | None = None
     ) -> None:
-        """`mode`: synchronous training without options, unless given."""
-        self.node = node = peer.node
-        self.config = config = peer.config
-        self.mode = mode or Mode()
-        self.metrics = PeerMetrics(node.peer_id, peer.events)
+        super().__init__(peer, mode)
+        node, config = self.node, self.config
         self.phase: Phase = "joining"
-        self.keeps = False  # whether it writes checkpoints, see PeerReport
-        self.leaving = False
         self.work = self.mode.build(peer, trained, site or SiteHooks())
         self.replica = self.work.replica
         averager = self.work.averager
-        self.directory = PeerDirectory(node, config.run_id, self.report)
-        self.pausing = Pausing(self.directory.announce)
-        self.claims = Claims(self.directory)
-        self.survey = Survey(self.claims)
-        self.tracker = ProgressTrackerCore(
-            node,
-            config.run_id,
-            config.target_batch_size,
-            options=config.tracker,
-            performance_ema_alpha=config.performance_ema_alpha,
-            client_mode=config.client_mode,
-            status_loglevel=logging.INFO if config.verbose else logging.DEBUG,
-            latest_epoch=lambda: self.claims.leading(Claim(self.position)).epoch,
-        )
-        self._tasks = TaskOwner()
         self._rule = EpochRule(config.target_batch_size)
         if (size := self.mode.target_group_size) is not None:
             self._rule = CrowdedEpochRule(self.tracker, size, self.directory.at_work, config.matchmaking_time)
         self._keeper = keeper = StateKeeper(peer, self.mode, self.replica, self._rule, self.directory)
-        self._group = PreformedGroup(
-            averager, config, self._tasks, self._gathered, lambda: self.tracker.reported(self.position.epoch)
-        )
-        self._exchange = StateExchange(self.replica, self.mode, self.claims, averager.at_rest)
+        self._averagers = averager, keeper.averaging
+        self._group = PreformedGroup(averager, config, self._tasks, self.tracker)
+        self.exchange = StateExchange(self.replica, self.mode, self.claims, averager.at_rest)
         timeout = config.load_state_timeout
-        self._frozen = FrozenExchange(trained.frozen, self.replica, self.claims, timeout, averager.at_rest)
-        self._catch_up = CatchUp(peer, self.work, self.survey, self._exchange)
+        self.frozen = FrozenExchange(trained.frozen, self.replica, self.claims, timeout, averager.at_rest)
+        self.catch_up = CatchUp(peer, self.work, self.survey, self.exchange)
         self.seat = OwnSeat(averager, node.peer_id, config.target_batch_size)
-        self._end = EpochEnd(peer, self.work, keeper, self._group, self.survey, self.metrics, self._spoils_rounds)
+        self.succession = Succession(self)
+        self._end = EpochEnd(peer, self.work, keeper, self._group, self.survey, self.metrics)
         self._last_seen = self.position  # at the end of the last step
         self._last_moment = LastMoment(self.tracker, node.endpoint.clock)
         self._latest = 0, 0.0  # the epoch of the run, as far as this peer knows, and since when, by the loop's time
         self.global_steps = 0  # with gradients of this peer in them
 
-    def _gathered(self) -> MemberNote | None:
-        """Tells the members of the group; nothing while this peer's state is not that of the group's yet."""
-        return self._keeper.gathered if self._group.position == self.position else None
-
     @property
     def position(self) -> LineagePosition:
-        """Where this peer's parameters stand."""
         return self.replica.position
 
-    async def start(self) -> None:
+    async def start(self, *, reports: bool = True) -> None:
         """Makes this peer known. It decides which lineage to train on when it first joins or steps."""
-        await self.work.averager.start()
-        await self._keeper.averaging.start()
-        self._exchange.donor.start()
-        self._frozen.start()
-        await self.survey.start()
-        await self.tracker.start()
-        self._tasks.spawn(self._catch_up.hear(set()))  # it may be minutes until this peer joins
-        self.metrics.begin()
+        self.exchange.donor.start()
+        self.frozen.start()
+        await super().start(reports=reports)
+        self._tasks.spawn(self.catch_up.hear(set()))  # it may be minutes until this peer joins
 
     async def shutdown(self) -> None:
-        """Leaves the group and withdraws what this peer said about itself. Idempotent; leaves no task."""
-        await self._tasks.close()  # first: an end of epoch under way would open the next group
-        await self._group.leave()
-        await self.work.averager.shutdown()
-        await self._keeper.averaging.shutdown()
-        self._exchange.donor.close()
-        self._frozen.close()
-        await self.tracker.shutdown()
-        await self.survey.shutdown()
+        await super().shutdown()
+        self.exchange.donor.close()
+        self.frozen.close()
 
     # the story of an epoch
 
@@ -152,13 +111,26 @@ class OptimizerCore:
                 self._report_samples()
                 batch_size = 0
             if self.pausing.is_asked and (batch_size or not await self._has_to_hand_in()):
-                return await self._pause(batch_size, scale, weight)
-            if await self._follows_another():
+                if not batch_size:
+                    await self._rest()
+                elif not await self._replaced_meanwhile():
+                    await self._take_in(batch_size, scale, weight)
+                return self.position != self._last_seen
+            if await self._replaced_meanwhile() or (not self._end.under_way and await self._join()):
                 tell_lost(self.node.endpoint.events, batch_size)
                 return True
-            await self._take_in(batch_size, scale, weight)
+            if batch_size:
+                await self._take_in(batch_size, scale, weight)
+            # So that companions' steps and this one are together in what is gathered for states that come back.
+            averaging = self._keeper.averaging
+            changed = not self._end.under_way and averaging.under_way and await averaging.apply()
+            if changed and self.mode.timing is Timing.AT_ONCE:
+                await self.replica.publish()
             if await self._epoch_is_over(batch_size):
-                await self._end_epoch()
+                self._end.begin(self._tasks, self._end_epoch())
+                await self._end.may_compute()
+                if self._end.under_way:  # from here on this peer computes, whatever it waited for
+                    self.tracker.performance_ema.resume(loop_time())
             return self.position != self._last_seen
         finally:
             self._last_seen = self.position
@@ -180,17 +152,16 @@ class OptimizerCore:
         return changed
 
     async def _join(self) -> bool:
-        self._frozen.compare(settled=self._catch_up.settled)
-        reason = self._reason_to_look()
+        self.frozen.compare(settled=self.catch_up.settled)
+        reason = self.reason_to_look()
         changed = False
         if reason:
             await self._group.close()
-            self._end.left_behind = False
             changed, in_step = await self._look_around(reason)
             if not in_step:
                 return changed
             await self._keeper.look()
-        self._group.open(self.position, self._catch_up.asked_at if reason else None)
+        self._open_group(self.catch_up.asked_at if reason else None)
         self._group.report(self._rule.told(self.work.samples))
         return changed
 
@@ -198,12 +169,12 @@ class OptimizerCore:
         """Brings this peer to the lineage that leads. Whether its state is another one for that, and whether it is in
         step: it is not if it is asked to pause meanwhile."""
         began, before, generation = loop_time(), self.position, self.replica.generation
-        lacked = not self._frozen.frozen.held
+        lacked = not self.frozen.frozen.held
         found = await self.pausing.unless_asked(self._come_into_step(reason))
         changed = self.position != before or self.replica.generation != generation or lacked
         waited = loop_time() - began
         self.metrics.leave_out(waited)
-        if waited > self._catch_up.options.stranded_after:  # it computed nothing meanwhile
+        if waited > self.catch_up.options.stranded_after:  # it computed nothing meanwhile
             self.tracker.performance_ema.resume(loop_time())
         if found is not None:
             self.metrics.leave_out(max(0.0, self.pausing.come_back() - waited))
@@ -216,11 +187,11 @@ class OptimizerCore:
         return changed, found is not None
 
     async def _come_into_step(self, reason: str) -> bool:
-        if not self._frozen.frozen.held:
-            await self._frozen.obtain(lambda: self._catch_up.gives_up is not None and self._catch_up.gives_up())
+        if not self.frozen.frozen.held:
+            await self.frozen.obtain(lambda: self.catch_up.gives_up is not None and self.catch_up.gives_up())
             await self.work.start_over()
         async with beside(self._watch_line()):
-            return await self._catch_up.run(reason, returns=self.pausing.away)
+            return await self.catch_up.run(reason, returns=self.pausing.away)
 
     async def _watch_line(self) -> None:
         """What a download shows of this peer's line: a newcomer need not spoil a round to learn that it is too slow."""
@@ -229,47 +200,21 @@ class OptimizerCore:
         while True:
             before = endpoint.passed().received
             await asyncio.sleep(LOOK_AT_LINE)
-            if self._exchange.on_its_way:
+            if self.exchange.on_its_way:
                 rates.append((endpoint.passed().received - before) / LOOK_AT_LINE)
             if len(rates) == LOOKS_AT_LINE and max(rates) > 0 and self.config.description.role == "trainer":
                 self.seat.note_download(max(rates))
                 # It takes the first state in any case; if it needs another one by then, it cannot follow the run.
                 self.review_seat(stays=not self.pausing.away and self.replica.generation == generation)
 
-    def lack_parameters(self, why: str) -> None:
-        """The model has others than the run begins with: this peer takes the state of those who have them, or no part.
-        To be called before it joins; a checkpoint that is loaded afterwards brings them as well."""
-        self.replica.state.position = self._last_seen = TORN
-        self._catch_up.lacks = why
-
-    def hear(self, *heard: Heard | None, begins_anew: bool = False) -> None:
-        """What this peer has heard before of how far the run is. `begins_anew`: if nobody who holds that can be
-        reached, it begins the run, as its user wants."""
-        self.claims.vouching.note_heard(*heard)
-        self._catch_up.begins_anew |= begins_anew
-
-    @property
-    def waits(self) -> str:
-        """For whom this peer waits instead of beginning the run anew, since when, and what helps; "": for nobody."""
-        return self._catch_up.waits
-
     # pausing
 
     def pause(self, *, leaving: bool = False) -> None:
-        """From now on this peer is to compute nothing, and the others hear of it at once. Idempotent. `leaving`: they
-        hear too that it will not come back, so no one counts on it to hand out its state.
-
-        Its user goes on to call `step`: with the batch that was under way, if there is one, which counts; then without
-        samples. Such a step brings what was computed to the round that ends the epoch. When a round has taken it, or
-        there was nothing, the peer withdraws: it is in no group, and further steps only wait a moment.
-        """
-        self.leaving |= leaving
-        self.pausing.ask()
+        super().pause(leaving=leaving)
         self.tracker.rest(True)
 
     def resume(self) -> None:
-        """This peer may compute again. To be called before `join`, which finds out where the run is. Idempotent."""
-        self.pausing.end()
+        super().resume()
         self.tracker.rest(self.seat.lost is not None)
 
     @property
@@ -284,35 +229,19 @@ class OptimizerCore:
         await self._end.over()  # where ends are delayed there would be another one under way each time
         if self._group.begun:
             return True  # the others wait for it
-        if self.pausing.away or not self.work.samples or not self._catch_up.settled:
+        if self.pausing.away or not self.work.samples or not self.catch_up.settled:
             return False
-        if not self._reason_to_look():
+        if not self.reason_to_look():
             return True
         # Nothing is downloaded for a pause: where the run has gone elsewhere, that waits until this peer is back.
         answers = await self.survey.survey()
         return await self.claims.decide(Claim(self.position), answers) == self.position
 
-    async def _pause(self, batch_size: int, scale: float | None, weight: float | None) -> bool:
-        """A step while this peer pauses and nothing is on its way: takes in a last batch, or withdraws and waits."""
-        if batch_size:
-            if not await self._replaced_meanwhile():
-                await self._accumulate(batch_size, scale, weight)
-        elif self.pausing.away:
-            await self.pausing.wait(IDLE_WAIT)
-        else:
-            await self._withdraw()
-        return self.position != self._last_seen
-
-    async def _withdraw(self) -> None:
-        if self.pausing.away:
-            return
-        await self._group.close()
+    async def _settle(self) -> None:
         # With local updates what this peer has learned is in its state: others get it by the average of the states.
         if self._keeper.averaging.under_way:
             await self._keeper.averaging.apply(wait=True)
         await self.replica.publish()
-        await self.work.averager.finder.withdraw()
-        self.pausing.withdraw()
 
     # its seat
 
@@ -346,7 +275,7 @@ class OptimizerCore:
             self.pausing.ask("link")
         if changed:
             self.tracker.rest(lost is not None or self.pausing.is_asked)
-            if self._catch_up.settled and not self.pausing.away:
+            if self.catch_up.settled and not self.pausing.away:
                 self.phase = "training" if lost is None else "following"
             if lost is None:
                 news = Noticed("info", "this computer's samples count again: it computes")
@@ -355,36 +284,12 @@ class OptimizerCore:
             self.node.endpoint.events.emit(news)
             self.directory.announce()
 
-    def give_up_when(self, gives_up: Callable[[], bool]) -> None:
-        """Asked now and then while this peer waits for a state that it cannot reach: true ends that, with
-        NoDonorReachable. May be told from any thread."""
-        self._catch_up.gives_up = gives_up
-
     @property
     def is_averaging(self) -> bool:
         """Whether an epoch is being ended."""
         return self._end.under_way or self._group.begun
 
-    async def is_synchronized(self) -> bool:
-        """Whether, by what the others last reported, no other lineage leads."""
-        return not self._reason_to_look()
-
-    async def _follows_another(self) -> bool:
-        """Waits until the trainer may compute; whether the parameters are others than the last gradients are of."""
-        return await self._replaced_meanwhile() or (not self._end.under_way and await self._join())
-
     async def _take_in(self, batch_size: int, scale: float | None, weight: float | None) -> None:
-        """A batch, and then, so that companions' steps and this one are together in what is gathered for it, the states
-        that come back from their average."""
-        if batch_size:
-            await self._accumulate(batch_size, scale, weight)
-        averaging = self._keeper.averaging
-        if not self._end.under_way and averaging.under_way:
-            changed = await averaging.apply()
-            if changed and self.mode.timing is Timing.AT_ONCE:
-                await self.replica.publish()
-
-    async def _accumulate(self, batch_size: int, scale: float | None, weight: float | None) -> None:
         before = self.work.given_up.count
         await self.work.accumulate(batch_size, scale, weight)
         if self.work.given_up.count == before:
@@ -419,16 +324,10 @@ class OptimizerCore:
             self._last_moment.was_answered(await self._group.wait_until_begun(patience))
         return self._group.begun
 
-    async def _end_epoch(self) -> None:
-        self._end.begin(self._tasks, self._run_end())
-        await self._end.may_compute()
-        if self._end.under_way:  # from here on this peer computes, whatever it waited for
-            self.tracker.performance_ema.resume(loop_time())
-
     async def _replaced_meanwhile(self) -> bool:
         """Waits until the trainer may compute; whether its last gradients are of parameters that changed for that, or
         under it: it had stopped waiting for the end of an epoch, which goes on."""
-        before, under_it = self.position, self._end.changed_the_model
+        before, under_it = self.position, self._end.abandoned
         if under_it:
             await self._end.over()
         await self._end.may_compute()
@@ -437,22 +336,20 @@ class OptimizerCore:
             await self.work.drop()  # reused buffers hold those gradients already
         return replaced or under_it
 
-    async def _run_end(self) -> None:
+    async def _end_epoch(self) -> None:
+        """Once it has stepped, this peer is at the next epoch: its group begins to form, and the others hear of it."""
         with self.tracker.pause_updates() if self.mode.timing is Timing.AT_ONCE else nullcontext():
-            if (advanced := await self._end.run()) is not None:
-                self._enter_epoch(advanced)
+            if (advanced := await self._end.run(self._spoils_rounds)) is not None:
+                committed = advanced.committed
+                self.claims.note_round(committed.members, committed.round_id, committed.certificate)
+                self.global_steps += advanced.own_samples > 0
+                self._begin_epoch(committed.contributors)
+                self._open_group()
+                seconds = self.metrics.end_epoch(self.position, advanced, self._rate).seconds
+                credit = credited(self.position, committed.samples, committed.reduced, seconds)
+                self.node.endpoint.events.emit(credit)
+                self.directory.announce()
         self._report_samples()
-
-    def _enter_epoch(self, advanced: Advanced) -> None:
-        """The parameters are those of the next epoch: its group begins to form, and the others hear of it."""
-        committed = advanced.committed
-        self.claims.note_round(committed.members, committed.round_id, committed.certificate)
-        self.global_steps += advanced.own_samples > 0
-        self._begin_epoch(committed.contributors)
-        self._group.open(self.position)
-        ended = self.metrics.end_epoch(self.position, advanced, self._rate)
-        self.node.endpoint.events.emit(credited(self.position, committed.samples, committed.reduced, ended.seconds))
-        self.directory.announce()
 
     def _start_over(self) -> None:
         """The parameters are others than those that the gradients belong to."""
@@ -467,11 +364,14 @@ class OptimizerCore:
             self._last_moment.begin_epoch(mates)
             self._report_samples()  # there are some already where the trainer did not wait
 
-    def _reason_to_look(self) -> str:
+    def _open_group(self, since: float | None = None) -> None:
+        self._group.open(self.position, self._keeper.gathered, since)
+
+    def reason_to_look(self) -> str:
         """Why this peer should find out which lineage leads; empty if it need not."""
-        if not self._catch_up.settled:
+        if not self.catch_up.settled:
             return "joining the run"
-        if not self._frozen.frozen.held:
+        if not self.frozen.frozen.held:
             return "its frozen weights were changed"
         if self.pausing.away:
             return "this peer has paused"
@@ -483,33 +383,25 @@ class OptimizerCore:
             return "its parameters had drifted away from the others'"
         leading = self.claims.leading(Claim(self.position))
         behind = leading != self.position and not self._rule.excuses(self.position, leading)
-        return "another lineage leads" if behind or self._end.left_behind else ""
+        return "another lineage leads" if behind else ""
 
     # what others see, and get
 
-    def report(self) -> PeerReport:
-        """Returns what this peer says about itself under `{run_id}_peers`."""
-        return describe(
-            self.node,
-            self.config.description,
-            self.config.terms,
-            self.metrics,
-            self._told_phase(),
-            self.position,
+    def report(self, **more: Any) -> PeerReport:
+        return super().report(
             samples_per_second=self._rate,
             drift=self._keeper.monitor.drift,
             sketch=self._keeper.monitor.told,
-            keeps=self.keeps and not self.pausing.away,
-            leaving=self.leaving,
+            keeps=self.succession.offered and not self.pausing.away,
             owners_word=self.claims.vouching.told_by_owner(self.position),
-            pause=self.pausing.told,
-            frozen=self._frozen.told,
+            frozen=self.frozen.told,
+            **more,
         )
 
     def _told_phase(self) -> Phase:
         """A trainer that stopped calling `step` while a round began is nobody to wait for, once that round is over: it
         is joining, until it steps again and finds out where the run is."""
-        if self._catch_up.stranded:
+        if self.catch_up.stranded:
             return "stranded"
         if self.replica.state.torn:
             return "joining"
@@ -540,61 +432,6 @@ class OptimizerCore:
 
     # checkpoints
 
-    def offer_checkpoints(self, offered: bool) -> None:
-        """Tells the others whether this peer writes checkpoints as the run goes on."""
-        if self.keeps != offered:
-            self.keeps = offered
-            self.directory.announce()
-
-    async def checkpoints_elsewhere(self) -> bool:
-        """Whether a peer that can be reached, is no further behind than a round and comes before this one writes
-        checkpoints: a monitor comes before a trainer, and the smaller id before the greater.
-
-        Everybody finds the same one as soon as everybody knows the same peers; until then two may write, never nobody.
-        """
-
-        def rank(peer: PeerID, role: Role) -> tuple[bool, bytes]:
-            return role != "monitor", bytes(peer)
-
-        own = rank(self.node.peer_id, self.config.description.role)
-        others = self.directory.others
-        offering = {peer: rank(peer, others[peer].role) for peer in self.claims.holders() if others[peer].keeps}
-        epoch = self.position.epoch
-        found = await self.survey.find(
-            sorted((peer for peer, its in offering.items() if its < own), key=offering.__getitem__),
-            lambda answer: answer.keeps and answer.stays and answer.epoch >= epoch - 1,
-        )
-        return found is not None
-
-    async def leave_state(self, *, relies: bool = True) -> tuple[PeerID, int] | None:
-        """This peer is about to leave and, if it `relies` on others to keep its state, tells everyone so who asks. Who
-        can be reached, stays, and holds its state or one that beats it, and the epoch of that; None: nobody answers so
-        within seconds.
-
-        The order matters: of two that leave at once, whoever asks second is told by the first that it leaves too.
-        """
-        self.leaving = relies
-        own = self.position
-        found = await self.survey.find(
-            self.directory.by_convenience(self.claims.holders()),
-            lambda answer: answer.stays and answer.word.holds(own.lineage),
-        )
-        return None if found is None else (found[0], found[1].epoch)
-
-    async def epoch_elsewhere(self) -> int | None:
-        """The furthest epoch at which somebody who can be reached trains or hands out its state; None: nobody does."""
-        words = await self.survey.survey()
-        if not words:
-            return None
-        found = await self.claims.decide(Claim(self.position, settled=False), words)
-        held = [word.position.epoch for word in words.values() if word.claim.settled and word.holds(found.lineage)]
-        return max(held, default=None)
-
-    @property
-    def downloading(self) -> str:
-        """Says what this peer downloads to come into step, in words; "": nothing."""
-        return self._frozen.on_its_way or self._exchange.on_its_way
-
     async def state_dict(self) -> dict[str, Any]:
         """The optimizer's, with the scheduler and where this peer stands under "swarm". Parameters are not in it.
 
@@ -606,7 +443,7 @@ class OptimizerCore:
             await self._keeper.averaging.apply(wait=True)
         await self.replica.rest()
         saved = await self.replica.checkpoint()
-        swarm = {**saved["swarm"], "standing": self.claims.saved(), TERM: self._frozen.frozen.digest}
+        swarm = {**saved["swarm"], "standing": self.claims.saved(), TERM: self.frozen.frozen.digest}
         return {**saved, "swarm": swarm}
 
     async def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -621,17 +458,17 @@ class OptimizerCore:
         swarm = swarm if isinstance(swarm, Mapping) else {}
         standing = Saved.read(swarm.get("standing"))
         owners = bytes.fromhex(str(swarm.get("parameters", ""))), bytes.fromhex(str(swarm.get("owner", "")))
-        await self._frozen.look()  # whatever becomes of this, the model may have the checkpoint's by now
-        frozen = swarm.get(TERM, self._frozen.frozen.digest)  # former versions tell nothing
-        if frozen != self._frozen.frozen.digest:
+        await self.frozen.look()  # whatever becomes of this, the model may have the checkpoint's by now
+        frozen = swarm.get(TERM, self.frozen.frozen.digest)  # former versions tell nothing
+        if frozen != self.frozen.frozen.digest:
             raise ValueError(
                 f"{TERM}: the checkpoint is of a model with other frozen weights than this run's: {frozen!r:.80}, not "
-                f"{self._frozen.frozen.digest!r}"
+                f"{self.frozen.frozen.digest!r}"
             )
         await self.replica.load_checkpoint(state_dict, accepted=self._group.close)
         await self.work.drop()
         self._keeper.drop()
-        self._catch_up.settled, self.phase = False, "joining"
+        self.catch_up.settled, self.phase = False, "joining"
         self._last_seen = self.position
         self._begin_epoch()
         self.directory.announce(anew=True)

@@ -399,7 +399,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def is_synchronized_with_peers(self) -> bool:
         """Whether, by what the others last reported, no other lineage leads."""
-        return self.call(lambda core: core.is_synchronized())
+        return self.call(lambda core: not core.reason_to_look())
 
     def load_state_from_peers(self) -> bool:
         """Joins the run if need be; whether a state was downloaded for that. Raises StateDownloadError."""
@@ -466,7 +466,9 @@ class Optimizer(torch.optim.Optimizer):
     def downloading(self) -> str:
         """The state that this peer downloads to come into step, in words: how much it is, how far, how long it takes;
         "": it downloads none. From any thread."""
-        return "" if self.auxiliary else self.core.downloading
+        if self.auxiliary:
+            return ""
+        return self.core.frozen.on_its_way or self.core.exchange.on_its_way
 
     @property
     def round_bytes(self) -> int:

@@ -226,7 +226,7 @@ class BackgroundCheckpoints:
         return every > 0 and self._optimizer.local_epoch // every > self._seen // every
 
     def _must_write(self) -> bool:
-        return not self._optimizer.call(lambda core: core.checkpoints_elsewhere())
+        return not self._optimizer.call(lambda core: core.succession.is_elsewhere())
 
     def _begin(self, writes: bool, *, asks: bool) -> None:
         """`asks`: whether this peer finds out, once it has measured, that it has to write."""
@@ -290,13 +290,13 @@ class BackgroundCheckpoints:
             self.path, self._written = path, lineage
             self._lineages[epoch] = lineage
         if self._offers:  # from one that cannot write the next one takes over
-            self._optimizer.call(lambda core: core.offer_checkpoints(path is not None))
+            self._optimizer.call(lambda core: core.succession.offer(path is not None))
         return path
 
     def __enter__(self) -> Self:
         self._writer.submit(int).result()  # its thread begins here: later this computer may have none left
         if self._offers:
-            self._optimizer.call(lambda core: core.offer_checkpoints(True))
+            self._optimizer.call(lambda core: core.succession.offer(True))
         return self
 
     def __exit__(
@@ -316,7 +316,7 @@ class BackgroundCheckpoints:
         if not (fresh or self.path):
             return  # it holds no more than everybody begins with
         state = self._take() if fresh else {}  # an epoch that was about to end has ended now
-        heir = optimizer.call(lambda core: core.leave_state(relies=self._yields))
+        heir = optimizer.call(lambda core: core.succession.leave(relies=self._yields))
         if fresh:
             if heir is not None and self._yields:
                 report = optimizer.peers().get(heir[0])

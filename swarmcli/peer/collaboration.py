@@ -129,9 +129,9 @@ class Collaboration:
             lacking = (
                 f"the weights of {recipe.base_model}, which whoever begins the run needs, are not on this computer"
             )
-            self.optimizer.call(lambda core: core.lack_parameters(lacking))
+            self.optimizer.call(lambda core: core.catch_up.lack_parameters(lacking))
         if peer.role != "auxiliary":
-            self.optimizer.call(lambda core: core.hear(*peer.heard, begins_anew=peer.begins_anew))
+            self.optimizer.call(lambda core: core.catch_up.note_heard(*peer.heard, begins_anew=peer.begins_anew))
         peer.lending.when_rates_change(self.optimizer.review_seat)  # also while a batch is computed
         if peer.role == "trainer" and (limit := peer.limits.limits.link) is not None:
             told = before_joining(self.optimizer.round_bytes, limit, recipe.target_batch_size)
@@ -191,7 +191,7 @@ class Collaboration:
             return
         kept = f"a checkpoint of epoch {epoch_of(found[0])} is here; looking whether somebody stands further"
         self.peer.events.emit(Noticed("info", kept))
-        elsewhere = self.optimizer.call(lambda core: core.epoch_elsewhere())
+        elsewhere = self.optimizer.call(lambda core: core.succession.furthest())
         if elsewhere is not None and elsewhere >= epoch_of(found[0]):
             return
         problems = []
@@ -217,7 +217,7 @@ class Collaboration:
             last = reader.epochs(peer.recipe.run_id, limit=1)
             if last and remembered(peer.home.path):
                 heard = Heard(last[0].epoch, f"the journal in {peer.home.path}", peer.dht.clock.now())
-                self.optimizer.call(lambda core: core.hear(heard, begins_anew=peer.begins_anew))
+                self.optimizer.call(lambda core: core.catch_up.note_heard(heard, begins_anew=peer.begins_anew))
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Goes on from there. Raises CheckpointError or ValueError if it is of another model."""

@@ -67,7 +67,7 @@ def _holding_the_state(
     """The model and optimizer of a trainer or a monitor, from the checkpoint that `resume` names or else its own newest
     one. At the end its summary is written, and it says goodbye."""
     collaboration = Collaboration(peer, resume=resume, task=task)
-    collaboration.optimizer.core.give_up_when(stop.is_set)
+    collaboration.optimizer.core.catch_up.gives_up = stop.is_set
     with _following(collaboration, watch):
         if resume is None:
             collaboration.resume_own()

@@ -162,7 +162,7 @@ def run_site_leader(
     collaboration, mode = _collaborate(peer, commands, compute)
     optimizer = collaboration.optimizer
     state = SiteState(collaboration, site, commands)
-    optimizer.core.give_up_when(stop.is_set)
+    optimizer.core.catch_up.gives_up = stop.is_set
     watch.follow(optimizer)
     pauses = pauses_of(collaboration, stop)
     with SiteLeader(

@@ -83,7 +83,9 @@ class SiteState:
         if not restarted and resume is None:
             last = checkpoints_below(self._home, self._run_id)
         elsewhere = (
-            self._collaboration.optimizer.call(lambda core: core.epoch_elsewhere()) if last and not restarted else None
+            self._collaboration.optimizer.call(lambda core: core.succession.furthest())
+            if last and not restarted
+            else None
         )
         if elsewhere is not None and elsewhere >= epoch_of(last[0]):
             last = []

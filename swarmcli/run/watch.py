@@ -346,7 +346,7 @@ def alarm(optimizer: Optimizer) -> str:
     """One run, two models, or a peer that cannot get at the one there is: who is where, and what helps. "": neither."""
     apart, own = optimizer.claims.apart(), optimizer.report()
     if own.phase == "stranded":
-        if waits := optimizer.core.waits:
+        if waits := optimizer.core.catch_up.waits:
             return f"This peer waits: {waits}"
         holders = [report for report in optimizer.peers().values() if report.phase in ("training", "following")]
         if not holders:

@@ -66,7 +66,7 @@ async def test_one_stranger_with_a_state_leads_away_who_has_no_mate_to_ask(mate:
         stranger = await swarm.trainer(seed=99)
         far = LineagePosition(60, 10**6, bytes(32))
         stranger.core.replica.state.position = far
-        stranger.core._catch_up.settled, stranger.core.phase = True, "training"
+        stranger.core.catch_up.settled, stranger.core.phase = True, "training"
         stranger.core.directory.announce(anew=True)
         warnings = record(honest[0].node, Noticed)
         await together(*(trainer.train(24) for trainer in honest))
@@ -85,11 +85,11 @@ async def test_a_donor_with_another_state_is_found_before_anything_is_taken_over
         LIES[name].tell(liar)
         newcomer = await swarm.trainer(seed=2, target=48)
         for honest in peers[1:]:  # they tell their roots, and have no time for a download until it is found
-            honest.core._exchange.donor._max_downloads = 0
+            honest.core.exchange.donor._max_downloads = 0
 
         def have_time(event: Event) -> None:
             for honest in peers[1:] if isinstance(event, PeerRefused) else ():
-                honest.core._exchange.donor._max_downloads = 4
+                honest.core.exchange.donor._max_downloads = 4
 
         newcomer.node.endpoint.events.subscribe(have_time)
         refused = record(newcomer.node, PeerRefused)

@@ -275,7 +275,7 @@ def test_a_base_that_nobody_has_named_is_compared_whatever_holds_it() -> None:
             await together(one.train(4), two.train(4), refused())
             assert one.core.replica.state.digest() == two.core.replica.state.digest()
             stranger = await swarm.peer(frozen=2, named=False, seed=3)
-            stranger.core._catch_up.settled, stranger.core.phase = True, "training"
+            stranger.core.catch_up.settled, stranger.core.phase = True, "training"
             await asyncio.sleep(frozen_exchange.BEGINS_FOR + 10)
             await one.train(6)
 
@@ -322,7 +322,7 @@ class Liar:
 
     def __init__(self, peer: Peer, *, hashes: bool) -> None:
         self._peer, self._hashes = peer, hashes
-        peer.core._frozen.donor._pins._provide = self._provide
+        peer.core.frozen.donor._pins._provide = self._provide
 
     async def _provide(self, version: bytes) -> Snapshot | None:
         true = self._peer.frozen.snapshot()
@@ -340,7 +340,7 @@ def test_a_donor_that_gives_others_is_refused(hashes: bool) -> None:
             await together(one.train(1), two.train(1))
             Liar(one, hashes=hashes)
             newcomer = await swarm.peer(frozen=1, digest=two.frozen.digest)
-            honest = two.core._frozen.donor
+            honest = two.core.frozen.donor
             honest._max_downloads = 0  # it has no time until somebody was refused
             newcomer.node.endpoint.events.subscribe(
                 lambda event: isinstance(event, PeerRefused) and setattr(honest, "_max_downloads", 4)
@@ -350,7 +350,7 @@ def test_a_donor_that_gives_others_is_refused(hashes: bool) -> None:
             assert {each.peer for each in newcomer.refused} == {one.node.peer_id.text}
             alone = await swarm.peer(frozen=1, digest=two.frozen.digest, load_state_timeout=5.0)
             for peer in (two, newcomer):
-                peer.core._frozen.close()
+                peer.core.frozen.close()
             with pytest.raises(StateDownloadError, match="frozen weights"):
                 await alone.core.join()
             assert torch.equal(alone.model.table, Model(frozen=1).table), "nothing changes before all of it is right"
@@ -365,9 +365,9 @@ def test_a_donor_that_dies_halfway_is_replaced() -> None:
             await together(one.train(1), two.train(1))
             newcomer = await swarm.peer(frozen=1, digest=two.frozen.digest)
             joining = asyncio.create_task(newcomer.core.join())
-            coming = newcomer.core._frozen
+            coming = newcomer.core.frozen
             await until(lambda: coming._progress is not None and coming._progress.received > 2_000)
-            assert "frozen weights" in newcomer.core.downloading
+            assert "frozen weights" in coming.on_its_way
             swarm.network.kill(one.node.peer_id)
             await joining
             assert whole(newcomer, two)
@@ -522,7 +522,7 @@ def test_through_the_public_class(tmp_path: Path) -> None:
         for options, compares in (({}, True), ({"frozen_parameters": ()}, False)):
             plain = optimizer(first, one, **options)
             plain.shutdown()
-            assert bool(plain.core._frozen.frozen.base) == compares and not plain.frozen_digest
+            assert bool(plain.core.frozen.frozen.base) == compares and not plain.frozen_digest
 
 
 def test_files_of_a_base_are_known_by_the_digest_alone(tmp_path: Path) -> None:

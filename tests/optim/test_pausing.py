@@ -369,7 +369,7 @@ def test_a_pause_right_behind_a_download_leaves_no_sums_of_the_former_parameters
             await late.compute()
             first, second = [await swarm.trainer(seed=seed, batch_size=24) for seed in (1, 2)]
             await together(first.train(5), second.train(5))
-            download = late.core._exchange.download
+            download = late.core.exchange.download
             assert late.core.work.samples
 
             async def then_pause(*arguments: Any, **options: Any) -> None:
@@ -377,7 +377,7 @@ def test_a_pause_right_behind_a_download_leaves_no_sums_of_the_former_parameters
                 late.core.pause()
                 await asyncio.Event().wait()
 
-            late.core._exchange.download = then_pause  # type: ignore[method-assign]
+            late.core.exchange.download = then_pause  # type: ignore[method-assign]
             while not late.core.pausing.is_asked:
                 await late.wait()
             assert late.epoch >= 5

@@ -139,7 +139,7 @@ def test_without_a_donor_training_does_not_go_on_and_says_whom_it_asked() -> Non
             donors = [await swarm.trainer(seed=1) for _ in range(2)]
             await together(*(donor.train(3) for donor in donors))
             for donor in donors:
-                donor.core._exchange.donor.close()
+                donor.core.exchange.donor.close()
             newcomer = await swarm.trainer(seed=2, load_state_timeout=20.0)
             before = newcomer.weights.detach().clone()
             for _ in range(2):

@@ -40,7 +40,7 @@ class FakeOptimizer:
     def peers(self) -> dict[PeerID, Any]:
         return {ADA: SimpleNamespace(name="Ada")}
 
-    core = metrics = directory = property(lambda self: self)
+    core = metrics = directory = succession = property(lambda self: self)
 
     def call(self, action: Callable[[Any], Any]) -> Any:
         return action(self)
@@ -52,14 +52,14 @@ class FakeOptimizer:
     ) -> None:
         self.told.append((epoch, loss, samples, lineage))
 
-    def offer_checkpoints(self, offered: bool) -> None:
+    def offer(self, offered: bool) -> None:
         self.offered.append(offered)
 
-    def checkpoints_elsewhere(self) -> bool:
+    def is_elsewhere(self) -> bool:
         self.asked += 1
         return self.elsewhere
 
-    def leave_state(self, *, relies: bool) -> tuple[PeerID, int] | None:
+    def leave(self, *, relies: bool) -> tuple[PeerID, int] | None:
         return self.heir
 
     def state_dict(self) -> dict[str, Any]:
@@ -297,7 +297,7 @@ def test_a_trainer_writes_only_where_nobody_else_does() -> None:
         fails.pass_through(2)
     assert fails.optimizer.offered == [True, False, True], "while it cannot write the next takes over"
     answered, asks = threading.Event(), Run(every=1, yields=True)
-    asks.optimizer.checkpoints_elsewhere = lambda: not answered.wait()  # type: ignore[method-assign]
+    asks.optimizer.is_elsewhere = lambda: not answered.wait()  # type: ignore[method-assign]
     with asks.checkpoints:
         for epoch in (1, 2):  # its steps do not wait for the answer
             asks.come_to(epoch)

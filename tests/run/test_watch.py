@@ -50,7 +50,7 @@ class FakeOptimizer:
         self.seen: dict[PeerID, SeenPeer] = {}
         self.apart: dict[PeerID, SimpleNamespace] = {}
         self.silent: set[PeerID] = set()
-        self.core = SimpleNamespace(waits="")
+        self.core = SimpleNamespace(catch_up=SimpleNamespace(waits=""))
         self.is_averaging = False
         self.pause = ""
         self.seat_lost: SeatLost | None = None
@@ -320,7 +320,7 @@ def test_the_alarm_says_who_holds_which_model_and_what_to_do() -> None:
     optimizer.phase = "stranded"
     waits = "This peer waits: ada and garage (epoch 40) hold the state of this run"
     assert alarm(cast(Any, optimizer)).startswith(waits)
-    optimizer.core.waits = "ada showed that this run is at epoch 40"
+    optimizer.core.catch_up.waits = "ada showed that this run is at epoch 40"
     assert alarm(cast(Any, optimizer)) == "This peer waits: ada showed that this run is at epoch 40"
     optimizer.phase = "assisting"  # an auxiliary holds no model
     assert "the model of ada (epoch 40)" in alarm(cast(Any, optimizer))

@@ -41,9 +41,6 @@ LOOK_AROUND = 1.0  # seconds between looks whether anybody is left to wait for
 LAST_CALL = 1.5  # seconds to wait for a round that should begin, by what the others reported
 OF_A_BATCH = 0.5  # computed meanwhile: if the others need less for the rest, this peer waits for them
 MOST_EPOCHS = 64  # that pass at most until reports are believed again
-# Who adds up a round is told again where a part has changed by more than OTHER_WORK in so many rounds in a row, since
-# leaders that doubt a reducer divide otherwise by turns.
-OTHER_WORK, OTHER_ROUNDS = 0.2, 5
 
 
 class LastMoment:
@@ -121,7 +118,6 @@ class EpochEnd:
 
     Once begun, an end goes on whoever stops waiting for it. The trainer may compute when the mode's timing says so, at
     the latest when the end is over.
-    `left_behind` is set when, instead of mates, a peer of a lineage that leads was found; whoever acts on it clears it.
     """
 
     def __init__(
@@ -132,15 +128,10 @@ class EpochEnd:
         group: PreformedGroup,
         survey: Survey,
         metrics: PeerMetrics,
-        hopeless: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`hopeless`: whether, after a round that failed, no other one is to be waited for."""
-        self._hopeless = hopeless
         self._task: asyncio.Task[None] | None = None  # until somebody has waited for its end
         self._released = asyncio.Event()
-        self._published = 0  # times that the end of an epoch gave the model other parameters before its step
-        self._seen: int | None = None  # of these, when the trainer stopped waiting for one
-        self.left_behind = False
+        self.abandoned = False  # the trainer was interrupted while it waited for an end: what it computes is of either
         self._own_id, self._config, self._events = peer.node.peer_id, peer.config, peer.events
         self._timing, self._rule = keeper.mode.timing, keeper.rule
         self._work, self._replica, self._keeper = work, work.replica, keeper
@@ -150,8 +141,6 @@ class EpochEnd:
         self._starts = True  # until it has ended an epoch
         self._share = 1.0  # of the last round's samples that were this peer's; until one is known, an epoch's all
         self._said_alone = False  # since the last round with others
-        self._told_work: tuple[float, float] | None = None  # this peer's and the auxiliaries' part of adding up
-        self._other_rounds = 0  # in a row, that were far from it
 
     @property
     def under_way(self) -> bool:
@@ -167,29 +156,23 @@ class EpochEnd:
 
     async def may_compute(self) -> None:
         """Returns when the trainer may go on: at once if no end is under way. Raises what an end that is over did."""
-        self._seen = None
         if self._task is not None:
             try:
                 await self._released.wait()
             except asyncio.CancelledError:
-                self._seen = self._published
+                self.abandoned = True
                 raise
             if self._task is not None and self._task.done():
                 await self.over()
 
     async def over(self) -> None:
         """Returns when no end is under way. What it raised is raised once, to whoever next waits."""
-        task = self._task
+        task, self.abandoned = self._task, False
         if task is not None:
             try:
                 await asyncio.shield(task)
             finally:
                 self._task = None if task.done() else task
-
-    @property
-    def changed_the_model(self) -> bool:
-        """Whether an end gave the model other parameters after the trainer had stopped waiting for it."""
-        return self._seen not in (None, self._published)
 
     @property
     def has_enough(self) -> bool:
@@ -203,21 +186,21 @@ class EpochEnd:
         accumulated its part, as large as in the last round."""
         return self._work.samples >= self._share * self._config.target_batch_size
 
-    async def run(self) -> Advanced | None:
+    async def run(self, hopeless: Callable[[], bool] = lambda: False) -> Advanced | None:
         """Tries until a round commits, nobody is left to average with, or waiting longer would only cost time.
+        `hopeless`: whether, after a round that failed, no other one is to be waited for.
 
         None: no round committed, and what was accumulated stays for the next one.
         """
         began = loop_time()
         try:
-            committed = await self._average(began)
+            committed = await self._average(began, hopeless)
             return None if committed is None else await self._advance(committed, began)
         finally:
             self._frozen = None
             await self._work.restore()
-            self._released.set()
 
-    async def _average(self, began: float) -> RoundResult | None:
+    async def _average(self, began: float, hopeless: Callable[[], bool]) -> RoundResult | None:
         """The round; None: there was none."""
         deadline = began + self._config.matchmaking_time
         while True:
@@ -227,11 +210,9 @@ class EpochEnd:
             if isinstance(outcome, RoundUndecided):
                 await self._work.set_aside()
                 return None
-            if self.left_behind or self._group.undecided:
+            if self._group.undecided or (outcome is not None and hopeless()):
                 return None
             if outcome is not None:  # it failed: the group forms again, and has longer for that
-                if self._hopeless():
-                    return None
                 deadline = began + self._config.averaging_timeout
             patience = LOOK_AROUND if self.has_enough else LAST_CALL
             begun = await self._group.wait_until_begun(patience)
@@ -274,7 +255,8 @@ class EpochEnd:
             return True
         looking = self._survey.surroundings(self._replica.position, starts=self._starts)
         surroundings = await self._group.unless_begun(looking)
-        self.left_behind = surroundings == "behind"
+        if surroundings == "behind":
+            self._group.undecided = "another lineage leads"
         return surroundings == "alone" or (surroundings == "followed" and not patient)
 
     async def _helpers_begin(self) -> bool:
@@ -290,7 +272,6 @@ class EpochEnd:
         if isinstance(outcome, RoundResult):
             self._said_alone = self._said_alone and len(outcome.members) <= 1  # auxiliaries are no members
             self._metrics.note_outcome("committed", outcome.left_out.get(self._own_id, ""))
-            self._mention_the_work()
         return outcome
 
     async def _average_alone(self) -> Outcome:
@@ -308,24 +289,6 @@ class EpochEnd:
             samples={self._own_id: float(handed.samples)},
             several=self._rule.several,
         )
-
-    def _mention_the_work(self) -> None:
-        """Tells how the cost model has divided the reducing work, where that is far from what was last told."""
-        group = self._group.last
-        if group is None or len(group.members) < 2:
-            return
-        work = own, helpers = group.work_of(self._own_id)
-        told, most = self._told_work, OTHER_WORK
-        other = told is None or max(abs(now - then) for now, then in zip(work, told, strict=True)) > most
-        self._other_rounds = self._other_rounds + 1 if other else 0
-        if told is None or self._other_rounds >= OTHER_ROUNDS:
-            self._told_work, self._other_rounds = work, 0
-            assisted = f"auxiliaries {helpers:.0%}, " if helpers else ""
-            text = (
-                f"of each round this computer adds up {own:.0%}, {assisted}others "
-                f"{max(0.0, 1 - own - helpers):.0%}, as the lines of the {len(group.members)} members allow"
-            )
-            self._events.emit(Noticed("info", text))
 
     def _mention_the_unreachable(self) -> None:
         """Two peers behind firewalls, above all, would otherwise train apart without a word."""
@@ -351,7 +314,6 @@ class EpochEnd:
         self._frozen = await self._work.freeze()
         if first and self._timing is not Timing.AT_ONCE:
             await self._replica.publish()
-            self._published += 1
         if self._timing is Timing.DELAYED_AVERAGING:
             self._released.set()
         return self._frozen

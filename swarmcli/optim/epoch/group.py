@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Coroutine, Iterator, Sequence, Sized
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +17,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import AFTER_A_FAULT, TaskOwner, tell_fault
 from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.epoch.note import are_apart, are_several, read_told
+from swarmcli.optim.epoch.note import MemberNote, are_apart, are_several, read_told
 from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.optim.state.lineage import LineagePosition
 
@@ -135,14 +135,11 @@ class PreformedGroup:
         averager: AveragerCore,
         config: OptimizerConfig,
         tasks: TaskOwner,
-        gather: Callable[[], Any] = lambda: None,
-        reported: Callable[[], Mapping[PeerID, float]] = dict,
+        tracker: ProgressTrackerCore,
     ) -> None:
-        """`gather` gives what every member of the group is to know of this peer; it is asked whenever one forms.
-        `reported`: the samples that each has towards the epoch, by the reports.
-        """
-        self._averager, self._gather = averager, gather
-        self._reported, self._config, self._tasks = reported, config, tasks
+        self.averager, self._tracker = averager, tracker
+        self._config, self._tasks = config, tasks
+        self._note: MemberNote | None = None  # what every member of the group is to know of this peer
         self._forming: asyncio.Task[None] | None = None
         self._control: StepControl | None = None  # of the search under way, then of the round
         self._begun_at = 0.0  # loop time; of the last round that began
@@ -152,7 +149,7 @@ class PreformedGroup:
         self._gives_up_after = config.matchmaking_time  # seconds from then, the leader; doubled each time
         self._missed = b"", 0.0  # the lineage whose round began without this peer, since when
         self._over = False  # this peer leaves the run
-        self.undecided = ""  # why, once an outcome is not known here
+        self.undecided = ""  # why this peer has to find out where the run is
         self.refused: FingerprintError | None = None  # by everyone else in the run
         self.position: LineagePosition | None = None  # whose group is kept
         self._since = 0.0  # swarm time; the others still were at this position, as far as this peer knew
@@ -160,10 +157,11 @@ class PreformedGroup:
         self.last: Group | None = None  # the last one that began with this peer
         self._queue: tuple[bytes, Sequence[PeerID]] = b"", ()  # of which lineage, who leads next; see RoundRequest
 
-    def open(self, position: LineagePosition, since: float | None = None) -> None:
+    def open(self, position: LineagePosition, note: MemberNote | None = None, since: float | None = None) -> None:
         """Begins to form a group of this lineage, unless one is kept already. The former one must be closed. Without
         effect after `leave`.
 
+        `note`: what every member of the group is to know of this peer.
         `since`: the swarm time at which this peer asked where the others are; None: now. They may have stepped before
         it opens the group: who began to look for the next one since then has had this one's round.
 
@@ -176,9 +174,9 @@ class PreformedGroup:
         if self.last is not None and position.is_after(self.last.tag, self.last.group_id):
             leader, *others = (member.peer_id for member in self.last.members)
             self._queue = position.lineage, (*others, leader)
-        self.position, self.undecided, self._samples = position, "", 0.0
+        self.position, self.undecided, self._samples, self._note = position, "", 0.0, note
         self._enough_since, self._gives_up_after = math.inf, self._config.matchmaking_time
-        self._since = self._averager.node.endpoint.clock.now() if since is None else since
+        self._since = self.averager.node.endpoint.clock.now() if since is None else since
         self._pauses = growing(FIRST_PAUSE, LONGEST_PAUSE)
         self._forming = self._tasks.spawn(self._form(position))
 
@@ -211,23 +209,24 @@ class PreformedGroup:
         given up in the end: by the reports of those with whom this peer has come here or is in a group, since strangers
         could say so for ever, and ever more seldom within a lineage, since these may lie as well. They also count the
         samples of who was killed, until that report is a minute old."""
-        if self.begun:
+        position = self.position
+        if self.begun or position is None:
             return
-        reported, (lineage, queue) = self._reported(), self._queue
-        if self._averager.finder.experience.count(reported) < self._config.target_batch_size:
+        reported, (lineage, queue) = self._tracker.reported(position.epoch), self._queue
+        if self.averager.finder.experience.count(reported) < self._config.target_batch_size:
             self._enough_since = math.inf
             return
         self._enough_since = min(self._enough_since, loop_time())
         waited = loop_time() - self._enough_since
-        self._averager.finder.admit_doubted(waited)
-        if self.position is not None and lineage == self.position.lineage:
+        self.averager.finder.admit_doubted(waited)
+        if lineage == position.lineage:
             reported = {
-                peer: samples for peer, samples in reported.items() if peer in {*queue, *self._averager.finder.company}
+                peer: samples for peer, samples in reported.items() if peer in {*queue, *self.averager.finder.company}
             }
-        enough = self._averager.finder.experience.count(reported) >= self._config.target_batch_size
+        enough = self.averager.finder.experience.count(reported) >= self._config.target_batch_size
         if enough and waited > self._gives_up_after:
             self._gives_up_after *= 2
-            self._averager.finder.give_up_leader()
+            self.averager.finder.give_up_leader()
 
     @property
     def begun(self) -> bool:
@@ -296,7 +295,7 @@ class PreformedGroup:
         while True:
             await asyncio.sleep(pause)
             try:
-                control = self._control = self._averager.begin_round(self._request(position))
+                control = self._control = self.averager.begin_round(self._request(position))
                 control.report(float(self._samples))
                 self.last = await control.begun
                 self._time = asyncio.get_running_loop().time
@@ -314,7 +313,7 @@ class PreformedGroup:
                 logger.debug("no group of epoch %d: %s", position.epoch, error)
                 pause = next(self._pauses)
             except Exception as error:  # as after a round that failed: otherwise no group would form any more
-                tell_fault("the group that ends the epoch", error, self._averager.node.endpoint.events)
+                tell_fault("the group that ends the epoch", error, self.averager.node.endpoint.events)
                 pause = AFTER_A_FAULT
 
     def _request(self, position: LineagePosition) -> RoundRequest:
@@ -323,12 +322,12 @@ class PreformedGroup:
         patient = lineage != position.lineage or loop_time() < since + PATIENCE_WITH_BEGUN
         return RoundRequest(
             tag=position.lineage,
-            gather=self._gather(),
+            gather=self._note,
             weight=0.0,
             require_trigger=True,
             allow_retries=False,
             target=float(self._config.target_batch_size),
-            weighs=self._averager.config.matchmaking.target_group_size is None,
+            weighs=self.averager.config.matchmaking.target_group_size is None,
             sends=self._config.description.role == "trainer",
             only_one=patient,
             since=self._since,
@@ -342,7 +341,7 @@ class PreformedGroup:
             return outcome
         if not outcome.members or outcome.total_weight <= 0:
             return RoundFailed(f"nobody in the group had samples: {outcome.remark}")
-        if outcome.group is None or self._averager.config.matchmaking.target_group_size is None:
+        if outcome.group is None or self.averager.config.matchmaking.target_group_size is None:
             return outcome
         told = list(read_told(member.gathered for member in outcome.group.members))
         return replace(outcome, several=are_several(told), apart=are_apart(told))

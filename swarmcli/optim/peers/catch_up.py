@@ -26,7 +26,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, to_its_end
 from swarmcli.optim.config import PeerContext
 from swarmcli.optim.modes.gradients import GradientWork
-from swarmcli.optim.peers.proofs import MOST_PROOFS, hear, weekday
+from swarmcli.optim.peers.proofs import MOST_PROOFS, Heard, hear, weekday
 from swarmcli.optim.peers.report import PeerReport, credited
 from swarmcli.optim.peers.standing import PeerWord
 from swarmcli.optim.peers.state_exchange import StateExchange
@@ -165,6 +165,17 @@ class CatchUp:
             told = f" ({heard.sentence})" if heard is not None and further else ""
             self._events.emit(Noticed("warning", f"{text}{told}: this peer goes on from epoch {epoch}"))
         self.settled = True
+
+    def lack_parameters(self, why: str) -> None:
+        """The model has others than the run begins with: this peer takes the state of those who have them, or no part.
+        To be called before it joins; a checkpoint that is loaded afterwards brings them as well."""
+        self._replica.state.position, self.lacks = TORN, why
+
+    def note_heard(self, *heard: Heard | None, begins_anew: bool = False) -> None:
+        """What this peer has heard before of how far the run is. `begins_anew`: if nobody who holds that can be
+        reached, it begins the run, as its user wants."""
+        self._claims.vouching.note_heard(*heard)
+        self.begins_anew |= begins_anew
 
     async def hear(self, asked: set[PeerID]) -> None:
         """Asks those who are here how far the run is, each once: they may be gone before their state is here."""

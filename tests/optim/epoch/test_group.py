@@ -1,6 +1,7 @@
 """The group that stands while an epoch is computed."""
 
 import asyncio
+from types import SimpleNamespace
 
 import torch
 
@@ -27,7 +28,8 @@ class Member:
         self.averager = AveragerCore([self.tensor], node, averager_config(OptimizerConfig("run", TARGET)))
         self.tasks = TaskOwner()
         config = OptimizerConfig("run", TARGET)
-        self.group = PreformedGroup(self.averager, config, self.tasks, reported=lambda: {node.peer_id: float(reported)})
+        tracker = SimpleNamespace(reported=lambda epoch: {node.peer_id: float(reported)})
+        self.group = PreformedGroup(self.averager, config, self.tasks, tracker)  # type: ignore[arg-type]
 
     async def __aenter__(self) -> "Member":
         await self.averager.start()

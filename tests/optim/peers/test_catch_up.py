@@ -52,7 +52,7 @@ def test_one_that_has_made_no_round_trains_no_second_run_while_the_state_comes_s
             assert not await late.core.join()
             first, second = [await swarm.trainer(seed=seed, batch_size=24, pace=1.5) for seed in (1, 2)]
             await together(first.train(2), second.train(2))
-            loop, exchange = asyncio.get_running_loop(), late.core._exchange
+            loop, exchange = asyncio.get_running_loop(), late.core.exchange
             download, slow_until = exchange.download, loop.time() + 12  # longer than a settled peer knocks in vain
 
             async def slow(*arguments, **options) -> None:

@@ -83,7 +83,7 @@ class Absentees:
         pace = drawn.epoch / BATCHES
         trainer = await self.oracle.trainer(seed=1, target=4 * BATCHES * drawn.peers, pace=pace)
         core = trainer.core
-        core._exchange.download = slowly(core._exchange.download, drawn.catching_up)
+        core.exchange.download = slowly(core.exchange.download, drawn.catching_up)
         archive = core.work.averager.archive
         archive.fetch = slowly(archive.fetch, drawn.catching_up)
         return trainer

@@ -45,16 +45,16 @@ async def test_a_newcomer_whose_contacts_die_while_it_loads_begins_no_run_and_sa
         assert "instead of training another model" in said[0].text and "--begin-anew" in said[0].text
 
         stopped = asyncio.Event()
-        newcomer.core.give_up_when(stopped.is_set)
+        newcomer.core.catch_up.gives_up = stopped.is_set
         waiting = asyncio.ensure_future(newcomer.train(1))
         await asyncio.sleep(80)
         assert not waiting.done() and newcomer.core.report().phase == "stranded"
-        assert "can be reached since" in newcomer.core.waits
+        assert "can be reached since" in newcomer.core.catch_up.waits
         late = await swarm.trainer(seed=1)  # who comes to one that waits hears it there
         coming = asyncio.ensure_future(late.train(1))
         await asyncio.sleep(70)
         assert late.epochs == [] and late.core.report().phase == "stranded"
-        newcomer.core.hear(None, begins_anew=True)
+        newcomer.core.catch_up.note_heard(None, begins_anew=True)
         await asyncio.gather(waiting, coming)
         assert newcomer.epochs[0].epoch == 1
 

@@ -19,7 +19,7 @@ async def in_step(*trainers: Trainer) -> None:
 
 
 async def writers(*cores: OptimizerCore) -> list[bool]:
-    return [not await core.checkpoints_elsewhere() for core in cores]
+    return [not await core.succession.is_elsewhere() for core in cores]
 
 
 def test_a_peer_that_leaves_may_leave_its_state_to_one_that_stays() -> None:
@@ -27,7 +27,7 @@ def test_a_peer_that_leaves_may_leave_its_state_to_one_that_stays() -> None:
         async with Swarm() as swarm:
             leaving, staying = [await swarm.trainer(seed=1) for _ in range(2)]
             await in_step(leaving, staying)
-            assert await leaving.core.leave_state() == (staying.node.peer_id, 2)
+            assert await leaving.core.succession.leave() == (staying.node.peer_id, 2)
 
     virtual_time.run(main(), timeout=300)
 
@@ -38,9 +38,9 @@ def test_of_those_who_leave_at_once_one_at_least_is_left_alone(count: int) -> No
         async with Swarm(seed=count) as swarm:
             trainers = [await swarm.trainer(seed=1) for _ in range(count)]
             await in_step(*trainers)
-            heirs = await asyncio.gather(*(trainer.core.leave_state() for trainer in trainers))
+            heirs = await asyncio.gather(*(trainer.core.succession.leave() for trainer in trainers))
             assert None in heirs
-            leaving_first = await trainers[0].core.leave_state()
+            leaving_first = await trainers[0].core.succession.leave()
             assert leaving_first is None, "nobody who leaves ever keeps anything for others"
 
     virtual_time.run(main(), timeout=300)
@@ -54,7 +54,7 @@ def test_nobody_is_waited_for_longer_than_an_answer_may_take() -> None:
             swarm.network.freeze(frozen.node.peer_id)
             await swarm.kill(killed)
             began = asyncio.get_running_loop().time()
-            assert await leaving.core.leave_state() is None
+            assert await leaving.core.succession.leave() is None
             assert asyncio.get_running_loop().time() - began < 4
             swarm.network.thaw(frozen.node.peer_id)
 
@@ -68,11 +68,11 @@ def test_a_peer_that_is_behind_or_has_not_joined_yet_keeps_nothing() -> None:
             await ahead.train(3)
             newcomer = await swarm.trainer(seed=1)
             await asyncio.sleep(10)
-            assert await ahead.core.leave_state() is None
+            assert await ahead.core.succession.leave() is None
             ahead.core.leaving = False
             await newcomer.wait()
             assert newcomer.epoch == 3
-            assert await ahead.core.leave_state() == (newcomer.node.peer_id, 3)
+            assert await ahead.core.succession.leave() == (newcomer.node.peer_id, 3)
 
     virtual_time.run(main(), timeout=300)
 
@@ -84,7 +84,7 @@ def test_among_those_who_offer_one_writes_and_the_next_takes_over() -> None:
             trainers.sort(key=lambda trainer: bytes(trainer.node.peer_id))
             cores = [trainer.core for trainer in trainers]
             for core in cores[1:]:
-                core.offer_checkpoints(True)
+                core.succession.offer(True)
             await in_step(*trainers)
             assert await writers(*cores[1:]) == [True, False, False]
             await swarm.kill(trainers[1])
@@ -101,11 +101,11 @@ def test_a_monitor_comes_before_all_trainers() -> None:
             one, other = [await swarm.trainer(seed=1) for _ in range(2)]
             monitor = await swarm.trainer(seed=1, role="monitor")
             for trainer in (one, other, monitor):
-                trainer.core.offer_checkpoints(True)
+                trainer.core.succession.offer(True)
             await together(one.train(2), other.train(2), monitor.follow(2))
             await asyncio.sleep(10)
             assert await writers(one.core, other.core, monitor.core) == [False, False, True]
-            monitor.core.offer_checkpoints(False)  # its disk is full
+            monitor.core.succession.offer(False)  # its disk is full
             await asyncio.sleep(10)
             assert sum(await writers(one.core, other.core)) == 1
 
@@ -116,10 +116,10 @@ def test_where_the_run_stands_is_known_before_joining() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
             first = await swarm.trainer(seed=1)
-            assert await first.core.epoch_elsewhere() is None
+            assert await first.core.succession.furthest() is None
             newcomer = await swarm.trainer(seed=1)
-            assert await newcomer.core.epoch_elsewhere() is None, "another that has not joined yet holds nothing"
+            assert await newcomer.core.succession.furthest() is None, "another that has not joined yet holds nothing"
             await first.train(3)
-            assert await newcomer.core.epoch_elsewhere() == 3
+            assert await newcomer.core.succession.furthest() == 3
 
     virtual_time.run(main(), timeout=300)

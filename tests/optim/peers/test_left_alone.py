@@ -125,7 +125,7 @@ def test_only_auxiliaries_are_left_and_trainers_come_back(seed: int, kept: bool)
                 if kept:
                     await oracle.load(trainer, checkpoint)
                 else:
-                    trainer.core.hear(None, begins_anew=True)
+                    trainer.core.catch_up.note_heard(None, begins_anew=True)
             work.begin(*back, until=5)
             await work.done()
             oracle.check(back)
@@ -169,7 +169,7 @@ def test_who_is_left_of_a_round_in_which_all_others_say_goodbye_is_not_warned(mo
             async with beside(monitor.follow(10**6)):
                 await until(lambda: monitor.epoch == 3 and monitor.epochs[-1].peers == 2)
                 noticed, silent, rounds = (record(monitor.node, kind) for kind in (Noticed, PeerSilent, RoundFinished))
-                await until(lambda: monitor.core.is_averaging)
+                await until(lambda: all(each.core._end.under_way for each in (monitor, *trainers)))
                 for trainer in trainers:
                     work._tasks[trainer].cancel()
                 await asyncio.gather(*(trainer.core.shutdown() for trainer in trainers))

@@ -114,7 +114,7 @@ def test_one_that_waits_stops_when_it_is_told_to() -> None:
                 await asyncio.sleep(5)
                 second = await swarm.trainer(seed=2, client_mode=True)
                 stop = asyncio.Event()
-                second.core.give_up_when(stop.is_set)
+                second.core.catch_up.gives_up = stop.is_set
                 asyncio.get_running_loop().call_later(4, stop.set)
                 with pytest.raises(NoDonorReachable, match="told to stop"):
                     await second.core.join()
@@ -139,7 +139,7 @@ def test_a_sole_trainer_that_was_killed_is_no_reason_to_wait_for_a_successor_tha
                 await swarm.kill(gone)
                 began = now()
                 back = await swarm.trainer(seed=1, client_mode=client_mode)
-                back.core.hear(None, begins_anew=True)
+                back.core.catch_up.note_heard(None, begins_anew=True)
                 await back.train(1)
                 assert now() - began < 25
                 assert 0.5 < back.epochs[0].seconds < 2, "what it waited is no part of its epoch"

@@ -47,7 +47,9 @@ def test_a_peer_that_missed_one_or_two_rounds_replays_them(make: Callable[..., o
             await asyncio.sleep(5)
             joining, told = asyncio.create_task(late.core.join()), set[str]()
             while not joining.done():
-                looking = threading.Thread(target=lambda: told.add(late.core.downloading))  # as the terminal does
+                looking = threading.Thread(
+                    target=lambda: told.add(late.core.exchange.on_its_way)
+                )  # as the terminal does
                 looking.start()
                 looking.join()
                 await asyncio.sleep(0.001)

@@ -29,11 +29,11 @@ NEW = {"make": new_adamw, "scheduler": decay}
 def only_donor(donor: Trainer, others: list[Trainer], newcomer: Trainer) -> None:
     """The others tell their roots, and have no time for a download until somebody was refused."""
     for other in others:
-        other.core._exchange.donor._max_downloads = 0
+        other.core.exchange.donor._max_downloads = 0
 
     def have_time(event: Event) -> None:
         for other in others if isinstance(event, PeerRefused) else ():
-            other.core._exchange.donor._max_downloads = 4
+            other.core.exchange.donor._max_downloads = 4
 
     newcomer.node.endpoint.events.subscribe(have_time)
 

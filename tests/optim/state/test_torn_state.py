@@ -93,7 +93,7 @@ def test_a_peer_that_cannot_keep_any_state_ends_with_the_reason_and_leads_nobody
             await swarm.kill(donor)
             await asyncio.sleep(10)
             newcomer = await swarm.trainer(seed=3, batch_size=24)
-            newcomer.core.hear(None, begins_anew=True)  # it hears from the other how far the run was
+            newcomer.core.catch_up.note_heard(None, begins_anew=True)  # it hears from the other how far the run was
             await newcomer.train(2)
             other.core.replica.state.statistics.failures = 0
             await together(newcomer.train(4), other.train(4))

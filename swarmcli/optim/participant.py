@@ -1,0 +1,126 @@
+"""What trainers, followers and auxiliaries of a run have in common: they see each other, form groups, and pause."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from swarmcli.network.task_owner import TaskOwner
+from swarmcli.optim.config import IDLE_WAIT, PeerContext
+from swarmcli.optim.epoch.group import PreformedGroup
+from swarmcli.optim.modes.gradients import Mode
+from swarmcli.optim.peers.claims import Claims
+from swarmcli.optim.peers.directory import PeerDirectory
+from swarmcli.optim.peers.pausing import Pausing
+from swarmcli.optim.peers.progress import ProgressTrackerCore
+from swarmcli.optim.peers.report import PeerMetrics, PeerReport, Phase, describe
+from swarmcli.optim.peers.survey import Survey
+from swarmcli.optim.state.lineage import Claim, LineagePosition
+
+
+class _Service(Protocol):
+    async def start(self) -> None: ...
+    async def shutdown(self) -> None: ...
+
+
+class Participant(ABC):
+    """One peer of a run. Its coroutines belong to one event loop; one `step` runs at a time."""
+
+    _group: PreformedGroup
+    _averagers: Sequence[_Service]
+
+    def __init__(self, peer: PeerContext, mode: Mode | None) -> None:
+        """`mode`: synchronous training without options, unless given."""
+        self.node = node = peer.node
+        self.config = config = peer.config
+        self.mode = mode or Mode()
+        self.metrics = PeerMetrics(node.peer_id, peer.events)
+        self.leaving = False  # it is about to leave, and says so
+        self.directory = PeerDirectory(node, config.run_id, self.report)
+        self.pausing = Pausing(self.directory.announce)
+        self.claims = Claims(self.directory)
+        self.survey = Survey(self.claims)
+        self.tracker = ProgressTrackerCore(
+            node,
+            config.run_id,
+            config.target_batch_size,
+            options=config.tracker,
+            performance_ema_alpha=config.performance_ema_alpha,
+            client_mode=config.client_mode,
+            status_loglevel=logging.INFO if config.verbose else logging.DEBUG,
+            latest_epoch=lambda: self.claims.leading(Claim(self.position)).epoch,
+        )
+        self._tasks = TaskOwner()
+
+    async def start(self, *, reports: bool = True) -> None:
+        """Makes this peer known. `reports`: it has progress to report."""
+        for averager in self._averagers:
+            await averager.start()
+        await self.survey.start()
+        await self.tracker.start(report=reports)
+        self.metrics.begin()
+
+    async def shutdown(self) -> None:
+        """Leaves the group and withdraws what this peer said about itself. Idempotent; leaves no task."""
+        await self._tasks.close()  # first: an end of epoch under way would open the next group
+        await self._group.leave()
+        for averager in self._averagers:
+            await averager.shutdown()
+        await self.tracker.shutdown()
+        await self.survey.shutdown()
+
+    def report(self, **more: Any) -> PeerReport:
+        """Returns what this peer says about itself under `{run_id}_peers`."""
+        told = self.config.description, self.config.terms, self.metrics, self._told_phase(), self.position
+        return describe(self.node, *told, pause=self.pausing.told, leaving=self.leaving, **more)
+
+    def _told_phase(self) -> Phase:
+        return "assisting"
+
+    @property
+    @abstractmethod
+    def position(self) -> LineagePosition:
+        """Where this peer's parameters stand, or those of the peers that it helps."""
+
+    @property
+    def is_averaging(self) -> bool:
+        """Whether a round is under way."""
+        return self._group.begun
+
+    # pausing
+
+    def pause(self, *, leaving: bool = False) -> None:
+        """From now on this peer is to compute nothing, and the others hear of it at once. Idempotent. `leaving`: they
+        hear too that it will not come back, so no one counts on it to hand out its state.
+
+        Its user goes on to call `step`: with the batch that was under way, if there is one, which counts; then without
+        samples. Such a step brings what was computed to the round that ends the epoch. When a round has taken it, or
+        there was nothing, the peer withdraws: it is in no group, and further steps only wait a moment.
+        """
+        self.leaving |= leaving
+        self.pausing.ask()
+
+    def resume(self) -> None:
+        """This peer may compute again. A trainer joins then, which finds out where the run is. Idempotent."""
+        self.pausing.end()
+
+    @property
+    def has_handed_in(self) -> bool:
+        """Whether nobody counts on this peer, which pauses, any more."""
+        return self.pausing.away
+
+    async def _rest(self) -> None:
+        """A step while this peer pauses and nothing is on its way: it withdraws, or waits a moment."""
+        if self.pausing.away:
+            await self.pausing.wait(IDLE_WAIT)
+            return
+        await self._group.close()
+        await self._settle()
+        await self._group.averager.finder.withdraw()
+        self.pausing.withdraw()
+
+    @abstractmethod
+    async def _settle(self) -> None:
+        """Brings to its end what others still count on."""
