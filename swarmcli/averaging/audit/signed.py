@@ -1,11 +1,11 @@
 """What senders and reducers sign about the parts of a round, and which of these an auditor looks at.
 
-    the auditor draws a secret for each reducer     ──▶ its hash goes to the reducer before the first part
-    the reducer signs its averages and their inputs ──▶ seed = hash(secret, signature)
-    the auditor asks for the parts that the seed names, and shows secret and signature
+    the auditor draws a secret                      ──▶ its hash goes to each reducer before the first part
+    a reducer signs its averages and their inputs   ──▶ seed = hash(secret, signature)
+    once all have signed, the auditor asks for the parts that the seeds name, and shows secret and signature
 
-So nobody knows the parts before the reducer has signed, the auditor itself included. Each auditor's seed depends on its
-own secret alone: no other member can withhold anything to change an honest auditor's draw. Only liars can bias their
+So nobody knows the parts before the reducers have signed, the auditor itself included. Each auditor's seeds depend on
+its own secret alone: nobody else can withhold anything to change an honest auditor's draw. Only liars can bias their
 own audits, and nobody relies on these. A reducer that lies must fear each honest member by itself.
 """
 

@@ -137,8 +137,10 @@ class Allreduce:
         while not over:
             exchange = await self._begin(tensors)
             await exchange.gather()
-            if exchange.holdings.digest is None:
-                self._trouble = exchange.trouble.reason or "only some of its parts have senders"
+            if exchange.holdings.digest is not None:
+                await exchange.audit()
+            if exchange.holdings.digest is None or (exchange.audits is not None and exchange.audits.liars):
+                self._trouble = exchange.faults.reason or "only some of its parts have senders"
                 return
             if unlike := self._unlike():
                 self._suspects = unlike
@@ -153,8 +155,8 @@ class Allreduce:
         for indices in self._program.phases:
             exchange = await self._begin([self._tensors[index] for index in indices])
             await exchange.gather()
-            if exchange.trouble.reason:
-                self._trouble = exchange.trouble.reason
+            if exchange.faults.reason:
+                self._trouble = exchange.faults.reason
                 return
 
     async def _begin(self, tensors: Sequence[torch.Tensor], *, reduces: bool = True) -> PartExchange:
@@ -174,8 +176,7 @@ class Allreduce:
             inputs = tensors, self._weight, self._samples
             mine = await on_executor(layout.nbytes, _checked_inputs, *inputs)
             results = Results(layout, self._service.memory.take(layout.nbytes))
-        follows = self._chain() if number and not self._auxiliary else None
-        exchange = PartExchange(self._service, group, self.group.group_id, plan, mine, results, options, follows)
+        exchange = PartExchange(self._service, group, self.group.group_id, plan, mine, results, options)
         self._exchanges.append(exchange)
         if reduces:
             self._service.host(exchange)
@@ -224,7 +225,8 @@ class Allreduce:
     @property
     def digest(self) -> bytes | None:
         """Of the result that is here, if this member may vote for it."""
-        return None if self._refused or any(exchange.liars for exchange in self._exchanges) else self._digest
+        lied = any(each.audits is not None and each.audits.liars for each in self._exchanges)
+        return None if self._refused or lied else self._digest
 
     @property
     def lacks(self) -> tuple[str, tuple[int, ...]]:
@@ -236,18 +238,21 @@ class Allreduce:
         return set[int]().union(*(exchange.slow for exchange in self._exchanges))
 
     @forgetful
-    async def obtain(self, digest: bytes, holder: int) -> bool:
-        """Takes the averages of all phases from one member, as far as they are not here."""
+    async def obtain(self, digest: bytes, holder: int | None) -> bool:
+        """Takes the averages of all phases from one member, as far as they are not here; None: all of them are here."""
         self._digest, number = None, 0
         phases = self._program.run(self.group.group_id)
         tensors, over = await self._compute(advance, phases, None)
         while not over:
             if number == len(self._exchanges):
+                if holder is None:
+                    return False
                 await self._begin(tensors, reduces=False)
-            copier = self._exchanges[number].copier
-            assert copier is not None
-            if why := await copier.copy(holder):
+            exchange = self._exchanges[number]
+            if holder is not None and exchange.copier is not None:
+                why = await exchange.copier.copy(holder)
                 self._trouble = self._trouble or why
+            if exchange.holdings.digest is None:
                 return False
             tensors, over = await self._go_on(phases, number)
             number += 1
@@ -257,19 +262,14 @@ class Allreduce:
     # The end
 
     async def _finish(self, exchanging: asyncio.Task[None]) -> None:
-        """After a commit: waits for the rest of the exchange, as long as anything arrives and the round may take.
+        """After a commit: waits for the rest of the exchange and of the own audits, as long as anything arrives and the
+        round may take.
 
         A member that waited longer for a silent one would find that the others have let go of the averages.
         """
         arrived, unfinished = -1, {exchanging, *self._reducing}
         while unfinished and arrived != self._bytes_received and loop_time() < self._ends_at:
             arrived = self._bytes_received
-            _, unfinished = await asyncio.wait(unfinished, timeout=STALLED)
-        if unfinished:
-            # All averages may be here, but for the inputs of one that an audit still waits for: over a slow link longer
-            # than it takes to fetch the whole result again.
-            for audits in filter(None, (exchange.audits for exchange in self._exchanges)):
-                audits.settle()
             _, unfinished = await asyncio.wait(unfinished, timeout=STALLED)
         for task in unfinished:
             task.cancel()  # or late averages could overwrite the copies
@@ -287,9 +287,11 @@ class Allreduce:
         copies over a slow link gets on sooner as one that has missed the round."""
         if self._auxiliary:
             return
-        self._late = True
         for exchange in self._exchanges:
             await exchange.end()  # copies are written to the memory of its averages
+        if await self.obtain(digest, None):  # what was here was still being checked
+            return
+        self._late = True
         with suppress(TimeoutError):
             async with asyncio.timeout(self._time):
                 for holder in self._agreement.holders(digest):

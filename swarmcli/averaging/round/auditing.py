@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from functools import cached_property
 from typing import TypeVar
 
@@ -32,19 +32,17 @@ from swarmcli.averaging.audit.signed import (
     part_hash,
 )
 from swarmcli.averaging.audit.verdict import ACCUSED_BEYOND, FalseAverage, PartClaim, Terms
-from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round.buffers import Average, Inputs, Results
 from swarmcli.averaging.round.certificate import DIGEST_BYTES
-from swarmcli.averaging.round.mates import GroupMates
+from swarmcli.averaging.round.faults import Shared
 from swarmcli.averaging.round.messages import Accusation, DrawnPart, Exhibit, InputHeader, InputList
-from swarmcli.averaging.round.plan import Part, Plan
+from swarmcli.averaging.round.plan import Part
 from swarmcli.averaging.trust import PeerTrust
 from swarmcli.compression import NoCompression, TensorHeader, TensorMessage
 from swarmcli.compression.base import dtype_name
 from swarmcli.errors import CallRefused, InputRefused, NetworkError, PeerUnreachable, ProtocolViolation
 from swarmcli.memory import unwritten
 from swarmcli.network import Stream
-from swarmcli.network.loop_thread import loop_time
 from swarmcli.tasks import forget, forgetful, on_executor, unless_silent
 
 TO_GIVE = 30.0  # seconds for all that is looked at of one reducer
@@ -60,48 +58,39 @@ class Audits:
 
     def __init__(
         self,
-        mates: GroupMates,
-        plan: Plan,
+        shared: Shared,
         prefix: str,
-        senders: Sequence[int],
-        mine: Inputs | None,
         trust: PeerTrust,
-        options: AllreduceOptions,
     ) -> None:
-        """`senders`: indices of all members whose tensors may be in an average; they are the auditors. `mine`: None for
-        a member that sends nothing. `trust` gets the proofs."""
+        """The senders are the auditors. `trust` gets the proofs; the faults of the exchange get who does not show what
+        it signed."""
+        self._mates = mates = shared.mates
         self.where, self.group = Exchange(prefix, mates.group.group_id), mates.group
-        self.signed: SignedAverages | None = None  # by this reducer, once it has
-        self.withheld: dict[int, str] = {}  # member → how it failed to show what it signed
-        self.broken: set[int] = set()  # of these, whose connections broke
-        self.liars: dict[int, str] = {}  # reducer → its lie in this try
-        self._mates, self._plan, self._options, self._trust = mates, plan, options, trust
-        self._senders, self._inputs = frozenset(senders), mine
+        self.liars: set[int] = set()  # reducers of which this member has seen the proof
+        self._plan, self._options, self._senders = shared.plan, shared.options, shared.senders
+        self._signed, self._faults, self._trust = shared.signed, shared.faults, trust
+        self._inputs = shared.mine
         self._commitments: dict[int, bytes] = {}  # of others
-        self._secrets: dict[int, bytes] = {}  # by reducer, this member's own
+        # No other member can guess it, and it takes no random numbers: a run depends on its seed alone.
+        self._secret = commitment(mates.endpoint.identity.sign("audit", prefix.encode(), self.where.group_id))
         self._signatures: dict[tuple[int, int], Input] = {}  # by part that is reduced here, and sender
         self._lists: dict[int, tuple[Input, ...]] = {}  # by part, the inputs that this reducer has signed for
         self._draws: dict[tuple[int, int], tuple[bytes, bytes]] = {}  # by auditor and reducer, what they showed first
         self._given = Counter[tuple[int, int]]()  # by auditor and part
         self._accused = set[int]()  # members that have accused
-        self._looking = set[asyncio.Timeout]()  # at the averages of one reducer each
 
     def leave(self) -> None:
         """This member's part in the try is over: own tensors may change. It can still hear accusations."""
-        self._inputs, self.signed = None, None
+        self._inputs = None
         self._signatures.clear()
         self._lists.clear()
 
-    def settle(self) -> None:
-        """Ends what this member looks at: the round is decided, and it holds all averages. Nobody is at fault."""
-        for patience in self._looking:
-            patience.reschedule(loop_time())
-
     # As a sender
 
-    def commitment_for(self, reducer: int) -> bytes:
-        """The hash, for a reducer, of the secret by which this member will draw among its parts."""
-        return commitment(self._secret_for(reducer))
+    @property
+    def commitment(self) -> bytes:
+        """The hash of the secret by which this member will draw among the parts of each reducer."""
+        return commitment(self._secret)
 
     def sign(self, part: Part, weight: float, message: TensorMessage) -> bytes:
         """Signs a part as this member sends it. In any thread."""
@@ -169,9 +158,10 @@ class Audits:
     def list_inputs(self, member: int, request: DrawnPart) -> InputList:
         """Tells an auditor what this reducer signed for. Raises CallRefused for a part that it has not drawn."""
         part = self._part(member, request)
-        if self.signed is None or part.index not in self._lists:
+        if part.index not in self._lists:
             raise CallRefused("over", "nothing is signed here, or the round is settled")
-        if request.averages != self.signed or commitment(request.secret) != self._commitments.get(member):
+        mine, committed = self._signed.told.get(self._mates.me), self._commitments.get(member)
+        if request.averages != mine or commitment(request.secret) != committed:
             raise CallRefused("not drawn", "this member has committed itself to another secret")
         return InputList(self._lists[part.index])
 
@@ -180,23 +170,23 @@ class Audits:
     @forgetful
     async def look_at(
         self, reducer: int, averages: Sequence[Average], signed: SignedAverages, results: Results
-    ) -> FalseAverage | None:
-        """A reducer has signed all its averages, which are here: computes some of them again. Returns the proof of a
-        false one. Notes members that do not show what they signed."""
-        numbers = tuple(average.part.index for average in averages)
-        names = set(drawn(self._secret_for(reducer), signed.signature, numbers, self._chance(reducer)))
+    ) -> None:
+        """A reducer has signed all its averages, which are here: computes some of them again. Accuses it of a false
+        one. Notes members that do not show what they signed."""
+        numbers, found = tuple(average.part.index for average in averages), None
+        names = set(drawn(self._secret, signed.signature, numbers, self._chance(reducer)))
         tables = b"".join(each.digest for each in averages) + b"".join(each.inputs for each in averages)
         chosen = [each for each in averages if each.part.index in names and each.senders]
-        with suppress(TimeoutError):  # its link is too slow for that, or the round is settled: nobody is at fault
-            async with asyncio.timeout(TO_GIVE) as patience, AsyncExitStack() as looking:
-                self._looking.add(patience)
-                looking.callback(self._looking.discard, patience)
+        with suppress(TimeoutError):  # its link is too slow for that: nobody is at fault
+            async with asyncio.timeout(TO_GIVE):
                 for average in chosen:
                     proof = await self._fetch(average, signed, tables, results)
                     nbytes = self._options.aggregator.passes * average.part.descriptor.nbytes * len(average.senders)
                     if proof is not None and await on_executor(nbytes, proof.verify, ACCUSED_BEYOND):
-                        return proof
-        return None
+                        found = proof
+                        break
+        if found is not None:
+            await self._accuse(found)
 
     async def _fetch(
         self, average: Average, signed: SignedAverages, tables: bytes, results: Results
@@ -204,7 +194,7 @@ class Audits:
         """All that tells whether an average is false; None: somebody did not show it. The list and the inputs are asked
         for at once, since senders have them only until the round is settled."""
         part, me = average.part, self._mates.me
-        request = DrawnPart(self.where.group_id, self._secret_for(part.reducer), signed, part.index)
+        request = DrawnPart(self.where.group_id, self._secret, signed, part.index)
         own = await self._own_input(part)
         async with asyncio.TaskGroup() as tasks:
             asked = {each: tasks.create_task(self._ask(each, request, part)) for each in self._senders - {me}}
@@ -268,7 +258,7 @@ class Audits:
                 return None if over else f"it did not show what it signed: {error}"
             except NetworkError as error:
                 forget(error)
-        self.broken.add(member)
+        self._faults.lost.add(member)
         return "its connections broke before it showed what it signed"
 
     async def _has_left(self, member: int) -> bool:
@@ -285,7 +275,7 @@ class Audits:
 
     # Accusations
 
-    async def accuse(self, proof: FalseAverage) -> None:
+    async def _accuse(self, proof: FalseAverage) -> None:
         """Shows all other members the proof that an average is false; returns when they have judged it, or cannot."""
         self._convict(proof)
         async with asyncio.TaskGroup() as tasks:
@@ -332,7 +322,8 @@ class Audits:
 
     def _convict(self, proof: FalseAverage) -> None:
         """Bans by a proof that was verified."""
-        self.liars[proof.terms.reducer] = proof.words()
+        self.liars.add(proof.terms.reducer)
+        self._faults.failed.setdefault(proof.terms.reducer, f"{proof.culprit.short}: {proof.words()}")
         self._trust.ban(proof)
 
     # As any of them
@@ -353,20 +344,11 @@ class Audits:
             raise CallRefused("not drawn", "the secret does not name this part, or is not the first one")
         return part
 
-    def _secret_for(self, reducer: int) -> bytes:
-        """This member's secret for a reducer. No other can guess it, and it takes no random numbers: a run depends on
-        its seed alone."""
-        if reducer not in self._secrets:
-            where, peer, identity = self.where, self._mates.peer(reducer), self._mates.endpoint.identity
-            signature = identity.sign("audit", where.prefix.encode(), where.group_id, peer)
-            self._secrets[reducer] = commitment(signature)
-        return self._secrets[reducer]
-
     def _chance(self, reducer: int) -> float:
         return chance_for(self._options.audit, len(self._senders - {reducer}))
 
     def _blame(self, member: int, reason: str) -> None:
-        self.withheld.setdefault(member, reason)
+        self._faults.doubted.setdefault(member, reason)
 
     def _proof(
         self,

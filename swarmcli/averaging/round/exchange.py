@@ -18,13 +18,14 @@ from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.buffers import Average, Holdings, Inputs, Results, root_of
 from swarmcli.averaging.round.copying import Copier
+from swarmcli.averaging.round.faults import Faults, Shared
 from swarmcli.averaging.round.mates import GroupMates
 from swarmcli.averaging.round.messages import OpenExchange
 from swarmcli.averaging.round.pace import MODEST, Lessons, Pace, Tempo, usual_time
 from swarmcli.averaging.round.plan import Plan
 from swarmcli.averaging.round.receiver import PartReceiver
 from swarmcli.averaging.round.reducer import Reducer
-from swarmcli.averaging.round.sender import Gathered, PartSender
+from swarmcli.averaging.round.sender import PartSender
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.averaging.seats import NOISE, TRIAL
@@ -48,43 +49,37 @@ class PartExchange:
         mine: Inputs | None,
         results: Results | None,
         options: AllreduceOptions,
-        follows: bytes | None,
     ) -> None:
-        """`mine` and `results`: None for an auxiliary. `follows`: the digest of the phases before; None: the first."""
+        """`mine` and `results`: None for an auxiliary."""
         self.group, self.round_id, self.holdings = group, round_id, Holdings(plan, results)
         self.mates = mates = GroupMates(service.endpoint, service.method, group, round_id)
         self._service, self._plan = service, plan
-        senders = sorted(set(range(len(group))) - group.auxiliaries)
-        self.audits: Audits | None = None
+        self._time = options.allreduce_timeout or usual_time(plan.layout.nbytes)
+        self._nbytes = nbytes = sum(max(part.payload_bound, part.average_bound) for part in plan.parts)
+        trip, senders = mates.slowest_round_trip, sorted(set(range(len(group))) - group.auxiliaries)
+        others = [index for index in senders if index != mates.me] if mates.me in plan.by_reducer else []
+        self._tempo = tempo = Tempo(self._time, self._planned(nbytes), trip)
+        tempo.unwaited = frozenset(index for index in others if mates.peer(index) in service.seats.unwaited)
+        tempo.grace = max(NOISE, TRIAL * service.seats.epoch) + trip
+        tempo.quickly = service.quickly if others else math.inf
+        self.holdings.signed = signed = SignedLists(group, service.prefix, service.peer_trust)
+        self.faults = Faults()
+        shared = Shared(mates, plan, frozenset(senders), mine, results, options, signed, tempo, self.faults)
         if options.audit > 0:
-            self.audits = Audits(mates, plan, service.prefix, senders, mine, service.peer_trust, options)
+            shared.audits = Audits(shared, service.prefix, service.peer_trust)
+        self._shared, self.audits = shared, shared.audits
         note_inputs = None if self.audits is None else self.audits.note_inputs
         bounds = WeightBounds.of(group, senders, options)
         self._reducer = Reducer(plan, mates.me, senders, mine, results, options.aggregator, bounds, note_inputs)
         if mine is not None:
-            self._reducer.begin(mates.me, mine.weight, mine.samples)
-        others = [index for index in senders if index != mates.me] if self._reducer.parts else []
-        self._signed = self.holdings.signed = SignedLists(group, service.prefix, service.peer_trust)
-        self._time = options.allreduce_timeout or usual_time(plan.layout.nbytes)
-        self._nbytes = nbytes = sum(max(part.payload_bound, part.average_bound) for part in plan.parts)
-        planned, trip = self._planned(nbytes), mates.slowest_round_trip
-        self._tempo = tempo = Tempo(self._time, planned, trip)
-        tempo.unwaited = frozenset(index for index in others if mates.peer(index) in service.seats.unwaited)
-        tempo.grace = max(NOISE, TRIAL * service.seats.epoch) + trip
-        tempo.quickly = service.quickly if others else math.inf
+            self._reducer.begin(mates.me, mine.weight, mine.samples, mine.note)
         # This member's own sending counts as one of the streams: so a group of two can tell that the other one alone is
         # slow. Averages from auxiliaries show that this member's own way in is not slow.
         signs = 1 + len(group.auxiliaries & plan.by_reducer.keys() - {mates.me} if mine is not None else ())
         parts_pace = Pace(tempo, len(others) + signs)
-        averages_pace = Pace(tempo, len(plan.by_reducer), averages=True)
-        self._receiver = PartReceiver(
-            mates, plan, self._reducer, others, self._signed, self.audits, options, parts_pace, follows
-        )
-        self._sender = PartSender(
-            mates, plan, senders, mine, results, self._signed, self.audits, options, averages_pace, parts_pace, follows
-        )
-        self.copier = None if results is None else Copier(mates, self.holdings, results, self._signed, options)
-        self.trouble = Gathered()  # its failures: why averages are missing here
+        self._receiver = PartReceiver(shared, self._reducer, others, parts_pace)
+        self._sender = PartSender(shared, Pace(tempo, len(plan.by_reducer), averages=True), parts_pace)
+        self.copier = None if results is None else Copier(mates, self.holdings, results, signed, options)
 
     def _planned(self, nbytes: int) -> float | None:
         """Seconds that the streams should take: by the members' bandwidths, where these are bytes per second, and by
@@ -112,7 +107,7 @@ class PartExchange:
 
     @forgetful
     async def gather(self) -> None:
-        """Exchanges everything. Afterwards the holdings are whole, or `trouble` says what is missing."""
+        """Exchanges everything. Afterwards the holdings are whole, or `faults` say what is missing."""
         began = loop_time()
         try:
             async with asyncio.timeout(self._time) as self._tempo.deadline:
@@ -120,23 +115,34 @@ class PartExchange:
                 self._tempo.deadline = None
         except TimeoutError:
             await self.end()
-            self.trouble = Gathered(complaint=f"not done within {loop_time() - began:.0f} s")
+            self.faults.failed.clear()
+            self.faults.complaint = f"not done within {loop_time() - began:.0f} s"
 
-    def _take_up(self, got: Gathered) -> None:
+    def _take_up(self, averages: list[Average]) -> None:
         """Takes the averages that count. Parts without senders do not, unless all parts have none; nor do those of a
         reducer that kept half of the members out."""
-        averages, me = got.averages, self.mates.me
+        me, failed = self.mates.me, self.faults.failed
         own = [each for each in averages if each.part.reducer == me]
-        if own and len(own) == len(self._reducer.parts):
-            self._signed.sign(me, self.mates.endpoint.identity, root_of(own))
+        if own and me not in failed:
+            self._shared.signed.sign(me, self.mates.endpoint.identity, root_of(own))
         counts = any(average.senders for average in averages)
         for part in [average.part for average in averages if counts and not average.senders]:
-            got.failures.setdefault(part.reducer, f"nobody's tensors arrived for part {part.index}")
+            failed.setdefault(part.reducer, f"nobody's tensors arrived for part {part.index}")
         alone = keeping_out(averages if counts else [])
         for reducer in alone:
-            got.failures.setdefault(reducer, "half of the members that others have averaged are not in its parts")
+            failed.setdefault(reducer, "half of the members that others have averaged are not in its parts")
         self.holdings.put(each for each in averages if each.part.reducer not in alone and (each.senders or not counts))
-        self.trouble = Gathered(failures=got.failures, complaint=got.complaint)
+
+    @forgetful
+    async def audit(self) -> None:
+        """Computes some of the averages again, which are all here, before this member votes for them."""
+        results, told, me = self.holdings.results, self._shared.signed.told, self.mates.me
+        if self.audits is None or results is None:
+            return
+        async with asyncio.TaskGroup() as tasks:
+            for reducer in self._plan.by_reducer.keys() - {me}:
+                averages = [each for each in self.holdings.averages if each.part.reducer == reducer]
+                tasks.create_task(self.audits.look_at(reducer, averages, told[reducer], results))
 
     async def end(self) -> None:
         """Returns once no stream writes to the memory of the results any more. Members that still wait for averages of
@@ -147,28 +153,21 @@ class PartExchange:
     def leave(self, committed: bool) -> Lessons:
         """The round has ended here. Returns what it teaches."""
         self._sender.leave()
-        endpoint, members = self.mates.endpoint, self.group.members
-        for index, reason in self._receiver.refused.items():
-            endpoint.events.emit(PeerRefused(members[index].peer_id.text, reason, "tensors"))
+        endpoint, faults, peer = self.mates.endpoint, self.faults, self.mates.peer
+        for index, reason in faults.refused.items():
+            endpoint.events.emit(PeerRefused(peer(index).text, reason, "tensors"))
         if not committed:  # otherwise the reducer still serves members that wait
             self._reducer.abort("the round was given up")
         elif self._tempo.took:
             self._service.took.append((max(self._tempo.took), self._nbytes))
         if self.audits is not None:
             self.audits.leave()
-        doubted, lost = self._receiver.doubted | self._sender.doubted, self._receiver.lost - self._sender.doubted.keys()
-        lost |= set() if self.audits is None else self.audits.broken
         return Lessons(
-            {members[index].peer_id: reason for index, reason in doubted.items()},
-            frozenset(members[index].peer_id for index in lost),
-            {members[index].peer_id: seconds for index, seconds in self._tempo.sending.items()},
-            frozenset(members[index].peer_id for index in self.trouble.failures),
+            {peer(index): reason for index, reason in faults.doubted.items()},
+            frozenset(map(peer, faults.lost & faults.doubted.keys())),
+            {peer(index): seconds for index, seconds in self._tempo.sending.items()},
+            frozenset(map(peer, faults.failed)),
         )
-
-    @property
-    def liars(self) -> dict[int, str]:
-        """Reducers whose averages are false, as audits have found."""
-        return {} if self.audits is None else self.audits.liars
 
     @property
     def failed(self) -> set[int]:
@@ -178,13 +177,13 @@ class PartExchange:
     @property
     def slow(self) -> set[int]:
         """These, and senders whose parts came too slowly."""
-        return self.trouble.failures.keys() | self._tempo.slow.keys()
+        return self.faults.failed.keys() | self._tempo.slow.keys()
 
     @property
     def left_out(self) -> dict[int, str]:
         """Member index → why its tensors are missing somewhere, by this reducer and the others, or how it failed as a
         reducer."""
-        return self._receiver.left_out | self._sender.left_out | self.trouble.failures
+        return self._reducer.left_out | self.faults.left_out | self.faults.failed
 
     @property
     def bytes_sent(self) -> int:

@@ -70,7 +70,6 @@ class SenderTerms(msgspec.Struct, frozen=True):
     note        why its weight is zero, if that needs an explanation
     samples     in its tensors, where their weight is another number; None: they are the weight
     commitment  in audited runs: the hash of the secret by which it will draw the parts that it checks
-    follows     the digest of the phases before; of none in the first
     """
 
     plan: Hash
@@ -78,7 +77,6 @@ class SenderTerms(msgspec.Struct, frozen=True):
     note: Words = ""
     commitment: Hash | None = None
     samples: float | None = None
-    follows: Hash | None = None
 
 
 class PartHeader(msgspec.Struct, frozen=True):

@@ -7,10 +7,8 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 
-from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.buffers import Average, root_of
-from swarmcli.averaging.round.mates import GroupMates
+from swarmcli.averaging.round.faults import Shared
 from swarmcli.averaging.round.messages import (
     MAX_WORDS,
     AverageHeader,
@@ -20,53 +18,27 @@ from swarmcli.averaging.round.messages import (
     SenderTerms,
 )
 from swarmcli.averaging.round.pace import LaggedError, Pace
-from swarmcli.averaging.round.plan import Plan
 from swarmcli.averaging.round.reducer import Reducer
-from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.averaging.shares import reducer_opens
 from swarmcli.compression import TensorMessage
 from swarmcli.errors import CallRefused, EndOfStream, InputRefused, NetworkError, ProtocolViolation, RoundFailed
 from swarmcli.memory import unwritten
 from swarmcli.network import Stream
 from swarmcli.network.loop_thread import loop_time
-from swarmcli.tasks import Bell, beside, forget, forgetful, unless_silent, unless_stuck
+from swarmcli.tasks import beside, forget, forgetful, unless_silent, unless_stuck
 
 
 class PartReceiver:
     """Serves the members of one round, each on its own stream."""
 
-    def __init__(
-        self,
-        mates: GroupMates,
-        plan: Plan,
-        reducer: Reducer,
-        members: list[int],
-        signed: SignedLists,
-        audits: Audits | None,
-        options: AllreduceOptions,
-        pace: Pace,
-        follows: bytes | None,
-    ) -> None:
-        """`members`: indices of the members that send and receive, without this one. `pace`: of the parts that arrive.
-        `follows`: the digest of the phases before; None: in the first, and at an auxiliary, which does not know it."""
+    def __init__(self, shared: Shared, reducer: Reducer, members: list[int], pace: Pace) -> None:
+        """`members`: indices of the members that send and receive, without this one. `pace`: of the parts that
+        arrive."""
         self.streams: list[Stream] = []
-        self.refused: dict[int, str] = {}  # member whose parts cannot be averaged → why
-        self.doubted: dict[int, str] = {}  # member that was not lost → how it kept this reducer waiting in vain
-        self.lost: set[int] = set()  # of these, those that did not begin, and whose connection broke
-        self._pace, self._tempo = pace, pace.tempo
-        self._mates, self._plan, self._reducer, self._options = mates, plan, reducer, options
-        self._signed, self._audits = signed, audits
+        self._shared, self._mates, self._options = shared, shared.mates, shared.options
+        self._reducer, self._pace = reducer, pace
         self._served: set[int] = set()  # members whose streams are here
         self._waiting = {member: asyncio.Event() for member in members}  # set once it has begun, or is left out
-        self._notes: dict[int, str] = {}
-        self._follows = follows
-        self._followed: dict[bytes | None, set[int]] = {}  # what members say to follow, with their indices
-        self._told = Bell()  # one more has said it
-
-    @property
-    def left_out(self) -> dict[int, str]:
-        """Member index → why its tensors are not in all averages of this reducer."""
-        return {**self._notes, **self._reducer.left_out}
 
     async def run(self) -> None:
         """Forms the averages. The reducer leaves out a member that does not begin in time, and dials one that is easier
@@ -125,14 +97,14 @@ class PartReceiver:
         async with asyncio.TaskGroup() as tasks:
             for member in self._waiting:
                 tasks.create_task(self._await_beginning(member))
-        self._tempo.note_all_begun()
+        self._shared.tempo.note_all_begun()
 
     @forgetful
     async def _await_beginning(self, member: int) -> None:
         """Waits until a member has begun, or is left out. One that still computes has its time; one that takes part, or
         says nothing, is as slow as its parts would be. Once half of the reducers are done nobody still computes: they
         have had its parts, or have given it up, and by now the others wait for this one."""
-        waiting, tempo, ends = self._waiting, self._tempo, loop_time() + self._options.to_begin
+        waiting, tempo, ends = self._waiting, self._shared.tempo, loop_time() + self._options.to_begin
         asking = self._mates.until_gone(member, tempo.begun)
         async with beside(waiting[member].wait()) as begun, beside(asking) as gone:
             while not waiting[member].is_set():
@@ -146,7 +118,7 @@ class PartReceiver:
                     self._leave_out(member, gone.result())
                 elif loop_time() >= ends:
                     if not self._mates.is_connected(member):
-                        self.lost.add(member)
+                        self._shared.faults.lost.add(member)
                     self._give_up(member, f"it did not begin within {self._options.to_begin:g} s")
                 elif slow and 2 * absent <= 1 + len(waiting):
                     self._give_up(member, "it was too slow: its parts had not begun to come when those of others had")
@@ -156,40 +128,25 @@ class PartReceiver:
         self._waiting[member].set()
 
     def _give_up(self, member: int, reason: str) -> None:
-        self._tempo.slow[member] = reason
+        self._shared.tempo.slow[member] = reason
         self._doubt(member, reason)
 
     def _doubt(self, member: int, reason: str) -> None:
-        self.doubted.setdefault(member, reason)
+        self._shared.faults.doubted.setdefault(member, reason)
         self._leave_out(member, reason)
 
     async def _agree(self, member: int, stream: Stream) -> SenderTerms:
         """A member's first message. A member with another plan could read averages wrongly, so it gets none."""
         async with asyncio.timeout(self._options.to_begin):
             terms, _ = await stream.receive(SenderTerms)
-        if terms.plan != self._plan.fingerprint:
+        if terms.plan != self._shared.plan.fingerprint:
             reason = "its tensors, shares or options differ from the group's"
             self._refuse(member, reason)
             raise CallRefused("plan", reason)
-        self._followed.setdefault(terms.follows, set()).add(member)
-        self._told.ring()
         return terms
 
-    async def _check_what_it_follows(self, member: int, terms: SenderTerms) -> None:
-        """A member whose phases before had other averages brings tensors that do not fit the others'. An auxiliary
-        holds no averages: it goes by what most members say, and waits for these."""
-        follows = self._follows
-        while follows is None and terms.follows is not None:
-            most, members = max(self._followed.items(), key=lambda each: len(each[1]))
-            if 2 * len(members) > len(self._waiting):
-                follows = most
-            else:
-                await self._told.wait()
-        if terms.follows != follows:
-            raise InputRefused("it had other averages in the phases before")
-
     def _refuse(self, member: int, reason: str) -> None:
-        self.refused[member] = reason
+        self._shared.faults.refused[member] = reason
         self._leave_out(member, reason)
 
     @forgetful
@@ -209,20 +166,18 @@ class PartReceiver:
     async def _take_parts(self, member: int, terms: SenderTerms, stream: Stream) -> None:
         if member in self._reducer.left_out:
             return  # it comes too late
-        if self._audits is not None:
-            self._audits.begin(member, terms.commitment)
-        await self._check_what_it_follows(member, terms)
-        self._reducer.begin(member, terms.weight, terms.samples)
+        audits, tempo = self._shared.audits, self._shared.tempo
+        if audits is not None:
+            audits.begin(member, terms.commitment)
+        self._reducer.begin(member, terms.weight, terms.samples, terms.note)
         self._waiting[member].set()
-        if terms.note:
-            self._notes[member] = terms.note
         silence = self._options.for_silence(self._mates.endpoint.round_trip(stream.peer))
         positions = range(len(self._reducer.parts) if terms.weight > 0 else 0)
         # One piece of memory for all parts of this member: `add` returns when it is free again. Its size comes from the
         # plan, never from the member's word.
         scratch = unwritten(max(map(self._payload_bound, positions), default=0))
         expected, before = sum(map(self._payload_bound, positions)), stream.arriving
-        began = self._tempo.begun[member] = loop_time()
+        began = tempo.begun[member] = loop_time()
 
         def come() -> float:
             return (stream.arriving - before) / max(1, expected)
@@ -234,15 +189,15 @@ class PartReceiver:
                     async with unless_silent(stream, silence):
                         header, payload = await stream.receive(PartHeader, self._memory_for(position, scratch))
                     message = TensorMessage(header.tensor, (payload,))
-                    if self._audits is not None:  # before it is in the sum, for which this reducer signs
+                    if audits is not None:  # before it is in the sum, for which this reducer signs
                         part = self._reducer.parts[position]
-                        await self._audits.check(part, member, terms.weight, header.signature, message)
+                        await audits.check(part, member, terms.weight, header.signature, message)
                     await self._reducer.add(member, message)
             whole = True
         finally:
             if positions:  # the fraction that has arrived tells how long the rest would take
                 seconds = loop_time() - began
-                self._tempo.sending[member] = seconds if whole else seconds / min(1.0, max(come(), 1e-6))
+                tempo.sending[member] = seconds if whole else seconds / min(1.0, max(come(), 1e-6))
         with suppress(EndOfStream):
             await stream.receive(PartHeader, _one_part_too_many)
 
@@ -267,11 +222,9 @@ class PartReceiver:
             header = AverageHeader(tensor, average.senders, average.weights, average.inputs or None)
             async with unless_stuck(stream, self._options.for_reducer):
                 await stream.send(header, () if message is None else message.payload)
-        signed = self._signed.sign(self._mates.me, self._mates.endpoint.identity, root_of(averages))
-        if self._audits is not None:
-            self._audits.signed = signed
+        signed = self._shared.signed.sign(self._mates.me, self._mates.endpoint.identity, root_of(averages))
         async with asyncio.timeout(self._options.for_reducer):
-            await stream.send(Farewell(self.left_out, signed))
+            await stream.send(Farewell(self._reducer.left_out, signed))
 
 
 def _one_part_too_many(header: PartHeader, size: int) -> memoryview:

@@ -67,7 +67,7 @@ class Reducer:
         self._senders = {sender: _Sender() for sender in senders}
         self._sums: dict[int, PartAggregator] = {}
         self._beside, self._counting = 0, Lock()  # bytes in `_sums` that are no results; parts are added in threads
-        self._outvoted: dict[int, str] = {}  # sender that the aggregator left out of some part → why
+        self._outvoted: dict[int, str] = {}  # sender that left itself out, or the aggregator some part of it → why
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._averages: list[Average] = []
         self._failure: str | None = None
@@ -80,9 +80,9 @@ class Reducer:
         lost = {index: sender.left_out for index, sender in self._senders.items() if sender.left_out is not None}
         return self._outvoted | lost
 
-    def begin(self, sender: int, weight: float, samples: float | None = None) -> None:
-        """A sender names its weight, and its samples if they are others; a weight of zero delivers nothing. Raises
-        InputRefused."""
+    def begin(self, sender: int, weight: float, samples: float | None = None, note: str = "") -> None:
+        """A sender names its weight, and its samples if they are others; a weight of zero delivers nothing, and `note`
+        may say why. Raises InputRefused."""
         if weight != 0 and not MIN_WEIGHT <= weight <= MAX_WEIGHT:
             raise InputRefused(f"its weight is {weight}; expected 0, or {MIN_WEIGHT} to {MAX_WEIGHT}")
         if samples is not None and not MIN_WEIGHT <= samples <= MAX_WEIGHT:
@@ -90,6 +90,8 @@ class Reducer:
         if self._senders[sender].weight is not None:
             raise InputRefused("it began twice")
         self._senders[sender].weight, self._senders[sender].samples = weight, samples
+        if note:
+            self._outvoted[sender] = note
         self._weigh()
         if sender == self._me:
             self._senders[sender].delivered = len(self.parts)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
-from swarmcli.averaging.audit.signed import SignedAverages, digest_of
-from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, TO_OPEN, AllreduceOptions
+from swarmcli.averaging.audit.signed import digest_of
+from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, TO_OPEN
 from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.buffers import Average, Inputs, Results, plain, root_of
-from swarmcli.averaging.round.mates import GroupMates
+from swarmcli.averaging.round.faults import Shared
 from swarmcli.averaging.round.messages import (
-    MAX_WORDS,
     AverageHeader,
     Farewell,
     OpenExchange,
@@ -21,9 +19,8 @@ from swarmcli.averaging.round.messages import (
     SenderTerms,
 )
 from swarmcli.averaging.round.pace import LaggedError, Pace
-from swarmcli.averaging.round.plan import Part, Plan
+from swarmcli.averaging.round.plan import Part
 from swarmcli.averaging.round.reducer import Reducer
-from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.averaging.shares import reducer_opens
 from swarmcli.compression import NoCompression, TensorMessage
 from swarmcli.compression.base import all_finite, tensor_memory
@@ -45,24 +42,6 @@ FIRST_LOOK = 0.01  # seconds from a look at the bytes on their way to the next, 
 LATE_BY = 0.1  # of the seconds that sending takes, at most
 
 
-@dataclass
-class Gathered:
-    """The averages of the reducers, and the reducers (by index) that did not give all of theirs.
-
-    failures    reducer → why averages of it are missing
-    complaint   why averages are missing through no reducer's fault
-    """
-
-    averages: list[Average] = field(default_factory=list)
-    failures: dict[int, str] = field(default_factory=dict)
-    complaint: str = ""
-
-    @property
-    def reason(self) -> str:
-        """All reasons, in at most as many words as a message takes."""
-        return "; ".join(filter(None, dict.fromkeys([self.complaint, *self.failures.values()])))[:MAX_WORDS]
-
-
 class _ReducerVisit:
     """A reducer that is harder to dial than this member opens its stream here. The stream stays open until the exchange
     is over."""
@@ -75,59 +54,36 @@ class _ReducerVisit:
 class PartSender:
     """Exchanges with all reducers on behalf of one member. Averages land in the memory of its results."""
 
-    def __init__(
-        self,
-        mates: GroupMates,
-        plan: Plan,
-        senders: Sequence[int],
-        mine: Inputs | None,
-        results: Results | None,
-        signed: SignedLists,
-        audits: Audits | None,
-        options: AllreduceOptions,
-        pace: Pace,
-        parts_pace: Pace,
-        follows: bytes | None,
-    ) -> None:
-        """`senders`: indices of all members whose tensors may be in an average. `mine` or `results` None: this member
-        has nothing to send, or no use for averages; it exchanges with no reducer. `pace`: of the averages that arrive;
-        `parts_pace`: of the parts that this member's own reducer gets, which hears when this member has sent its own.
-        `follows`: the digest of the phases before.
-        """
+    def __init__(self, shared: Shared, pace: Pace, parts_pace: Pace) -> None:
+        """`pace`: of the averages that arrive; `parts_pace`: of the parts that this member's own reducer gets, which
+        hears when this member has sent its own."""
         self.streams: list[Stream] = []
-        self.left_out: dict[int, str] = {}  # member whose tensors are missing somewhere → why, by the reducers' word
-        self.doubted: dict[int, str] = {}  # reducer that was not lost → how it kept this member waiting in vain
+        self._shared, self._mates, self._faults = shared, shared.mates, shared.faults
         self._pace, self._parts_pace = pace, parts_pace
-        self._mates, self._plan, self._options = mates, plan, options
-        self._inputs, self._results, self._signed, self._audits = mine, results, signed, audits
-        self._senders = frozenset(senders)
-        members = mates.group.members
-        active = mine is not None and results is not None
-        self._reducers = [index for index in plan.by_reducer if index != mates.me and active]
+        me, members = shared.mates.me, shared.mates.group.members
+        self._reducers = [index for index in shared.plan.by_reducer if index != me and shared.mine is not None]
         self._sent = 0  # reducers that have got all of their parts
         self._took = list[float]()  # seconds that sending to each took; to one that was given up, would have taken
-        visitors = (index for index in self._reducers if reducer_opens(members[index], members[mates.me]))
+        visitors = (index for index in self._reducers if reducer_opens(members[index], members[me]))
         self._visits = {reducer: _ReducerVisit() for reducer in visitors}
-        self._follows = follows
-        if mine is not None and mine.note:
-            self.left_out[mates.me] = mine.note
 
     @forgetful
-    async def gather(self, own: Reducer) -> Gathered:
-        """Exchanges with all reducers, even if some of them fail, and waits for the averages of this member's own."""
-        got = Gathered()
+    async def gather(self, own: Reducer) -> list[Average]:
+        """Exchanges with all reducers, even if some of them fail, and waits for the averages of this member's own.
+        Returns those of all reducers that gave, and signed, all of theirs."""
+        got, mine = list[Average](), self._shared.mine
         if not self._reducers:
             self._parts_pace.note_end()
-            if self._inputs is not None and self._inputs.weight > 0:
-                self._pace.tempo.sending[self._mates.me] = 0.0
+            if mine is not None and mine.weight > 0:
+                self._shared.tempo.sending[self._mates.me] = 0.0
         async with asyncio.TaskGroup() as tasks:
             for reducer in self._reducers:
                 tasks.create_task(self._exchange(reducer, got))
             try:
                 for position in range(len(own.parts)):
-                    got.averages.append(await own.average(position))
+                    got.append(await own.average(position))
             except RoundFailed as error:
-                got.failures[self._mates.me] = error.reason
+                self._faults.failed[self._mates.me] = error.reason
             self._pace.note_end()
         return got
 
@@ -148,82 +104,80 @@ class PartSender:
     # One reducer
 
     @forgetful
-    async def _exchange(self, reducer: int, got: Gathered) -> None:
-        """The whole exchange with one reducer; averages from before a failure count."""
-        peer, averages = self._mates.peer(reducer), list[Average]()
+    async def _exchange(self, reducer: int, got: list[Average]) -> None:
+        """The whole exchange with one reducer."""
+        peer, averages, doubt = self._mates.peer(reducer), list[Average](), ""
         try:
             await self._talk_unless_gone(reducer, averages)
         except TimeoutError as error:
             forget(error)
-            self.doubted[reducer] = "it fell silent as a reducer"
-            got.failures[reducer] = f"reducer {peer.short} fell silent"
+            doubt, failed = "it fell silent as a reducer", f"reducer {peer.short} fell silent"
         except LaggedError as error:
             forget(error)
-            self.doubted[reducer] = f"as a reducer {error}"
-            got.failures[reducer] = f"reducer {peer.short}: {error}"
+            doubt, failed = f"as a reducer {error}", f"reducer {peer.short}: {error}"
         except NetworkError as error:
             forget(error)
-            got.failures[reducer] = f"reducer {peer.short} was lost: {error}"
-        # In audited runs averages do not count unless their reducer has signed them in the end.
-        if reducer not in got.failures or self._audits is None:
-            got.averages += averages
-        if reducer not in got.failures and reducer in self._mates.group.auxiliaries:
-            self._parts_pace.note_end()
+            failed = f"reducer {peer.short} was lost: {error}"
+        else:
+            got += averages
+            if reducer in self._mates.group.auxiliaries:
+                self._parts_pace.note_end()
+            return
+        self._faults.failed[reducer] = failed
+        if doubt:
+            self._faults.doubted[reducer] = doubt
 
     @forgetful
     async def _talk_unless_gone(self, reducer: int, averages: list[Average]) -> None:
         """A reducer that has given an average lives, or did: its stream ends by itself when it is gone. One that has
         given none may wait for another member, or have never begun, and a stream does not tell which."""
         talk = (self._talk_to_visitor if reducer in self._visits else self._visit)(reducer, averages)
-        async with beside(talk) as talking, beside(self._mates.until_gone(reducer, self._pace.tempo.begun)) as gone:
+        async with beside(talk) as talking, beside(self._mates.until_gone(reducer, self._shared.tempo.begun)) as gone:
             await asyncio.wait([talking, gone], return_when=asyncio.FIRST_COMPLETED)
             if not talking.done() and not averages:
                 raise ConnectionLost(gone.result())
             await talking
 
     async def _visit(self, reducer: int, averages: list[Average]) -> None:
-        mates, patience = self._mates, min(self._options.for_reducer, TO_OPEN)
+        mates, patience = self._mates, min(self._shared.options.for_reducer, TO_OPEN)
         request, method = OpenExchange(mates.group.group_id, listed=mates.group.listed), mates.method("exchange")
         async with mates.endpoint.stream(mates.peer(reducer), method, request, timeout=patience) as stream:
             self.streams.append(stream)
-            signed = await self._talk(reducer, stream, averages)
-        # The stream is over: its connection serves for the audited inputs, and this member need not dial.
-        await self._audit(reducer, averages, signed)
+            await self._talk(reducer, stream, averages)
 
     async def _talk_to_visitor(self, reducer: int, averages: list[Average]) -> None:
         visit = self._visits[reducer]
         try:
-            async with asyncio.timeout(self._options.for_reducer):
+            async with asyncio.timeout(self._shared.options.for_reducer):
                 stream = await visit.stream
-            await self._audit(reducer, averages, await self._talk(reducer, stream, averages))
+            await self._talk(reducer, stream, averages)
         finally:
             visit.over.set()
 
     # One stream
 
     @forgetful
-    async def _talk(self, reducer: int, stream: Stream, averages: list[Average]) -> SignedAverages:
-        """Sends this member's parts, and receives all averages of the reducer. Returns its signature for them.
+    async def _talk(self, reducer: int, stream: Stream, averages: list[Average]) -> None:
+        """Sends this member's parts, and receives all averages of the reducer.
 
         Raises NetworkError (ProtocolViolation among them) and TimeoutError when the reducer fails.
         """
-        assert self._inputs is not None and self._results is not None
-        parts = self._plan.by_reducer[reducer]
+        mine, results, parts = self._shared.mine, self._shared.results, self._shared.plan.by_reducer[reducer]
+        assert mine is not None and results is not None
         expected, before = max(1, sum(part.average_bound for part in parts)), stream.arriving
         async with (
-            beside(self._send(parts, self._inputs, stream)),
+            beside(self._send(parts, mine, stream)),
             self._pace.keeping_up(reducer, lambda: (stream.arriving - before) / expected),
         ):
-            return await self._receive(reducer, self._results, stream, averages)
+            await self._receive(reducer, results, stream, averages)
 
     @forgetful
     async def _send(self, parts: Sequence[Part], mine: Inputs, stream: Stream) -> None:
-        audits, before, sending = self._audits, stream.leaving, self._pace.tempo.sending
+        audits, before, sending = self._shared.audits, stream.leaving, self._shared.tempo.sending
         began, whole, expected = loop_time(), False, max(1, sum(part.payload_bound for part in parts))
         try:
-            committed = None if audits is None else audits.commitment_for(parts[0].reducer)
-            terms = mine.weight, mine.note, committed, mine.samples, self._follows
-            await stream.send(SenderTerms(self._plan.fingerprint, *terms))
+            terms = mine.weight, mine.note, None if audits is None else audits.commitment, mine.samples
+            await stream.send(SenderTerms(self._shared.plan.fingerprint, *terms))
             for part in parts if mine.weight > 0 else ():
                 message, signature = await on_executor(part.descriptor.nbytes, _encoded, mine, part, audits)
                 await stream.send(PartHeader(message.header, signature), message.payload)
@@ -241,38 +195,24 @@ class PartSender:
         if self._sent == (1 + len(self._reducers)) // 2:  # it is not this member's own way out that is slow
             self._parts_pace.note_end()
 
-    async def _receive(self, reducer: int, results: Results, stream: Stream, averages: list[Average]) -> SignedAverages:
-        """Receives all averages of a reducer. Returns its signature for them."""
-        patience = self._options.for_reducer
-        for part in self._plan.by_reducer[reducer]:
+    async def _receive(self, reducer: int, results: Results, stream: Stream, averages: list[Average]) -> None:
+        """Receives all averages of a reducer, and its signature for them."""
+        patience = self._shared.options.for_reducer
+        for part in self._shared.plan.by_reducer[reducer]:
             async with unless_silent(stream, patience):
                 header, payload = await stream.receive(AverageHeader, _memory_for(part, results))
-            check_senders(header.senders, header.weights, self._senders)
-            if (header.inputs is None) != (self._audits is None):
+            check_senders(header.senders, header.weights, self._shared.senders)
+            if (header.inputs is None) != (self._shared.audits is None):
                 raise ProtocolViolation("an average with no hash of its inputs, or one that nobody asked for")
             if (header.tensor is None) != (not header.senders):
                 raise ProtocolViolation("an average that does not fit the senders it names")
             averages.append(await on_executor(part.descriptor.nbytes, _decode, part, results, header, payload))
         async with unless_silent(stream, patience):
             farewell, _ = await stream.receive(Farewell)
-        if not self._signed.take(reducer, farewell.averages, root_of(averages)):
-            averages.clear()  # no signature stands behind them
+        if not self._shared.signed.take(reducer, farewell.averages, root_of(averages)):
             raise ProtocolViolation("it has not signed the averages that it gave")
         # The first reducer's word stands: a member that is lost is lost to all of them, each with a reason of its own.
-        self.left_out = farewell.left_out | self.left_out
-        return farewell.averages
-
-    async def _audit(self, reducer: int, averages: list[Average], signed: SignedAverages) -> None:
-        """Looks at some of these averages. Raises ProtocolViolation if one is false: then none of them counts."""
-        audits = self._audits
-        if audits is None:
-            return
-        assert self._results is not None
-        proof = await audits.look_at(reducer, averages, signed, self._results)
-        self.doubted |= audits.withheld
-        if proof is not None:
-            await audits.accuse(proof)
-            raise ProtocolViolation(f"its average of part {proof.terms.part} is false")
+        self._faults.left_out = farewell.left_out | self._faults.left_out
 
 
 def check_senders(senders: Sequence[int], weights: Sequence[float], allowed: frozenset[int]) -> None:

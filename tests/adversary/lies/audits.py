@@ -126,7 +126,7 @@ def ask_for_everything(liar: Liar) -> None:
         async def greedily(reducer: int, averages: Any, signed: Any, results: Any) -> Any:
             mates = round_.mates
             for average in averages:
-                request = DrawnPart(audits.where.group_id, audits._secret_for(reducer), signed, average.part.index)
+                request = DrawnPart(audits.where.group_id, audits._secret, signed, average.part.index)
                 for sender in set(average.senders) - {mates.me}:
                     try:
                         async with mates.endpoint.stream(

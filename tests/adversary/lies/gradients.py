@@ -112,9 +112,9 @@ class _Unlike(Inputs):
 @lie("equivocation about gradients", "gradients", at_most=BOUNDED)
 def tell_each_reducer_something_else(liar: Liar) -> None:
     def alter(exchange: Any) -> None:
-        if exchange._sender._inputs is not None:
-            unlike = _Unlike(exchange._sender._inputs)
-            for side in filter(None, (exchange._sender, exchange._reducer, exchange.audits)):
+        if exchange._shared.mine is not None:
+            unlike = exchange._shared.mine = _Unlike(exchange._shared.mine)
+            for side in filter(None, (exchange._reducer, exchange.audits)):
                 side._inputs = unlike
             liar.told.append("unlike gradients")
 

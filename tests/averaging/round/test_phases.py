@@ -7,11 +7,9 @@ import torch
 
 from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.round.allreduce import Allreduce
 from swarmcli.averaging.round.buffers import Inputs
 from swarmcli.averaging.round.service import phases_of
 from swarmcli.errors import FingerprintError, RoundFailed, RoundUndecided
-from swarmcli.events import PeerRefused
 from tests.averaging.averagers import Averagers, all_outcomes, all_results
 from tests.averaging.round.programs import SMALL_PARTS, Doubling, add, check, strike_in_step, untouched
 from tests.simulation import within
@@ -158,30 +156,3 @@ async def test_a_phase_has_an_id_of_its_own_and_leaves_nothing_behind() -> None:
         assert len({each.group_id for each in phases_of(group)}) == 4
         assert phases_of(group)[3].members == group.members
         assert not peers[0].core._service._expected and not peers[0].core._service._exchanges
-
-
-@within(3600)
-async def test_a_member_whose_first_phase_gave_other_averages_is_left_out_by_all_and_fails_the_round(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """An auxiliary holds no averages: it goes by what most members say."""
-    async with Averagers(14) as swarm:
-        peers = [await add(swarm, value) for value in (1.0, 5.0, 3.0)]
-        helper = await add(swarm, 0.0, auxiliary=True)
-        chain = Allreduce._chain
-
-        def unlike(self: Allreduce) -> bytes:
-            own = self._service.endpoint is peers[2].endpoint
-            return bytes(32) if own and len(self._exchanges) == 1 else chain(self)
-
-        monkeypatch.setattr(Allreduce, "_chain", unlike)
-        outcomes = await all_outcomes([peer.begin(allow_retries=False) for peer in [*peers, helper]])
-        assert not any(isinstance(outcome, RoundResult) for outcome in outcomes)
-        refused = {
-            (event.peer, event.reason)
-            for peer in [peers[0], helper]
-            for event in peer.events
-            if isinstance(event, PeerRefused)
-        }
-        assert (peers[2].peer_id.text, "it had other averages in the phases before") in refused
-        assert helper.refusals == [] and all(map(untouched, [*peers, helper]))

@@ -1,0 +1,62 @@
+"""What both sides of one exchange share at one member, and what went wrong there with the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from swarmcli.averaging.config import AllreduceOptions
+from swarmcli.averaging.round.buffers import Inputs, Results
+from swarmcli.averaging.round.mates import GroupMates
+from swarmcli.averaging.round.messages import MAX_WORDS
+from swarmcli.averaging.round.pace import Tempo
+from swarmcli.averaging.round.plan import Plan
+from swarmcli.averaging.round.signed import SignedLists
+
+if TYPE_CHECKING:
+    from swarmcli.averaging.round.auditing import Audits
+
+
+@dataclass
+class Faults:
+    """What went wrong with the members in one exchange, as this one saw it, by their indices; the first reason stays.
+
+    left_out   members whose tensors are missing somewhere, by the reducers' word
+    refused    senders whose parts cannot be averaged here
+    failed     reducers whose averages did not come here, or do not count
+    doubted    members that kept this one waiting in vain, or did not show what they signed
+    lost       of these, those whose connections broke
+    complaint  why averages are missing through no reducer's fault
+    """
+
+    left_out: dict[int, str] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    doubted: dict[int, str] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)
+    complaint: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Why averages are missing here, in at most as many words as a message takes; "" for nothing."""
+        return "; ".join(filter(None, dict.fromkeys([self.complaint, *self.failed.values()])))[:MAX_WORDS]
+
+
+@dataclass
+class Shared:
+    """What both sides of one exchange share at one member.
+
+    senders        indices of all members whose tensors may be in an average
+    mine, results  None for an auxiliary, which sends nothing and has no use for averages
+    """
+
+    mates: GroupMates
+    plan: Plan
+    senders: frozenset[int]
+    mine: Inputs | None
+    results: Results | None
+    options: AllreduceOptions
+    signed: SignedLists
+    tempo: Tempo
+    faults: Faults
+    audits: Audits | None = None
