@@ -65,9 +65,8 @@ class PartExchange:
         self.holdings.signed = signed = SignedLists(group, service.prefix, service.peer_trust)
         self.faults = Faults()
         shared = Shared(mates, plan, frozenset(senders), mine, results, options, signed, tempo, self.faults)
-        if options.audit > 0:
-            shared.audits = Audits(shared, service.prefix, service.peer_trust)
-        self._shared, self.audits = shared, shared.audits
+        self.audits = Audits(shared, service.prefix, service.peer_trust) if options.audit > 0 else None
+        self._shared = shared
         note_inputs = None if self.audits is None else self.audits.note_inputs
         bounds = WeightBounds.of(group, senders, options)
         self._reducer = Reducer(plan, mates.me, senders, mine, results, options.aggregator, bounds, note_inputs)
@@ -77,8 +76,8 @@ class PartExchange:
         # slow. Averages from auxiliaries show that this member's own way in is not slow.
         signs = 1 + len(group.auxiliaries & plan.by_reducer.keys() - {mates.me} if mine is not None else ())
         parts_pace = Pace(tempo, len(others) + signs)
-        self._receiver = PartReceiver(shared, self._reducer, others, parts_pace)
-        self._sender = PartSender(shared, Pace(tempo, len(plan.by_reducer), averages=True), parts_pace)
+        self._receiver = PartReceiver(shared, self.audits, self._reducer, others, parts_pace)
+        self._sender = PartSender(shared, self.audits, Pace(tempo, len(plan.by_reducer), averages=True), parts_pace)
         self.copier = None if results is None else Copier(mates, self.holdings, results, signed, options)
 
     def _planned(self, nbytes: int) -> float | None:

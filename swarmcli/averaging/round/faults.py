@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round.buffers import Inputs, Results
@@ -12,9 +11,6 @@ from swarmcli.averaging.round.messages import MAX_WORDS
 from swarmcli.averaging.round.pace import Tempo
 from swarmcli.averaging.round.plan import Plan
 from swarmcli.averaging.round.signed import SignedLists
-
-if TYPE_CHECKING:
-    from swarmcli.averaging.round.auditing import Audits
 
 
 @dataclass
@@ -59,4 +55,3 @@ class Shared:
     signed: SignedLists
     tempo: Tempo
     faults: Faults
-    audits: Audits | None = None

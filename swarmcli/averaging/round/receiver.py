@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 
+from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.buffers import Average, root_of
 from swarmcli.averaging.round.faults import Shared
 from swarmcli.averaging.round.messages import (
@@ -31,11 +32,11 @@ from swarmcli.tasks import beside, forget, forgetful, unless_silent, unless_stuc
 class PartReceiver:
     """Serves the members of one round, each on its own stream."""
 
-    def __init__(self, shared: Shared, reducer: Reducer, members: list[int], pace: Pace) -> None:
+    def __init__(self, shared: Shared, audits: Audits | None, reducer: Reducer, members: list[int], pace: Pace) -> None:
         """`members`: indices of the members that send and receive, without this one. `pace`: of the parts that
         arrive."""
         self.streams: list[Stream] = []
-        self._shared, self._mates, self._options = shared, shared.mates, shared.options
+        self._shared, self._audits, self._mates, self._options = shared, audits, shared.mates, shared.options
         self._reducer, self._pace = reducer, pace
         self._served: set[int] = set()  # members whose streams are here
         self._waiting = {member: asyncio.Event() for member in members}  # set once it has begun, or is left out
@@ -166,7 +167,7 @@ class PartReceiver:
     async def _take_parts(self, member: int, terms: SenderTerms, stream: Stream) -> None:
         if member in self._reducer.left_out:
             return  # it comes too late
-        audits, tempo = self._shared.audits, self._shared.tempo
+        audits, tempo = self._audits, self._shared.tempo
         if audits is not None:
             audits.begin(member, terms.commitment)
         self._reducer.begin(member, terms.weight, terms.samples, terms.note)

@@ -54,11 +54,11 @@ class _ReducerVisit:
 class PartSender:
     """Exchanges with all reducers on behalf of one member. Averages land in the memory of its results."""
 
-    def __init__(self, shared: Shared, pace: Pace, parts_pace: Pace) -> None:
+    def __init__(self, shared: Shared, audits: Audits | None, pace: Pace, parts_pace: Pace) -> None:
         """`pace`: of the averages that arrive; `parts_pace`: of the parts that this member's own reducer gets, which
         hears when this member has sent its own."""
         self.streams: list[Stream] = []
-        self._shared, self._mates, self._faults = shared, shared.mates, shared.faults
+        self._shared, self._audits, self._mates, self._faults = shared, audits, shared.mates, shared.faults
         self._pace, self._parts_pace = pace, parts_pace
         me, members = shared.mates.me, shared.mates.group.members
         self._reducers = [index for index in shared.plan.by_reducer if index != me and shared.mine is not None]
@@ -173,7 +173,7 @@ class PartSender:
 
     @forgetful
     async def _send(self, parts: Sequence[Part], mine: Inputs, stream: Stream) -> None:
-        audits, before, sending = self._shared.audits, stream.leaving, self._shared.tempo.sending
+        audits, before, sending = self._audits, stream.leaving, self._shared.tempo.sending
         began, whole, expected = loop_time(), False, max(1, sum(part.payload_bound for part in parts))
         try:
             terms = mine.weight, mine.note, None if audits is None else audits.commitment, mine.samples
@@ -202,7 +202,7 @@ class PartSender:
             async with unless_silent(stream, patience):
                 header, payload = await stream.receive(AverageHeader, _memory_for(part, results))
             check_senders(header.senders, header.weights, self._shared.senders)
-            if (header.inputs is None) != (self._shared.audits is None):
+            if (header.inputs is None) != (self._audits is None):
                 raise ProtocolViolation("an average with no hash of its inputs, or one that nobody asked for")
             if (header.tensor is None) != (not header.senders):
                 raise ProtocolViolation("an average that does not fit the senders it names")
