@@ -45,18 +45,16 @@ class LowRankGradientAverager(GradientAverager):
         """
         self._rank = Rank(averager_rank, min_compression_ratio)
         self._state_epoch = 0  # rounds that what all share is the outcome of
-        self._in_step = False  # nothing points to others being further
         super().__init__(parameters, **options)
 
     def schedule_step(self, scheduled_time: float | None = None, **step_options: Any) -> StepControl:
         """See GradientAverager. The outcome of the last step must be known: it says with whom this one is."""
         with self._at_rest():
             pass
-        if not self._in_step:
-            for _ in range(_TRIES):  # they may have a round while this peer downloads
-                if self._others_are_further():
-                    self.load_state_from_peers(timeout=60.0)
-            self._in_step = True
+        for _ in range(_TRIES):  # they may have a round while this peer downloads
+            if not self._others_are_further():
+                break
+            self.load_state_from_peers(timeout=60.0)
         return super().schedule_step(scheduled_time, **step_options)
 
     def get_current_state(self) -> tuple[Any, Sequence[torch.Tensor]]:
@@ -85,12 +83,6 @@ class LowRankGradientAverager(GradientAverager):
     def _others_are_further(self) -> bool:
         offers = self._runner.run(lambda core: core.sharing.donors())
         return any(offer.epoch > self._state_epoch for _, offer in offers)
-
-    def _take_in_outcome(self) -> None:
-        before, waiting = self._state_epoch, self._last is not None
-        super()._take_in_outcome()
-        if waiting and self._state_epoch == before:
-            self._in_step = False
 
     def _committed(self, result: RoundResult) -> None:
         self._state_epoch += 1

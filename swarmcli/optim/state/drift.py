@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -30,45 +31,12 @@ _ROWS = 16  # with signs of their own, then the same again
 _SLAB = _ROWS * _ROW  # elements that are taken at a time: half a megabyte in float64 stays in the cache
 
 
-@dataclass(frozen=True, slots=True)
-class Sketch:
-    """`values` (BUCKETS,), as they travel: float32, since what is compared differs by a thousandth or more."""
+Sketch: TypeAlias = np.ndarray  # (BUCKETS,) of float32, as it travels: what is compared differs by a thousandth or more
 
-    values: tuple[float, ...]
 
-    def __post_init__(self) -> None:
-        if len(self.values) != BUCKETS:
-            raise ValueError(f"a sketch has {BUCKETS} values, got {len(self.values)}")
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Sketch:
-        """Raises ValueError for another number of bytes."""
-        if len(data) != SKETCH_BYTES:
-            raise ValueError(f"a sketch has {SKETCH_BYTES} bytes, got {len(data)}")
-        return cls(tuple(np.frombuffer(data, "<f4").tolist()))
-
-    def to_bytes(self) -> bytes:
-        """BUCKETS times float32, little endian."""
-        return np.asarray(self.values, "<f4").tobytes()
-
-    @property
-    def is_finite(self) -> bool:
-        return all(map(math.isfinite, self.values))
-
-    @property
-    def norm(self) -> float:
-        """An estimate of the length of what was sketched."""
-        return math.hypot(*self.values)
-
-    def minus(self, other: Sketch) -> Sketch:
-        """The sketch of the difference. From one that is not finite all finite ones differ alike."""
-        if not other.is_finite:
-            return Sketch(tuple(0.0 * value for value in self.values))
-        return Sketch(tuple(here - there for here, there in zip(self.values, other.values, strict=True)))
-
-    def distance(self, other: Sketch) -> float:
-        """An estimate of the distance between what was sketched here and there, with one seed."""
-        return math.dist(self.values, other.values)
+def distance(one: Sketch, other: Sketch) -> float:
+    """An estimate of the distance between what was sketched, with one seed."""
+    return math.dist(one.tolist(), other.tolist())
 
 
 class Sketcher:
@@ -97,7 +65,7 @@ class Sketcher:
             rows = self._rows(tensor.detach().reshape(-1))
             self._scatter(rows, self._draw(index.to_bytes(4, "big"), len(rows)), sums)
         with np.errstate(over="ignore"):  # a sum beyond float32 is as good as infinite
-            return Sketch(tuple(sums.numpy().astype("<f4").tolist()))
+            return sums.numpy().astype("<f4")
 
     def _rows(self, flat: torch.Tensor) -> torch.Tensor:
         """(rows, BUCKETS): each row of elements with its signs, summed by bucket but not yet turned to its own."""
@@ -147,16 +115,15 @@ def compare(differences: Mapping[PeerID, Sketch], length: float, expected: int, 
 
     One whose sketch is not finite knows it, has to download in any case, and has no say.
     """
-    finite = {peer: sketch for peer, sketch in differences.items() if sketch.is_finite}
+    finite = {peer: sketch for peer, sketch in differences.items() if np.isfinite(sketch).all()}
     if not finite:
         return Comparison(dict.fromkeys(differences, math.inf))
     broken = differences.keys() - finite.keys()
 
     def far_from(middle: Sketch) -> dict[PeerID, float]:
-        return {peer: relative(sketch.distance(middle), length) for peer, sketch in finite.items()}
+        return {peer: relative(distance(sketch, middle), length) for peer, sketch in finite.items()}
 
-    values = np.array([sketch.values for sketch in finite.values()], np.float64)  # (members, BUCKETS)
-    distances = far_from(Sketch(tuple(np.median(values, axis=0).tolist())))
+    distances = far_from(np.median(np.stack([*finite.values()]).astype(np.float64), axis=0))
     measured = distances | dict.fromkeys(broken, math.inf)
     if 2 * sum(far <= tolerance for far in distances.values()) <= expected - len(broken):
         if len(differences) < expected:
@@ -203,7 +170,7 @@ class DriftMonitor:
         if not self._kept:
             return b""
         lineage, sketch = next(reversed(self._kept.items()))
-        return lineage + sketch.to_bytes()
+        return lineage + sketch.tobytes()
 
     def strays(self, reported: Mapping[PeerID, bytes], epoch: int) -> bool:
         """Compares this peer's state with what its mates last reported, which are all in `reported`: whether it has to
@@ -211,13 +178,13 @@ class DriftMonitor:
         if not self._kept:
             return False
         latest = next(reversed(self._kept.values()))
-        differences = {self._own_id: latest.minus(latest)}
+        differences = {self._own_id: _away(latest, latest)}
         for peer, told in reported.items():
             if len(told) == TOLD_BYTES and (own := self._kept.get(told[:LINEAGE_BYTES])) is not None:
-                differences[peer] = Sketch.from_bytes(told[LINEAGE_BYTES:]).minus(own)
+                differences[peer] = _away(np.frombuffer(told, "<f4", offset=LINEAGE_BYTES), own)
         if len(differences) == 1:
             return False
-        found = compare(differences, latest.norm, 1 + len(reported), self._tolerance)
+        found = compare(differences, float(np.linalg.norm(latest)), 1 + len(reported), self._tolerance)
         fresh, self._strays = found.strays - self._strays, found.strays
         self.drift = min(found.distances[self._own_id], FURTHEST)
         self._events.emit(
@@ -229,3 +196,8 @@ class DriftMonitor:
             )
         )
         return self._own_id in found.strays
+
+
+def _away(sketch: Sketch, own: Sketch) -> Sketch:
+    """The sketch of the difference. From one that is not finite all finite ones differ alike."""
+    return sketch - own if np.isfinite(own).all() else 0 * sketch

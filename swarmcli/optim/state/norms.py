@@ -10,18 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-
-@dataclass(frozen=True, slots=True)
-class NormOptions:
-    """The steps that are looked at, and which of them went unusually far."""
-
-    sampled: int = 1 << 20  # values of the parameters whose way is measured, evenly taken; of fewer all
-    usual_of: int = 6  # steps whose median is the usual norm: it falls quickly while a model begins to learn
-    least_known: int = 5  # steps before any is called unusual
-    far: float = 3.0  # times the usual norm: the least that was seen where a loss jumped; noise makes less of it
-
-
-NORMS = NormOptions()
+SAMPLED = 1 << 20  # values of the parameters whose way is measured, evenly taken; of fewer all
+USUAL_OF = 6  # steps whose median is the usual norm: it falls quickly while a model begins to learn
+LEAST_KNOWN = 5  # steps before any is called unusual
+FAR = 3.0  # times the usual norm: the least that was seen where a loss jumped; noise makes less of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +21,13 @@ class StepNorms:
     """Euclidean norms over all trained parameters; None: not finite."""
 
     gradient: float | None  # of the average as the optimizer got it: before it clips
-    update: float | None  # of the change of the parameters; an estimate where there are more than NORMS.sampled values
+    update: float | None  # of the change of the parameters; an estimate where there are more than SAMPLED values
 
 
 def measure_step(
     parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], step: Callable[[], object]
 ) -> StepNorms:
-    """Makes the step. Reads the gradients once, and keeps a copy of at most about NORMS.sampled values meanwhile."""
+    """Makes the step. Reads the gradients once, and keeps a copy of at most about SAMPLED values meanwhile."""
     gradient = math.hypot(*(torch.linalg.vector_norm(each).item() for each in gradients))
     before = _sample(parameters)
     step()
@@ -46,7 +38,7 @@ def measure_step(
 @torch.no_grad()
 def _sample(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
     """A vector in host memory, scaled so that its norm is that of all values, about."""
-    stride = math.ceil(sum(parameter.numel() for parameter in parameters) / NORMS.sampled)
+    stride = math.ceil(sum(parameter.numel() for parameter in parameters) / SAMPLED)
     while math.gcd(stride, 210) > 1:  # otherwise it would meet the same columns of a matrix again and again
         stride += 1
     parts = []
@@ -62,15 +54,15 @@ class UsualNorms:
 
     def __init__(self) -> None:
         names = "averaged gradient (before clipping)", "update"
-        self._last = {name: deque[float](maxlen=NORMS.usual_of) for name in names}
+        self._last = {name: deque[float](maxlen=USUAL_OF) for name in names}
         self._told = False
 
     def look(self, epoch: int, norms: StepNorms) -> str:
         """Says what to tell a person of the step that led to `epoch`; "": nothing."""
         found = []
         for (name, last), norm in zip(self._last.items(), (norms.gradient, norms.update), strict=True):
-            usual = statistics.median(last) if len(last) >= NORMS.least_known else math.inf
-            if norm is None or norm > NORMS.far * usual:
+            usual = statistics.median(last) if len(last) >= LEAST_KNOWN else math.inf
+            if norm is None or norm > FAR * usual:
                 found.append(f"the norm of the {name} {_beyond(norm, usual)}")
             if norm is not None:
                 last.append(norm)

@@ -112,7 +112,8 @@ def read_place(text: object) -> tuple[int, str]:
 
 
 def by_parameter(values: Mapping[str, T], parameters: Sequence[torch.Tensor]) -> dict[int, dict[str, T]]:
-    """Values by place as optimizers keep them. Raises ValueError for places that there are not, and for too many."""
+    """Values by place as optimizers keep them. Raises ValueError for places that there are not, for too many, and for
+    tensors larger than their parameter."""
     statistics: dict[int, dict[str, T]] = {}
     for place, value in values.items():
         index, name = read_place(place)
@@ -121,6 +122,9 @@ def by_parameter(values: Mapping[str, T], parameters: Sequence[torch.Tensor]) ->
         of_parameter = statistics.setdefault(index, {})
         if len(of_parameter) >= MAX_STATISTICS:
             raise ValueError(f"statistics of parameter {index}: more than {MAX_STATISTICS}")
+        most, numel = max(1, parameters[index].numel()), math.prod(getattr(value, "shape", ()))
+        if numel > most:
+            raise ValueError(f"{name!r} of parameter {index} has {numel} elements, its parameter {most}")
         of_parameter[name] = value
     return statistics
 
@@ -131,27 +135,20 @@ def check_travel(state: Mapping[Any, Any], parameters: Sequence[torch.Tensor]) -
     for index, statistics in state.items():
         if not isinstance(index, int) or not isinstance(statistics, Mapping):
             raise ValueError(f"it keeps {str(index)[:40]!r} beside the statistics of its parameters")
-        if len(statistics) > MAX_STATISTICS:
-            raise ValueError(f"it keeps {len(statistics)} of parameter {index}, {MAX_STATISTICS} are the most")
+        by_parameter({f"{index}/{name}": value for name, value in statistics.items()}, parameters)
         for name, value in statistics.items():
-            if reason := _reason_to_stay(name, value, parameters[index]):
-                raise ValueError(f"{str(name)[:40]!r} of parameter {index} {reason}")
+            if not _travels(value):
+                form = f"{value.layout} {value.dtype}" if isinstance(value, torch.Tensor) else type(value).__name__
+                raise ValueError(f"{name!r:.40} of parameter {index} is a {form}")
 
 
-def _reason_to_stay(name: Any, value: Any, parameter: torch.Tensor) -> str:
-    """Why a statistic cannot travel; empty if it can."""
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
-        return f"has no text of at most {MAX_NAME} characters for a name"
+def _travels(value: Any) -> bool:
     if not isinstance(value, torch.Tensor):
-        return "" if value is None or isinstance(value, _Scalar) else f"is a {type(value).__name__}"
-    if value.layout is not torch.strided:
-        return f"is a tensor of layout {value.layout}"
+        return value is None or isinstance(value, _Scalar)
     try:
-        dtype_name(value.dtype)
+        return value.layout is torch.strided and bool(dtype_name(value.dtype))
     except TypeError:
-        return f"is a tensor of type {value.dtype}"
-    most = max(1, parameter.numel())
-    return f"has {value.numel()} elements, its parameter {most}" if value.numel() > most else ""
+        return False
 
 
 _Scalar = (bool, int, float, str)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
@@ -15,13 +14,14 @@ from swarmcli.optim.gradients.accumulator import lent
 from swarmcli.optim.state.lineage import LINEAGE_BYTES, TORN, LineagePosition, first_lineage, hash_tensors, is_count
 from swarmcli.optim.state.meaning import fit_schedule, fit_settings, schedule_asked, schedule_of, settings_of
 from swarmcli.optim.state.norms import StepNorms, measure_step
-from swarmcli.optim.state.statistics import by_parameter, check_travel, fit, read_place, statistics_of, to_plain
+from swarmcli.optim.state.statistics import by_parameter, check_travel, fit, statistics_of, to_plain
 from swarmcli.state.distant import AnyTensor, fill
 from swarmcli.state.snapshot import copied
 
 logger = logging.getLogger(__name__)
 
 _STATISTIC = "statistic/"
+T = TypeVar("T")
 Parameters = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
 OptimizerFactory = Callable[[Parameters], torch.optim.Optimizer]
 
@@ -168,20 +168,18 @@ class TrainingState:
         statistics, numbers = self.statistics.capture()
         tensors: dict[str, AnyTensor] = {f"{_STATISTIC}{place}": tensor for place, tensor in statistics.items()}
         tensors.update({name: tensor.detach() for name, tensor in self._own_tensors().items()})
-        metadata = {
+        told = {"groups": [settings_of(group) for group in groups], "numbers": numbers}
+        return CapturedState({**self._described(), **told, "lineage": self.position.lineage}, tensors)
+
+    def _described(self) -> dict[str, Any]:
+        """What is said alike of a state that travels and of one that is saved."""
+        inner = {} if self._inner is None else {"inner": [settings_of(group) for group in self._inner.param_groups]}
+        return inner | {
             "epoch": self.position.epoch,
             "samples_seen": self.position.samples,
-            "lineage": self.position.lineage,
-            "groups": [settings_of(group) for group in groups],
-            "numbers": numbers,
             "apart": self.apart,
             "scheduler": schedule_of(self.scheduler) if self.scheduler is not None else None,
-            **self._inner_settings(),
         }
-        return CapturedState(metadata, tensors)
-
-    def _inner_settings(self) -> dict[str, Any]:
-        return {"inner": [settings_of(group) for group in self._inner.param_groups]} if self._inner is not None else {}
 
     @torch.no_grad()
     def restore(self, captured: CapturedState) -> None:
@@ -194,7 +192,9 @@ class TrainingState:
         metadata = captured.metadata
         position = read_position(metadata)
         self.check_tensors(captured.tensors)
-        statistics, numbers = self._statistics_in(captured)
+        statistics = _statistics_of(captured.tensors)
+        numbers = {str(place): fit(None, n, str(place)) for place, n in _mapping(metadata, "numbers").items()}
+        by_parameter(statistics | numbers, self.parameters)
         groups, schedule, inner = self.fit(metadata)
 
         # All that can be refused is checked by here, and statistics are staged beside the old ones, before a tensor
@@ -249,13 +249,9 @@ class TrainingState:
         """The optimizer's state_dict, and under "swarm" the scheduler, the position and a digest of the parameters."""
         self._check_whole()
         swarm = {
-            "epoch": self.position.epoch,
-            "samples_seen": self.position.samples,
+            **self._described(),
             "lineage": self.position.lineage.hex(),
-            "apart": self.apart,
             "parameters": self.digest(),
-            "scheduler": schedule_of(self.scheduler) if self.scheduler is not None else None,
-            **self._inner_settings(),
             "gradients": {name: tensor.detach().clone() for name, tensor in (self.shared | self.own).items()},
             "extra": {str(index): tensor.detach().clone() for index, tensor in enumerate(self.extra_tensors)},
         }
@@ -316,20 +312,11 @@ class TrainingState:
         saved = to_plain(checkpoint.get("param_groups"))
         told = {"groups": saved, "scheduler": to_plain(swarm.get("scheduler")), "inner": to_plain(swarm.get("inner"))}
         groups, schedule, inner = self.fit(told)
-        sizes = [len(group["params"]) for group in self.optimizer.param_groups]
-        places = [group.get("params") for group in saved]
-        whole = [isinstance(each, list) and all(isinstance(place, int) for place in each) for each in places]
-        if not all(whole) or [len(each) for each in places] != sizes:
-            raise ValueError(f"param_groups: expected groups of {sizes} parameters")
-        parameters = dict(zip((place for each in places for place in each), self.parameters, strict=True))
+        if [group.get("params") for group in saved] != [group["params"] for group in groups]:
+            raise ValueError("param_groups: they have other parameters than those of this peer's optimizer")
         statistics = _mapping(checkpoint, "state")
-        for place, values in statistics.items():
-            if place not in parameters or not isinstance(values, Mapping):
-                raise ValueError(f"state: there are statistics of a parameter {place!r:.40}, which is not here")
-            for name, value in values.items():
-                if isinstance(value, torch.Tensor) and value.numel() > max(1, parameters[place].numel()):
-                    raise ValueError(f"state: {name!r:.40} of parameter {place} is larger than its parameter")
-        groups = [{**group, "params": its} for group, its in zip(groups, places, strict=True)]
+        for index in statistics:
+            by_parameter({f"{index}/{name}": it for name, it in _mapping(statistics, index).items()}, self.parameters)
         return groups, schedule, inner, statistics
 
     def _check_whole(self) -> None:
@@ -344,30 +331,19 @@ class TrainingState:
     def check_tensors(self, tensors: Mapping[str, Shaped]) -> None:
         """Raises ValueError unless tensors of these names, types and shapes could be restored here."""
         own = self._own_tensors()
-        by_parameter({n.removeprefix(_STATISTIC): n for n in tensors if n.startswith(_STATISTIC)}, self.parameters)
+        by_parameter(_statistics_of(tensors), self.parameters)
         for name, tensor in tensors.items():
-            if name.startswith(_STATISTIC):
-                index, _ = read_place(name.removeprefix(_STATISTIC))
-                if math.prod(tensor.shape) > max(1, self.parameters[index].numel()):
-                    raise ValueError(f"{name}: larger than its parameter")
-            elif name not in own or (own[name].dtype, *own[name].shape) != (tensor.dtype, *tensor.shape):
+            form = (own[name].dtype, *own[name].shape) if name in own else ()
+            if form != (tensor.dtype, *tensor.shape) and not name.startswith(_STATISTIC):
                 raise ValueError(f"{name}: {tensor.dtype} {tuple(tensor.shape)} is not what this model has there")
         missing = own.keys() - tensors.keys()
         if missing:
             raise ValueError(f"{min(missing)} is missing")
 
-    def _statistics_in(self, captured: CapturedState) -> tuple[dict[str, AnyTensor], dict[str, Any]]:
-        """Tensors and numbers by place. Raises ValueError for numbers that are none, or of no parameter here."""
-        tensors = {
-            name.removeprefix(_STATISTIC): tensor
-            for name, tensor in captured.tensors.items()
-            if name.startswith(_STATISTIC)
-        }
-        numbers = {
-            str(place): fit(None, value, str(place)) for place, value in _mapping(captured.metadata, "numbers").items()
-        }
-        by_parameter(tensors | numbers, self.parameters)
-        return tensors, numbers
+
+def _statistics_of(tensors: Mapping[str, T]) -> dict[str, T]:
+    """By place."""
+    return {n.removeprefix(_STATISTIC): tensor for n, tensor in tensors.items() if n.startswith(_STATISTIC)}
 
 
 def read_position(metadata: Any) -> LineagePosition:

@@ -118,7 +118,7 @@ def test_one_liar_among_three_costs_the_others_nothing(far: bool, monkeypatch: p
     async def main() -> None:
         async with Swarm() as swarm:
             trainers, watches = await watched(swarm, 3)
-            liar, lie = trainers[0], Sketcher(b"run").sketch([torch.full((6,), 1e6)]).to_bytes()
+            liar, lie = trainers[0], Sketcher(b"run").sketch([torch.full((6,), 1e6)]).tobytes()
             monitor, tell = liar.core._keeper.monitor, DriftMonitor.told.fget
 
             def told(each: DriftMonitor) -> bytes:

@@ -94,11 +94,13 @@ def test_one_that_was_left_behind_notices_and_follows() -> None:
             Local(PowerEFGradientAverager, dht, min_matchmaking_time=3.0) for dht in (first, second, third)
         )
         with one.averager, other.averager, late.averager:
-            late.averager._in_step = True  # as if it had looked before the others had their first round
             for index, member in enumerate((one, other, late)):
                 member.accumulate(index, 2)
             at_once(one.step, other.step)
-            assert late.averager.step(timeout=300) is None
+            look, late.averager._others_are_further = late.averager._others_are_further, lambda: False
+            control = late.averager.schedule_step(timeout=300)  # as if they had their first round only now
+            late.averager._others_are_further = look
+            assert late.averager.step(control=control) is None
             assert late.averager.local_samples_accumulated == 2
             late.averager.load_state_from_peers()
             assert late.averager._tag == one.averager._tag != b""

@@ -31,7 +31,7 @@ def test_both_norms_are_those_of_the_step(dtype: torch.dtype) -> None:
 
 
 def test_of_many_values_a_part_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(norms_module, "NORMS", norms_module.NormOptions(sampled=500))
+    monkeypatch.setattr(norms_module, "SAMPLED", 500)
     parameters = matrices()
     # Of a matrix in which one column alone moves, as with a token that comes often, the sample meets its part.
     columns = torch.zeros(64, 48)

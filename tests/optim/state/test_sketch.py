@@ -3,11 +3,12 @@
 import math
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 
-from swarmcli.optim.state.drift import BUCKETS, SKETCH_BYTES, Sketch, Sketcher
+from swarmcli.optim.state.drift import BUCKETS, SKETCH_BYTES, Sketcher, distance
 
 # Of a length estimated from 16 buckets with eight seeds: five standard deviations, and a little for structure.
 LOW, HIGH = 0.5, 1.6
@@ -47,7 +48,7 @@ def test_the_estimated_distance_is_the_true_one(shapes: list, kind: str, seed: i
     other = [tensor + size * pattern(kind, shape, generator) for tensor, shape in zip(own, shapes, strict=True)]
     true = length([a - b for a, b in zip(own, other, strict=True)])
     sketchers = [Sketcher((seed + turn).to_bytes(8, "big")) for turn in range(8)]
-    estimates = [sketcher.sketch(own).distance(sketcher.sketch(other)) for sketcher in sketchers]
+    estimates = [distance(sketcher.sketch(own), sketcher.sketch(other)) for sketcher in sketchers]
     estimated = math.sqrt(sum(estimate**2 for estimate in estimates) / len(estimates))
     assert LOW * true - 1e-5 * length(own) <= estimated <= HIGH * true + 1e-5 * length(own)
 
@@ -58,7 +59,7 @@ def test_large_matrices_are_told_apart_as_well(kind: str) -> None:
     ratios = []
     for seed in range(20):
         difference = pattern(kind, [160, 1000], generator)
-        ratios.append(Sketcher(bytes([seed])).sketch([difference]).norm / length([difference]))
+        ratios.append(np.linalg.norm(Sketcher(bytes([seed])).sketch([difference])) / length([difference]))
     assert sum(ratios) / len(ratios) == pytest.approx(1.0, abs=0.06)
     assert min(ratios) > LOW
     assert max(ratios) < HIGH
@@ -69,10 +70,11 @@ def test_it_is_linear_and_depends_on_the_seed_and_the_order_only() -> None:
     a, b = (torch.randn(9000, generator=generator, dtype=torch.float64) for _ in range(2))
     sketcher = Sketcher(b"run")
     difference = sketcher.sketch([a - b])
-    assert sketcher.sketch([a]).distance(sketcher.sketch([b])) == pytest.approx(difference.norm, rel=1e-5)
-    assert sketcher.sketch([a]) == Sketcher(b"run").sketch([a.view(90, 100)])
-    assert sketcher.sketch([a]) != Sketcher(b"another run").sketch([a])
-    assert sketcher.sketch([a, b]) != sketcher.sketch([b, a])
+    assert distance(sketcher.sketch([a]), sketcher.sketch([b])) == pytest.approx(np.linalg.norm(difference), rel=1e-5)
+    assert np.array_equal(sketcher.sketch([a]), Sketcher(b"run").sketch([a.view(90, 100)]))
+    assert not np.array_equal(sketcher.sketch([a]), Sketcher(b"another run").sketch([a]))
+    assert not np.array_equal(sketcher.sketch([a, b]), sketcher.sketch([b, a]))
+    assert len(sketcher.sketch([a]).tobytes()) == SKETCH_BYTES
 
 
 def test_a_plain_sum_over_drawn_signs_and_buckets_gives_the_same() -> None:
@@ -87,7 +89,7 @@ def test_a_plain_sum_over_drawn_signs_and_buckets_gives_the_same() -> None:
             row, within = divmod(place, 4096)
             sign = float(sketcher._signs[row % 16].reshape(-1)[within]) * (-1 if draws[row] & BUCKETS else 1)
             sums[(within + draws[row]) % BUCKETS] += sign * value
-    torch.testing.assert_close(torch.tensor(sketcher.sketch(tensors).values), torch.tensor(sums))
+    torch.testing.assert_close(torch.from_numpy(sketcher.sketch(tensors)), torch.tensor(sums))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -96,23 +98,12 @@ def test_short_types_are_summed_in_float64(dtype: torch.dtype) -> None:
     other = tensor.clone()
     other[77] = 200.0
     sketcher = Sketcher(b"")
-    assert sketcher.sketch([tensor]).distance(sketcher.sketch([other])) == pytest.approx(100.0, rel=0.01)
+    assert distance(sketcher.sketch([tensor]), sketcher.sketch([other])) == pytest.approx(100.0, rel=0.01)
 
 
 def test_what_is_not_finite_shows() -> None:
     sketcher = Sketcher(b"")
-    assert sketcher.sketch([torch.ones(5)]).is_finite
-    assert not sketcher.sketch([torch.tensor([1.0, math.nan])]).is_finite
-    assert not sketcher.sketch([torch.tensor([1.0, math.inf])]).is_finite
-    assert not sketcher.sketch([torch.full((3,), 1e300, dtype=torch.float64)]).is_finite
-
-
-def test_it_travels_and_what_is_none_is_refused() -> None:
-    sketch = Sketcher(b"").sketch([torch.arange(100.0)])
-    assert Sketch.from_bytes(sketch.to_bytes()) == sketch
-    assert len(sketch.to_bytes()) == SKETCH_BYTES
-    for size in (0, SKETCH_BYTES - 4, SKETCH_BYTES + 1):
-        with pytest.raises(ValueError, match=f"{SKETCH_BYTES} bytes"):
-            Sketch.from_bytes(bytes(size))
-    with pytest.raises(ValueError, match=f"{BUCKETS} values"):
-        Sketch((1.0,))
+    assert np.isfinite(sketcher.sketch([torch.ones(5)])).all()
+    assert not np.isfinite(sketcher.sketch([torch.tensor([1.0, math.nan])])).all()
+    assert not np.isfinite(sketcher.sketch([torch.tensor([1.0, math.inf])])).all()
+    assert not np.isfinite(sketcher.sketch([torch.full((3,), 1e300, dtype=torch.float64)])).all()

@@ -135,9 +135,9 @@ class Keeps(torch.optim.SGD):
     [
         ([torch.zeros(2)], "factors", "'factors' of parameter 0 is a list"),
         (torch.zeros(5, 5), "inverse", "'inverse' of parameter 0 has 25 elements, its parameter 3"),
-        (torch.zeros(3).to_sparse(), "rows", "'rows' of parameter 0 is a tensor of layout torch.sparse_coo"),
-        (torch.zeros(3, dtype=torch.complex32), "phase", "'phase' of parameter 0 is a tensor of type torch.complex32"),
-        (1.0, "x" * 65, "has no text of at most 64 characters"),
+        (torch.zeros(3).to_sparse(), "rows", "'rows' of parameter 0 is a torch.sparse_coo"),
+        (torch.zeros(3, dtype=torch.complex32), "phase", "'phase' of parameter 0 is a torch.strided torch.complex32"),
+        (1.0, "x" * 65, "expected <parameter index>/<name of the statistic>"),
         (1.0, "beside", "it keeps 'beside' beside the statistics"),
     ],
 )
