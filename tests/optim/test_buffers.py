@@ -209,21 +209,6 @@ def test_a_checkpoint_has_them_and_one_without_takes_the_models() -> None:
     virtual_time.run(main(), timeout=300)
 
 
-def test_drift_of_buffers_alone_is_seen() -> None:
-    async def main() -> None:
-        async with Peers() as swarm:
-            peers = [await swarm.peer(Mode()) for _ in range(3)]
-            await together(*(peer.train(3) for peer in peers))
-            peers[0].core.replica.state.extra_tensors[0].add_(100.0)
-            downloads = record(peers[0].node, StateDownloaded)
-            for epoch in range(4, 30):  # the others' sketches come in reports, which are read every three seconds
-                if not downloads:
-                    await together(*(peer.train(epoch) for peer in peers))
-            assert downloads and equal(peers[0], peers[1])
-
-    virtual_time.run(main(), timeout=300)
-
-
 def test_what_a_model_moves_during_a_round_is_kept() -> None:
     live = [torch.tensor([1.0, 2.0]), torch.tensor(4), torch.tensor([True])]
     buffers = Buffers(live)

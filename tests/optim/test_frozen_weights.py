@@ -20,16 +20,15 @@ from swarmcli.optim import Optimizer
 from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription, Role
 from swarmcli.optim.core import OptimizerCore
-from swarmcli.optim.modes.base import StateOptions, Timing, Trained
+from swarmcli.optim.modes.base import Timing, Trained
 from swarmcli.optim.modes.gradients import Mode
-from swarmcli.optim.modes.outer import LocalUpdates
 from swarmcli.optim.peers import frozen_exchange
 from swarmcli.optim.state.frozen import FILE, TERM, FrozenWeights, StoredWeights, base_of, frozen_of
 from swarmcli.optim.state.replica import Offloaded
 from swarmcli.state import snapshot as snapshot_module
 from swarmcli.state.snapshot import PinnedState, Snapshot, StateOutline, read_manifest
 from swarmcli.testing import virtual_time
-from tests.optim.optim_swarm import Swarm, Trainer, record, together, until
+from tests.optim.optim_swarm import Swarm, Trainer, record, together
 from tests.optim.shells import dhts
 from tests.suites import soak
 
@@ -156,19 +155,6 @@ def test_they_are_no_part_of_states_rounds_and_lineages(handed_in: bool) -> None
     virtual_time.run(main(), timeout=300)
 
 
-def test_averages_of_states_leave_them_out() -> None:
-    async def main() -> None:
-        async with Peers() as swarm:
-            mode = LocalUpdates(state=StateOptions(average_every=1, delay=False))
-            one, two = [await swarm.peer(handed_in=True, mode=mode) for _ in range(2)]
-            before = one.model.table.clone()
-            version = one.model.table._version
-            await together(one.train(4), two.train(4))
-            assert torch.equal(one.model.table, before) and one.model.table._version == version
-
-    virtual_time.run(main(), timeout=300)
-
-
 FILE_OR_MEMORY = (0, 64 << 20)
 FIRST = [("trainer", Timing.AT_ONCE, 0), ("monitor", Timing.DELAYED_STEP, 64 << 20)]
 OTHERS = itertools.product(("trainer", "monitor"), (Timing.AT_ONCE, Timing.DELAYED_STEP), FILE_OR_MEMORY)
@@ -199,23 +185,6 @@ def test_a_newcomer_with_others_downloads_the_runs_once(
             assert [each.level for each in two.noticed if "frozen weights" in each.text] == ["info"]
             again = FrozenWeights(Peer(two.node, frozen=2).frozen.tensors, one.frozen.digest, tmp_path)
             assert again.held, "a restart downloads nothing"
-
-    virtual_time.run(main(), timeout=300)
-
-
-def test_gradients_of_another_model_are_dropped() -> None:
-    """Also where the parameters are the run's already: nobody has stepped yet."""
-
-    async def main() -> None:
-        async with Peers() as swarm:
-            one = await swarm.peer()
-            await one.core.join()
-            two = await swarm.peer(frozen=1, digest=one.frozen.digest)
-            assert two.core.position == one.core.position
-            assert await two.compute()
-            assert two.core.work.samples == 0 and whole(two, one)
-            await two.compute()
-            assert two.core.work.samples == 4
 
     virtual_time.run(main(), timeout=300)
 
@@ -304,19 +273,6 @@ def test_strangers_drive_nobody_away_that_was_told_the_digest_or_has_nothing_fro
     virtual_time.run(main(), timeout=300)
 
 
-def test_nobody_gives_them() -> None:
-    async def main() -> None:
-        async with Peers() as swarm:
-            wanted = frozen_of([], Model().named_parameters()).digest
-            alone = await swarm.peer(frozen=1, digest=wanted)
-            with pytest.raises(StateDownloadError, match=f"2 tensors, 16 kB.*{wanted[:16]}.*{alone.frozen.own}"):
-                await alone.core.join()
-            assert [each.level for each in alone.noticed] == ["warning"]
-            assert alone.core.position.epoch == 0
-
-    virtual_time.run(main(), timeout=300)
-
-
 class Liar:
     """Gives out other bytes, or names other hashes, under the run's digest."""
 
@@ -354,23 +310,6 @@ def test_a_donor_that_gives_others_is_refused(hashes: bool) -> None:
             with pytest.raises(StateDownloadError, match="frozen weights"):
                 await alone.core.join()
             assert torch.equal(alone.model.table, Model(frozen=1).table), "nothing changes before all of it is right"
-
-    virtual_time.run(main(), timeout=300)
-
-
-def test_a_donor_that_dies_halfway_is_replaced() -> None:
-    async def main() -> None:
-        async with Peers(bandwidth=8_000) as swarm:
-            one, two = [await swarm.peer() for _ in range(2)]
-            await together(one.train(1), two.train(1))
-            newcomer = await swarm.peer(frozen=1, digest=two.frozen.digest)
-            joining = asyncio.create_task(newcomer.core.join())
-            coming = newcomer.core.frozen
-            await until(lambda: coming._progress is not None and coming._progress.received > 2_000)
-            assert "frozen weights" in coming.on_its_way
-            swarm.network.kill(one.node.peer_id)
-            await joining
-            assert whole(newcomer, two)
 
     virtual_time.run(main(), timeout=300)
 

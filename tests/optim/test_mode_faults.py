@@ -30,7 +30,7 @@ from swarmcli.optim.gradients.low_rank_methods import LowRankMethod
 from swarmcli.optim.gradients.sparse_method import SparseMethod
 from swarmcli.optim.modes.base import Timing, Trained
 from swarmcli.optim.modes.gradients import Mode
-from swarmcli.optim.modes.low_rank import PowerSGD
+from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
 from swarmcli.optim.modes.outer import OuterSteps, SparseOuterSteps
 from swarmcli.optim.modes.sparse import Sparse
 from swarmcli.testing import virtual_time
@@ -60,6 +60,7 @@ MODES = {
         SparseOuterSteps(k=256, bits=2, decay=0.95, outer=Outer(4), timing=Timing.DELAYED_AVERAGING), 0.5, keeps=True
     ),
     "powersgd": Row(PowerSGD(averager_rank=4), 1.0),
+    "poweref": Row(PowerEF(averager_rank=4), 1.0),
 }
 
 
@@ -129,7 +130,7 @@ class Feedback:
             own = self.loaded if counted else 0.0
             self.counted += own
             low_rank = isinstance(method, LowRankMethod)
-            came = [matrix.mean.double() for matrix in method.matrices.values()] if low_rank else []
+            came = [matrix.mean.double() for matrix in method.matrices.values()] if low_rank and self.left else []
             finish(samples, counted)
             for number, mean in enumerate(came):
                 self.left[number].add_(mean - [*method.matrices.values()][number].mean.double(), alpha=own)
@@ -326,6 +327,7 @@ FIRST = [
     ("sparse", "joined", 3),
     ("sparse outer steps", "leader killed", 3),
     ("powersgd", "dozing", 4),
+    ("poweref", "joined", 3),
 ]
 OTHERS = [case for case in itertools.product(MODES, FAULTS, [4]) if case not in FIRST]
 

@@ -224,27 +224,6 @@ def test_one_that_missed_a_round_keeps_what_it_learned(seed: int) -> None:
     virtual_time.run(main(), seed=seed, timeout=300)
 
 
-@pytest.mark.parametrize("counted", [False, True])
-def test_the_record_of_a_missed_round_says_whether_a_difference_was_in_it(counted: bool) -> None:
-    """Handed in, and then frozen: it is in no further round, and told as lost if the round was without it."""
-
-    async def main() -> None:
-        async with Swarm() as swarm:
-            peer = await taught(swarm)
-            await peer.compute()
-            work, held = peer.core.work, peer.core.replica
-            handed_in = (await work.freeze()).samples
-            await work.set_aside()  # what became of it is not known here
-            averages = [torch.zeros_like(each) for each in work.method.tensors]
-            weights = {peer.node.peer_id: float(handed_in)} if counted else {}
-            await work.replay(averages, RoundResult(round_id=bytes(32), weights=weights, samples=weights))
-            await held.publish()
-            assert handed_in == INNER and peer.waits == 0 and peer.lost == (0 if counted else INNER)
-            assert torch.equal(peer.weights.detach(), held.state.trained[0])
-
-    virtual_time.run(main())
-
-
 def test_a_difference_of_which_a_share_arrived_is_not_sent_again() -> None:
     """A slow sender that is left out in mid-round stays in the parts that have it."""
 

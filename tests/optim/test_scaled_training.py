@@ -135,29 +135,6 @@ def test_an_overflow_on_one_peer_drops_what_that_peer_has_and_nobody_waits(reuse
     virtual_time.run(main(), seed=1)
 
 
-@pytest.mark.parametrize("reuse", [True, *soak([False])])
-def test_overflows_on_all_peers_are_no_step(reuse) -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            made = [
-                ScaledTrainer(
-                    await swarm.node(),
-                    SCALE,
-                    reuse=reuse,
-                    batch_size=8,
-                    overflows=lambda t: t.epoch == 1 and t.lost < 4,
-                )
-                for _ in range(3)
-            ]
-            await trained(swarm, *made, until=4)
-            assert all(trainer.lost == 4 and trainer.scale == SCALE / 16 for trainer in made)
-            assert len(digests(made)) == 1
-            torch.testing.assert_close(made[0].weights.detach(), reference(0, swarm.batches(4)), rtol=1e-12, atol=1e-14)
-            assert all(epoch.samples >= 8 for trainer in made for epoch in trainer.epochs)
-
-    virtual_time.run(main(), seed=2)
-
-
 def test_a_round_to_which_nobody_brings_anything_is_no_step() -> None:
     """Everyone's sums overflow only after the round has begun."""
 
@@ -294,27 +271,3 @@ def test_the_plain_scaler_of_torch_is_refused(options: dict[str, Any], patched: 
                 scaler.step(opt)
             assert all(torch.equal(p.grad, grad) for p, grad in zip(net.parameters(), before, strict=True))
             assert opt.local_progress.samples_accumulated == 0
-
-
-def test_another_scale_amid_an_epoch_mixes_rightly_or_not_at_all() -> None:
-    with dhts(1) as (dht,), ExitStack() as stack:
-        for reuse in (False, True):
-            net, scaler = model(), GradScaler("cpu", init_scale=8.0)
-            opt = optimizer(dht, net, run_id=f"changed {reuse}", reuse_grad_buffers=reuse)
-            stack.callback(opt.shutdown)
-            data = batches(1)
-            for number in range(4):
-                if not reuse:
-                    opt.zero_grad()
-                if number == 2:
-                    scaler.load_state_dict(scaler.state_dict() | {"scale": 4.0})
-                backward(net, scaler, rows_of(data))
-                if reuse and number == 2:
-                    with pytest.raises(OptimizerError, match="one scale"):
-                        scaler.step(opt)
-                    assert opt.local_progress.epoch == 0
-                    break
-                scaler.step(opt)
-            else:
-                expected = train_alone(dht, None, 1)
-                torch.testing.assert_close(list(net.parameters()), expected, rtol=0, atol=0)

@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from swarmcli.compression import BlockwiseQuantization
-from swarmcli.events import Noticed
 from swarmcli.optim import GradientAverager, Outer, Sparse
-from swarmcli.optim.gradients.sparse_method import SparseMethod
 from swarmcli.optim.modes import choose_mode
 from swarmcli.optim.modes.base import Timing
 from swarmcli.optim.modes.outer import OuterSteps, SparseOuterSteps
@@ -21,8 +19,7 @@ from swarmcli.optim.state.differences import Differences
 from swarmcli.optim.state.replica import InPlace
 from swarmcli.testing import virtual_time
 from tests.optim import optim_swarm
-from tests.optim.optim_swarm import Swarm, decay, digests, loss_of, make_model, record, together
-from tests.optim.test_outer import Taught, one_dies_one_pauses, rests
+from tests.optim.optim_swarm import Swarm, decay, digests, loss_of, make_model, together
 
 INNER, K, CHUNK, FADES = 4, 32, 4096, 0.75
 FEATURES = 5000  # a chunk and a shorter one
@@ -107,47 +104,6 @@ def test_the_anchors_of_a_swarm_are_those_of_one_process() -> None:
                 torch.testing.assert_close(anchor, plain.anchor, rtol=0, atol=2e-6)
 
     virtual_time.run(main(), timeout=300)
-
-
-def method_of(peer: Taught) -> SparseMethod:
-    method = peer.core.work.method
-    assert isinstance(method, SparseMethod)
-    return method
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(2))
-def test_peers_that_die_pause_and_come_leave_one_anchor_and_their_books_add_up(seed: int) -> None:
-    async def main() -> None:
-        async with Swarm(seed, latency=0.05) as swarm:
-
-            async def taught(pace: float) -> Taught:
-                mode = sparse_steps(Timing.DELAYED_AVERAGING)
-                peer = Taught(await swarm.node(), seed=1, make=gentle, mode=mode, pace=pace, dtype=torch.float32)
-                await peer.core.start()
-                swarm.trainers.append(peer)
-                return peer
-
-            peers = [await taught(pace) for pace in (0.05, 0.08, 0.1, 0.2)]
-            others = await one_dies_one_pauses(swarm, peers, 2 + seed / 3)
-            late = await taught(0.1)
-            assert await late.core.join()
-            for peer in others:
-                peer.pace = 0.5  # epochs that are long enough to come along
-            others.append(late)
-            await together(*(peer.train(30) for peer in others))
-            await rests(others)
-            assert len(digests(others)) == 1 and len({peer.core.position.lineage for peer in others}) == 1
-            for peer in others:
-                assert peer is late or peer.computed == peer.counted + peer.waits + peer.lost
-            saved = (await late.core.state_dict())["swarm"]
-            residual = saved["gradients"]["residual0"]
-            assert torch.equal(residual, method_of(late).own["residual0"]) and residual.count_nonzero()
-            notices = record(late.node, Noticed)
-            await late.core.work.start_over()
-            assert any("error feedback of this peer is lost" in notice.text for notice in notices)
-
-    virtual_time.run(main(), seed=seed, timeout=600)
 
 
 @pytest.mark.parametrize("seed", range(5))

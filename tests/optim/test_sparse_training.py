@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from functools import partial
 from typing import Any
 
 import pytest
@@ -18,13 +17,12 @@ from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.gradients.sparse_method import SparseMethod
-from swarmcli.optim.modes import choose_mode
 from swarmcli.optim.modes.base import Trained
 from swarmcli.optim.modes.sparse import Sparse
 from swarmcli.testing import virtual_time
 from tests.adversary.lies import Liar
 from tests.adversary.lies.base import LIES, all_lies
-from tests.optim.optim_swarm import Swarm, record, together, until
+from tests.optim.optim_swarm import Swarm, record, together
 
 all_lies()
 TARGET, WIDTH = 24, 60
@@ -73,38 +71,6 @@ async def sower(swarm: Swarm, **averaging: Any) -> Sower:
     await made.core.start()
     swarm.trainers.append(made)  # type: ignore[arg-type]  # for its end
     return made
-
-
-@pytest.mark.soak
-def test_peers_that_come_freeze_and_die_hold_the_same_bits_and_learn() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            sowers = [await sower(swarm) for _ in range(4)]
-            far = sowers[0].distance
-            await together(*(each.train(3) for each in sowers))
-            await swarm.kill(sowers[3])  # type: ignore[arg-type]
-            swarm.network.freeze(sowers[2].node.peer_id)
-
-            async def thaw() -> None:
-                await until(lambda: sowers[0].core.position.epoch >= 5)
-                swarm.network.thaw(sowers[2].node.peer_id)
-                await sowers[2].train(60)
-
-            async def join_later() -> None:
-                await until(lambda: sowers[0].core.position.epoch >= 6)
-                sowers.append(await sower(swarm))
-                await sowers[-1].train(60)
-
-            await together(*(each.train(60) for each in sowers[:2]), thaw(), join_later())
-            for epoch in range(1, 61):
-                assert len({each.digests[epoch] for each in sowers if epoch in each.digests}) <= 1, epoch
-            assert len(sowers[4].digests) >= 10
-            assert sowers[0].distance < 0.8 * far
-            notices = record(sowers[0].node, Noticed)
-            await sowers[0].core.work.start_over()
-            assert any("error feedback" in notice.text for notice in notices)
-
-    virtual_time.run(main(), seed=0, timeout=7200)
 
 
 @pytest.mark.soak
@@ -220,14 +186,6 @@ def test_what_sparse_gradients_do_not_go_with_is_refused_by_name(option: str, va
                 MODE.assisting_averager(await swarm.node(), config, [torch.zeros(9)])
 
     virtual_time.run(main(), timeout=100)
-
-
-def test_the_optimizer_takes_it_by_name() -> None:
-    mode = choose_mode(partial(Sparse, k=32, bits=4, decay=0.5))
-    assert isinstance(mode, Sparse) and (mode.k, mode.bits, mode.decay) == (32, 4, 0.5)
-    assert isinstance(choose_mode(Sparse), Sparse)
-    with pytest.raises(TypeError, match="takes no 'rank' here"):
-        choose_mode(partial(Sparse, rank=4))
 
 
 def test_an_auxiliary_gets_what_trainers_send_in_the_form_in_which_they_send_it() -> None:

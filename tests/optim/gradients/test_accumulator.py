@@ -167,18 +167,6 @@ def test_a_reset_drops_what_was_handed_in_or_taken_back(reuse: bool) -> None:
     assert (accumulator.freeze().samples, accumulator.means[0].item()) == (2, 5.0)
 
 
-@pytest.mark.parametrize("reuse", [False, True])
-def test_freezing_that_is_not_finite_is_dropped(reuse: bool) -> None:
-    weights, accumulator = filled(1.0, 2.0, reuse=reuse)
-    accumulator.accumulators[0].fill_(float("inf"))
-    assert accumulator.freeze().samples == 0
-    assert not accumulator.means[0].any()
-    accumulator.restore()
-    assert accumulator.samples == 0
-    batch(weights, accumulator, 5.0)
-    assert (accumulator.freeze().samples, accumulator.means[0].item()) == (2, 5.0)
-
-
 # Reused gradients.
 
 
@@ -215,13 +203,6 @@ def test_replaced_gradients_are_noticed(replacement: torch.Tensor | None) -> Non
 
 
 # Where the sums live.
-
-
-def test_sums_may_live_elsewhere() -> None:
-    weights = parameter(2)
-    assert GradientAccumulator([weights], device="meta").accumulators[0].device.type == "meta"
-    with pytest.raises(ValueError, match="accumulate_grads_on='cpu'"):
-        GradientAccumulator([weights], device="cpu", reuse=True)
 
 
 def test_reused_gradients_take_no_second_buffer() -> None:

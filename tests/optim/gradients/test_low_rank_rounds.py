@@ -12,9 +12,9 @@ from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round.exchange import PartExchange
 from swarmcli.optim.modes.low_rank import LowRank, PowerEF, PowerSGD
 from swarmcli.testing import virtual_time
-from tests.averaging.averagers import Averagers, Peer, all_outcomes, all_results
+from tests.averaging.averagers import Averagers, Peer, all_results
 from tests.averaging.round.programs import strike_in_step
-from tests.optim.gradients.low_rank_peers import Gradients, conclude, equal, join, round_of
+from tests.optim.gradients.low_rank_peers import Gradients, conclude, equal, join
 from tests.suites import soak
 
 MODES = [PowerSGD(averager_rank=2, min_compression_ratio=0.1), PowerEF(averager_rank=2, min_compression_ratio=0.1)]
@@ -53,25 +53,6 @@ def assert_alike(peers: list[tuple[Peer, Gradients]]) -> None:
     for _, gradients in peers[1:]:
         assert equal(dict(gradients.method.shared), dict(first.method.shared))
         assert all(map(torch.equal, gradients.averaged, first.averaged))
-
-
-def reference(mode: LowRank, count: int, seeds: list[int], left_out: dict[int, set[int]]) -> list[Gradients]:
-    """The same rounds by arithmetic, in float64. `left_out`: members without a part, by round."""
-    twins = [Gradients(mode) for _ in range(count)]
-    for number, seed in enumerate(seeds):
-        for index, twin in enumerate(twins):
-            twin.draw(seed + index, 1 + index)
-            twin.freeze()
-        round_of(twins, seed=b"reference", left_out=left_out.get(number, set()))
-    return twins
-
-
-def assert_close(one: Gradients, other: Gradients) -> None:
-    """Drawn columns differ, since ids of groups do; nothing else."""
-    for mine, theirs in zip(one.averaged, other.averaged, strict=True):
-        assert mine.shape == theirs.shape
-    for index in one.method.rest:
-        torch.testing.assert_close(one.averaged[index], other.averaged[index])
 
 
 @pytest.mark.parametrize(
@@ -120,62 +101,6 @@ def check_conserved(peers: list[Gradients], drawn: list[list[torch.Tensor]]) -> 
         if peers[0].method.own:
             held = sum(peer.method.own[f"residual{index}"] for peer in peers)
             torch.testing.assert_close(average.reshape(matrix.mean.shape) + held, total.reshape(matrix.mean.shape))
-
-
-@both
-def test_a_round_that_fails_changes_nothing_and_the_next_one_has_everything_once(
-    mode: LowRank, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def main() -> None:
-        async with Averagers(3) as swarm:
-            options = AllreduceOptions(part_size_bytes=512, sender_timeout=5.0)
-            peers = await members(swarm, mode, 2, allreduce=options)
-            await freeze(peers, 0)
-            await average(peers)
-            await freeze(peers, 10)
-            before = [gradients.state() for _, gradients in peers]
-            with monkeypatch.context() as patch:
-                one, other = peers[0][0], peers[1][0]
-                strike_in_step(patch, 1, other, lambda: swarm.network.cut(one.peer_id, other.peer_id))
-                outcomes = await all_outcomes([p.begin(weight=1.0, allow_retries=False) for p, _ in peers])
-            swarm.network.heal()
-            assert not any(isinstance(outcome, RoundResult) for outcome in outcomes)
-            for (peer, gradients), old in zip(peers, before, strict=True):
-                assert equal(gradients.state(), old)
-                async with peer.core.tensors():
-                    gradients.accumulator.restore()
-                    gradients.freeze()
-            results = await average(peers)
-            assert results[0].total_weight == 3
-            assert_alike(peers)
-            assert_close(peers[0][1], reference(mode, 2, [0, 10], {})[0])
-
-    run(main())
-
-
-@both
-def test_one_that_missed_a_round_replays_it_bit_for_bit(mode: LowRank) -> None:
-    async def main() -> None:
-        async with Averagers(4) as swarm:
-            peers = await members(swarm, mode, 3)
-            await freeze(peers, 0)
-            await average(peers, tag=b"one")
-            missing, present = peers[2], peers[:2]
-            await freeze(present, 10)
-            await average(present, tag=b"two")
-            donors = [peer.peer_id for peer, _ in present]
-            kept = await missing[0].core.archive.fetch(donors, missing[0].core.layout, tag=b"two", timeout=10)
-            own = {name: each.clone() for name, each in missing[1].method.own.items()}
-            for tensor, average_ in zip(missing[1].method.tensors, kept.averages, strict=True):
-                tensor.copy_(average_)
-            missing[1].finish(kept.record.samples, counted=False)
-            assert_alike([*present, missing])
-            assert equal(own, dict(missing[1].method.own))
-            await freeze(peers, 20)
-            await average(peers, tag=b"three")
-            assert_alike(peers)
-
-    run(main())
 
 
 @pytest.mark.parametrize("mode", [*soak(MODES[:1]), MODES[1]], ids=["powersgd", "poweref"])

@@ -68,16 +68,6 @@ def test_the_average_is_assigned_where_nothing_changed_and_added_where_it_did(se
     torch.testing.assert_close(parameter[~still].double(), expected[~still], rtol=0.02, atol=0.02)
 
 
-def test_what_a_round_has_not_touched_leaves_the_state_as_it_is() -> None:
-    (parameter,), optimizer, buffers = made(torch.ones(4))
-    buffers.pin()
-    buffers.fill()
-    step(optimizer, [parameter])
-    changed = parameter.detach().clone()
-    buffers.apply()
-    torch.testing.assert_close(parameter.detach(), changed)
-
-
 def test_a_state_that_was_not_finite_becomes_the_average() -> None:
     (parameter,), _, buffers = made(torch.tensor([1.0, float("nan"), float("inf")]))
     buffers.pin()
@@ -108,21 +98,6 @@ def test_statistics_that_are_none_are_refused_by_name() -> None:
         buffers.fill()
     with pytest.raises(OptimizerError, match=r"'step' has shape \(\)"):
         buffers_of(parameters, optimizer, ("step",))
-
-
-def test_counters_and_frozen_parameters() -> None:
-    """Both stay as they are."""
-    counter, mean = torch.tensor(7), torch.zeros(2)
-    frozen = torch.ones(2)
-    parameters = [torch.nn.Parameter(torch.ones(3)), frozen]
-    optimizer = torch.optim.Adam([{"params": parameters}])
-    buffers = buffers_of(parameters, optimizer, ("exp_avg",), (counter, mean))
-    assert [tuple(tensor.shape) for tensor in buffers.tensors] == [(3,), (3,), (2,)]
-    buffers.fill()
-    for tensor in buffers.tensors:
-        tensor.fill_(4.0)
-    buffers.apply()
-    assert (counter.item(), mean.tolist(), frozen.tolist()) == (7, [4.0, 4.0], [1.0, 1.0])
 
 
 @given(st.integers(0, 1 << 20))

@@ -93,26 +93,6 @@ def test_every_step_counts_once_or_is_told_as_lost(seed: int) -> None:
     assert lost and counted
 
 
-def test_a_round_without_this_peer_moves_the_model_with_the_anchor() -> None:
-    peer, move = Peer(), torch.full((STEPS,), 0.5, dtype=torch.float64)
-    peer.learn()
-    peer.step(False, move)
-    peer.step(False, move)  # two that were missed, before anything is published
-    assert peer.learned == {0} and torch.equal(peer.place.anchor[0], 2 * move)
-    assert peer.freeze() == (2, {0})
-
-
-def test_where_nothing_was_learned_meanwhile_the_model_is_the_anchor_to_the_bit() -> None:
-    peer = Peer()
-    torch.manual_seed(1)
-    for _ in range(5):
-        peer.learn()
-        peer.freeze()
-        peer.step(True, torch.randn(STEPS, dtype=torch.float64))
-        peer.place.publish()
-        assert torch.equal(peer.model.detach(), peer.place.anchor[0])
-
-
 def test_a_model_that_rests_is_the_anchor_and_goes_on_from_where_it_was() -> None:
     peer = Peer()
     for _ in range(3):
@@ -123,22 +103,6 @@ def test_a_model_that_rests_is_the_anchor_and_goes_on_from_where_it_was() -> Non
     peer.place.rest()
     peer.step(False, torch.full((STEPS,), 0.5, dtype=torch.float64))
     assert peer.learned == {0, 1, 2}
-
-
-def test_smaller_batches_add_up_to_an_inner_step() -> None:
-    whole, parts = Peer(batch=4), Peer(batch=4)
-    torch.manual_seed(1)
-    for _ in range(3):
-        rows = torch.randn(4, STEPS, dtype=torch.float64)
-        whole.model.grad = rows.mean(0)
-        assert whole.differences.add(4, None)
-        for begin, end in ((0, 1), (1, 3), (3, 4)):
-            parts.model.grad = 8.0 * rows[begin:end].mean(0)
-            assert parts.differences.add(end - begin, scale=8.0)
-            assert parts.differences.samples == whole.differences.samples - (0 if end == 4 else 4)
-    torch.testing.assert_close(parts.model, whole.model, rtol=0, atol=1e-12)
-    with pytest.raises(ValueError, match="inner_batch_size"):
-        parts.differences.add(5)
 
 
 def test_parts_of_an_inner_step_count_by_weight_and_one_without_weight_by_its_samples_alone() -> None:

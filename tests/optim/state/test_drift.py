@@ -157,12 +157,6 @@ def test_one_that_is_not_finite_knows_it_and_says_a_number() -> None:
     assert not Peer(3, math.nan).strays([]), "with nobody beside it"
 
 
-def test_after_a_download_nothing_is_compared_until_the_next_look() -> None:
-    peers = [Peer(0), Peer(1), Peer(2, 1.5)]
-    peers[2].monitor.drop()
-    assert not peers[2].strays(peers) and peers[2].monitor.told == b""
-
-
 def test_very_large_states_are_sketched_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drift, "EACH_EPOCH", 2)
     one, sketched = Peer(0), [0]  # of four elements, so every third epoch

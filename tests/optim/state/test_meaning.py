@@ -82,14 +82,6 @@ def test_a_checkpoint_of_another_version_is_read(schedule: str, old_writer: bool
     assert reader.optimizer.param_groups[0]["foreach"] is old_writer, "how it computes is each peer's own"
 
 
-def test_no_key_of_a_version_is_in_a_state() -> None:
-    state = peer(old=False, seed=1, schedule="sequential")
-    metadata = state.capture().metadata
-    assert set(metadata["groups"][0]) == {"lr", "betas", "eps", "weight_decay", "initial_lr"}
-    schedules = [metadata["scheduler"], *metadata["scheduler"]["schedulers"]]
-    assert not [key for schedule in schedules for key in schedule if key.startswith("_")]
-
-
 def test_what_is_off_may_be_left_out_and_comes_back_as_off() -> None:
     donor, newcomer = (peer(old=False, seed=seed, schedule="lambda") for seed in (1, 2))
     newcomer.optimizer.param_groups[0]["amsgrad"] = True

@@ -77,14 +77,6 @@ def test_groups_and_their_options_are_kept() -> None:
     assert set(place.state_parameters) & set(place.model_parameters) == {model[0].bias}, "it needs no copy"
 
 
-def test_named_parameters_and_single_tensors_in_groups() -> None:
-    model = make_model()
-    named = Offloaded(model.named_parameters(), OPTIMIZERS["sgd"])
-    assert named.optimizer.param_groups[0]["param_names"] == [name for name, _ in model.named_parameters()]
-    single = Offloaded([{"params": model[0].weight}], OPTIMIZERS["sgd"])
-    assert single.model_parameters == (model[0].weight,)
-
-
 def test_the_model_changes_only_when_it_is_published() -> None:
     model = make_model()
     before = [p.detach().clone() for p in model.parameters()]
@@ -107,17 +99,6 @@ def test_restored_parameters_of_the_model_are_adopted() -> None:
     assert place.state_parameters[0].unique().tolist() == [3.0]
 
 
-def test_the_users_own_gradients_are_his() -> None:
-    model = make_model()
-    place = Offloaded(model.parameters(), OPTIMIZERS["sgd"])
-    model[0].weight.grad = own = torch.ones_like(model[0].weight)
-    place.publish()
-    assert model[0].weight.grad is own and own.unique().tolist() == [1.0]
-    model.zero_grad(set_to_none=True)
-    place.publish()
-    assert all(parameter.grad is None for parameter in (*model.parameters(), *place.state_parameters))
-
-
 @pytest.mark.parametrize("action", ["check", "publish", "adopt"])
 def test_a_changed_shape_is_refused_by_name(action: str) -> None:
     model = make_model()
@@ -127,14 +108,6 @@ def test_a_changed_shape_is_refused_by_name(action: str) -> None:
     with pytest.raises(OptimizerError, match=r"parameter 1 has become torch.float32 of shape \(9,\)"):
         getattr(place, action)()
     assert all(torch.equal(copy, old) for copy, old in zip(place.state_parameters, before, strict=True))
-
-
-def test_a_changed_type_is_refused_by_name() -> None:
-    model = make_model()
-    place = Offloaded(model.parameters(), OPTIMIZERS["sgd"])
-    model.half()
-    with pytest.raises(OptimizerError, match=r"parameter 0 has become torch\.float16"):
-        place.publish()
 
 
 def test_gradients_given_to_the_offloaded_optimizer_are_refused_by_name() -> None:
@@ -154,9 +127,3 @@ def test_what_cannot_be_offloaded_is_refused_by_name() -> None:
         Offloaded(model.parameters(), lambda _: 1)
     with pytest.raises(ValueError, match="and no others"):
         Offloaded(model.parameters(), lambda _: OPTIMIZERS["sgd"](make_model().parameters()))
-
-
-def test_a_parameter_in_two_groups_is_torchs_error_as_in_place() -> None:
-    weight = make_model()[0].weight
-    with pytest.raises(ValueError, match="more than one parameter group"):
-        Offloaded([{"params": [weight]}, {"params": [weight]}], OPTIMIZERS["sgd"])

@@ -13,8 +13,6 @@ import torch
 from swarmcli.optim.state.buffers import Buffers
 from swarmcli.optim.state.replica import InPlace, Offloaded, Replica
 from swarmcli.optim.state.training_state import TrainingState
-from swarmcli.testing import virtual_time
-from tests.optim.optim_swarm import Swarm, together
 from tests.optim.state.test_training_state import advance
 
 
@@ -108,17 +106,3 @@ def test_one_that_fits_is_taken_over_whole(offloaded: bool) -> None:
         assert all(torch.equal(tensor, other.tensors[name]) for name, tensor in one.tensors.items())
 
     asyncio.run(main())
-
-
-def test_a_peer_that_refused_one_keeps_its_seat() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            one, two = [await swarm.trainer(seed=1) for _ in range(2)]
-            await together(one.train(2), two.train(2))
-            await one.compute()
-            group = one.core._group.position
-            with pytest.raises(ValueError, match="parameters"):
-                await one.core.load_state_dict({"swarm": {"parameters": ""}})
-            assert group is not None and one.core._group.position == group
-
-    virtual_time.run(main(), timeout=60)

@@ -6,7 +6,6 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
 
 from swarmcli.optim.state.drift import BUCKETS, SKETCH_BYTES, Sketcher, distance
 
@@ -37,20 +36,6 @@ def pattern(kind: str, shape: list[int], generator: torch.Generator) -> torch.Te
 
 def length(tensors: list[torch.Tensor]) -> float:
     return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
-
-
-@settings(max_examples=30, deadline=None)
-@given(SHAPES, st.sampled_from(PATTERNS), st.integers(0, 1 << 30), st.floats(1e-3, 1e3))
-def test_the_estimated_distance_is_the_true_one(shapes: list, kind: str, seed: int, size: float) -> None:
-    """Over several hashes: under one, two elements that changed alike fall into one place now and then, and cancel."""
-    generator = torch.Generator().manual_seed(seed)
-    own = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
-    other = [tensor + size * pattern(kind, shape, generator) for tensor, shape in zip(own, shapes, strict=True)]
-    true = length([a - b for a, b in zip(own, other, strict=True)])
-    sketchers = [Sketcher((seed + turn).to_bytes(8, "big")) for turn in range(8)]
-    estimates = [distance(sketcher.sketch(own), sketcher.sketch(other)) for sketcher in sketchers]
-    estimated = math.sqrt(sum(estimate**2 for estimate in estimates) / len(estimates))
-    assert LOW * true - 1e-5 * length(own) <= estimated <= HIGH * true + 1e-5 * length(own)
 
 
 @pytest.mark.parametrize("kind", PATTERNS)
@@ -90,15 +75,6 @@ def test_a_plain_sum_over_drawn_signs_and_buckets_gives_the_same() -> None:
             sign = float(sketcher._signs[row % 16].reshape(-1)[within]) * (-1 if draws[row] & BUCKETS else 1)
             sums[(within + draws[row]) % BUCKETS] += sign * value
     torch.testing.assert_close(torch.from_numpy(sketcher.sketch(tensors)), torch.tensor(sums))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_short_types_are_summed_in_float64(dtype: torch.dtype) -> None:
-    tensor = torch.full((100_000,), 100.0, dtype=dtype)
-    other = tensor.clone()
-    other[77] = 200.0
-    sketcher = Sketcher(b"")
-    assert distance(sketcher.sketch([tensor]), sketcher.sketch([other])) == pytest.approx(100.0, rel=0.01)
 
 
 def test_what_is_not_finite_shows() -> None:

@@ -15,7 +15,7 @@ import torch
 from swarmcli.errors import OptimizerError
 from swarmcli.optim.state.averaging import statistic_slots
 from swarmcli.optim.state.replica import InPlace, Replica
-from swarmcli.optim.state.statistics import OwnStatistics, by_parameter, read_place, statistics_of
+from swarmcli.optim.state.statistics import OwnStatistics, by_parameter, read_place
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
 from swarmcli.state.assembly import Assembly
 from swarmcli.state.snapshot import PinnedState, Snapshot, read_manifest
@@ -102,12 +102,6 @@ def test_what_waits_for_others_is_never_asked_on_the_loop() -> None:
         assert len(elsewhere.threads) == 2 and threading.current_thread() not in [*elsewhere.threads, *stepped]
 
     asyncio.run(main())
-
-
-def test_an_attribute_that_is_something_else_is_no_statistics() -> None:
-    optimizer = torch.optim.SGD([torch.zeros(3)], lr=0.1)
-    optimizer.statistics = {"seen": 3}  # of a user's own class, perhaps
-    assert isinstance(statistics_of(optimizer), OwnStatistics)
 
 
 def test_statistics_in_other_processes_are_not_averaged() -> None:

@@ -72,23 +72,6 @@ def test_a_newcomer_goes_on_bit_identically(optimizer: str, scheduler: str, behi
     assert settings[0] == settings[1]
 
 
-def test_a_clone_does_not_change_with_the_donor() -> None:
-    donor = make_state(1)
-    copy = donor.capture().clone()
-    before = {name: tensor.clone() for name, tensor in copy.tensors.items()}
-    advance(donor, 1, seed=2)
-    assert all(torch.equal(before[name], tensor) for name, tensor in copy.tensors.items())
-    assert copy.metadata["epoch"] == 0
-
-
-def test_step_moves_the_standing() -> None:
-    state = make_state(1)
-    first = state.position
-    advance(state, 2, seed=1)
-    assert (state.position.epoch, state.position.samples) == (2, 20)
-    assert state.position.lineage != first.lineage
-
-
 @pytest.mark.parametrize(
     "change",
     [
