@@ -165,17 +165,18 @@ class Holdings:
         for index in parts:
             self._averages.pop(index, None)
 
-    def get(self, index: int) -> Average | None:
-        return self._averages.get(index)
+    def get(self, part: Part) -> Average | None:
+        return self._averages.get(part.index)
 
     @property
     def averages(self) -> Sequence[Average]:
         """The averages in the order of the parts."""
         return [self._averages[index] for index in sorted(self._averages)]
 
-    def lacking(self, digests: bytes) -> list[Part]:
+    def unlike(self, digests: bytes) -> list[Part]:
         """The parts of which another average is here than the one that `digests` names, 32 bytes for each, or none."""
-        return [part for part in self.plan.parts if self._digest_of(part) != digest_at(digests, part)]
+        own = self.tables[0]
+        return [part for part in self.plan.parts if digest_at(own, part) != digest_at(digests, part)]
 
     @property
     def digest(self) -> bytes | None:
@@ -188,23 +189,14 @@ class Holdings:
 
     @property
     def tables(self) -> tuple[bytes, bytes]:
-        """The digests of all parts, which are here, and in audited runs as many hashes of their inputs."""
-        return b"".join(each.digest for each in self.averages), b"".join(each.inputs for each in self.averages)
-
-    def _digest_of(self, part: Part) -> bytes:
-        return self._averages[part.index].digest if part.index in self._averages else b""
-
-    def content(self, index: int) -> TensorMessage | None:
-        """A held average, decoded; None if it has no senders."""
-        average = self._averages[index]
-        if not average.senders:
-            return None
-        if self.results is not None:
-            return NoCompression().compress(self.results.part(average.part))
-        return None if average.message is None else plain(average.part.average_codec, average.message)
+        """The digests of all parts, zeros for those that are not here, and in audited runs the hashes of the inputs of
+        those that are."""
+        held = (self._averages.get(part.index) for part in self.plan.parts)
+        digests = b"".join(bytes(DIGEST_BYTES) if each is None else each.digest for each in held)
+        return digests, b"".join(each.inputs for each in self.averages)
 
 
-def plain(codec: CompressionBase, message: TensorMessage, values: torch.Tensor | None = None) -> TensorMessage:
+def plain(codec: CompressionBase, message: TensorMessage, values: torch.Tensor | None) -> TensorMessage:
     """The same average without its codec. `values`: the average after decoding, if that is at hand."""
     if isinstance(codec, NoCompression):
         return message

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Callable
 
 from swarmcli.averaging.audit.signed import digest_of
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round.buffers import Average, Holdings, Results, root_of_tables
 from swarmcli.averaging.round.certificate import DIGEST_BYTES
 from swarmcli.averaging.round.mates import GroupMates
-from swarmcli.averaging.round.messages import MAX_PARTS, CopyHeader, CopyParts, CopyRequest, CopyTable
+from swarmcli.averaging.round.messages import CopyHeader, CopyHeld, CopyRequest, CopyTable
 from swarmcli.averaging.round.plan import Part
 from swarmcli.averaging.round.sender import check_senders
 from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.compression import NoCompression, TensorHeader, TensorMessage
 from swarmcli.compression.base import all_finite
-from swarmcli.errors import CallRefused, ConnectionLost, EndOfStream, NetworkError, ProtocolViolation
+from swarmcli.errors import CallRefused, NetworkError, ProtocolViolation
 from swarmcli.events import PeerRefused
 from swarmcli.memory import unwritten
 from swarmcli.network import Stream
@@ -23,25 +23,20 @@ from swarmcli.tasks import forgetful, on_executor, unless_silent
 
 
 async def give_copies(holdings: Holdings, request: CopyRequest, stream: Stream) -> None:
-    """Answers a request with the table of all averages, and with those that are asked for, each once. Raises
-    CallRefused if one is missing here."""
+    """Answers a request with the table of all averages, and with those of which the other one has not the same. Raises
+    CallRefused if not all of them are here."""
     if request.plan != holdings.plan.fingerprint:
         raise CallRefused("plan", "tensors, shares or options differ from the group's")
-    if holdings.digest is None or holdings.signed is None:
+    if holdings.digest is None or holdings.signed is None or holdings.results is None:
         raise CallRefused("not here", "not all of these averages are here")
     await stream.send(CopyTable(holdings.signed.told), holdings.tables)
-    left = set(range(len(holdings.plan.parts)))
-    with suppress(EndOfStream, ConnectionLost):
-        while left:
-            wanted, _ = await stream.receive(CopyParts)
-            for index in wanted.parts:
-                average = holdings.get(index)
-                if index not in left or average is None:
-                    raise CallRefused("not here", "this average is not here any more, or was asked for before")
-                left.discard(index)
-                content = holdings.content(index)
-                header = CopyHeader(average.senders, average.weights)
-                await stream.send(header, () if content is None else content.payload)
+    _, held = await stream.receive(CopyHeld, _of_bytes(len(holdings.plan.parts) * DIGEST_BYTES))
+    for part in holdings.unlike(bytes(held)):
+        average = holdings.get(part)
+        if average is None:
+            raise CallRefused("not here", "the averages are not here any more")
+        content = NoCompression().compress(holdings.results.part(part)).payload if average.senders else ()
+        await stream.send(CopyHeader(average.senders, average.weights), content)
 
 
 class Copier:
@@ -65,13 +60,11 @@ class Copier:
         try:
             async with self._mates.endpoint.stream(peer, method, request, timeout=patience) as stream:
                 digests, inputs = await self._receive_tables(stream)
-                lacking = self._holdings.lacking(digests)
+                lacking = self._holdings.unlike(digests)
+                await stream.send(CopyHeld(), self._holdings.tables[:1])
                 self._holdings.drop(part.index for part in lacking)
-                for begin in range(0, len(lacking), MAX_PARTS):
-                    some = lacking[begin : begin + MAX_PARTS]
-                    await stream.send(CopyParts(tuple(part.index for part in some)))
-                    for part in some:
-                        self._holdings.put([await self._receive(stream, part, digests, inputs)])
+                for part in lacking:
+                    self._holdings.put([await self._receive(stream, part, digests, inputs)])
         except ProtocolViolation as error:
             self._mates.endpoint.events.emit(PeerRefused(peer.text, error.reason, "averages"))
             return f"{peer.short} gave a false copy: {error.reason}"
@@ -85,14 +78,8 @@ class Copier:
         """The digests of all parts, and the hashes of their inputs, for which their reducers have signed."""
         plan = self._holdings.plan
         whole = len(plan.parts) * DIGEST_BYTES
-
-        def into(_: CopyTable, size: int) -> memoryview:
-            if size not in (whole, 2 * whole):
-                raise ProtocolViolation(f"a table of {size} bytes for {len(plan.parts)} parts")
-            return unwritten(size)
-
         async with unless_silent(stream, self._options.for_reducer):
-            table, payload = await stream.receive(CopyTable, into)
+            table, payload = await stream.receive(CopyTable, _of_bytes(whole, 2 * whole))
         digests, inputs = bytes(payload[:whole]), bytes(payload[whole:])
         for reducer, parts in plan.by_reducer.items():
             signed = table.signed.get(reducer)
@@ -102,13 +89,8 @@ class Copier:
         return digests, inputs
 
     async def _receive(self, stream: Stream, part: Part, digests: bytes, inputs: bytes) -> Average:
-        def into(header: CopyHeader, size: int) -> memoryview:
-            if size != (part.descriptor.nbytes if header.senders else 0):
-                raise ProtocolViolation(f"the copy of part {part.index} has {size} bytes")
-            return unwritten(size)
-
         async with unless_silent(stream, self._options.for_reducer):
-            header, payload = await stream.receive(CopyHeader, into)
+            header, payload = await stream.receive(CopyHeader, _of_bytes(0, part.descriptor.nbytes))
         check_senders(header.senders, header.weights, self._senders)
         place = slice(part.index * DIGEST_BYTES, (part.index + 1) * DIGEST_BYTES)
         await on_executor(part.descriptor.nbytes, self._take, part, header, payload, digests[place])
@@ -126,3 +108,14 @@ class Copier:
             if not all_finite(values):
                 raise ProtocolViolation(f"part {part.index} holds NaN or infinity")
             self._results.part(part).copy_(values)
+
+
+def _of_bytes(*sizes: int) -> Callable[[object, int], memoryview]:
+    """Memory for a payload of one of these sizes."""
+
+    def into(header: object, size: int) -> memoryview:
+        if size not in sizes:
+            raise ProtocolViolation(f"{size} bytes, instead of {sizes[-1]}")
+        return unwritten(size)
+
+    return into

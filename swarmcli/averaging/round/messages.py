@@ -18,12 +18,10 @@ from swarmcli.compression import TensorHeader
 from swarmcli.network.identity import SIGNATURE_BYTES
 
 MAX_WORDS = 500
-MAX_PARTS = 24_576  # in one message
 
 Words = Annotated[str, msgspec.Meta(max_length=MAX_WORDS)]
 Weights = Annotated[tuple[float, ...], msgspec.Meta(max_length=2 * MAX_MEMBERS)]  # see Average
 PartIndex = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
-PartIndices = Annotated[tuple[PartIndex, ...], msgspec.Meta(max_length=MAX_PARTS)]
 
 # unknown: it knows no such round. expected: it will take part, and still computes. running: it takes part. over: it has
 # left, or knows the outcome.
@@ -157,10 +155,9 @@ class CopyTable(msgspec.Struct, frozen=True):
     signed: Annotated[dict[Index, SignedAverages], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
-class CopyParts(msgspec.Struct, frozen=True):
-    """The parts that are wanted; the stream may ask for each once."""
-
-    parts: PartIndices
+class CopyHeld(msgspec.Struct, frozen=True):
+    """In front of the digests of the averages that the other one holds, with zeros for each that it lacks. Those that
+    differ follow in their order."""
 
 
 class CopyHeader(msgspec.Struct, frozen=True):

@@ -293,11 +293,13 @@ class RoundOutcome:
         if self.dead:
             return Next(Action.DEAD)
         if self.me not in self.quorum.voters or self.closed:
-            return self._await_others(view)
+            nobody = view.asked and not self.unsigned & view.reach
+            return Next(Action.UNDECIDED if nobody or view.over else Action.WAIT)
         if view.holds is not None and (echoed := self._say(view.holds)) is not None:
             return echoed
         for digest in self.named if view.ended else ():
-            if digest != view.holds and digest not in view.unobtainable and self._helps(digest):
+            helps = self.can_vote(digest) or self.has_signed("echo") is None  # to bring its certificate nearer
+            if digest != view.holds and digest not in view.unobtainable and helps:
                 return Next(Action.FETCH, digest)
         if view.late or (view.ended and view.asked and not view.busy & view.reach):
             return Next(Action.GIVE_UP)
@@ -309,14 +311,6 @@ class RoundOutcome:
         if self.quorum.guarded and self.has_signed("echo") is None:
             return Next(Action.ECHO, digest)
         return None
-
-    def _helps(self, digest: bytes) -> bool:
-        """Whether this member's own word for a result could bring its certificate nearer: it may vote, or echo yet."""
-        return self.can_vote(digest) or self.has_signed("echo") is None
-
-    def _await_others(self, view: View) -> Next:
-        nobody = view.asked and not self.unsigned & view.reach
-        return Next(Action.UNDECIDED if nobody or view.over else Action.WAIT)
 
 
 def exceeds(seen: Seen, other: Seen) -> bool:

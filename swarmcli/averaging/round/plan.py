@@ -18,9 +18,9 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, cycle, pairwise
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -193,16 +193,6 @@ class Plan:
         for part in self.parts:
             parts.setdefault(part.reducer, []).append(part)
         return {reducer: tuple(of_one) for reducer, of_one in parts.items()}
-
-    def only(self, missing: Sequence[int], reducers: Sequence[int]) -> Plan:
-        """The missing parts, by index, under a fingerprint of their own. Parts of other reducers are dealt out among
-        these in turns."""
-        turns, parts = cycle(reducers), []
-        for part in (self.parts[index] for index in missing):
-            parts.append(part if part.reducer in reducers else replace(part, reducer=next(turns)))
-        terms = f"{[(part.index, part.reducer) for part in parts]}"
-        fingerprint = hashlib.sha256(b"swarm plan again" + self.fingerprint + terms.encode()).digest()
-        return replace(self, parts=tuple(parts), fingerprint=fingerprint)
 
 
 def compression_term(compression: CompressionBase, layout: Layout) -> str:

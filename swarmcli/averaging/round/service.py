@@ -80,7 +80,6 @@ class AllreduceService:
         self._served: list[str] = []  # full names of methods
         self._expected: dict[bytes, Group] = {}
         self._agreements: OrderedDict[bytes, Agreement] = OrderedDict()  # of rounds that are or were here
-        self._running: set[bytes] = set()
         self._exchanges: dict[bytes, HostedExchange] = {}
         self._past: Recent[bytes, None] = Recent(MOST_PHASES * REMEMBERED)  # exchanges that are over here
         self._audits: Recent[bytes, Audits] = Recent(AUDITED)  # of the last exchanges: accusations may come late
@@ -146,11 +145,9 @@ class AllreduceService:
         if self.has_split(group):
             raise RoundUndecided("its leader has begun another group at the same time")  # others may decide it
         agreement.begun = True
-        self._running.add(group.group_id)
         try:
             yield agreement
         finally:
-            self._running.discard(group.group_id)
             for proof in agreement.outcome.proofs.values():
                 self.peer_trust.prove(proof)
             agreement.leave()
@@ -289,7 +286,7 @@ class AllreduceService:
             outcome = RoundOutcome(group, self.endpoint.identity, self._trust, met)
             agreement = Agreement(GroupMates(self.endpoint, self.method, group), outcome)
             self._agreements[group.group_id] = agreement
-        for group_id in [each for each in self._agreements if each not in self._running and each != group.group_id]:
+        for group_id in [each for each, talk in self._agreements.items() if talk.over]:
             members = sum(len(each.mates) for each in self._agreements.values())
             if len(self._agreements) <= REMEMBERED and members <= REMEMBERED_MEMBERS:
                 break
