@@ -9,8 +9,8 @@ from swarmcli.optim.gradients.low_rank_averagers import PowerEFGradientAverager,
 from swarmcli.optim.modes import Outer
 from swarmcli.optim.modes.sparse import Sparse
 from swarmcli.optim.optimizer import Optimizer
-from swarmcli.optim.peers.progress_tracker import ProgressTracker
 from swarmcli.optim.peers.report import PeerReport
+from swarmcli.optim.peers.tracker import ProgressTracker
 
 __all__ = [
     "GradScaler",

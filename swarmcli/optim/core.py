@@ -25,10 +25,10 @@ from swarmcli.optim.modes.base import SiteHooks, Timing, Trained, tell_lost
 from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.participant import Participant
 from swarmcli.optim.peers.catch_up import CatchUp
+from swarmcli.optim.peers.exchange import StateExchange
 from swarmcli.optim.peers.frozen_exchange import FrozenExchange
-from swarmcli.optim.peers.proofs import Saved
+from swarmcli.optim.peers.proof import Saved
 from swarmcli.optim.peers.report import PeerReport, Phase, credited
-from swarmcli.optim.peers.state_exchange import StateExchange
 from swarmcli.optim.state.frozen import TERM
 from swarmcli.optim.state.lineage import Claim, LineagePosition
 from swarmcli.optim.succession import Succession

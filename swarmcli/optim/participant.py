@@ -11,9 +11,9 @@ from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.config import IDLE_WAIT, PeerContext
 from swarmcli.optim.epoch.group import PreformedGroup
 from swarmcli.optim.modes.gradients import Mode
-from swarmcli.optim.peers.claims import Claims
 from swarmcli.optim.peers.directory import PeerDirectory
-from swarmcli.optim.peers.pausing import Pausing
+from swarmcli.optim.peers.follow import Claims
+from swarmcli.optim.peers.pause import Pausing
 from swarmcli.optim.peers.progress import ProgressTrackerCore
 from swarmcli.optim.peers.report import PeerMetrics, PeerReport, Phase, describe
 from swarmcli.optim.peers.survey import Survey

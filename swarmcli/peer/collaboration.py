@@ -22,7 +22,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.optim import GradientAverager, Optimizer, PowerEFGradientAverager, PowerSGDGradientAverager, Sparse
 from swarmcli.optim.config import Role
 from swarmcli.optim.epoch.seat import before_joining
-from swarmcli.optim.peers.proofs import Heard, SignedByOwner
+from swarmcli.optim.peers.proof import Heard, SignedByOwner
 from swarmcli.optim.peers.report import PeerReport
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.peer.home import BEGAN, remembered

@@ -44,7 +44,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.membership import Membership
 from swarmcli.optim import Optimizer, PeerDescription, PeerReport
 from swarmcli.optim.config import Role
-from swarmcli.optim.peers.proofs import Heard, hear
+from swarmcli.optim.peers.proof import Heard, hear
 from swarmcli.owner.invitations import membership_of
 from swarmcli.owner.revocations import Revocations
 from swarmcli.peer.activity import Activity

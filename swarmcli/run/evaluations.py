@@ -9,7 +9,7 @@
     anything say the same epoch, and so
     many that not all of them can lie
 
-Volunteers are mates, see `optim.peers.standing`: keys cost nothing, and neither does a report, but a seat in a round
+Volunteers are mates, see `optim.peers.follow`: keys cost nothing, and neither does a report, but a seat in a round
 does. A peer that the recipe names measures and decides alone while it is there.
 """
 
@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 
 from swarmcli.events import Evaluated, Event, Noticed
 from swarmcli.network.identity import PeerID
+from swarmcli.optim.peers.proof import enough
 from swarmcli.optim.peers.report import PeerReport, ReportedEvaluation, is_away, is_settled
-from swarmcli.optim.peers.standing import enough
 
 if TYPE_CHECKING:
     from swarmcli.recipe.settings import EvaluationSettings

@@ -23,7 +23,7 @@ from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.optim import Optimizer
 from swarmcli.optim.modes.base import StateOptions
 from swarmcli.optim.modes.gradients import Mode
-from swarmcli.optim.peers.state_exchange import StateExchange
+from swarmcli.optim.peers.exchange import StateExchange
 from swarmcli.optim.state.replica import InPlace, Replica
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
 from swarmcli.sites.links import receive_tensors

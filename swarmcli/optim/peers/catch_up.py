@@ -26,10 +26,10 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, to_its_end
 from swarmcli.optim.config import PeerContext
 from swarmcli.optim.modes.gradients import GradientWork
-from swarmcli.optim.peers.proofs import MOST_PROOFS, Heard, hear, weekday
+from swarmcli.optim.peers.exchange import StateExchange
+from swarmcli.optim.peers.follow import PeerWord
+from swarmcli.optim.peers.proof import MOST_PROOFS, Heard, hear, weekday
 from swarmcli.optim.peers.report import PeerReport, credited
-from swarmcli.optim.peers.standing import PeerWord
-from swarmcli.optim.peers.state_exchange import StateExchange
 from swarmcli.optim.peers.survey import Survey
 from swarmcli.optim.state.lineage import TORN, Claim, LineagePosition
 from swarmcli.state.download import DownloadProgress
@@ -120,7 +120,7 @@ class CatchUp:
                     continue
                 if wanted == self._replica.position:
                     own, found = Claim(wanted, settled), self._survey.out_of_reach.items()
-                    leading = {peer: report for peer, report in found if self._claims.is_led_by(report, own)}
+                    leading = {peer: report for peer, report in found if self._claims.is_led_by(peer, own)}
                     if leading and not self._goes_on_alone(leading):
                         lately = loop_time() - began
                         certain = any(self._clock.now() - each.time < lately for each in leading.values())
@@ -134,7 +134,7 @@ class CatchUp:
                     continue
                 holders = [peer for peer, word in answers.items() if word.position.lineage == wanted.lineage]
                 # A peer that pauses is asked only where nobody else has it: otherwise the run would be lost.
-                holders = [peer for peer in holders if not answers[peer].rests] or holders
+                holders = [peer for peer in holders if answers[peer].claim.settled] or holders
                 donors = self._directory.by_convenience(holders)
                 self.waits = ""
                 try:

@@ -1,6 +1,6 @@
 """PeerDirectory: what this peer says of itself under `{run_id}_peers`, and what the others there say of themselves.
 
-A report is a claim and seconds old: `claims.py` judges it, and `survey.py` asks the peer itself.
+A report is a claim and seconds old: `follow.py` judges it, and `survey.py` asks the peer itself.
 """
 
 from __future__ import annotations

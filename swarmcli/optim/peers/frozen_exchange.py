@@ -14,9 +14,9 @@ from swarmcli.backoff import growing
 from swarmcli.errors import FingerprintError, NoDonorReachable, StateDownloadError
 from swarmcli.events import Noticed
 from swarmcli.network.loop_thread import loop_time, offload, to_its_end
-from swarmcli.optim.peers.claims import Claims
+from swarmcli.optim.peers.exchange import Exchange
+from swarmcli.optim.peers.follow import Claims
 from swarmcli.optim.peers.report import is_settled
-from swarmcli.optim.peers.state_exchange import Exchange
 from swarmcli.optim.state.frozen import FILE, TERM, FrozenWeights
 from swarmcli.optim.state.replica import Replica
 from swarmcli.state.assembly import DownloadedState

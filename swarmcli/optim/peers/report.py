@@ -229,9 +229,10 @@ class PeerReport(pydantic.BaseModel):
 
     @property
     def claim(self) -> Claim:
-        """The lineage that this peer holds. Auxiliaries hold none, they only repeat what they read."""
+        """The lineage that this peer holds; while it is away it has no say in where the run goes. Auxiliaries hold
+        none, they only repeat what they read."""
         position = LineagePosition(self.epoch, self.samples_seen, bytes.fromhex(self.lineage))
-        return Claim(position, settled=is_settled(self.phase))
+        return Claim(position, settled=is_settled(self.phase) and not is_away(self.pause))
 
     @property
     def holds_state(self) -> bool:

@@ -15,10 +15,9 @@ import msgspec
 from swarmcli.errors import NetworkError
 from swarmcli.network.identity import PeerID
 from swarmcli.network.wire.messages import Number
-from swarmcli.optim.peers.claims import Claims
-from swarmcli.optim.peers.proofs import ANSWER_TIMEOUT
+from swarmcli.optim.peers.follow import Claims, PeerWord
+from swarmcli.optim.peers.proof import ANSWER_TIMEOUT
 from swarmcli.optim.peers.report import Pause, PeerReport, Phase, is_away, is_settled
-from swarmcli.optim.peers.standing import PeerWord
 from swarmcli.optim.state.lineage import LINEAGE_BYTES, Claim, LineagePosition, is_count
 
 MOST_TRAIL = 8  # lineages that a peer says it came through
@@ -55,11 +54,12 @@ class PositionReply(msgspec.Struct, frozen=True):
 
     @property
     def claim(self) -> Claim:
-        return Claim(LineagePosition(self.epoch, self.samples, self.lineage), settled=is_settled(self.phase))
+        settled = is_settled(self.phase) and not is_away(self.pause)
+        return Claim(LineagePosition(self.epoch, self.samples, self.lineage), settled)
 
     @property
     def word(self) -> PeerWord:
-        return PeerWord(self.claim, self.trail, rests=is_away(self.pause))
+        return PeerWord(self.claim, self.trail)
 
 
 class Survey:

@@ -13,7 +13,7 @@ from swarmcli.averaging.group import Group, Member
 from swarmcli.averaging.round.certificate import RoundCertificate, sign_word
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim.peers.board import Board
-from swarmcli.optim.peers.proofs import LineageProof, Step
+from swarmcli.optim.peers.proof import LineageProof, Step
 from swarmcli.optim.peers.report import PeerReport
 from swarmcli.optim.peers.survey import PositionReply, PositionRequest
 from swarmcli.optim.state.lineage import MAX_COUNT, LineagePosition

@@ -13,8 +13,8 @@ from swarmcli.events import EpochReported, PeerSeen
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.membership import Membership
 from swarmcli.optim.config import PeerDescription
-from swarmcli.optim.peers.claims import Claims
 from swarmcli.optim.peers.directory import PeerDirectory
+from swarmcli.optim.peers.follow import Claims
 from swarmcli.optim.peers.report import PeerMetrics, PeerReport, describe
 from swarmcli.optim.peers.survey import Survey
 from swarmcli.optim.state.lineage import LineagePosition

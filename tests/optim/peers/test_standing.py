@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.optim.peers.standing import MOST_MATES, MOST_ROUNDS, Mates, PeerWord, Signed, Standing
+from swarmcli.optim.peers.follow import PeerWord, Standing
+from swarmcli.optim.peers.proof import MOST_MATES, MOST_ROUNDS, Mates, Signed
 from swarmcli.optim.state.lineage import Claim, LineagePosition
 
 PEERS = [Identity.from_seed(number).peer_id for number in range(40)]
@@ -107,18 +108,6 @@ def test_signatures_of_fresh_identities_prove_nothing() -> None:
     assert Standing(mates(15), words, bytes, signed).to_follow(Claim(at(5))) == at(5)
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        pytest.param([says(60, 1, after=11), says(5)], at(60, 1), id="the other one is gone"),
-        pytest.param([says(60, 1, after=11), says(5), says(11)], at(11), id="the other one did not come along"),
-    ],
-)
-def test_who_goes_on_alone_after_a_round_of_two_is_followed_if_the_other_one_is_gone(words, expected) -> None:
-    signed = {at(60, 1).lineage: Signed(frozenset({PEERS[0], PEERS[2]}), frozenset(way(12)), alone=True)}
-    assert decide(mates(3), words, signed=signed) == expected
-
-
 def test_whoever_has_gone_on_from_where_a_peer_stands_is_not_against_it() -> None:
     """All its mates are gone, and it comes back with others under new names."""
     assert decide(mates(2), [says(6), says(6)], first=STRANGERS) == at(6)
@@ -161,7 +150,7 @@ def test_a_checkpoint_that_is_further_than_the_run_leads() -> None:
 
 
 def test_who_has_made_no_round_follows_whoever_went_on_from_there() -> None:
-    signed = {at(60).lineage: Signed(way=frozenset(way(60, back=64)), alone=True)}
+    signed = {at(60).lineage: Signed(way=frozenset(way(60, back=64)))}
     assert decide(Mates(), [says(60), *[says(0)] * 7], Claim(at(0)), signed=signed) == at(60), "longer ago than it says"
     words = [says(1), says(1), *[says(0)] * 7]
     assert decide(Mates(), words, Claim(at(0))) == at(1)

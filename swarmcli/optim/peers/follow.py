@@ -1,14 +1,29 @@
-"""Claims: which reports this peer believes, and by whose word it moves to another lineage.
+"""Whose word moves this peer to another lineage. The one place that says so.
 
-A claim costs its author nothing, and looking into it costs everyone else a while. So the word of a peer that does not
-stand by its report counts for nothing for a while (`averaging/trust.py`), and of the others' words those of mates
-count, see `standing.py`, or what `proofs.py` shows.
+A claim costs its author nothing, so it counts by who stands behind it. A peer that has made rounds goes by its *mates*,
+the members of these rounds, of their networks where these are four or more. A newcomer has no mates.
+
+    who claims a lineage       what bears it out                                      then
+    mates                      more of those who can be asked hold it than do not,    this peer follows the one that
+                               and more than a third of its last round                leads
+    anybody, to a settled      certificates of its rounds from this peer's last one   the same, unless more mates who
+                               on, each signed by more than a third of the round      can be asked hold something else
+                               before, see `proof.py`
+    strangers, to a settled    nothing else                                           nobody moves; people are told
+    strangers, to a newcomer   contacts in more networks than any other               it takes that one
+
+A mate *holds* a lineage if it says so now, over its own connection, or came through it; or if its signature stands
+under the round that led there, and it does not say otherwise now.
+
+A report is a reason to ask, no more; and looking into it costs everyone a while. So the word of a peer that does not
+stand by its report counts for nothing for a while (`averaging/trust.py`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from swarmcli.averaging.trust import PeerTrust
@@ -18,18 +33,130 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.peers.directory import PeerDirectory
-from swarmcli.optim.peers.proofs import MOST_PROOFS, Saved, Vouching, method_of, step_between
+from swarmcli.optim.peers.proof import MOST_PROOFS, Mates, Saved, Signed, Vouching, enough, method_of, step_between
 from swarmcli.optim.peers.report import PeerReport
-from swarmcli.optim.peers.standing import Mates, PeerWord, Standing
 from swarmcli.optim.state.lineage import Claim, LineagePosition, best, lineage_to_follow
 
 if TYPE_CHECKING:
     from swarmcli.averaging.round.certificate import RoundCertificate
 
-
+LEAST_NETWORKS = 4  # of mates, from which on these count instead of mates, as for votes of a round
 DISTRUST = 120.0  # seconds for which a lineage is ignored of which nobody gave out the state
 APART = 10.0  # seconds of holding another lineage before it counts as parted: most come back at once
 MOST_UNPROVED = 8  # lineages that nobody bears out, of which people are told
+
+
+@dataclass(frozen=True, slots=True)
+class PeerWord:
+    """A peer's word about itself.
+
+    trail   the lineages through which it came, as far as it says so, none of them older than some rounds
+    """
+
+    claim: Claim
+    trail: Collection[bytes] = ()
+
+    @property
+    def position(self) -> LineagePosition:
+        return self.claim.position
+
+    def holds(self, lineage: bytes) -> bool:
+        """Whether it is at this lineage, or beyond it."""
+        return lineage == self.position.lineage or lineage in self.trail
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Everything that this peer knows when it decides: its mates, everybody's words, and what was signed.
+
+    network   in which bucket a peer counts where networks are counted
+    differs   whether this peer was at the epoch of a position on another lineage
+    """
+
+    mates: Mates
+    words: Mapping[PeerID, PeerWord]
+    network: Callable[[PeerID], Hashable]
+    signed: Mapping[bytes, Signed] = field(default_factory=dict)
+    owners: Collection[bytes] = ()  # lineages that the run's owner signed
+    differs: Callable[[LineagePosition], bool] = lambda _: False
+
+    def to_follow(self, own: Claim) -> LineagePosition:
+        """The position that this peer should train on: its own, unless another one counts that leads.
+
+        One that the run's owner signed leads whatever anybody says. A newcomer with mates, which comes back from a
+        checkpoint, goes by them if enough are there.
+        """
+        owners = best(word.position for word in self.words.values() if word.position.lineage in self.owners)
+        if owners is not None and owners.beats(own.position):
+            return owners
+        mates = self.mates.known & self.words.keys()
+        if own.settled and mates:
+            return self._vouched(own)
+        return self._most_held(own, mates if len(mates) >= self.mates.needed else self.words.keys())
+
+    # a settled peer with mates
+
+    def _vouched(self, own: Claim) -> LineagePosition:
+        claimed = {word.position for word in self.words.values() if word.claim.settled}
+        ahead = [each for each in claimed if each.beats(own.position) and self.counts(each)]
+        # Parted: whoever holds this peer's lineage is in the minority, so those over there never follow it.
+        on_own = 1 + self._votes(self._holders(own.position.lineage))
+        apart = [each for each in claimed if own.position.beats(each) and self.differs(each) and self.counts(each)]
+        apart = [each for each in apart if self._votes(self._holders(each.lineage)) > on_own]
+        return best(ahead) or best(apart) or own.position
+
+    def counts(self, position: LineagePosition) -> bool:
+        """Whether mates bear a position out: more of them than hold anything else, and enough of the last round."""
+        held, signed = self._holders(position.lineage), self.signed.get(position.lineage, Signed())
+        # Whoever is still on the way there is not against it. Of fewer than four, one that lies could be all who sign.
+        way = signed.way if signed.members and len(self.mates.rounds[-1]) >= 3 else ()
+        others = {peer: self.words[peer] for peer in (self.mates.known & self.words.keys()) - held}
+        against = [peer for peer, word in others.items() if word.claim.settled and word.position.lineage not in way]
+        least = enough(1 + self._votes(self.mates.rounds[-1]))
+        return self._votes(held) >= least and self._votes(held) > self._votes(against)
+
+    def _holders(self, lineage: bytes) -> set[PeerID]:
+        """The mates that hold a lineage, by their words or, where these do not contradict them, their signatures."""
+        signed = self.signed.get(lineage, Signed())
+
+        def holds(peer: PeerID) -> bool:
+            word = self.words.get(peer)
+            if word is None or word.holds(lineage):
+                return word is not None or peer in signed.members
+            return peer in signed.members and (not word.claim.settled or word.position.lineage in signed.way)
+
+        return set(filter(holds, self.mates.known))
+
+    def _votes(self, mates: Collection[PeerID]) -> int:
+        """Keys cost nothing, so networks count as in rounds, if there are enough of them."""
+        several = len({self.network(peer) for peer in self.mates.known}) >= LEAST_NETWORKS
+        return len({self.network(peer) for peer in mates}) if several else len(mates)
+
+    # newcomers, and peers that meet none of their mates
+
+    def _most_held(self, own: Claim, among: Collection[PeerID]) -> LineagePosition:
+        """The position that is held in most networks, then by most peers, then the one that leads.
+
+        A newcomer yields to whoever has settled. A settled peer counts for where it stands, in a network of its own. If
+        it has made no round it has nothing to lose, and follows those who have gone on from where it stands.
+        """
+        words = {peer: self.words[peer] for peer in among}
+
+        def rank(position: LineagePosition) -> tuple[int, int, tuple[int, int, int]]:
+            mine = position == own.position  # those that have gone on from there hold it no more
+            passed = b"" if mine else position.lineage
+            held = [peer for peer, word in words.items() if word.position == position or passed in word.trail]
+            return max(len({self.network(peer) for peer in held}), int(mine)), len(held) + mine, position.order
+
+        settled = {word.position for word in words.values() if word.claim.settled}
+        if not own.settled:
+            if settled:
+                return lineage_to_follow(own, [Claim(max(settled, key=rank))])
+            return max({own.position, *(word.position for word in words.values())}, key=rank)
+        ahead = {each for each in settled if each.beats(own.position)}
+        here, signed, said = own.position.lineage, self.signed, {word.position: word.trail for word in words.values()}
+        gone_on = {each for each in ahead if here in said[each] or here in signed.get(each.lineage, Signed()).way}
+        return max((not self.mates and gone_on) or ahead | {own.position}, key=rank)
 
 
 class Claims:
@@ -92,7 +219,7 @@ class Claims:
         """Mates first, then one of each network that is connected, then the others, one of each network after the
         other: so whoever floods the run with identities of one network is one of many who are asked, and addresses that
         reports merely name are asked when nobody else is left. Of one network the furthest comes first. A peer that
-        pauses, and may have stood still for days, comes last."""
+        has not settled, or pauses and may have stood still for days, comes last."""
         others = self.directory.others
         reported = filter(others.__contains__, peers)
         ranked = sorted(reported, key=lambda peer: others[peer].claim.position.order, reverse=True)
@@ -102,7 +229,12 @@ class Claims:
             network = self.directory.network_of(peer)
             first = peer in known or bytes.fromhex(others[peer].lineage) in self.vouching.owners
             here = self._endpoint.is_connected(peer) and network not in met
-            places[peer] = (self.directory.is_away(peer), not first, not (first or here), 0 if first else seen[network])
+            places[peer] = (
+                not others[peer].claim.settled,
+                not first,
+                not (first or here),
+                0 if first else seen[network],
+            )
             seen[network] += 1
             met |= {network} if here else set()
         return sorted(ranked, key=places.__getitem__)
@@ -132,16 +264,18 @@ class Claims:
         """The position that this peer should train on, by what others have just answered and by the reports of mates
         that are there and were not asked, or could not be. Where that bears out nobody who claims to lead, a few of
         those are asked for the certificates of their last rounds."""
-        directory = self.directory
-        mates = [peer for peer in self.credible() if peer in self.mates.known and directory.is_there(peer)]
-        told = {peer: PeerWord(directory.others[peer].claim, rests=directory.is_away(peer)) for peer in mates}
-        words = {**told, **answers}
+        words = {**self._told(), **answers}
         found = self._standing(words).to_follow(own)
         if ahead := [peer for peer, word in answers.items() if word.claim.settled and word.position.beats(found)]:
-            await self.vouching.look_into(self.in_turn(ahead), answers)
+            await self.vouching.look_into((peer, answers[peer].position) for peer in self.in_turn(ahead))
             found = self._standing(words).to_follow(own)
         self._note_unproved(Claim(found, own.settled), answers)
         return found
+
+    def _told(self) -> dict[PeerID, PeerWord]:
+        """The words of mates that are there, by their reports."""
+        mates = [peer for peer in self.credible() if peer in self.mates.known and self.directory.is_there(peer)]
+        return {peer: PeerWord(self.directory.others[peer].claim) for peer in mates}
 
     def _standing(self, words: Mapping[PeerID, PeerWord]) -> Standing:
         network, vouching = self.directory.network_of, self.vouching
@@ -241,18 +375,16 @@ class Claims:
         self._set_apart = set(peers)
         self.trust.disbelieve(self._set_apart)
 
-    def is_led_by(self, report: PeerReport, own: Claim) -> bool:
-        """Whether this peer should be on the lineage of a peer that it cannot ask, by the rule for lineages.
+    def is_led_by(self, peer: PeerID, own: Claim) -> bool:
+        """Whether this peer should be on the lineage of one that it cannot ask, by that one's report.
 
         Compared is where this peer stood when the report was made. So of two that part, one goes on and one waits,
         however quickly their epochs pass and however late each reads of the other.
         """
-        claim = report.claim
-        if not claim.settled or claim.position in self._history:
+        report = self.directory.others[peer]
+        stranger = own.settled and self.mates.known and peer not in self.mates.known
+        if stranger or not report.claim.settled or report.claim.position in self._history:
             return False
-        if own.settled and self.mates.known:
-            mates = [peer for peer in self.credible() if peer in self.mates.known]
-            if 2 * sum(peer in self._apart_since for peer in mates) <= len(mates):
-                return False
         then = self._history.at(report.time) or own.position
-        return lineage_to_follow(Claim(then, own.settled), [claim]) != then
+        words = {**self._told(), peer: PeerWord(report.claim)}
+        return self._standing(words).to_follow(Claim(then, own.settled)) != then

@@ -15,7 +15,7 @@ from swarmcli.events import Noticed, PeerRefused, StateDonated, StateDownloaded
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, offload, to_its_end
 from swarmcli.optim.modes.gradients import Mode
-from swarmcli.optim.peers.claims import Claims
+from swarmcli.optim.peers.follow import Claims
 from swarmcli.optim.state.lineage import LineagePosition, hash_tensors
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.training_state import CapturedState, read_position

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, TypeAlias
@@ -26,16 +26,16 @@ from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import offload
 from swarmcli.optim.peers.report import PeerReport
-from swarmcli.optim.peers.standing import MOST_ROUNDS, Mates, PeerWord, Signed, enough
 from swarmcli.optim.state.lineage import (
     ANY_ROUND,
     LINEAGE_BYTES,
     MAX_COUNT,
     LineagePosition,
     next_lineage,
-    solitary_round_id,
 )
 
+MOST_ROUNDS = 16  # with unlike members, whose members are mates
+MOST_MATES = 512  # that are kept of one round
 MOST_STEPS = 64  # a peer that stood still while a round had no outcome, or was cut off, misses some dozens
 ANSWER_TIMEOUT = 3.0  # seconds
 MOST_PROOFS = 4  # that are asked for at once; each takes some hundred signatures' time at most
@@ -73,6 +73,46 @@ class Step(msgspec.Struct, frozen=True):
         return same and self.certificate.tag == self.before
 
 
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """The signers of the rounds that led to a lineage, and the lineages on the way there."""
+
+    members: frozenset[PeerID] = frozenset()
+    way: frozenset[bytes] = frozenset()
+
+
+def enough(members: int) -> int:
+    """So many of a round cannot all be hostile; of fewer than four none can be."""
+    return (members - 1) // 3 + 1 if members >= 4 else 1
+
+
+class Mates:
+    """The members of this peer's own last rounds, without itself. Bounded."""
+
+    def __init__(self) -> None:
+        self.rounds: deque[frozenset[PeerID]] = deque(maxlen=MOST_ROUNDS)  # unlike each other, the latest last
+
+    def note(self, members: Iterable[PeerID]) -> None:
+        """This peer has committed a round with these; with nobody, if it stepped by itself."""
+        mates = frozenset(sorted(members)[:MOST_MATES])
+        if mates in self.rounds:
+            self.rounds.remove(mates)
+        self.rounds.append(mates)
+
+    @property
+    def known(self) -> frozenset[PeerID]:
+        return frozenset().union(*self.rounds)
+
+    @property
+    def needed(self) -> int:
+        """How many of them a lineage needs at least: one more than can be hostile in the last round."""
+        return enough(1 + len(self.rounds[-1])) if self.rounds else 1
+
+    def __bool__(self) -> bool:
+        """Whether this peer has made a round."""
+        return bool(self.rounds)
+
+
 class LineageProof(msgspec.Struct, frozen=True):
     """The last steps to a position, oldest first."""
 
@@ -96,31 +136,24 @@ class LineageProof(msgspec.Struct, frozen=True):
         rounds = [step.certificate for step in self.steps if step.certificate is not None]
         return self.steps[-1].position if all(_names_signers(each) and each.verify() for each in rounds) else None
 
-    def signed(self, known: Collection[PeerID], needed: int, holders: Collection[PeerID] = ()) -> Signed:
-        """Finds those `known` that bear the last step out; nobody if it is not signed, or not by enough.
+    def signed(self, known: Collection[PeerID], needed: int) -> Signed:
+        """Finds those `known` that bear the last step out; nobody if it is not signed, as one that a peer made by
+        itself, or not by enough.
 
         Enough are `needed` of those known or, step by step, more than a third of a round that has been borne out (as
         light clients follow a chain whose validators change). Signatures are checked only where enough of the signers
         are such members. To be called off the loop: each takes a tenth of a millisecond.
-
-        Nobody signs a step that a peer made by itself. It counts as a round of this peer if it is one of `holders`, who
-        say over their own connections that they hold where the steps lead.
         """
         trusted, bearing, members = [(frozenset(known), needed)], frozenset[PeerID](), frozenset[PeerID]()
         for step in self.steps:
-            members, certificate, size = frozenset(), step.certificate, 1
-            if certificate is None:
-                signers = frozenset(p for p in holders if step.round_id == solitary_round_id(p, step.before))
-            elif _names_signers(certificate):
-                signers, size = certificate.signers, len(certificate.peers)
-            else:
+            members, certificate = frozenset(), step.certificate
+            if certificate is None or not _names_signers(certificate):
                 continue
-            enough_sign = any(len(signers & group) >= least for group, least in trusted)
-            if enough_sign and (certificate is None or certificate.verify()):
-                trusted.append((signers, enough(size)))
+            signers = certificate.signers
+            if any(len(signers & group) >= least for group, least in trusted) and certificate.verify():
+                trusted.append((signers, enough(len(certificate.peers))))
                 members = bearing = bearing | (signers & trusted[0][0])
-        alone = bool(self.steps) and self.steps[-1].certificate is None
-        return Signed(members, frozenset(step.before for step in self.steps), alone)
+        return Signed(members, frozenset(step.before for step in self.steps))
 
 
 def _names_signers(certificate: RoundCertificate) -> bool:
@@ -275,19 +308,15 @@ class Vouching:
         """The furthest counts."""
         self.heard = max(filter(None, (self.heard, *heard)), key=lambda each: each.epoch, default=None)
 
-    async def look_into(self, claimants: Iterable[PeerID], answers: Mapping[PeerID, PeerWord]) -> None:
+    async def look_into(self, claims: Iterable[tuple[PeerID, LineagePosition]]) -> None:
         """Asks for the proofs of a few lineages that have none yet: of each lineage the first to claim it."""
         asked: dict[LineagePosition, PeerID] = {}
-        for peer in claimants:
-            position = answers[peer].position
+        for peer, position in claims:
             if position.lineage not in self.signed and len(asked) < MOST_PROOFS:
                 asked.setdefault(position, peer)
-        holders = {at: [p for p, word in answers.items() if word.holds(at.lineage)] for at in asked}
-        await asyncio.gather(*(self.fetch(peer, at, holders[at]) for at, peer in asked.items()))
+        await asyncio.gather(*(self.fetch(peer, at) for at, peer in asked.items()))
 
-    async def fetch(
-        self, peer: PeerID, position: LineagePosition, holders: Collection[PeerID] = ()
-    ) -> LineageProof | None:
+    async def fetch(self, peer: PeerID, position: LineagePosition) -> LineageProof | None:
         """The proof of a position, checked as far as this peer knows its signers. None: the peer has none that fits."""
         question = ProofRequest(position.lineage)
         try:
@@ -297,7 +326,7 @@ class Vouching:
             return None
         if not proof.leads_to(position):
             return None
-        signed = await offload(partial(proof.signed, self._mates.known, self._mates.needed, holders))
+        signed = await offload(partial(proof.signed, self._mates.known, self._mates.needed))
         if signed.members or position.lineage not in self.signed:
             self.signed[position.lineage] = signed
         while len(self.signed) > MOST_SIGNED:
