@@ -152,7 +152,8 @@ class OptimizerCore(Participant):
         return changed
 
     async def _join(self) -> bool:
-        self.frozen.compare(settled=self.catch_up.settled)
+        if self.frozen.looks or not self.catch_up.settled:
+            self.frozen.compare(settled=self.catch_up.settled)
         reason = self.reason_to_look()
         changed = False
         if reason:
@@ -394,7 +395,7 @@ class OptimizerCore(Participant):
             sketch=self._keeper.monitor.told,
             keeps=self.succession.offered and not self.pausing.away,
             owners_word=self.claims.vouching.told_by_owner(self.position),
-            frozen=self.frozen.told,
+            frozen=self.frozen.frozen.told,
             **more,
         )
 

@@ -46,6 +46,7 @@ class FrozenExchange(Exchange):
         super().__init__(f"frozen/{claims.directory.run_id}", self._provide, replica, claims, courtesy)
         self.frozen, self._timeout = frozen, timeout
         self._settled_at: float | None = None  # loop time
+        self.looks = True  # whether others may have, or begin with, what this peer must not train beside
 
     def start(self) -> None:
         """From now on this peer gives them out while they are the run's."""
@@ -57,11 +58,6 @@ class FrozenExchange(Exchange):
         if self.frozen.digest:
             self.donor.close()
 
-    @property
-    def told(self) -> str:
-        """For the report: which ones this peer has, as FrozenWeights names them."""
-        return self.frozen.digest or self.frozen.base
-
     async def look(self) -> None:
         """The model's may be others than before, a checkpoint's for example."""
         if self.frozen.digest:
@@ -70,10 +66,11 @@ class FrozenExchange(Exchange):
     def compare(self, *, settled: bool) -> None:
         """Before each step, until this peer has worked for a minute. Raises FingerprintError if all at work that are
         there report other frozen weights: it would train another model."""
-        frozen, own = self.frozen, self.told
+        frozen, own = self.frozen, self.frozen.told
         self._settled_at = (self._settled_at or loop_time()) if settled else None
         begins = self._settled_at is None or loop_time() < self._settled_at + BEGINS_FOR
-        if frozen.named or not own or not begins or (frozen.digest and self._claims.holders()):
+        self.looks = begins and bool(own) and not frozen.named
+        if not self.looks or (frozen.digest and self._claims.holders()):
             return
         there = [report for peer, report in self._directory.others.items() if self._directory.is_there(peer)]
         at_work = [report for report in there if report.holds_state and is_settled(report.phase)]

@@ -67,6 +67,11 @@ class FrozenWeights:
         return self.own == self.digest
 
     @property
+    def told(self) -> str:
+        """For the report: the digest by which others compare these with theirs; "": there is nothing to compare."""
+        return self.digest or self.base
+
+    @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
