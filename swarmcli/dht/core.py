@@ -71,13 +71,19 @@ class NodeCore:
         self.storage = Storage(limits)
         self.checker = RecordChecker(limits, validators)
         self.hearsay = Hearsay()
+        self.rests = False  # see DHTNode.rest
         self.instance = endpoint.random.getrandbits(62) + 1
         self._reported: Recent[tuple[PeerID, str], None] = Recent(1024)
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where others may dial this node; none in client mode."""
-        return () if self.endpoint.client_mode else self.endpoint.direct_addresses
+        """Where others may ask this node; none if it only asks."""
+        return () if self.only_asks else self.endpoint.direct_addresses
+
+    @property
+    def only_asks(self) -> bool:
+        """Whether this node keeps nothing for others: in client mode, or while it rests."""
+        return self.endpoint.client_mode or self.rests
 
     @property
     def listening(self) -> bool:
@@ -86,9 +92,9 @@ class NodeCore:
 
     @property
     def cut_off(self) -> bool:
-        """Whether nobody can dial this node and it knows of no node that can be dialed. Such nodes keep the records of
-        those whom they are connected with, or these would vanish with the last node of the table."""
-        return self.endpoint.client_mode and not len(self.contacts.table)
+        """Whether this node only asks and knows of no node that can be asked. Such nodes keep the records of those whom
+        they are connected with, or these would vanish with the last node of the table."""
+        return self.only_asks and not len(self.contacts.table)
 
     def now(self) -> float:
         """Swarm time, in which records expire."""
@@ -103,7 +109,7 @@ class NodeCore:
         """The nearest nodes as far as this one knows, in unlike networks, itself among them if it listens: whoever
         looks for replicas of this target finds these."""
         found = self.contacts.table.nearest_apart(target, max(count, self.bucket_size))
-        if not self.endpoint.client_mode:
+        if not self.only_asks:
             own = Contact(self.peer_id, self.addresses)
             found = sorted([*found, own], key=lambda contact: contact.node ^ target)
         return spread(found, count, self.contacts.table.network)
@@ -127,7 +133,7 @@ class NodeCore:
             lookup.offer(self.contacts.last_resort(self.bucket_size))
         if self.cut_off:
             lookup.offer(Contact(peer, ()) for peer in self.endpoint.connected())
-        if not self.endpoint.client_mode:
+        if not self.only_asks:
             lookup.offer([Contact(self.peer_id, self.addresses)])
             lookup.answered(self.peer_id)
         return lookup

@@ -222,6 +222,14 @@ class DHTNode:
         steps = upkeep.keep_pinging, upkeep.keep_probing, upkeep.keep_exploring, self._replicator.run
         self._tasks.keep(self.endpoint.events, *steps, self._keep_introducing)
 
+    def rest(self, rests: bool) -> None:
+        """While it rests, this node finds and stores as ever, but leaves the tables of the others: nobody stores with
+        it or asks it. For a peer whose line is so slow that others' records would fill it. Idempotent."""
+        if self.core.rests != rests:
+            self.core.rests = rests
+            self._turn()
+            self._moved.set()
+
     def _on_event(self, event: Event) -> None:
         self._maintenance.on_event(event)
         if isinstance(event, OwnAddressesChanged):
@@ -232,9 +240,9 @@ class DHTNode:
         self._turn()
 
     def _turn(self) -> None:
-        """A peer that can be dialed answers as a node of the table; one in client mode only while it is cut off from
+        """A peer that can be dialed answers as a node of the table; one that only asks does so while it is cut off from
         these. It may change."""
-        if self.client_mode and not self.core.cut_off:
+        if self.core.only_asks and not self.core.cut_off:
             self._service.stop()
         else:
             self._service.start()

@@ -54,7 +54,7 @@ class Replicator:
             self._appeared, self._lost = {}, {}
             for place in [place for place in self._sent if place[0] in news[0]]:  # who may have started anew
                 del self._sent[place]
-        if self._core.endpoint.client_mode:
+        if self._core.only_asks:
             return  # nobody asks this node for what it may still hold
         for rank, work in sorted((await self._plan(news)).items()):
             # The nearest replica acts first; when the others compare, there is mostly nothing left to send.

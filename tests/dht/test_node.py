@@ -179,6 +179,22 @@ async def test_a_client_reads_and_writes_but_nobody_relies_on_it() -> None:
 
 
 @simulated
+async def test_who_rests_reads_and_writes_and_keeps_nothing_for_others() -> None:
+    async with Swarm() as swarm:
+        first, second, third = await swarm.grow(3)
+        third.rest(True)
+        await asyncio.sleep(1.0)
+        assert all(third.peer_id not in node.core.contacts.table for node in (first, second))
+        assert await first.store("key", 1, soon(first)) and await third.store("own", 3, soon(third))
+        assert (await third.get("key", latest=True)).value == 1  # type: ignore[union-attr]
+        assert (await second.get("own", latest=True)).value == 3  # type: ignore[union-attr]
+        assert third.core.storage.count() == 0
+        third.rest(False)
+        await asyncio.sleep(1.0)
+        assert all(third.peer_id in node.core.contacts.table for node in (first, second))
+
+
+@simulated
 async def test_reading_without_latest_may_answer_from_what_was_read_lately() -> None:
     async with Swarm() as swarm:
         nodes = await swarm.grow(4)

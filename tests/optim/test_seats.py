@@ -62,11 +62,14 @@ def test_a_peer_of_10_kilobytes_per_second_costs_the_others_nothing_but_its_samp
                 before = slow.computed, quick.core.position.epoch, loop.time()
                 await until(lambda: quick.core.position.epoch >= 6)
                 assert slow.computed <= before[0] + slow.trainer.batch_size
+                nodes = quick.trainer.node.core.contacts.table
+                assert slow.trainer.node.peer_id not in nodes  # nor do others' records fill its line
                 alone = 3 * 6 * 0.1  # three epochs of six batches
                 assert loop.time() - before[2] < 1.25 * alone + 3.0
                 slow.trainer.node.endpoint.limit_rates(None, None)
 
             await together(quick.run(10), slow.run(10), limit())
+            assert slow.trainer.node.peer_id in quick.trainer.node.core.contacts.table
             assert len(digests([quick.trainer, slow.trainer])) == 1
             told = [notice.text for notice in slow.said if "samples" in notice.text]
             needs = (
