@@ -67,7 +67,6 @@ class Accumulator(Protocol):
     def add(self, batch_size: int, scale: float | None = None, weight: float | None = None) -> bool: ...
     def freeze(self) -> Weighed: ...
     def restore(self) -> None: ...
-    def set_aside(self) -> None: ...
     def settle(self, counted: bool) -> None: ...
     def reset(self) -> None: ...
 
@@ -77,8 +76,7 @@ class GradientAccumulator:
 
         add, add, add ──▶ sums ── freeze ──▶ means ──▶ the round ─┬─ committed: settle
                            ▲                                      │
-                           └──────────── restore ─────────────────┼─ dead
-                                                                  └─ undecided: set_aside
+                           └──────────── restore ─────────────────┴─ dead, or undecided
 
     `accumulators[i]` and `means[i]` have the shape of `parameters[i]`; both are kept in float32 where a parameter has
     a shorter type, since sums over an epoch would lose what small gradients add. Sums live beside their parameters or
@@ -89,7 +87,7 @@ class GradientAccumulator:
     passes add to them: no second buffer. What those add counts equally, so within an epoch all batches weigh the
     same, and nobody but this class may zero or replace the gradients.
 
-    `restore`, `set_aside` and `settle` may be called beside `add`, from another thread; other calls exclude each other.
+    `restore` and `settle` may be called beside `add`, from another thread; other calls exclude each other.
     """
 
     waits = False
@@ -203,10 +201,6 @@ class GradientAccumulator:
         """No round used what was frozen: it counts again, once. `means` must be as `freeze` wrote them until the
         next `add` or `freeze`, which is when they return to the sums. Without effect if nothing was frozen."""
         self._returned, self.handed_in = self._returned + self.handed_in, Weighed()
-
-    def set_aside(self) -> None:
-        """A round may have used what was frozen: it counts nowhere else. Without effect if nothing was."""
-        self.handed_in = Weighed()
 
     def reset(self) -> None:
         """Drops everything: sums, and what was frozen."""

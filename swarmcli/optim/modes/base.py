@@ -12,7 +12,7 @@ import torch
 from swarmcli.averaging import RoundResult
 from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.events import Events, Noticed
-from swarmcli.optim.gradients.accumulator import GradientAccumulator, Weighed
+from swarmcli.optim.gradients.accumulator import GradientAccumulator
 from swarmcli.optim.state.frozen import FrozenWeights, frozen_of
 from swarmcli.optim.state.replica import Companions, InPlace, ParameterPlacement
 from swarmcli.optim.state.training_state import Scheduler
@@ -100,11 +100,6 @@ def tell_lost(events: Events, samples: float, why: str = "they are of parameters
     """No round will count so many samples of this peer any more."""
     if samples > 0:
         events.emit(Noticed("warning", f"{samples:.0f} samples of this peer are lost: {why}"))
-
-
-def tell_undecided(events: Events, aside: Weighed, counted: float = 0.0) -> None:
-    """The run goes on from a round that has counted so many of these samples; from none that is known, if 0."""
-    tell_lost(events, aside.samples - counted, "nobody could say whether the round that had them was committed")
 
 
 class GivenUp:

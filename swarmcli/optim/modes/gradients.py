@@ -19,7 +19,7 @@ from swarmcli.averaging.checks import check_flags
 from swarmcli.compression import NoCompression
 from swarmcli.events import Noticed
 from swarmcli.optim.gradients.accumulator import Accumulator, GradientMethod, Weighed, sum_type
-from swarmcli.optim.modes.base import AS_USUAL, GivenUp, StateOptions, Timing, tell_lost, tell_undecided
+from swarmcli.optim.modes.base import AS_USUAL, GivenUp, StateOptions, Timing, tell_lost
 from swarmcli.optim.state.buffers import Buffers, room_for
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.training_state import TrainingState
@@ -168,7 +168,6 @@ class GradientWork:
         self._gradients = accumulator
         self.given_up = GivenUp(peer.events)
         self._handed: Weighed | None = None  # on its way; None: nothing is
-        self._aside = Weighed()  # of a round of this position of which nobody could say whether it was committed
         self._nbytes = sum(parameter.nbytes for parameter in accumulator.parameters)
         self._freeze_bytes = max(self._nbytes, OFFLOAD_FROM) if accumulator.waits else self._nbytes
 
@@ -223,18 +222,17 @@ class GradientWork:
             self._handed = None
 
     async def set_aside(self) -> None:
-        """The round is undecided: it may have counted what was frozen, so no other round gets that. If the run turns
-        out to go on from that round, its record says what it counted; otherwise these samples are told as lost.
-        Without effect if nothing was frozen."""
+        """The round is undecided: it may have counted what was frozen. A lineage goes on from one round of a position,
+        and gradients are of one position: they count for the next round of this one, and are gone if the run turns out
+        to go on from that round, whose record says what it counted. Without effect if nothing was frozen."""
         if self._handed is not None:
-            tell_undecided(self._events, self._aside)
-            self._aside, self._handed = self._handed, None
             async with self.averager.tensors():
                 await self.replica.change(self._set_aside)
+            self._handed = None
 
     def _set_aside(self) -> None:
-        self._gradients.set_aside()
         self.method.set_aside()
+        self._gradients.restore()
 
     async def average_alone(self) -> None:
         """Makes what was frozen the average, as in a round with nobody else."""
@@ -248,7 +246,7 @@ class GradientWork:
         If the round counted any share of what was frozen, all of it is used up: no round gets the rest.
         """
         async with self.averager.tensors():
-            self._forget_aside(0.0)  # that round is not the one from which the run goes on
+            self._forget_aside(0.0)
             following = self._mode.after(self.replica.position, committed, self._target)
             norms = await self.replica.change(partial(self._step, following, committed))
             self.replica.state.apart |= committed.several
@@ -264,8 +262,9 @@ class GradientWork:
             def replay() -> None:
                 for tensor, average in zip(tensors, averages, strict=True):
                     tensor.copy_(average)
-                self._forget_aside(committed.samples.get(self._own_id, 0.0))
-                self._drop_former()
+                counted = committed.samples.get(self._own_id, 0.0)
+                self._forget_aside(counted)
+                self._drop_former(counted)
                 following = self.replica.position.after(committed.round_id, committed.total_samples)
                 self._step(following, committed, missed=True)
 
@@ -317,15 +316,14 @@ class GradientWork:
         return self.replica.state.step(self._descent(committed), position)
 
     def _forget_aside(self, counted: float) -> None:
-        """No other round of this position will be heard of. The run goes on from one that has counted so many of the
-        samples that were set aside."""
+        """No other round of this position will be heard of. The run goes on from one that has counted so many samples
+        of an undecided round here; 0: from another round, as far as this peer knows."""
         self.method.forget_aside(counted=counted > 0)
-        tell_undecided(self._events, self._aside, counted)
-        self._aside = Weighed()
 
-    def _drop_former(self) -> None:
-        """What this peer has accumulated is of parameters before a round that it makes up for."""
-        tell_lost(self._events, self._drop())
+    def _drop_former(self, counted: float) -> None:
+        """What this peer has accumulated is of parameters before a round that it makes up for, and that has counted so
+        many samples of it."""
+        tell_lost(self._events, self._drop() - counted)
 
     def _descent(self, committed: RoundResult) -> Sequence[torch.Tensor]:
         """The optimizer steps with this: here the average, in which equal weights count alike, whosever they are."""

@@ -17,7 +17,7 @@ import torch
 
 from swarmcli.averaging.checks import as_count
 from swarmcli.optim.gradients.accumulator import GradientMethod, Weighed
-from swarmcli.optim.modes.base import Timing
+from swarmcli.optim.modes.base import Timing, tell_lost
 from swarmcli.optim.modes.gradients import GradientWork, Mode
 from swarmcli.optim.modes.sparse import Sparse
 from swarmcli.optim.state.anchor import Anchored
@@ -216,6 +216,7 @@ class OuterWork(GradientWork):
         riders: Riders,
     ) -> None:
         self._riders = riders
+        self._aside = Weighed()  # of a round of this position of which nobody could say whether it was committed
         super().__init__(mode, peer, replica, differences, method)
 
     def _add(self, batch_size: int, scale: float | None, weight: float | None) -> bool:
@@ -267,7 +268,29 @@ class OuterWork(GradientWork):
         self._riders.finish(missed)
         return norms
 
-    def _drop_former(self) -> None:
+    async def set_aside(self) -> None:
+        """The round is undecided: it may have counted what was frozen. What a peer has learned outlives the position,
+        so no other round gets that: if the run turns out to go on from that round, its record says what it counted;
+        otherwise these samples are told as lost."""
+        if self._handed is not None:
+            self._tell_aside(0.0)
+            self._aside = self._handed
+        await super().set_aside()
+
+    def _set_aside(self) -> None:
+        self.method.set_aside()
+        self._gradients.set_aside()
+
+    def _forget_aside(self, counted: float) -> None:
+        super()._forget_aside(counted)
+        self._tell_aside(counted)
+
+    def _tell_aside(self, counted: float) -> None:
+        aside, self._aside = self._aside, Weighed()
+        why = "nobody could say whether the round that had them was committed"
+        tell_lost(self._events, aside.samples - counted, why)
+
+    def _drop_former(self, counted: float) -> None:
         """Nothing: what the model has learned stays on top of the anchor."""
 
     def _descent(self, committed: RoundResult) -> Sequence[torch.Tensor]:

@@ -1,11 +1,12 @@
 """A model of many rounds: what becomes of samples when rounds commit, die, or stay undecided at some members.
 
-A peer's samples are pending, set aside (one addend: of its last undecided round), counted on the lineage that it
+A peer's samples are pending, set aside (outer steps of its last undecided round), counted on the lineage that it
 follows, or lost and told. Peers at one position form lists, as far as they reach each other; an undecided peer stays,
 and joins the next list there. In the end all that live meet, and follow the lineage that leads.
 
-Gradients are of one position: a peer that follows another lineage drops those that it has not handed in. What outer
-steps have moved outlives the position: without being set aside, both children of a position could count it.
+Gradients are of one position, and a lineage goes on from one of its children: those of an undecided round come back,
+and a peer that follows another lineage drops all that it has. What outer steps have moved outlives the position:
+without being set aside, two rounds of one lineage could count it.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class Peer:
         self.frozen = set()
 
     def set_aside(self, round_id: int) -> None:
+        if not self.outer:
+            return self.restore()
         self.lost |= self.aside[1]
         self.aside, self.frozen = (round_id, self.frozen), set()
 
