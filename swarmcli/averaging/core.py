@@ -297,7 +297,7 @@ class AveragerCore:
         try:
             with self.finder.link.watching():
                 result = await round_.run()
-            failed = set(result.failed)
+            failed = self._failed_reducers(round_, set(result.failed))
             self.trust.note_group(frozenset(member.peer_id for member in round_.group.members))
             self.finder.lines.note_committed(began, loop_time(), result.weights)
             spoiled = result.late or self.node.peer_id in result.left_out
@@ -305,11 +305,7 @@ class AveragerCore:
             return result
         except RoundFailed:
             self._sending = round_.lessons.slowest(loop_time() - began)
-            shares = zip(round_.group.members, round_.group.part_shares, strict=True)
-            reducers = {member.peer_id for member, share in shares if share > 0}
-            failed = set(round_.lessons.failed & reducers) - {self.node.peer_id}
-            if 2 * len(failed) >= len(reducers):  # it may be this member's own link that fails
-                failed = set()
+            failed = self._failed_reducers(round_, set(round_.lessons.failed))
             spoiled = not failed  # what came in as slowly as a slow reducer sends shows nothing of this link
             if pledges is not None and pledges.withheld:
                 withheld = pledges.withheld - (round_.lessons.sending.keys() & round_.left_out)  # these were slow
@@ -322,6 +318,13 @@ class AveragerCore:
             received = self.finder.link.received
             self.finder.lines.receiving = self.finder.round_bytes / received if spoiled and received else 0.0
             self._learn_from(round_, preformed, withheld, failed)
+
+    def _failed_reducers(self, round_: Allreduce, failed: set[PeerID]) -> set[PeerID]:
+        """Those of the `failed` that reduce: nobody, if it may be this member's own link that fails."""
+        shares = zip(round_.group.members, round_.group.part_shares, strict=True)
+        reducers = {member.peer_id for member, share in shares if share > 0}
+        failed = failed & reducers - {self.node.peer_id}
+        return set() if 2 * len(failed) >= len(reducers) and not round_.lessons.elsewhere else failed
 
     def _learn_from(
         self,

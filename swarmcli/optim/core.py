@@ -8,7 +8,6 @@ gradients, weighted by its samples; all step with the average, and are at the ne
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -35,7 +34,7 @@ from swarmcli.optim.succession import Succession
 from swarmcli.tasks import beside
 
 MOST_BEHIND = 2  # epochs, for a state on which a trainer computes
-LOOK_AT_LINE, LOOKS_AT_LINE = 5.0, 4  # seconds of a download, and how many such: the quickest of the last ones counts
+LOOK_AT_LINE = 5.0  # seconds of a download
 
 
 class OptimizerCore(Participant):
@@ -183,6 +182,8 @@ class OptimizerCore(Participant):
             self.phase = "following" if follows else "training"
             self.directory.announce()
         if changed:
+            if self.exchange.speed:
+                self.seat.note_catching_up(self.exchange.speed)
             self._keeper.drop()
             self._start_over()
         return changed, found is not None
@@ -195,16 +196,13 @@ class OptimizerCore(Participant):
             return await self.catch_up.run(reason, returns=self.pausing.away)
 
     async def _watch_line(self) -> None:
-        """What a download shows of this peer's line: a newcomer need not spoil a round to learn that it is too slow."""
+        """What downloads show of this peer's line: a newcomer need not spoil a round to learn that it is too slow."""
         endpoint, generation = self.node.endpoint, self.replica.generation
-        rates = deque[float](maxlen=LOOKS_AT_LINE)
-        while True:
+        while self.config.description.role == "trainer":
             before = endpoint.passed().received
             await asyncio.sleep(LOOK_AT_LINE)
-            if self.exchange.on_its_way:
-                rates.append((endpoint.passed().received - before) / LOOK_AT_LINE)
-            if len(rates) == LOOKS_AT_LINE and max(rates) > 0 and self.config.description.role == "trainer":
-                self.seat.note_download(max(rates))
+            rate = (endpoint.passed().received - before) / LOOK_AT_LINE
+            if self.exchange.on_its_way and self.seat.note_download(rate):
                 # It takes the first state in any case; if it needs another one by then, it cannot follow the run.
                 self.review_seat(stays=not self.pausing.away and self.replica.generation == generation)
 
@@ -347,6 +345,7 @@ class OptimizerCore(Participant):
                 self.global_steps += advanced.own_samples > 0
                 self._begin_epoch(committed.contributors)
                 self._open_group()
+                self.seat.note_round()
                 seconds = self.metrics.end_epoch(self.position, advanced, self._rate).seconds
                 credit = credited(self.position, committed.samples, committed.reduced, seconds)
                 self.node.endpoint.events.emit(credit)
@@ -392,6 +391,7 @@ class OptimizerCore(Participant):
     def report(self, **more: Any) -> PeerReport:
         return super().report(
             samples_per_second=self._rate,
+            sending=self.seat.sending if self.config.description.role == "trainer" else 0.0,
             drift=self._keeper.monitor.drift,
             sketch=self._keeper.monitor.told,
             keeps=self.succession.offered and not self.pausing.away,

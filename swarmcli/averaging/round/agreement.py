@@ -149,9 +149,11 @@ class Agreement:
             self._parts = None
 
     async def _fetch(self, digest: bytes) -> None:
-        """Asks each member that may hold this result for it, once."""
+        """Asks each member that may hold this result for it, once, but for those that have just been too slow to bring
+        their own part of it."""
         assert self._parts is not None
         tried = self._tried.setdefault(digest, set())
+        tried |= self._parts.slow
         while holders := [member for member in self.holders(digest) if member not in tried]:
             tried.add(holders[0])
             if await self._parts.obtain(digest, holders[0]):

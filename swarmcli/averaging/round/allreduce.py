@@ -361,9 +361,11 @@ class Allreduce:
         """Frees the memory: errors hold on to the frames that they came through, and so to this object."""
         if not committed:
             self.lessons.add(Lessons(self._padding()))
+        failed = set[int]()
         for exchange in self._exchanges:
             self.left_out |= {self.group.members[index].peer_id for index in exchange.left_out}
             self.lessons.add(exchange.leave(committed))
+            failed |= exchange.failed
             holdings = exchange.holdings
             if holdings.results is None:
                 continue
@@ -372,6 +374,9 @@ class Allreduce:
             else:
                 holdings.drop(range(len(holdings.plan.parts)))
                 holdings.results.release()
+        if hasattr(self, "_agreement"):
+            told = (word.failed for index, word in self._agreement.told.items() if index not in failed)
+            self.lessons.elsewhere = failed <= set[int]().union(*told)
         self._exchanges.clear()
         self._results = None
         del self._tensors, self._program

@@ -153,14 +153,16 @@ class Lessons:
     doubted   member that kept this one waiting in vain → how; by no other member's word
     lost      doubted members whose connection broke meanwhile
     failed    reducers whose averages did not come here
+    elsewhere whether a third member says of all of these that they failed there as well
     sending   seconds that each sender took to bring its parts here, and this member to the others; for a sender that
-              was left out, the seconds that it would have taken
+              was left out, and a reducer that was too slow, the seconds that it would have taken
     """
 
     doubted: dict[PeerID, str] = field(default_factory=dict)
     lost: frozenset[PeerID] = frozenset()
     sending: dict[PeerID, float] = field(default_factory=dict)
     failed: frozenset[PeerID] = frozenset()
+    elsewhere: bool = False
 
     def add(self, other: Lessons) -> None:
         slow = (self.doubted.keys() - self.lost) | (other.doubted.keys() - other.lost)
@@ -171,8 +173,10 @@ class Lessons:
             self.sending[peer] = self.sending.get(peer, 0.0) + seconds
 
     def slowest(self, seconds: float) -> float:
-        """Seconds that sending takes the slowest member, after a round of so many seconds that failed."""
-        return max((each for each in self.sending.values() if each < HARDLY * seconds), default=0.0)
+        """Seconds that sending takes the slowest member but for reducers that failed, after a round of so many seconds
+        that failed."""
+        came = (each for peer, each in self.sending.items() if peer not in self.failed)
+        return max((each for each in came if each < HARDLY * seconds), default=0.0)
 
 
 def round_time(timeout: float | None, sending: float) -> float | None:

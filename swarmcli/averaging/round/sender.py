@@ -164,12 +164,18 @@ class PartSender:
         """
         mine, results, parts = self._shared.mine, self._shared.results, self._shared.plan.by_reducer[reducer]
         assert mine is not None and results is not None
-        expected, before = max(1, sum(part.average_bound for part in parts)), stream.arriving
-        async with (
-            beside(self._send(parts, mine, stream)),
-            self._pace.keeping_up(reducer, lambda: (stream.arriving - before) / expected),
-        ):
-            await self._receive(reducer, results, stream, averages)
+        expected, before, began = max(1, sum(part.average_bound for part in parts)), stream.arriving, loop_time()
+
+        def come() -> float:
+            return (stream.arriving - before) / expected
+
+        try:
+            async with beside(self._send(parts, mine, stream)), self._pace.keeping_up(reducer, come):
+                await self._receive(reducer, results, stream, averages)
+        except LaggedError:  # whoever reduces all of a round brings no parts here, and its averages show its line
+            sending, seconds = self._shared.tempo.sending, (loop_time() - began) / min(1.0, max(come(), 1e-6))
+            sending[reducer] = max(seconds, sending.get(reducer, 0.0))
+            raise
 
     @forgetful
     async def _send(self, parts: Sequence[Part], mine: Inputs, stream: Stream) -> None:

@@ -193,15 +193,15 @@ class PeerDirectory:
             self._at_work = [p for p, report in alike if report.phase != "lingering" and not is_away(report.pause)]
         return self._at_work
 
-    def trainers(self) -> dict[PeerID, float]:
-        """Those who take part in rounds and answer, with the samples per second that each says to compute."""
+    def trainers(self) -> dict[PeerID, PeerReport]:
+        """The reports of those who take part in rounds, answer and compute."""
         at_work = ((peer, self.others[peer]) for peer in filter(self.is_there, self.at_work()))
-        return {peer: r.samples_per_second for peer, r in at_work if r.role == "trainer" and not r.pause}
+        return {peer: report for peer, report in at_work if report.role == "trainer" and not report.pause}
 
     def anyone_computes(self, members: Iterable[PeerID]) -> bool:
         """Whether a trainer is there that answers; by the reports, which are read every few seconds, or because one of
         the `members` of this peer's group, which forms at once, is somebody without a report so far."""
-        return any(self.others[peer].phase != "stranded" for peer in self.trainers()) or any(
+        return any(report.phase != "stranded" for report in self.trainers().values()) or any(
             peer not in self.others and peer != self.endpoint.peer_id for peer in members
         )
 

@@ -49,6 +49,7 @@ class Exchange:
         self._endpoint, self._prefix = claims.directory.endpoint, prefix
         self.donor = StateDonor(self._endpoint, prefix, provide, donated=self._donated, courtesy=courtesy)
         self._progress: DownloadProgress | None = None
+        self.speed = 0.0  # bytes per second of the last download that succeeded; 0: none did
         self.moved = 0.0  # loop time; when something last came of a download that failed; what was false does not count
 
     @contextmanager
@@ -57,6 +58,7 @@ class Exchange:
         self._progress = progress = DownloadProgress(asyncio.get_running_loop().time, what=what)
         try:
             yield progress
+            self.speed = progress.received / max(progress.clock() - progress.began, 1e-3)
         except StateDownloadError:
             if progress.moved > progress.began:
                 self.moved = progress.moved

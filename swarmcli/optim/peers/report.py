@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import pydantic
 from pydantic import AfterValidator, ConfigDict, Field
 
+from swarmcli.averaging.seats import MAX_SECONDS
 from swarmcli.dht import OwnedSubkey
 from swarmcli.events import EpochAdvanced, EpochCredited, EpochReported, Events, Noticed
 from swarmcli.network.identity import PeerID
@@ -203,6 +204,8 @@ class PeerReport(pydantic.BaseModel):
     samples_seen: _Count  # in the lineage so far, by everyone
     samples: _Count  # by this peer since it started
     samples_per_second: float = Field(ge=0.0, lt=1e12, allow_inf_nan=False)
+    # Seconds that a round takes to send on its line; 0: it sends none, or nothing has shown that yet.
+    sending: float = Field(default=0.0, ge=0.0, le=MAX_SECONDS, allow_inf_nan=False)
     client_mode: bool  # nobody can dial it directly
     addresses: list[_Address] = Field(max_length=MAX_ADDRESSES)  # in client mode those at relays
     loss: _Loss | None  # mean over this peer's last epoch; None: it computes none, or the loss is told to nobody
