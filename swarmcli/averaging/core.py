@@ -271,15 +271,8 @@ class AveragerCore:
                 if not self.layout.numel:
                     reason = "the averaged tensors have no elements"
                     return RoundResult(round_id=group.group_id, group=group, nothing=reason)
-                self._service.seats = self.finder.lines.seats(group.bids, control.request.target)
-                usual = max((seconds for seconds, _ in self._service.took), default=0.0)
-                usual = 0.0 if control.request.target is None else max(usual, self._service.seats.planned)
-                self._service.quickly = quickly(usual, self._sending)
-                target, pledges = control.request.target, None
-                if target is not None and control.request.weighs and not self.config.auxiliary:
-                    pledges = Pledges(self.finder.experience, group, target)
-                round_ = self._make_round(group, weight, control.samples, pledges)
-                result = await self._run_round(round_, pledges, preformed=target is not None)
+                round_, pledges = self._make_round(control, group, weight)
+                result = await self._run_round(round_, pledges, preformed=control.request.target is not None)
                 self.finder.experience.note(result.weights, (member.peer_id for member in group.members))
                 if result.total_weight > 0 and result.averages:
                     # A member that was not counted may hold no numbers: it takes the average as it is.
@@ -349,31 +342,32 @@ class AveragerCore:
         for peer in failed:
             self.trust.suspect(peer, "it failed as a reducer", seat=False, work=True)
 
-    def _make_round(
-        self,
-        group: Group,
-        weight: float,
-        samples: float | None,
-        pledges: Pledges | None,
-    ) -> Allreduce:
-        service, tensors, planned = self._service, self._tensors, self._service.seats.planned
-        options = self.config.allreduce
+    def _make_round(self, control: StepControl, group: Group, weight: float) -> tuple[Allreduce, Pledges | None]:
+        target, pledges = control.request.target, None
+        seats = self.finder.lines.seats(group.bids, target)
+        usual = max((seconds for seconds, _ in self._service.took), default=0.0)
+        if target is not None and control.request.weighs and not self.config.auxiliary:
+            pledges = Pledges(self.finder.experience, group, target)
+        options, planned = self.config.allreduce, seats.planned
         options = replace(
             options,
             allreduce_timeout=round_time(options.allreduce_timeout, max(planned, self._sending)),
             # A reducer says nothing until the slowest sender has brought its first part, which may be all of its parts.
             reducer_timeout=max(options.for_reducer, LAST * planned),
         )
-        return Allreduce(
-            service,
+        round_ = Allreduce(
+            self._service,
             group,
-            tensors,
+            self._tensors,
             weight=weight,
             options=options,
-            samples=samples,
+            samples=control.samples,
             program=self._program,
-            **({} if pledges is None else {"refuses": pledges.refuses}),
+            pledges=pledges,
+            seats=seats,
+            quickly=quickly(0.0 if target is None else max(usual, planned), self._sending),
         )
+        return round_, pledges
 
     @torch.no_grad()
     def _apply(self, averages: Sequence[torch.Tensor], parts: Sequence[Part]) -> None:

@@ -23,19 +23,11 @@ from swarmcli.averaging.group import Group
 from swarmcli.network.identity import PeerID
 
 LEAST = 4  # members with weight; smaller groups are not bounded
+# A known member counts for so many times its weight in the last round, and any other for so many times the median: a
+# member that does much more than others is believed after some rounds.
+GROWTH, FIRST = 4.0, 2.0
+WARY = 16  # rounds at most in which strangers are believed less, after claims without samples
 M = TypeVar("M", int, PeerID)  # how members are named
-
-
-@dataclass(frozen=True, slots=True)
-class ExperienceOptions:
-    """When a peer counts as known, and how much of its weight does. Counts are rounds."""
-
-    first: float = 2.0  # times the median counts of any member …
-    growth: float = 4.0  # … or times the weight of a member in the last round
-    wary: int = 16  # at most, in which strangers are believed less, after claims without samples
-
-
-EXPERIENCE = ExperienceOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +91,8 @@ class Experience:
     def __init__(
         self,
         bounds: AllreduceOptions = AllreduceOptions(),  # noqa: B008  # frozen
-        options: ExperienceOptions = EXPERIENCE,
     ) -> None:
-        self._bounds, self._options = bounds, options
+        self._bounds = bounds
         self._wary = 0  # rounds for which claims of unknown peers count for less
         self._members: frozenset[PeerID] = frozenset()  # of that round, and …
         self._counted: dict[PeerID, float] = {}  # … the weights of its contributors, in medians
@@ -123,10 +114,10 @@ class Experience:
     def ramps(self, members: Iterable[PeerID]) -> dict[PeerID, float]:
         """The ramps of a group's members. If fewer than three of them have contributed, all are new, and nothing bounds
         them."""
-        counted, options = {peer: self._counted.get(peer, 0.0) for peer in members}, self._options
+        counted = {peer: self._counted.get(peer, 0.0) for peer in members}
         if sum(weight > 0 for weight in counted.values()) < LEAST - 1:
             return {}
-        return {peer: max(options.first, options.growth * weight) for peer, weight in counted.items()}
+        return {peer: max(FIRST, GROWTH * weight) for peer, weight in counted.items()}
 
     def agrees(self, group: Group, queue: Collection[PeerID]) -> bool:
         """Whether a leader lists the ramps that follow from the round of the `queue`, which led to the group's tag.
@@ -146,7 +137,7 @@ class Experience:
 
     def note_short(self) -> None:
         """The members of a round withheld too many of the samples that they had claimed."""
-        self._wary = min(2 * self._wary + 2, self._options.wary)
+        self._wary = min(2 * self._wary + 2, WARY)
 
     def withheld(self, group: Group, weights: Mapping[PeerID, float]) -> set[PeerID]:
         """The members of whose claim the round counted less than half of what would count. That depends on the other

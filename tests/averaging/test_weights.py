@@ -11,7 +11,7 @@ import torch
 
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.group import Group, Member
-from swarmcli.averaging.weights import EXPERIENCE, LEAST, Experience, limits
+from swarmcli.averaging.weights import FIRST, GROWTH, LEAST, Experience, limits
 from swarmcli.network.identity import Identity
 from tests.averaging.averagers import Averagers, all_results
 from tests.averaging.rounds import Kind, Swarm
@@ -73,11 +73,11 @@ def test_a_new_identity_counts_for_little_among_known_peers_and_for_more_with_ea
         experience.note({**dict.fromkeys(others, 10.0), newcomer: weight})
         rounds.append(weight)
     assert rounds == [
-        10 * EXPERIENCE.first,
-        10 * EXPERIENCE.first * EXPERIENCE.growth,
-        10 * EXPERIENCE.first * EXPERIENCE.growth**2,
+        10 * FIRST,
+        10 * FIRST * GROWTH,
+        10 * FIRST * GROWTH**2,
     ]
-    assert experience.ramps(others)[others[0]] == EXPERIENCE.growth
+    assert experience.ramps(others)[others[0]] == GROWTH
 
 
 def test_two_or_three_trainers_are_never_ramped() -> None:

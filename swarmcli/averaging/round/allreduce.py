@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -33,7 +33,8 @@ from swarmcli.averaging.round.program import OnePhase, Phases, RoundProgram, adv
 from swarmcli.averaging.round.reducer import beyond_sums
 from swarmcli.averaging.round.result import RoundResult
 from swarmcli.averaging.round.service import AllreduceService, phases_of
-from swarmcli.averaging.weights import WeightBounds, limits
+from swarmcli.averaging.seats import Seats
+from swarmcli.averaging.weights import Pledges, WeightBounds, limits
 from swarmcli.compression import CompressionInfo, TensorDescriptor
 from swarmcli.compression.base import all_finite
 from swarmcli.errors import RoundFailed, RoundUndecided
@@ -55,13 +56,16 @@ class Allreduce:
         options: AllreduceOptions | None = None,
         samples: float | None = None,
         program: RoundProgram | None = None,
-        refuses: Callable[[Mapping[PeerID, float]], str] = lambda samples: "",
+        pledges: Pledges | None = None,
+        seats: Seats | None = None,
+        quickly: float = math.inf,
     ) -> None:
         """`tensors` must not change until `run` has returned. `weight` is of this member's tensors in the mean; with
         zero it takes part and adds nothing. `samples`: that they come of, if these are not the weight. An auxiliary's
         tensors only tell shapes and types, and it has no weight. `program`: what is averaged in several phases, instead
-        of the tensors, which tell shapes and types then. `refuses`: why this member does not vote for a result that
-        counts these samples; "": it does. All members come to the same answer.
+        of the tensors, which tell shapes and types then. `pledges`: what the members have claimed; nobody votes for a
+        result that falls short of it. `seats`: whom this member waits for; None: all alike. `quickly`: seconds for the
+        round once all members have begun.
 
         Raises ValueError for a weight that is neither zero nor one that reducers accept, and for tensors that have
         no mean; KeyError if this peer is not in the group.
@@ -82,7 +86,8 @@ class Allreduce:
         self._reducing: list[asyncio.Task[None]] = []
         self._results: list[torch.Tensor] | None = None  # None: not all averages are here
         self._digest: bytes | None = None  # theirs
-        self._refuses, self._refused = refuses, ""  # why this member does not vote for them
+        self._pledges, self._refused = pledges, ""  # why this member does not vote for them
+        self._seats, self._quickly = seats or Seats(), quickly
         self._trouble, self._suspects = "", dict[PeerID, str]()  # why averages are missing here, and by whose fault
         self._late = False  # averages had to be fetched after the commit
         self._agreement: Agreement
@@ -176,7 +181,8 @@ class Allreduce:
             inputs = tensors, self._weight, self._samples
             mine = await on_executor(layout.nbytes, _checked_inputs, *inputs)
             results = Results(layout, self._service.memory.take(layout.nbytes))
-        exchange = PartExchange(self._service, group, self.group.group_id, plan, mine, results, options)
+        round_id, expected = self.group.group_id, (self._seats, self._quickly)
+        exchange = PartExchange(self._service, group, round_id, plan, mine, results, options, *expected)
         self._exchanges.append(exchange)
         if reduces:
             self._service.host(exchange)
@@ -217,7 +223,8 @@ class Allreduce:
         """All averages are here, and these are the results."""
         self._results, self._digest = results, self._chain()
         parts = self._exchanges[-1].holdings.averages if self._exchanges else ()
-        self._refused = self._refuses(contributions(self.group, parts, self._options)[1])
+        if self._pledges is not None:
+            self._refused = self._pledges.refuses(contributions(self.group, parts, self._options)[1])
         self._trouble = self._refused or self._trouble
 
     # What the agreement asks

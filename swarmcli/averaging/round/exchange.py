@@ -28,7 +28,7 @@ from swarmcli.averaging.round.reducer import Reducer
 from swarmcli.averaging.round.sender import PartSender
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.round.signed import SignedLists
-from swarmcli.averaging.seats import NOISE, TRIAL
+from swarmcli.averaging.seats import NOISE, TRIAL, Seats
 from swarmcli.averaging.shares import slowest_link
 from swarmcli.averaging.weights import WeightBounds
 from swarmcli.events import PeerRefused
@@ -49,8 +49,10 @@ class PartExchange:
         mine: Inputs | None,
         results: Results | None,
         options: AllreduceOptions,
+        seats: Seats,
+        quickly: float,
     ) -> None:
-        """`mine` and `results`: None for an auxiliary."""
+        """`mine` and `results`: None for an auxiliary. `seats`, `quickly`: see Allreduce."""
         self.group, self.round_id, self.holdings = group, round_id, Holdings(plan, results)
         self.mates = mates = GroupMates(service.endpoint, service.method, group, round_id)
         self._service, self._plan = service, plan
@@ -58,10 +60,10 @@ class PartExchange:
         self._nbytes = nbytes = sum(max(part.payload_bound, part.average_bound) for part in plan.parts)
         trip, senders = mates.slowest_round_trip, sorted(set(range(len(group))) - group.auxiliaries)
         others = [index for index in senders if index != mates.me] if mates.me in plan.by_reducer else []
-        self._tempo = tempo = Tempo(self._time, self._planned(nbytes), trip)
-        tempo.unwaited = frozenset(index for index in others if mates.peer(index) in service.seats.unwaited)
-        tempo.grace = max(NOISE, TRIAL * service.seats.epoch) + trip
-        tempo.quickly = service.quickly if others else math.inf
+        self._tempo = tempo = Tempo(self._time, self._planned(nbytes, seats.planned), trip)
+        tempo.unwaited = frozenset(index for index in others if mates.peer(index) in seats.unwaited)
+        tempo.grace = max(NOISE, TRIAL * seats.epoch) + trip
+        tempo.quickly = quickly if others else math.inf
         self.holdings.signed = signed = SignedLists(group, service.prefix, service.peer_trust)
         self.faults = Faults()
         shared = Shared(mates, plan, frozenset(senders), mine, results, options, signed, tempo, self.faults)
@@ -80,10 +82,10 @@ class PartExchange:
         self._sender = PartSender(shared, self.audits, Pace(tempo, len(plan.by_reducer), averages=True), parts_pace)
         self.copier = None if results is None else Copier(mates, self.holdings, results, signed, options)
 
-    def _planned(self, nbytes: int) -> float | None:
+    def _planned(self, nbytes: int, waits: float) -> float | None:
         """Seconds that the streams should take: by the members' bandwidths, where these are bytes per second, and by
-        the last rounds here. None: nothing is known."""
-        group, waits = self.group, self._service.seats.planned
+        the last rounds here. None: nothing is known. `waits`: for the slowest member that is waited for."""
+        group = self.group
         figures = [member.bandwidth for member in group.members if member.bandwidth > 0]
         usual = [took * max(1.0, nbytes / before) for took, before in self._service.took]
         known = [statistics.median(usual)] if usual else []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -21,7 +20,6 @@ from swarmcli.averaging.round.copying import give_copies
 from swarmcli.averaging.round.mates import GroupMates
 from swarmcli.averaging.round.messages import Accusation, CopyRequest, DrawnPart, InputList, OpenExchange, RoundWord
 from swarmcli.averaging.round.outcome import RoundOutcome
-from swarmcli.averaging.seats import Seats
 from swarmcli.averaging.trust import PeerTrust, TwoGroups
 from swarmcli.errors import CallRefused, RoundFailed, RoundUndecided
 from swarmcli.memory import ReusableBuffer
@@ -75,8 +73,6 @@ class AllreduceService:
         self.prefix = prefix
         # The last exchanges that committed: seconds of the slowest sender, and bytes
         self.took: deque[tuple[float, int]] = deque(maxlen=LAST)
-        self.seats = Seats()  # of the round under way, or the last one
-        self.quickly = math.inf  # seconds for it once all members have begun; see RoundTime
         self._served: list[str] = []  # full names of methods
         self._expected: dict[bytes, Group] = {}
         self._agreements: OrderedDict[bytes, Agreement] = OrderedDict()  # of rounds that are or were here

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from swarmcli.averaging import RoundResult
-from swarmcli.network.identity import PeerID
 from swarmcli.optim.epoch.group import EpochRule
 from swarmcli.optim.epoch.note import MemberNote
 from swarmcli.optim.state.averaging import Occasion, StateAveraging, state_config
@@ -88,8 +87,11 @@ class StateKeeper:
     async def _average(self, committed: RoundResult, own: float) -> None:
         # The last one, if it has taken a whole epoch: two at a time would need memory for two more states.
         await self.averaging.apply(wait=True)
-        weight = self.mode.state_weight(own)
-        await self._begin(committed, weight, helpers=committed.helpers, changes=self._delay)
+        position, weight = self.replica.position, self.mode.state_weight(own)
+        # Nobody knows who is in the other groups, if there are several: all who are known are expected then.
+        mates = tuple(self._directory.at_work()) if committed.several else committed.members + committed.helpers
+        occasion = Occasion(position.lineage, position.epoch, weight, mates, several=committed.several)
+        await self.averaging.begin(occasion, changes=self._delay)
         if not self._delay:
             await self.averaging.apply(wait=True)
 
@@ -105,12 +107,3 @@ class StateKeeper:
         state.position = state.position.astray(self._node.peer_id)
         self.monitor.drop()
         self.strayed = True
-
-    async def _begin(
-        self, committed: RoundResult, weight: float, *, helpers: tuple[PeerID, ...] = (), changes: bool
-    ) -> None:
-        position = self.replica.position
-        # Nobody knows who is in the other groups, if there are several: all who are known are expected then.
-        mates = tuple(self._directory.at_work()) if committed.several else committed.members + helpers
-        occasion = Occasion(position.lineage, position.epoch, weight, mates, several=committed.several)
-        await self.averaging.begin(occasion, changes=changes)

@@ -31,13 +31,13 @@ def lie_about_tensors(liar: Liar, change: Change) -> None:
     core, had = liar.averager, list[Tensors]()
     make = core._make_round
 
-    def make_with_lies(group: Any, *terms: Any, **how: Any) -> Any:
+    def make_with_lies(*terms: Any) -> Any:
         honest = core._tensors
         had.append([tensor.detach().clone() for tensor in honest])
         core._tensors = change(had, liar.random)
         liar.told.append("a gradient")
         try:
-            return make(group, *terms, **how)
+            return make(*terms)
         finally:
             core._tensors = honest
 

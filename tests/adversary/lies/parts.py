@@ -128,9 +128,9 @@ def huge_weights(liar: Liar) -> None:
     averager = liar.averager
     make_round = averager._make_round
 
-    def heavy(group: Group, weight: float, *terms: Any, **how: Any) -> Any:
+    def heavy(control: Any, group: Group, weight: float) -> Any:
         liar.told.append("a huge weight")
-        return make_round(group, MAX_WEIGHT, *terms, **how)
+        return make_round(control, group, MAX_WEIGHT)
 
     averager._make_round = heavy  # type: ignore[method-assign]
 
