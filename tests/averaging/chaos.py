@@ -1,18 +1,15 @@
-"""What can happen to the members of a round, and when: drawn from a seed, at times or at steps of the protocol."""
+"""What can happen to the members of a round, and when: drawn from a seed, at times or at packets."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions, Trust
-from swarmcli.averaging.group import Group
 from swarmcli.errors import RoundFailed, RoundUndecided
-from swarmcli.network import Endpoint, PeerID
+from swarmcli.network import PeerID
 from tests.averaging.rounds import Kind, Outcome, Swarm
 
 BANDWIDTH = 20_000.0  # bytes per second: a round takes about a second, and events fall into all of its phases
@@ -21,14 +18,11 @@ THAW = 100.0  # seconds after which everything heals; whoever was frozen so long
 
 @dataclass(frozen=True)
 class Fault:
-    """`what` happens to the member that is `whom`, at `when`: seconds, a number of packets, or a step.
-
-    A step is the how manieth word about the outcome, and whether before or after the member that hears it acts on it.
-    """
+    """`what` happens to the member that is `whom`, at `when`: seconds, or a number of packets."""
 
     what: str
     whom: str
-    when: float | int | tuple[int, bool]
+    when: float | int
 
 
 def draw_kinds(random_: random.Random) -> list[Kind]:
@@ -50,10 +44,8 @@ def draw_kinds(random_: random.Random) -> list[Kind]:
 
 def draw_fault(random_: random.Random) -> Fault:
     what = random_.choice(["kill", "kill", "freeze", "thaw soon", "cut", "isolate", "leave"])
-    whom = random_.choice(["leader", "reducer", "sender", "auxiliary", "anybody", "asker", "asked"])
-    step = (random_.choice([1, 1, 2, 3, 5, 8, 13]), random_.random() < 0.5)
-    when: float | int | tuple[int, bool] = random_.choice([random_.random() * 1.2, random_.randint(1, 400), step])
-    return Fault(what, whom, when)
+    whom = random_.choice(["leader", "reducer", "sender", "auxiliary", "anybody", "source", "target"])
+    return Fault(what, whom, random_.choice([random_.random() * 1.2, random_.randint(1, 400)]))
 
 
 @dataclass
@@ -70,12 +62,8 @@ class Chaos:
     def __post_init__(self) -> None:
         self._open = list(self.faults)
         self._packets = 0
-        self._words = {True: 0, False: 0}  # before and after they are heard
         self._soon: list[asyncio.TimerHandle] = []
-        self._note_group()
         self._count_packets()
-        for index, peer in enumerate(self.swarm.peers):
-            self._watch_calls(index, peer.endpoint)
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -89,57 +77,25 @@ class Chaos:
             self.swarm.network.thaw(peer.peer_id)
         self.swarm.network.heal()
 
-    # Moments
-
-    def _note_group(self) -> None:
-        form = self.swarm.group
-
-        def group() -> Group:
-            self._group = form()
-            return self._group
-
-        self.swarm.group = group  # type: ignore[method-assign]
-
     def _count_packets(self) -> None:
         latency = self.swarm.network.latency
 
         def counted(source: PeerID, target: PeerID) -> float:
             self._packets += bool(self.begun)
-            for fault in [each for each in self._open if type(each.when) is int and each.when <= self._packets]:
-                self._strike(fault, asker=self._index(source), asked=self._index(target))
+            for fault in [each for each in self._open if isinstance(each.when, int) and each.when <= self._packets]:
+                self._strike(fault, self._index(source), self._index(target))
             return latency(source, target)
 
         self.swarm.network.latency = counted  # type: ignore[method-assign]
 
-    def _watch_calls(self, index: int, endpoint: Endpoint) -> None:
-        serve = endpoint.serve
-
-        def watched(method: str, request: type[Any], handler: Callable[[PeerID, Any], Awaitable[Any]]) -> None:
-            async def handle(peer: PeerID, message: Any) -> Any:
-                self._step(True, self._index(peer), index)
-                answer = await handler(peer, message)
-                self._step(False, self._index(peer), index)
-                return answer
-
-            serve(method, request, handle)
-
-        endpoint.serve = watched  # type: ignore[method-assign,assignment]
-
-    def _step(self, before: bool, asker: int, asked: int) -> None:
-        self._words[before] += 1
-        for fault in [each for each in self._open if each.when == (self._words[before], before)]:
-            self._strike(fault, asker, asked)
-
     def _index(self, peer_id: PeerID) -> int:
         return next(index for index, peer in enumerate(self.swarm.peers) if peer.peer_id == peer_id)
 
-    # Faults
-
-    def _strike(self, fault: Fault, asker: int | None = None, asked: int | None = None) -> None:
+    def _strike(self, fault: Fault, source: int = 0, target: int = 0) -> None:
         if fault not in self._open:
             return
         self._open.remove(fault)
-        victim = self._victim(fault.whom, asker, asked)
+        victim = self._victim(fault.whom, source, target)
         self.touched.add(victim)
         self.happened.append(f"{asyncio.get_running_loop().time() - self.begun:.3f} s: {fault}, which is {victim}")
         network, peer = self.swarm.network, self.swarm.peers[victim].peer_id
@@ -149,7 +105,7 @@ class Chaos:
             case "leave":
                 self.swarm.tasks[victim].cancel()
                 if not self.swarm.peers[victim].before:  # it has not begun
-                    self.swarm.peers[victim].service.decline(self._group)
+                    self.swarm.peers[victim].service.decline(self.swarm.formed)
             case "freeze":
                 self.swarm.freeze(victim)
             case "thaw soon":
@@ -163,13 +119,13 @@ class Chaos:
             case "isolate":
                 network.partition([peer])
 
-    def _victim(self, whom: str, asker: int | None, asked: int | None) -> int:
+    def _victim(self, whom: str, source: int, target: int) -> int:
         kinds = dict(enumerate(peer.kind for peer in self.swarm.peers))
         match whom:
-            case "asker" if asker is not None:
-                return asker
-            case "asked" if asked is not None:
-                return asked
+            case "source":
+                return source
+            case "target":
+                return target
             case "leader":
                 return 0
             case "reducer":

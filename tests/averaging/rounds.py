@@ -104,7 +104,8 @@ class Swarm:
         ]
         self._nonce += 1
         shares = reducing_shares(members, sum(tensor.numel() for tensor in self.peers[0].tensors))
-        return Group.form(b"lineage", members, shares, self._nonce.to_bytes(16, "big"))
+        self.formed = Group.form(b"lineage", members, shares, self._nonce.to_bytes(16, "big"))
+        return self.formed
 
     def quorum(self) -> Quorum:
         return Quorum.of(self.group(), self.options.trust)

@@ -10,7 +10,6 @@ import pytest
 
 from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions, MatchmakingOptions
-from swarmcli.errors import RoundFailed
 from swarmcli.testing import virtual_time
 from tests.averaging.averagers import (
     FAST,
@@ -26,16 +25,13 @@ from tests.simulation import now, within
 from tests.suites import soak
 
 
-def run(main, seed: int = 0) -> None:
-    virtual_time.run(main, seed=seed, timeout=3600)
-
-
 def mean_of(peers: list[Peer], everyone: list[Peer]) -> float:
     return sum(everyone.index(peer) for peer in peers) / len(peers)
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("after", [0.05, 0.2, 0.4, *soak([0.0, 0.1, 0.15, 0.3, 0.5])])
+@pytest.mark.parametrize(
+    ("seed", "after"), [(0, 0.05), (1, 0.2), (2, 0.4), *soak((0, after) for after in (0.1, 0.3, 0.5))]
+)
 @within(3600)
 async def test_one_that_is_killed_at_any_moment_is_done_without(seed: int, after: float) -> None:
     async with Averagers(seed) as swarm:
@@ -60,7 +56,7 @@ def assert_rounds_agree(results: list[RoundResult], peers: list[Peer]) -> None:
         assert_all_equal(members, members[0].values[0])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @within(3600)
 async def test_a_leader_that_dies_between_beginning_and_reducing(seed: int) -> None:
     async with Averagers(seed) as swarm:
@@ -104,43 +100,15 @@ async def test_a_round_that_fails_leaves_the_tensors_and_is_tried_again_without_
             assert first.reason and first.round_id != second.round_id
 
 
-@pytest.mark.parametrize("second", ["the doubter", "the follower"])
 @within(3600)
-async def test_one_that_all_others_follow_is_followed_by_who_doubts_it_too(second: str) -> None:
+async def test_one_that_all_others_follow_is_followed_by_who_doubts_it_too() -> None:
     async with Averagers(1) as swarm:
         leader, follower, doubter = peers = await swarm.add(3)
         await all_results([peer.begin() for peer in peers])
         doubter.core.finder.doubt(leader.peer_id, "it was too slow")
-        ranks = [leader, doubter, follower] if second == "the doubter" else peers
-        queue, began = [peer.peer_id for peer in ranks], now()
+        queue, began = [peer.peer_id for peer in [leader, doubter, follower]], now()
         assert_one_group(await all_results([peer.begin(queue=queue) for peer in peers]), peers)
         assert now() - began < MatchmakingOptions().min_matchmaking_time
-
-
-@within(3600)
-async def test_who_is_doubted_has_no_seat_where_others_follow_who_doubts_it() -> None:
-    async with Averagers(1) as swarm:
-        doubted, follower, doubter = peers = await swarm.add(3)
-        await all_results([peer.begin() for peer in peers])
-        doubter.core.finder.doubt(doubted.peer_id, "it was too slow")
-        queue, pair = [peer.peer_id for peer in reversed(peers)], [doubter, follower]
-        alone = doubted.begin(queue=queue)
-        await asyncio.sleep(1.5)  # more than the doubt is worth, but the follower may still come
-        assert_one_group(await all_results([peer.begin(queue=queue) for peer in pair]), pair)
-        alone.cancel()
-
-
-@within(3600)
-async def test_who_stays_alone_with_one_that_it_doubts_takes_it_when_its_time_is_up() -> None:
-    async with Averagers(1) as swarm:
-        doubted, _, doubter = peers = await swarm.add(3)
-        await all_results([peer.begin() for peer in peers])
-        doubter.core.finder.doubt(doubted.peer_id, "it was too slow")
-        pair, began = [doubted, doubter], now()
-        assert_one_group(await all_results([peer.begin() for peer in pair]), pair)
-        waited = now() - began
-        # The third may come, so they wait for it once more.
-        assert 1 < waited / MatchmakingOptions().min_matchmaking_time < 2.1
 
 
 @within(3600)
@@ -187,25 +155,7 @@ def test_giving_up_in_the_very_moment_in_which_the_group_begins(shift: float, wh
     virtual_time.run(main(formed + shift), seed=5, timeout=3600)
 
 
-@within(3600)
-async def test_without_retries_a_failed_round_says_why() -> None:
-    async with Averagers(1) as swarm:
-        peers = await swarm.add(2)
-        controls = [peer.begin(require_trigger=True, allow_retries=False) for peer in peers]
-        group = await all_begun(controls)
-        dead = next(peer for peer in reversed(peers) if peer.peer_id != group.leader)
-        swarm.kill(dead)
-        left = [peer for peer in peers if peer is not dead]
-        for peer in left:
-            controls[peers.index(peer)].allow_allreduce()
-        outcomes = await all_outcomes([controls[peers.index(peer)] for peer in left])
-        controls[peers.index(dead)].cancel()
-        for peer, outcome in zip(left, outcomes, strict=True):
-            assert isinstance(outcome, RoundFailed) and dead.peer_id.short in str(outcome)
-            assert peer.values[0] == float(peers.index(peer))
-
-
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(1))
 @within(3600)
 async def test_declarations_of_dead_peers_cost_little(seed: int) -> None:
     async with Averagers(seed) as swarm:
@@ -249,7 +199,7 @@ async def test_a_scheduled_time_is_swarm_time_whatever_the_own_clock_says() -> N
         assert 9.5 < loop.time() - began < 12
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @within(3600)
 async def test_a_frozen_peer_holds_nobody_for_long_and_does_no_harm_when_it_thaws(seed: int) -> None:
     async with Averagers(seed) as swarm:

@@ -40,11 +40,6 @@ def test_so_many_parts_are_drawn_as_were_asked_for(share: float) -> None:
     assert seen == pytest.approx(share * 5000, rel=0.1, abs=1)
 
 
-def test_one_auditor_with_the_share_of_all_looks_at_everything() -> None:
-    assert drawn(b"s" * 32, b"r" * 64, range(10), chance_for(1.0, 1)) == list(range(10))
-    assert chance_for(1.0, 0) == 0.0
-
-
 def test_rounds_until_found_is_what_a_simulation_gives() -> None:
     found = chance_to_be_found(0.1, 7, 5, 3)
     rounds, hits = rounds_until_found(found, 0.95), 0

@@ -192,9 +192,3 @@ def test_who_was_left_out_by_the_aggregator_is_left_out_again() -> None:
     assert example.proof().claim.senders == (0, 1, 2, 3, 4, 6)
     assert not example.proof().verify()
     assert example.proof(named=range(7)).verify()
-
-
-def test_the_hash_of_a_part_tells_codecs_and_shapes_apart() -> None:
-    values = torch.ones(8)
-    messages = [NoCompression().compress(values), NoCompression().compress(values.view(2, 4))]
-    assert len({part_hash(message) for message in messages}) == 2

@@ -7,14 +7,12 @@ import torch
 
 from swarmcli.averaging import RoundResult
 from swarmcli.averaging.aggregators import Aggregator, CenteredClip, Mean, Median, TrimmedMean
-from swarmcli.averaging.config import AllreduceOptions, AveragerConfig
-from swarmcli.averaging.core import AveragerCore
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round.plan import Layout, Plan
 from swarmcli.compression import CompressionBase, Float16Compression, NoCompression
-from swarmcli.errors import FingerprintError, RoundFailed
-from swarmcli.testing.swarm import Swarm as MemorySwarm
+from swarmcli.errors import RoundFailed
 from tests.averaging.averagers import Averagers, all_outcomes
-from tests.averaging.round.programs import Doubling, add, check
+from tests.averaging.round.programs import add, check
 from tests.averaging.rounds import Kind, Swarm
 from tests.simulation import within
 
@@ -26,7 +24,7 @@ def options(aggregator: Aggregator, codec: CompressionBase | None = None) -> All
 
 
 @pytest.mark.parametrize("aggregator", AGGREGATORS, ids=lambda each: each.description.split()[0])
-@pytest.mark.parametrize("codec", [NoCompression(), Float16Compression()], ids=lambda each: each.name)
+@pytest.mark.parametrize("codec", [Float16Compression()], ids=lambda each: each.name)
 @within(600)
 async def test_all_members_apply_what_the_aggregator_makes_of_all_parts(
     aggregator: Aggregator, codec: CompressionBase
@@ -100,22 +98,3 @@ async def test_who_is_beyond_the_gate_counts_in_all_phases_or_in_none(
         result = outcomes[0]
         assert isinstance(result, RoundResult) and set(result.left_out) == {liar.peer_id}
         check([*values, liar], values, result)
-
-
-@within(600)
-async def test_phases_are_averaged_by_means_only() -> None:
-    async with MemorySwarm(seed=1) as swarm:
-        config = AveragerConfig(prefix="test", allreduce=AllreduceOptions(aggregator=Median()))
-        program = Doubling(1.0)
-        with pytest.raises(ValueError, match=r"aggregator: median does not go with doubling, .* use Mean\(\)"):
-            AveragerCore(program.tensors, await swarm.node(), config, program=program)
-
-
-@within(600)
-async def test_peers_with_unlike_aggregators_refuse_each_other_by_name() -> None:
-    async with Averagers(1) as swarm:
-        peers = [await swarm.add_one(allreduce=options(each)) for each in (Mean(), Mean(gate=10.0))]
-        outcomes = await all_outcomes([peer.begin(timeout=60) for peer in peers])
-        assert any(
-            isinstance(outcome, FingerprintError) and "averaging.aggregator" in str(outcome) for outcome in outcomes
-        )

@@ -14,7 +14,7 @@ import torch
 from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round import archive as archive_module
-from swarmcli.averaging.round.archive import KeptRound, RoundArchive, replay_prefix, version_of_tag
+from swarmcli.averaging.round.archive import KeptRound, RoundArchive
 from swarmcli.averaging.round.plan import Layout
 from swarmcli.compression import CompressionBase, NoCompression, Uniform8BitQuantization
 from swarmcli.errors import StateDownloadError
@@ -22,7 +22,6 @@ from swarmcli.events import Event, PeerRefused
 from swarmcli.network import PeerID
 from swarmcli.state.snapshot import Snapshot
 from tests.averaging.rounds import Kind, Swarm
-from tests.averaging.states import trickle
 from tests.simulation import simulated
 
 TAG = b"lineage"
@@ -111,23 +110,6 @@ async def test_a_donor_can_change_nothing_for_which_the_group_has_signed() -> No
         refused = {event.peer: event.reason for event in events if isinstance(event, PeerRefused)}
         assert "not what the digest" in refused[keepers.donors[0].text]
         assert "other weights" in refused[keepers.donors[1].text]
-
-
-@simulated
-async def test_keys_that_hold_kept_rounds_keep_nobody_from_the_next() -> None:
-    """They ask for one chunk in 50 s, of both rounds: two states in use."""
-    async with Keepers() as keepers, asyncio.TaskGroup() as tasks:
-        for tag in (b"one", b"two"):
-            await keepers.round(tag)
-        prefix, stranger = replay_prefix("test"), keepers.swarm.peers[1].endpoint
-        versions = version_of_tag(b"one"), version_of_tag(b"two")
-        held = [tasks.create_task(trickle(stranger, keepers.donors[0], each, prefix)) for each in versions]
-        await asyncio.sleep(1)
-        result = await keepers.round(b"next")
-        kept = await keepers.archives[-1].fetch(keepers.donors[:1], keepers.layout, tag=b"next", timeout=30)
-        assert_is(kept, result)
-        for each in held:
-            each.cancel()
 
 
 @simulated

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Sequence
 
@@ -17,7 +16,6 @@ from swarmcli.compression import (
     BlockwiseQuantization,
     CompressionBase,
     CompressionInfo,
-    Float16Compression,
     NoCompression,
     PerTensorCompression,
     Quantile8BitQuantization,
@@ -27,11 +25,9 @@ from swarmcli.compression import (
     TensorRole,
     Uniform8BitQuantization,
 )
-from swarmcli.errors import FingerprintError, MatchmakingError
-from tests.averaging.averagers import Averagers, all_outcomes
 from tests.averaging.rounds import Kind, Swarm
-from tests.compression.codecs import FLOATS, PLAIN, error_bound
-from tests.simulation import simulated, within
+from tests.compression.codecs import PLAIN, error_bound
+from tests.simulation import simulated
 from tests.suites import soak
 
 SHAPES = ((40, 30), (7,), (300,))
@@ -98,14 +94,6 @@ async def test_one_result_within_the_bound_of_the_mean(codec: CompressionBase) -
         assert len(holders[0].parts) >= 6  # tensors are cut, and most codecs choose their levels part by part
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("codec", [Uniform8BitQuantization(), *soak([BlockwiseQuantization(32, "linear")])])
-@simulated
-async def test_other_types_of_tensors(codec: CompressionBase, dtype: torch.dtype) -> None:
-    async with Swarm(KINDS, shapes=SHAPES, dtype=dtype, seed=3) as swarm:
-        await average(swarm, codec)
-
-
 @simulated
 async def test_sums_are_kept_in_float32() -> None:
     """A small number is not lost in a large sum, although no number on the wire could hold both."""
@@ -117,60 +105,3 @@ async def test_sums_are_kept_in_float32() -> None:
         for outcome in outcomes:
             assert isinstance(outcome, RoundResult)
             torch.testing.assert_close(outcome.averages[0], torch.full((16,), 6 / 8), rtol=0.01, atol=0)
-
-
-@simulated
-async def test_nan_is_not_quantized_but_left_out() -> None:
-    async with Swarm([Kind(), Kind(), Kind()], shapes=SHAPES) as swarm:
-        swarm.options = AllreduceOptions(compression=Uniform8BitQuantization(), part_size_bytes=400)
-        swarm.peers[1].tensors[2][5] = float("nan")
-        outcomes = await swarm.round()
-        for outcome in outcomes:
-            assert isinstance(outcome, RoundResult)
-            assert outcome.contributors == (swarm.peers[0].peer_id, swarm.peers[2].peer_id)
-            assert swarm.peers[1].peer_id in outcome.left_out
-            assert all(tensor.isfinite().all() for tensor in outcome.averages)
-
-
-@pytest.mark.parametrize(
-    "codec", [Uniform8BitQuantization(), *soak([Quantile8BitQuantization(), BlockwiseQuantization(64)])]
-)
-@pytest.mark.parametrize("moment", [0.1, 0.3, *soak([0.05, 0.2, 0.4])])
-@within(2000)
-async def test_a_sender_that_dies_does_not_break_the_one_result(codec: CompressionBase, moment: float) -> None:
-    """Survivors hold equal bits, and the mean of those whom they name."""
-    options = AllreduceOptions(part_size_bytes=200, compression=codec, sender_timeout=5.0)
-    async with Swarm([*[Kind()] * 3, Kind(bandwidth=0.0), Kind()], bandwidth=10_000, options=options) as swarm:
-
-        async def kill() -> None:
-            await asyncio.sleep(moment)
-            swarm.kill(3)
-
-        outcomes = await swarm.round(kill)
-        assert len(swarm.check(outcomes, tolerance=0.06)) == 4
-
-
-# Averagers
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (BlockwiseQuantization(64), BlockwiseQuantization(32)),
-        (Float16Compression(), BFloat16Compression()),
-        (
-            SizeAdaptiveCompression(20, Float16Compression(), Uniform8BitQuantization()),
-            SizeAdaptiveCompression(10, Float16Compression(), Uniform8BitQuantization()),
-        ),
-    ],
-    ids=lambda codec: codec.description,
-)
-@simulated
-async def test_unlike_codecs_are_refused_by_name(one: CompressionBase, other: CompressionBase) -> None:
-    async with Averagers(2) as swarm:
-        first = await swarm.add_one(allreduce=AllreduceOptions(compression=one))
-        second = await swarm.add_one(allreduce=AllreduceOptions(compression=other))
-        outcomes = await all_outcomes([peer.begin(timeout=20, allow_retries=False) for peer in (first, second)])
-        assert all(isinstance(outcome, MatchmakingError | FingerprintError) for outcome in outcomes)
-        words = [str(outcome) for outcome in outcomes] + [event.reason for event in first.refusals + second.refusals]
-        assert any("averaging.compression" in text for text in words), words

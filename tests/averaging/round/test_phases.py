@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from swarmcli.averaging import RoundResult
-from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round.buffers import Inputs
 from swarmcli.averaging.round.service import phases_of
-from swarmcli.errors import FingerprintError, RoundFailed, RoundUndecided
+from swarmcli.errors import RoundFailed, RoundUndecided
 from tests.averaging.averagers import Averagers, all_outcomes, all_results
-from tests.averaging.round.programs import SMALL_PARTS, Doubling, add, check, strike_in_step, untouched
+from tests.averaging.round.programs import Doubling, add, check, strike_in_step, untouched
 from tests.simulation import within
 
 
@@ -87,14 +86,6 @@ async def test_one_that_brings_another_weight_to_the_second_phase_fails_the_roun
         assert all(map(untouched, [*peers, helper]))
 
 
-@within(3600)
-async def test_nobody_has_weight_and_nothing_moves() -> None:
-    async with Averagers(4) as swarm:
-        peers = [await add(swarm, 1.0), await add(swarm, 2.0), await add(swarm, 0.0, auxiliary=True)]
-        results = await all_results([peer.begin(weight=0.0) for peer in peers])
-        assert all(result.total_weight == 0 for result in results) and all(map(untouched, peers))
-
-
 @pytest.mark.parametrize("step", [0, 1])
 @within(3600)
 async def test_one_that_loses_sight_of_a_step_is_undecided_and_the_others_go_on(
@@ -110,42 +101,6 @@ async def test_one_that_loses_sight_of_a_step_is_undecided_and_the_others_go_on(
         assert isinstance(outcomes[-1], RoundUndecided) and untouched(lost)
         assert isinstance(outcomes[0], RoundResult)
         check(peers[:-1], values, outcomes[0])
-
-
-@within(3600)
-async def test_a_step_that_is_given_up_has_failed_for_everyone(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Averagers(9) as swarm:
-        options = AllreduceOptions(part_size_bytes=256, sender_timeout=5.0, allreduce_timeout=3.0)
-        peers = [await add(swarm, value, allreduce=options) for value in (1.0, 5.0)]
-        strike_in_step(monkeypatch, 1, peers[1], lambda: swarm.kill(peers[1]), after=0.0)
-        control, other = (peer.begin(allow_retries=False) for peer in peers)
-        (outcome,) = await all_outcomes([control])
-        other.cancel()
-        assert isinstance(outcome, RoundFailed | RoundUndecided)
-        assert untouched(peers[0])
-
-
-@within(3600)
-async def test_what_a_round_gave_is_kept_for_replays_as_one() -> None:
-    async with Averagers(10) as swarm:
-        values = {await add(swarm, value): (value, 1.0) for value in (1.0, 5.0)}
-        missed = await add(swarm, 9.0)
-        results = await all_results([peer.begin(tag=b"lineage") for peer in values])
-        kept = await missed.core.archive.fetch(
-            [peer.peer_id for peer in values], missed.core.layout, tag=b"lineage", timeout=10
-        )
-        first = next(iter(values))
-        assert kept.group_id == results[0].group.group_id and kept.record.total_samples == 2
-        assert all(map(torch.equal, kept.averages, first.core._tensors))
-
-
-@within(3600)
-async def test_peers_with_unlike_programs_are_refused_by_name() -> None:
-    async with Averagers(11) as swarm:
-        one, other = await add(swarm, 1.0), Doubling(2.0, description="tripling")
-        plain = await swarm.add_one(tensors=other.tensors, program=other, allreduce=SMALL_PARTS)
-        outcomes = await all_outcomes([peer.begin(timeout=60) for peer in (one, plain)])
-        assert any(isinstance(o, FingerprintError) and "averaging.method" in str(o) for o in outcomes), outcomes
 
 
 @within(3600)

@@ -17,7 +17,6 @@ from swarmcli.compression import (
     Float16Compression,
     NoCompression,
     PerTensorCompression,
-    Quantile8BitQuantization,
     RoleAdaptiveCompression,
     SizeAdaptiveCompression,
     TensorDescriptor,
@@ -79,21 +78,6 @@ def test_reducers_get_their_shares(shares: list[float]) -> None:
         assert elements == pytest.approx(1001 * share / sum(shares), abs=1.01)
 
 
-def test_tensors_of_one_type_share_parts() -> None:
-    layout = Layout.of([torch.zeros(3), torch.zeros(5, dtype=torch.float64), torch.zeros(2, 2)])
-    assert [(segment.tensors, segment.starts) for segment in layout.segments] == [((0, 2), (0, 3, 7)), ((1,), (0, 5))]
-    plan = Plan.make(layout, [1.0], 1 << 20)
-    assert [part.descriptor.numel for part in plan.parts] == [7, 5]
-
-
-def test_segments_travel_with_one_codec() -> None:
-    tensors = [torch.zeros(30), torch.zeros(3), torch.zeros(40), torch.zeros(5, dtype=torch.bfloat16)]
-    layout = Layout.of(tensors, SizeAdaptiveCompression(10, Float16Compression(), Uniform8BitQuantization()))
-    kinds = [(segment.codec.name, segment.tensors) for segment in layout.segments]
-    assert kinds == [("uniform_8bit", (0, 2)), ("float16", (1,)), ("none", (3,))]
-    assert [segment.index for segment in layout.segments] == [0, 1, 2]
-
-
 def test_parts_of_codecs_that_look_at_the_content_end_with_their_tensors() -> None:
     tensors = [torch.zeros(700), torch.zeros(0), torch.zeros(10), torch.zeros(1300)]
     sizes = {
@@ -111,12 +95,6 @@ def test_parts_of_codecs_that_look_at_the_content_end_with_their_tensors() -> No
     ]
 
 
-def test_parts_fill_their_size_whatever_a_codec_adds() -> None:
-    for codec in PLAIN:
-        plan = Plan.make(Layout.of([torch.zeros(100_000)], codec), [1.0], 5000)
-        assert {part.payload_bound for part in plan.parts[:-1]} <= set(range(4995, 5001)), codec.name
-
-
 @given(st.lists(st.integers(0, 40_000), min_size=1, max_size=4), shares_lists, st.integers(1, 9000))
 def test_parts_end_between_chunks_and_fit_in_both_directions(sizes: list[int], shares: list[float], most: int) -> None:
     layout, codec = Layout.of([torch.zeros(size) for size in sizes], TopK()), TopK()
@@ -130,21 +108,6 @@ def test_parts_end_between_chunks_and_fit_in_both_directions(sizes: list[int], s
         larger = max(part.payload_bound, part.average_bound)
         assert larger <= most or part.descriptor.numel <= codec.chunk
         assert part.average_codec.name == "nonzero_4bit"
-
-
-def test_infos_tell_codecs_apart() -> None:
-    tensors = [torch.zeros(3), torch.zeros(4)]
-    infos = [CompressionInfo.of(tensors[0], "w", TensorRole.GRADIENT), CompressionInfo.of(tensors[1], "b")]
-    by_role = RoleAdaptiveCompression(gradient=Quantile8BitQuantization(), default=Float16Compression())
-    assert [codec.name for codec in Layout.of(tensors, by_role, infos).codecs] == ["quantile_8bit", "float16"]
-    assert [codec.name for codec in Layout.of(tensors, by_role).codecs] == ["float16", "float16"]
-    by_key = PerTensorCompression({"w": NoCompression(), "b": Float16Compression()})
-    assert [codec.name for codec in Layout.of(tensors, by_key, infos).codecs] == ["none", "float16"]
-    with pytest.raises(ValueError, match="no codec for a tensor with the key 0"):
-        Layout.of(tensors, by_key)
-    for wrong in (infos[:1], infos[::-1], [*infos, infos[0]]):
-        with pytest.raises(ValueError, match="tensor_infos: expected one for each"):
-            Layout.of(tensors, by_role, wrong)
 
 
 def test_peers_compare_codecs_with_their_parameters() -> None:

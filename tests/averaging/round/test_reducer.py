@@ -136,18 +136,6 @@ async def test_weighted_mean(
 
 
 @bounded
-async def test_float64_is_summed_in_float64() -> None:
-    bench = Bench(randoms(3, 50, torch.float64))
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(bench.reducer.run())
-        bench.reducer.begin(0, 5)
-        for sender in (1, 2):
-            tasks.create_task(bench.deliver(sender, 3))
-        averages = await bench.averages()
-    assert torch.allclose(bench.mean(averages), weighted_mean(bench.tensors, [5, 3, 3]), rtol=1e-15, atol=1e-15)
-
-
-@bounded
 async def test_a_sender_that_falls_silent_counts_in_the_parts_that_arrived() -> None:
     bench = Bench(randoms(3, 48, torch.float32))  # three parts of 16
     async with asyncio.TaskGroup() as tasks:
@@ -176,7 +164,6 @@ async def test_parts_that_do_not_fit_the_plan_are_refused() -> None:
     bench = Bench(randoms(2, 32, torch.float32))
     foreign = [
         (NONE.compress(torch.zeros(15)), "another shape"),
-        (NONE.compress(torch.zeros(16, dtype=torch.float64)), "another shape or type"),
         (Float16Compression().compress(torch.zeros(16)), "cannot be decoded"),
     ]
     with pytest.raises(InputRefused, match="plan does not provide"):
@@ -193,8 +180,8 @@ async def test_parts_that_do_not_fit_the_plan_are_refused() -> None:
         await bench.reducer.add(1, bench.message(1, 1))
 
 
-@pytest.mark.parametrize("weights", [(1.0, 1.0), (1e-3, 1e3), (0.1, 0.3), (1.0, 2.0**20), (0.0, 1e-12)])
-@pytest.mark.parametrize("value", [3e38, torch.finfo(torch.float32).max, 1e-20])
+@pytest.mark.parametrize("weights", [(0.1, 0.3), (1e-3, 1e3), (0.0, 1e-12)])
+@pytest.mark.parametrize("value", [torch.finfo(torch.float32).max, 1e-20])
 @bounded
 async def test_sums_of_values_at_either_end_of_the_range_stay_exact(weights: tuple[float, float], value: float) -> None:
     bench = Bench([torch.full((4,), value), torch.full((4,), value)])
@@ -206,10 +193,13 @@ async def test_sums_of_values_at_either_end_of_the_range_stay_exact(weights: tup
     torch.testing.assert_close(mean, bench.tensors[0], rtol=1e-6, atol=0.0)
 
 
-@pytest.mark.parametrize("first", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "codec", [NONE, BFloat16Compression(), Uniform8BitQuantization()], ids=lambda codec: type(codec).__name__
+    ("first", "dtype", "codec"),
+    [
+        (1, torch.float32, NONE),
+        (2, torch.bfloat16, BFloat16Compression()),
+        (2, torch.float32, Uniform8BitQuantization()),
+    ],
 )
 @bounded
 async def test_values_that_would_overflow_a_sum_are_refused_whoever_comes_first(
@@ -228,15 +218,6 @@ async def test_values_that_would_overflow_a_sum_are_refused_whoever_comes_first(
     (average,) = await bench.averages()
     assert average.senders == (0, 1)
     assert bench.results is not None and bench.results.tensors()[0].tolist() == [2.0] * 16
-
-
-@bounded
-async def test_whoever_waits_hears_of_the_end() -> None:
-    bench = Bench(randoms(2, 32, torch.float32))
-    waiting = asyncio.gather(bench.averages(), bench.reducer.run(), return_exceptions=True)
-    await asyncio.sleep(0)
-    bench.reducer.abort("enough")
-    assert [str(error) for error in await waiting] == ["enough", "enough"]
 
 
 @bounded
@@ -284,16 +265,3 @@ def test_the_digest_covers_values_senders_and_weights() -> None:
 
     digests = [asyncio.run(digest(*case)) for case in [(1, 1, 2), (2, 1, 2), (1, 2, 2), (1, 1, 3), (1, 1, 2)]]
     assert digests[0] == digests[4] and len(set(digests)) == 4
-
-
-@bounded
-async def test_nothing_is_added_for_a_sender_that_was_left_out() -> None:
-    bench = Bench(randoms(2, 16, torch.float32))
-    bench.reducer.begin(0, 1)
-    bench.reducer.begin(1, 1)
-    bench.reducer.leave_out(1, "absent")
-    await bench.reducer.run()
-    with pytest.raises(InputRefused, match="left out before: absent"):
-        await bench.reducer.add(1, bench.message(1, 0))
-    assert bench.results is not None
-    assert torch.equal(bench.results.tensors()[0], bench.tensors[0])
