@@ -76,7 +76,7 @@ class AllreduceOptions:
     allreduce_timeout  for the whole round; then the leader gives it up
     sender_timeout     for a sender's silence, after which it is left out from that part on
     reducer_timeout    for a reducer's silence, after which the round has failed here; None: twice sender_timeout
-    trust              whether a minority of the members may lie; says how many of them decide (`round/certificate.py`)
+    trust              whether a minority of the members may lie; says how many of them decide (`certificate.py`)
     aggregator         how the members' parts become one; members must agree on it, too
     max_share          of the weight, for one member of four and more; 1: no bound. Members must agree on it, too. One
                        computer that does three times the work of all others together still counts in full

@@ -25,9 +25,9 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from swarmcli.averaging.audit.signed import SignedAverages
+from swarmcli.averaging.certificate import DoubleWord, GroupID, Signature
 from swarmcli.averaging.config import MAX_PREFIX
 from swarmcli.averaging.group import MAX_MEMBERS, MAX_SEARCH_BYTES, is_listed
-from swarmcli.averaging.round.certificate import DoubleWord, GroupID, Signature
 from swarmcli.backoff import Backoff
 from swarmcli.errors import CallRefused, NetworkError
 from swarmcli.events import PeerBanned, PeerRefused

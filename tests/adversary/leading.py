@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from swarmcli.averaging.certificate import Kind
 from swarmcli.averaging.find.messages import Answer, Candidate, rank_of
 from swarmcli.averaging.find.search import Search
 from swarmcli.averaging.group import NONCE_BYTES, Group, Member
-from swarmcli.averaging.round.certificate import Kind
 from swarmcli.averaging.round.messages import RoundWord
 from swarmcli.network import PeerID
 from swarmcli.network.identity import Identity

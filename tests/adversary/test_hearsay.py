@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from swarmcli.averaging.round.certificate import DoubleWord, sign_word
+from swarmcli.averaging.certificate import DoubleWord, sign_word
 from swarmcli.averaging.trust import ProofMessage, ProofTaken
 from swarmcli.errors import CallRefused
 from swarmcli.network.identity import Identity

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import torch
 
 from swarmcli.averaging import RoundResult
+from swarmcli.averaging.certificate import Quorum
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.group import Group, Member
 from swarmcli.averaging.round.allreduce import Allreduce
-from swarmcli.averaging.round.certificate import Quorum
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.shares import reducing_shares
 from swarmcli.errors import RoundFailed, RoundUndecided

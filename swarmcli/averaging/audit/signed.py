@@ -19,9 +19,9 @@ from typing import Annotated
 import msgspec
 from blake3 import blake3
 
+from swarmcli.averaging.certificate import Hash, Signature
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT
 from swarmcli.averaging.group import MAX_MEMBERS
-from swarmcli.averaging.round.certificate import Hash, Signature
 from swarmcli.compression import TensorMessage
 from swarmcli.network.identity import Identity, PeerID, verify
 

@@ -27,8 +27,8 @@ from swarmcli.averaging.audit.signed import (
     part_hash,
     why_unsound,
 )
+from swarmcli.averaging.certificate import DIGEST_BYTES, Indices
 from swarmcli.averaging.group import MAX_MEMBERS
-from swarmcli.averaging.round.certificate import DIGEST_BYTES, Indices
 from swarmcli.compression import CompressionBase, NoCompression, TensorDescriptor, TensorMessage
 from swarmcli.compression.base import all_finite
 from swarmcli.errors import CompressionError

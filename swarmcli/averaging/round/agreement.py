@@ -19,8 +19,8 @@ from collections.abc import Sequence, Set
 from contextlib import suppress
 from typing import Protocol
 
+from swarmcli.averaging.certificate import Quorum
 from swarmcli.averaging.group import Group
-from swarmcli.averaging.round.certificate import Quorum
 from swarmcli.averaging.round.mates import GroupMates
 from swarmcli.averaging.round.messages import RoundWord, Standing
 from swarmcli.averaging.round.outcome import Action, Next, RoundOutcome, Seen, View, exceeds

@@ -16,10 +16,10 @@ import msgspec
 import torch
 
 from swarmcli.averaging.audit.signed import digest_of
+from swarmcli.averaging.certificate import DIGEST_BYTES, RoundCertificate
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT
 from swarmcli.averaging.group import MAX_MEMBERS
 from swarmcli.averaging.round.buffers import Average, Inputs, contributions_to, digest_at, result_digest
-from swarmcli.averaging.round.certificate import DIGEST_BYTES, RoundCertificate
 from swarmcli.averaging.round.plan import Layout, Plan
 from swarmcli.averaging.round.result import RoundResult
 from swarmcli.compression import NoCompression

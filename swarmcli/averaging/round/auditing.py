@@ -32,8 +32,8 @@ from swarmcli.averaging.audit.signed import (
     part_hash,
 )
 from swarmcli.averaging.audit.verdict import ACCUSED_BEYOND, FalseAverage, PartClaim, Terms
+from swarmcli.averaging.certificate import DIGEST_BYTES
 from swarmcli.averaging.round.buffers import Average, Inputs, Results
-from swarmcli.averaging.round.certificate import DIGEST_BYTES
 from swarmcli.averaging.round.faults import Shared
 from swarmcli.averaging.round.messages import Accusation, DrawnPart, Exhibit, InputHeader, InputList
 from swarmcli.averaging.round.plan import Part

@@ -12,8 +12,8 @@ from itertools import pairwise
 import torch
 
 from swarmcli.averaging.audit.signed import averages_root
+from swarmcli.averaging.certificate import DIGEST_BYTES
 from swarmcli.averaging.config import MIN_WEIGHT
-from swarmcli.averaging.round.certificate import DIGEST_BYTES
 from swarmcli.averaging.round.plan import Layout, Part, Plan
 from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.compression import CompressionBase, NoCompression, TensorMessage

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from swarmcli.averaging.audit.signed import digest_of
+from swarmcli.averaging.certificate import DIGEST_BYTES
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round.buffers import Average, Holdings, Results, root_of_tables
-from swarmcli.averaging.round.certificate import DIGEST_BYTES
 from swarmcli.averaging.round.mates import GroupMates
 from swarmcli.averaging.round.messages import CopyHeader, CopyHeld, CopyRequest, CopyTable
 from swarmcli.averaging.round.plan import Part

@@ -1,6 +1,6 @@
 """The messages between the members of a group in a round. docs/protocol.md describes the order.
 
-What members sign about its outcome is in `certificate.py`, and in `outcome.py` how they show it to each other.
+What members sign about its outcome is in `averaging/certificate.py`, and how they show it in `outcome.py`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import msgspec
 
 from swarmcli.averaging.audit.signed import Input, SignedAverages
 from swarmcli.averaging.audit.verdict import PartClaim
+from swarmcli.averaging.certificate import GroupID, Hash, Index, Indices, Signature
 from swarmcli.averaging.group import MAX_MEMBERS
-from swarmcli.averaging.round.certificate import GroupID, Hash, Index, Indices, Signature
 from swarmcli.averaging.round.outcome import Known, Seen
 from swarmcli.compression import TensorHeader
 from swarmcli.network.identity import SIGNATURE_BYTES

@@ -23,9 +23,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from swarmcli.averaging.config import Trust
-from swarmcli.averaging.group import MAX_MEMBERS, Group
-from swarmcli.averaging.round.certificate import (
+from swarmcli.averaging.certificate import (
     NOTHING,
     DoubleWord,
     Hash,
@@ -37,6 +35,8 @@ from swarmcli.averaging.round.certificate import (
     are_unlike,
     sign_word,
 )
+from swarmcli.averaging.config import Trust
+from swarmcli.averaging.group import MAX_MEMBERS, Group
 from swarmcli.network.identity import Identity, verify
 
 MOST_SHEETS = 16  # of one message. Honest members name one digest, and a sheet of each kind; liars may name more

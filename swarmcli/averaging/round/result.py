@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 import torch
 
+from swarmcli.averaging.certificate import RoundCertificate
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.buffers import Average
-from swarmcli.averaging.round.certificate import RoundCertificate
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.network.identity import PeerID
 

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
+from swarmcli.averaging.certificate import Quorum
 from swarmcli.averaging.config import Trust
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.agreement import Agreement, Met
 from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.buffers import Holdings
-from swarmcli.averaging.round.certificate import Quorum
 from swarmcli.averaging.round.copying import give_copies
 from swarmcli.averaging.round.mates import GroupMates
 from swarmcli.averaging.round.messages import Accusation, CopyRequest, DrawnPart, InputList, OpenExchange, RoundWord

@@ -38,7 +38,7 @@ from swarmcli.optim.peers.report import PeerReport
 from swarmcli.optim.state.lineage import Claim, LineagePosition, best, lineage_to_follow
 
 if TYPE_CHECKING:
-    from swarmcli.averaging.round.certificate import RoundCertificate
+    from swarmcli.averaging.certificate import RoundCertificate
 
 LEAST_NETWORKS = 4  # of mates, from which on these count instead of mates, as for votes of a round
 DISTRUST = 120.0  # seconds for which a lineage is ignored of which nobody gave out the state

@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from swarmcli.averaging.round.certificate import RoundCertificate
+from swarmcli.averaging.certificate import RoundCertificate
 from swarmcli.errors import NetworkError, SwarmError
 from swarmcli.network import wire
 from swarmcli.network.endpoint import Endpoint

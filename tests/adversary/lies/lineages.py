@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from swarmcli.averaging.certificate import RoundCertificate, sign_word
 from swarmcli.averaging.group import Group, Member
-from swarmcli.averaging.round.certificate import RoundCertificate, sign_word
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim.peers.board import Board
 from swarmcli.optim.peers.proof import LineageProof, Step

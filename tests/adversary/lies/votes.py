@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from swarmcli.averaging.certificate import NOTHING, Kind, sign_word
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.agreement import Agreement
-from swarmcli.averaging.round.certificate import NOTHING, Kind, sign_word
 from swarmcli.averaging.round.messages import RoundWord
 from swarmcli.averaging.round.outcome import Known, Sheet
 from swarmcli.averaging.round.service import AllreduceService

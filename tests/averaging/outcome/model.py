@@ -14,9 +14,9 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
+from swarmcli.averaging.certificate import NOTHING, Kind, sign_word
 from swarmcli.averaging.config import Trust
 from swarmcli.averaging.group import Group, Member
-from swarmcli.averaging.round.certificate import NOTHING, Kind, sign_word
 from swarmcli.averaging.round.outcome import Action, Known, Next, RoundOutcome, Sheet, View
 from swarmcli.network import PeerID
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from swarmcli.averaging import certificate
 from swarmcli.averaging.group import Group
-from swarmcli.averaging.round import certificate, outcome
+from swarmcli.averaging.round import outcome
 from swarmcli.averaging.round.outcome import Action, RoundOutcome
 from tests.averaging.outcome import model
 from tests.averaging.outcome.ledger import Peer, Run
