@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -51,28 +51,9 @@ class Weighed:
         return Weighed(self.samples - other.samples, self.weight - other.weight)
 
 
-class Accumulator(Protocol):
-    """A peer makes here what it brings to the round that ends an epoch; see GradientAccumulator."""
-
-    waits: bool  # whether `freeze` waits for other processes, so that it must not be called on an event loop
-
-    @property
-    def parameters(self) -> Sequence[torch.Tensor]: ...
-    @property
-    def means(self) -> Sequence[torch.Tensor]: ...
-    @property
-    def samples(self) -> int: ...
-    @property
-    def handed_in(self) -> Weighed: ...
-    def add(self, batch_size: int, scale: float | None = None, weight: float | None = None) -> bool: ...
-    def freeze(self) -> Weighed: ...
-    def restore(self) -> None: ...
-    def settle(self, counted: bool) -> None: ...
-    def reset(self) -> None: ...
-
-
 class GradientAccumulator:
-    """Weighted sums of gradients, and the host buffers through which their mean goes to the swarm.
+    """A peer makes here what it brings to the round that ends an epoch: weighted sums of gradients, and the host
+    buffers through which their mean goes to the swarm.
 
         add, add, add ──▶ sums ── freeze ──▶ means ──▶ the round ─┬─ committed: settle
                            ▲                                      │
@@ -90,7 +71,7 @@ class GradientAccumulator:
     `restore` and `settle` may be called beside `add`, from another thread; other calls exclude each other.
     """
 
-    waits = False
+    waits = False  # whether `freeze` waits for other processes, so that it must not be called on an event loop
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from swarmcli.averaging.aggregators import Mean
 from swarmcli.averaging.checks import check_flags
 from swarmcli.compression import NoCompression
 from swarmcli.events import Noticed
-from swarmcli.optim.gradients.accumulator import Accumulator, GradientMethod, Weighed, sum_type
+from swarmcli.optim.gradients.accumulator import GradientAccumulator, GradientMethod, Weighed, sum_type
 from swarmcli.optim.modes.base import AS_USUAL, GivenUp, StateOptions, Timing, tell_lost
 from swarmcli.optim.state.buffers import Buffers, room_for
 from swarmcli.optim.state.replica import Replica
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from swarmcli.dht import DHTNode
     from swarmcli.optim.config import PeerContext
     from swarmcli.optim.modes.base import SiteHooks, Trained
+    from swarmcli.optim.state.differences import Differences
     from swarmcli.optim.state.lineage import LineagePosition
     from swarmcli.optim.state.norms import StepNorms
 
@@ -156,7 +157,7 @@ class GradientWork:
         mode: Mode,
         peer: PeerContext,
         replica: Replica,
-        accumulator: Accumulator,
+        accumulator: GradientAccumulator | Differences,
         method: GradientMethod,
     ) -> None:
         self.replica = replica
