@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from swarmcli.averaging.round.program import advance
 from swarmcli.optim.gradients.accumulator import GradientAccumulator, GradientMethod
 from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
 
@@ -25,7 +26,7 @@ EPOCHS, WARM_UP = 300, 20
 PEAK_RATE = 0.05
 TOLERANCE = 0.01  # of the plain loss
 
-MethodFactory = Callable[[GradientAccumulator], GradientMethod]
+MethodFactory = Callable[[Sequence[torch.Tensor]], GradientMethod]
 
 
 class ByteModel(torch.nn.Module):
@@ -86,7 +87,7 @@ def rate_at(epoch: int) -> float:
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (epoch - WARM_UP) / (EPOCHS - WARM_UP)))
 
 
-def average(methods: Sequence[GradientMethod], weights: Sequence[int], seed: bytes) -> None:
+def average(methods: Sequence[GradientMethod], weights: Sequence[float], seed: bytes) -> None:
     """A round of these peers, without a network: every phase is a weighted mean of what they bring to it."""
     programs = [method.program for method in methods]
     if programs[0] is None:
@@ -95,18 +96,17 @@ def average(methods: Sequence[GradientMethod], weights: Sequence[int], seed: byt
             for tensor in tensors:
                 tensor.copy_(mean)
         return
-    runs = [program.begin(seed) for program in programs if program is not None]
-    phase: int | None = 0
-    while phase is not None:
-        brought = zip(*(run.inputs(phase) for run in runs), strict=True)
-        averages = [weighted_mean(tensors, weights) for tensors in brought]
-        (phase,) = {run.take(phase, averages) for run in runs}
-    for method, run in zip(methods, runs, strict=True):
-        for tensor, result in zip(method.tensors, run.results(), strict=True):
+    runs = [program.run(seed) for program in programs if program is not None]
+    steps = [advance(run, None) for run in runs]
+    while not steps[0][1]:
+        averages = [weighted_mean(tensors, weights) for tensors in zip(*(brought for brought, _ in steps), strict=True)]
+        steps = [advance(run, averages) for run in runs]
+    for method, (results, _) in zip(methods, steps, strict=True):
+        for tensor, result in zip(method.tensors, results, strict=True):
             tensor.copy_(result)
 
 
-def weighted_mean(tensors: Sequence[torch.Tensor], weights: Sequence[int]) -> torch.Tensor:
+def weighted_mean(tensors: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
     total = torch.zeros_like(tensors[0])
     for tensor, weight in zip(tensors, weights, strict=True):
         total.add_(tensor, alpha=weight / sum(weights))
@@ -116,7 +116,7 @@ def weighted_mean(tensors: Sequence[torch.Tensor], weights: Sequence[int]) -> to
 @torch.no_grad()
 def exchange(accumulators: Sequence[GradientAccumulator], methods: Sequence[GradientMethod], seed: bytes) -> None:
     """All peers hand in what they have; afterwards the averages are the gradients of the model."""
-    weights = [accumulator.freeze() for accumulator in accumulators]
+    weights = [accumulator.freeze().weight for accumulator in accumulators]
     for method, weight in zip(methods, weights, strict=True):
         method.load(weight)
     average(methods, weights, seed)
@@ -134,7 +134,7 @@ def train(make: MethodFactory, sources: Sources, seed: int) -> float:
     optimizer = make_optimizer(model)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate_at)
     accumulators = [GradientAccumulator(list(model.parameters())) for _ in BATCHES]
-    methods = [make(accumulator) for accumulator in accumulators]
+    methods = [make(accumulator.means) for accumulator in accumulators]
     for epoch in range(EPOCHS):
         for accumulator, samples in zip(accumulators, BATCHES, strict=True):
             model.zero_grad()

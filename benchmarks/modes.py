@@ -38,6 +38,7 @@ from swarmcli.optim.modes.outer import Outer
 from swarmcli.optim.modes.sparse import Sparse
 from swarmcli.optim.state.anchor import Anchored
 from swarmcli.optim.state.differences import Differences, steps_of
+from swarmcli.optim.state.replica import InPlace
 from swarmcli.training.muon import MuonWithAdamW
 
 BATCH, CONTEXT = 16, 32
@@ -183,7 +184,7 @@ class Wire:
         """Bytes that all peers have sent: (n - 1)/n of what each brings, and the averages to n - 1 others."""
         return (self.peers - 1) * (self.brought / self.peers + self.averages)
 
-    def average(self, tensors: Sequence[torch.Tensor], weights: Sequence[int]) -> torch.Tensor:
+    def average(self, tensors: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
         messages = [self.codec.compress(each) for each in tensors]
         self.brought += sum(message.payload_size for message in messages)
         down = self.codec.of_averages
@@ -193,7 +194,7 @@ class Wire:
 
 
 @torch.no_grad()
-def average_tensors(wire: Wire, methods: Sequence[GradientMethod], weights: Sequence[int]) -> None:
+def average_tensors(wire: Wire, methods: Sequence[GradientMethod], weights: Sequence[float]) -> None:
     for tensors in zip(*(method.tensors for method in methods), strict=True):
         mean = wire.average(tensors, weights)
         for tensor in tensors:
@@ -214,13 +215,13 @@ def by_gradients(way: Way, setting: Setting, text: Text, rate: float, samples: i
     model, wire = build(setting.size, seed), Wire(way.codec, setting.peers)
     optimizer = optimizer_of(way, model, rate)
     accumulators = [GradientAccumulator(list(model.parameters())) for _ in range(setting.peers)]
-    methods = [way.mode.method(accumulator) for accumulator in accumulators]
+    methods = [way.mode.method(accumulator.means) for accumulator in accumulators]
     epoch, turns, drawn = setting.peers * BATCH, setting.turns(), random.Random(seed)
     for done in range(0, samples, epoch):
         for peer in itertools.islice(turns, setting.peers):
             learn(model, text.batch(peer))
             accumulators[peer].add(BATCH)
-        weights = [accumulator.freeze() for accumulator in accumulators]
+        weights = [accumulator.freeze().weight for accumulator in accumulators]
         for method, weight in zip(methods, weights, strict=True):
             method.load(weight)
         if methods[0].program is None:
@@ -254,9 +255,9 @@ def by_own_steps(way: Way, setting: Setting, text: Text, rate: float, samples: i
     for model, optimizer in zip(models, optimizers, strict=True):
         optimizer.register_step_pre_hook(lambda *_, model=model: clip(model))
     make = way.outer.make if way.outer is not None else Outer(BATCH).make
-    places = [Anchored(list(model.parameters()), make) for model in models]
+    places = [Anchored(InPlace(list(model.parameters())), make) for model in models]
     peers = [Differences(*pair, BATCH) for pair in zip(places, optimizers, strict=True)]
-    methods = [way.mode.method(own) for own in peers]
+    methods = [way.mode.method(own.means) for own in peers]
     step, turns, drawn = setting.peers * BATCH, setting.turns(), random.Random(seed)
     for done in range(BATCH, samples + BATCH, BATCH):
         peer = next(turns)
@@ -264,8 +265,8 @@ def by_own_steps(way: Way, setting: Setting, text: Text, rate: float, samples: i
         learn(models[peer], text.batch(peer))
         peers[peer].add(BATCH)
         if done % (way.every * step) == 0 or done == samples:
-            weights = [own.freeze() for own in peers]
-            length = steps_of(weights, BATCH)
+            weights = [own.freeze().weight for own in peers]
+            length = steps_of([(weight, weight) for weight in weights], BATCH)
             for method, weight in zip(methods, weights, strict=True):
                 method.load(weight)
             average_tensors(wire, methods, weights)
