@@ -130,6 +130,16 @@ def test_an_average_that_was_added_in_another_order_is_true(codec: CompressionBa
     assert not example.proof(average=example.sent(mean)).verify(1.0)
 
 
+@pytest.mark.parametrize(
+    "codec", [each for each in PLAIN if each.of_averages.by_content], ids=lambda each: each.description
+)
+def test_a_level_more_in_each_element_is_a_lie(codec: CompressionBase) -> None:
+    """Other processors may give a few elements the next level, and no more."""
+    example = Example(codec=codec)
+    sent, exact = example.sent(example.redone.values), example.redone.values
+    assert example.proof(average=sent + 2 * (sent - exact).abs().max()).verify()
+
+
 def test_a_lie_within_the_tolerance_moves_no_element_by_more_than_some_millionths_of_what_was_sent() -> None:
     example = Example(count=16)
     redone = example.redone

@@ -88,23 +88,24 @@ REDUCER, SENDER = Kind(), Kind(bandwidth=0.0)
 
 
 @pytest.mark.parametrize(
-    ("kinds", "dead", "trust", "when", "ends"),
+    ("what", "kinds", "gone", "trust", "when", "ends"),
     [
-        ([REDUCER] * 4, (0, 3), "members", 0.1, RoundFailed),
-        ([REDUCER] * 4, (0, 3), "strangers", 0.1, RoundUndecided),  # more than f dead of n prove nothing
-        ([REDUCER] * 5, (3, 4), "members", 0.6, RoundFailed),
-        ([REDUCER] * 7, (4, 5, 6), "strangers", 0.1, RoundUndecided),
-        ([REDUCER] * 8, (5, 6, 7), "strangers", 0.1, RoundFailed),
-        ([SENDER, *[REDUCER] * 3], (0,), "strangers", 0.3, RoundResult),  # the leader
-        ([*[REDUCER] * 6, SENDER, SENDER], (6, 7), "strangers", 0.6, RoundResult),
-        ([*[REDUCER] * 3, SENDER, SENDER], (3, 4), "members", 0.6, RoundResult),
+        ("kill", [REDUCER] * 4, (0, 3), "members", 0.1, RoundFailed),
+        ("kill", [REDUCER] * 4, (0, 3), "strangers", 0.1, RoundUndecided),  # more than f dead of n prove nothing
+        ("kill", [REDUCER] * 5, (3, 4), "members", 0.6, RoundFailed),
+        ("kill", [REDUCER] * 7, (4, 5, 6), "strangers", 0.1, RoundUndecided),
+        ("leave", [REDUCER] * 7, (4, 5, 6), "strangers", 0.1, RoundFailed),  # they sign that they never vote
+        ("kill", [REDUCER] * 8, (5, 6, 7), "strangers", 0.1, RoundFailed),
+        ("kill", [SENDER, *[REDUCER] * 3], (0,), "strangers", 0.3, RoundResult),  # the leader
+        ("kill", [*[REDUCER] * 6, SENDER, SENDER], (6, 7), "strangers", 0.6, RoundResult),
+        ("kill", [*[REDUCER] * 3, SENDER, SENDER], (3, 4), "members", 0.6, RoundResult),
     ],
 )
 def test_survivors_soon_know_what_became_of_the_round(
-    kinds: list[Kind], dead: tuple[int, ...], trust: Trust, when: float, ends: type
+    what: str, kinds: list[Kind], gone: tuple[int, ...], trust: Trust, when: float, ends: type
 ) -> None:
-    _, outcomes, took = disturbed(kinds, when, "kill", dead, trust=trust)
-    assert [type(outcome) for outcome in outcomes] == [ends] * (len(kinds) - len(dead))
+    _, outcomes, took = disturbed(kinds, when, what, gone, trust=trust)
+    assert [type(outcome) for outcome in outcomes] == [ends] * (len(kinds) - len(gone))
     assert took < 10  # connections that were still on their way when the round began get five seconds
 
 
