@@ -5,10 +5,9 @@ import asyncio
 import pytest
 
 from swarmcli.errors import StateDownloadError
-from swarmcli.events import EpochAdvanced, Noticed, PeerRefused, StateDownloaded
+from swarmcli.events import EpochAdvanced, Noticed, PeerRefused
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.optim.state.training_state import CapturedState
-from swarmcli.state.donor import state_method
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, digests, record, together
 from tests.suites import soak
@@ -22,25 +21,6 @@ async def boast(liar) -> None:
     liar.core.phase = "training"
     liar.core.directory.announce()
     await asyncio.sleep(10)
-
-
-def test_a_claim_that_nobody_stands_by_costs_a_settled_peer_seconds_not_the_run() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            honest = await swarm.trainer(seed=1, batch_size=24, pace=0.3)
-            liar = await swarm.trainer(seed=2)
-            warnings = record(honest.node, Noticed)
-            await honest.train(3)
-            await boast(liar)
-            liar.node.endpoint.withdraw(state_method("run"))
-            loop = asyncio.get_running_loop()
-            began = loop.time()
-            await honest.train(10)
-            assert loop.time() - began < 10 * 0.5 + 30
-            [claim] = [warning for warning in warnings if "nobody gave out the state" in warning.text]
-            assert "epoch 1000" in claim.text
-
-    virtual_time.run(main(), timeout=500)
 
 
 def test_one_that_has_made_no_round_trains_no_second_run_while_the_state_comes_slowly() -> None:
@@ -111,22 +91,6 @@ def test_a_state_that_is_not_what_was_claimed_is_refused_and_changes_nothing(cha
             assert {event.what for event in refused} == {"state"}
             assert {event.reason.startswith("its state does not fit") for event in refused} == {was_fetched}
             await honest.train(6)
-
-    virtual_time.run(main(), timeout=500)
-
-
-def test_a_peer_that_was_ahead_of_nobody_keeps_its_gradients() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            trainer, other = await swarm.trainer(seed=1), await swarm.trainer(seed=1)
-            await together(trainer.train(2), other.train(2))
-            await trainer.compute()
-            samples = trainer.core.work.samples
-            downloads = record(trainer.node, StateDownloaded)
-            assert not await trainer.core.join()
-            assert trainer.core.work.samples == samples > 0
-            assert downloads == []
-            assert len(digests([trainer, other])) == 1
 
     virtual_time.run(main(), timeout=500)
 

@@ -19,10 +19,11 @@ from swarmcli.optim.peers.report import PeerMetrics, PeerReport, describe
 from swarmcli.optim.peers.survey import Survey
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.testing import virtual_time
-from swarmcli.testing.memory_network import MemoryNetwork
-from tests.optim.optim_swarm import make_node, nodes, record
+from tests.optim.optim_swarm import nodes, record
 
 FIRST, SECOND, THIRD = (LineagePosition(epoch, 10 * epoch, bytes([epoch + 1]) * 32) for epoch in range(3))
+
+OTHER = LineagePosition(0, 0, bytes([9]) * 32)
 
 
 class Peer:
@@ -57,25 +58,6 @@ async def ended(*peers: Peer) -> None:
         await peer.survey.shutdown()
 
 
-def test_changes_are_seen_and_leaving_too() -> None:
-    async def main() -> None:
-        async with nodes(2) as members:
-            seen = record(members[0], PeerSeen)
-            watcher, peer = Peer(members[0]), Peer(members[1], name="<b>Ada</b>")
-            await started(watcher, peer)
-            peer.position = SECOND
-            peer.directory.announce()
-            await asyncio.sleep(10)
-            await ended(peer)
-            await asyncio.sleep(10)
-            about = [(e.name, e.epoch, e.gone) for e in seen if e.peer == members[1].peer_id.text]
-            assert about == [("<b>Ada</b>", 0, ""), ("<b>Ada</b>", 1, ""), ("<b>Ada</b>", 1, "left")]
-            assert watcher.directory.others == {}
-            await ended(watcher)
-
-    virtual_time.run(main())
-
-
 def test_who_says_goodbye_tells_how_its_last_epoch_went() -> None:
     async def main() -> None:
         async with nodes(2) as members:
@@ -93,62 +75,28 @@ def test_who_says_goodbye_tells_how_its_last_epoch_went() -> None:
     virtual_time.run(main())
 
 
-def test_a_survey_counts_only_those_who_answer() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        first = await make_node(network, 0)
-        second, third = [await make_node(network, n, first) for n in (1, 2)]
-        asker, dead, alive = Peer(first), Peer(second, THIRD), Peer(third, SECOND)
-        await started(asker, dead, alive)
-        network.kill(second.peer_id)
-        assert set(await asker.survey.survey()) == {third.peer_id}
-        assert second.peer_id in asker.directory.others, "its record has not expired yet"
-        await ended(asker, alive, dead)
-        for node in (third, second, first):
-            await node.shutdown()
-
-    virtual_time.run(main())
-
-
 @pytest.mark.parametrize(
-    ("position", "phase", "expected"),
+    ("own", "position", "phase", "expected"),
     [
-        pytest.param(FIRST, "training", "company", id="a trainer of this lineage"),
-        pytest.param(FIRST, "following", "company", id="a follower"),
-        pytest.param(FIRST, "joining", "alone", id="one that may yet join this lineage"),
-        pytest.param(SECOND, "training", "behind", id="one that is ahead"),
-        pytest.param(SECOND, "lingering", "behind", id="one that is done, further ahead"),
-        pytest.param(SECOND, "joining", "alone", id="one that has not settled there"),
-        pytest.param(SECOND, "assisting", "alone", id="an auxiliary that says it is ahead"),
-        pytest.param(FIRST, "assisting", "alone", id="an auxiliary"),
-        pytest.param(FIRST, "lingering", "alone", id="one that is done"),
-        pytest.param(LineagePosition(0, 0, bytes([9]) * 32), "training", "alone", id="another lineage that will yield"),
+        pytest.param(SECOND, FIRST, "training", "followed", id="it may be about to take in the same round"),
+        pytest.param(SECOND, FIRST, "joining", "alone", id="a newcomer takes its time"),
+        pytest.param(THIRD, FIRST, "training", "alone", id="two epochs behind it has missed a round"),
+        pytest.param(FIRST, FIRST, "training", "company", id="a trainer of this lineage"),
+        pytest.param(FIRST, FIRST, "following", "company", id="a follower"),
+        pytest.param(FIRST, FIRST, "joining", "alone", id="one that may yet join this lineage"),
+        pytest.param(FIRST, SECOND, "training", "behind", id="one that is ahead"),
+        pytest.param(FIRST, SECOND, "lingering", "behind", id="one that is done, further ahead"),
+        pytest.param(FIRST, SECOND, "joining", "alone", id="one that has not settled there"),
+        pytest.param(FIRST, SECOND, "assisting", "alone", id="an auxiliary that says it is ahead"),
+        pytest.param(FIRST, FIRST, "assisting", "alone", id="an auxiliary"),
+        pytest.param(FIRST, FIRST, "lingering", "alone", id="one that is done"),
+        pytest.param(FIRST, OTHER, "training", "alone", id="another lineage that will yield"),
     ],
 )
-def test_surroundings(position: LineagePosition, phase: str, expected: str) -> None:
+def test_surroundings(own: LineagePosition, position: LineagePosition, phase: str, expected: str) -> None:
     async def main() -> None:
         async with nodes(2) as members:
-            one, other = Peer(members[0]), Peer(members[1], position, phase)
-            await started(one, other)
-            assert await one.survey.surroundings(FIRST) == expected
-            await ended(one, other)
-
-    virtual_time.run(main())
-
-
-@pytest.mark.parametrize(
-    ("own", "phase", "expected"),
-    [
-        pytest.param(SECOND, "training", "followed", id="it may be about to take in the same round"),
-        pytest.param(SECOND, "following", "followed", id="a follower likewise"),
-        pytest.param(SECOND, "joining", "alone", id="a newcomer takes its time"),
-        pytest.param(THIRD, "training", "alone", id="two epochs behind it has missed a round"),
-    ],
-)
-def test_a_peer_that_is_behind_may_be_so_for_a_moment_only(own: LineagePosition, phase: str, expected: str) -> None:
-    async def main() -> None:
-        async with nodes(2) as members:
-            one, other = Peer(members[0], own), Peer(members[1], FIRST, phase)
+            one, other = Peer(members[0], own), Peer(members[1], position, phase)
             await started(one, other)
             assert await one.survey.surroundings(own) == expected
             await ended(one, other)
@@ -167,26 +115,6 @@ def test_a_peer_with_another_fingerprint_is_seen_but_counts_for_nothing() -> Non
             assert await one.survey.ask([members[1].peer_id]) == {}
             assert await one.survey.surroundings(FIRST) == "alone"
             await ended(one, stranger)
-
-    virtual_time.run(main())
-
-
-def test_the_dead_and_the_frozen_are_no_company() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        first = await make_node(network, 0)
-        second, third = [await make_node(network, n, first) for n in (1, 2)]
-        one, killed, frozen = Peer(first), Peer(second), Peer(third)
-        await started(one, killed, frozen)
-        assert await one.survey.surroundings(FIRST) == "company"
-        network.kill(second.peer_id)
-        network.freeze(third.peer_id)
-        await asyncio.sleep(10)
-        assert await one.survey.surroundings(FIRST) == "alone"
-        network.thaw(third.peer_id)
-        await ended(one, frozen, killed)
-        for node in (third, second, first):
-            await node.shutdown()
 
     virtual_time.run(main())
 

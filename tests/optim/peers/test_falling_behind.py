@@ -10,8 +10,6 @@ from tests.optim.optim_swarm import Swarm, Trainer, record, until
 from tests.optim.oracle import Oracle, Work, now
 from tests.suites import soak
 
-SETTLED = 1.0  # seconds after which the swarm's first epochs are behind it
-
 
 async def veterans(oracle: Oracle, count: int = 3, pace: float = 0.1) -> list[Trainer]:
     """Trainers of unlike pace."""
@@ -29,28 +27,6 @@ class Arrivals:
     def last(self) -> int:
         """The epoch to which the last of them led, before the trainer's first contribution."""
         return max(event.epoch for event in [*self.downloads, *self.replays])
-
-
-@pytest.mark.parametrize(("seed", "epochs"), soak([(0, 4), (0, 50), (1, 50), (2, 50)]))
-def test_one_that_starts_many_epochs_late(seed: int, epochs: int) -> None:
-    async def main() -> None:
-        async with Swarm(seed=seed) as swarm, Work() as work:
-            oracle = Oracle(swarm)
-            first = await veterans(oracle, 2)
-            work.begin(*first, until=epochs + 5)
-            await until(lambda: first[0].epoch == epochs)
-            came = now()
-            late = await oracle.trainer(seed=2)
-            arrivals = Arrivals(late)
-            work.begin(late, until=epochs + 5)
-            await work.done()
-            oracle.check(swarm.trainers)
-            assert len(arrivals.downloads) == 1
-            contributed, _ = oracle.watched[late].first_contribution(came)
-            assert contributed <= arrivals.downloads[0].epoch + 2
-            assert oracle.longest(first, came, now()) < 1.5 * oracle.longest(first, SETTLED, came)
-
-    virtual_time.run(main(), seed=seed, timeout=500)
 
 
 @pytest.mark.parametrize(("seed", "half"), [(0, 1), *soak([(0, 2), (1, 2), (2, 2)])])

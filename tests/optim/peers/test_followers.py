@@ -1,6 +1,5 @@
 """Those who take part without computing: monitors that follow, auxiliaries that reduce; and peers nobody can dial."""
 
-import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from swarmcli.events import RoundFinished
 from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.testing import virtual_time
-from tests.optim.optim_swarm import TARGET, Swarm, auxiliary, digests, record, together
+from tests.optim.optim_swarm import Swarm, auxiliary, digests, record, together
 from tests.suites import soak
 
 
@@ -24,21 +23,6 @@ async def helping(swarm: Swarm, **options):
         yield helper
     finally:
         await helper.shutdown()
-
-
-@pytest.mark.parametrize("trainers", [2, *soak([1, 3])])
-def test_a_follower_stays_bit_identical(trainers: int) -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            monitor = await swarm.trainer(seed=1, role="monitor")
-            computing = [await swarm.trainer(seed=1) for _ in range(trainers)]
-            await together(monitor.follow(4), *(trainer.train(4) for trainer in computing))
-            assert len(digests(swarm.trainers)) == 1
-            assert len({trainer.core.position for trainer in swarm.trainers}) == 1
-            assert monitor.used == {}
-            assert monitor.core.report().phase == "following"
-
-    virtual_time.run(main(), timeout=300)
 
 
 def test_a_follower_with_other_weights_downloads_and_then_donates() -> None:
@@ -57,19 +41,6 @@ def test_a_follower_with_other_weights_downloads_and_then_donates() -> None:
     virtual_time.run(main(), timeout=300)
 
 
-def test_a_follower_waits_only_a_moment_when_nothing_happens() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            monitor = await swarm.trainer(role="monitor")
-            began = asyncio.get_running_loop().time()
-            for _ in range(3):
-                await monitor.wait()
-            assert asyncio.get_running_loop().time() - began < 5
-            assert monitor.epoch == 0
-
-    virtual_time.run(main())
-
-
 @pytest.mark.parametrize("client_mode", [True, *soak([False])])
 def test_an_auxiliary_follows_the_lineage_and_reduces(client_mode: bool) -> None:
     async def main() -> None:
@@ -83,19 +54,6 @@ def test_an_auxiliary_follows_the_lineage_and_reduces(client_mode: bool) -> None
                 assert len(helped) >= 3
                 assert all(helper.node.peer_id.text not in r.contributors for r in helped)
                 assert helper.report().phase == "assisting"
-
-    virtual_time.run(main(), timeout=300)
-
-
-def test_one_trainer_and_an_auxiliary() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            trainer = await swarm.trainer(seed=1, batch_size=TARGET)
-            async with helping(swarm) as helper:
-                began = asyncio.get_running_loop().time()
-                await trainer.train(10)
-                assert asyncio.get_running_loop().time() - began < 30
-                await assist(helper, 10)
 
     virtual_time.run(main(), timeout=300)
 

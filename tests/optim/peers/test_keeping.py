@@ -46,21 +46,6 @@ def test_of_those_who_leave_at_once_one_at_least_is_left_alone(count: int) -> No
     virtual_time.run(main(), timeout=300)
 
 
-def test_nobody_is_waited_for_longer_than_an_answer_may_take() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            leaving, frozen, killed = [await swarm.trainer(seed=1) for _ in range(3)]
-            await in_step(leaving, frozen, killed)
-            swarm.network.freeze(frozen.node.peer_id)
-            await swarm.kill(killed)
-            began = asyncio.get_running_loop().time()
-            assert await leaving.core.succession.leave() is None
-            assert asyncio.get_running_loop().time() - began < 4
-            swarm.network.thaw(frozen.node.peer_id)
-
-    virtual_time.run(main(), timeout=300)
-
-
 def test_a_peer_that_is_behind_or_has_not_joined_yet_keeps_nothing() -> None:
     async def main() -> None:
         async with Swarm() as swarm:

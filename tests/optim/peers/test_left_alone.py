@@ -5,10 +5,8 @@ import itertools
 
 import pytest
 
-from swarmcli.events import EpochAdvanced, Noticed, PeerSilent, RoundFinished, StateDownloaded
+from swarmcli.events import EpochAdvanced, StateDownloaded
 from swarmcli.optim.auxiliary import AuxiliaryCore
-from swarmcli.optim.peers.directory import PeerDirectory, ReportOptions
-from swarmcli.tasks import beside
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, auxiliary, record, until
 from tests.optim.oracle import Checkpoint, Oracle, Work, now
@@ -136,47 +134,3 @@ def test_only_auxiliaries_are_left_and_trainers_come_back(seed: int, kept: bool)
             await helper.shutdown()
 
     virtual_time.run(main(), seed=seed, timeout=300)
-
-
-@pytest.mark.parametrize("latency", [0.02, *soak([0.001, 0.05])])
-def test_an_auxiliary_beside_one_trainer_begins_no_round_that_the_trainer_steps_without(latency: float) -> None:
-    async def main() -> None:
-        async with Swarm(latency=latency) as swarm, Work() as work:
-            alone = await swarm.trainer(seed=1)
-            helper = await auxiliary(swarm)
-            helped = record(helper.node, RoundFinished)
-            helping = asyncio.ensure_future(assist(helper))
-            work.begin(alone, until=10)
-            await work.done()
-            assert {each.outcome for each in helped} == {"committed"}
-            assert len(alone.epochs) == 10
-            helping.cancel()
-            await asyncio.wait([helping])
-            await helper.shutdown()
-
-    virtual_time.run(main(), timeout=300)
-
-
-def test_who_is_left_of_a_round_in_which_all_others_say_goodbye_is_not_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They end the round that has begun and go; by the reports that were read last, they train."""
-    monkeypatch.setattr(PeerDirectory, "options", ReportOptions(refresh_period=30.0))
-
-    async def main() -> None:
-        async with Swarm(seed=1) as swarm, Work() as work:
-            trainers = [await swarm.trainer(seed=1) for _ in range(2)]
-            monitor = await swarm.trainer(seed=1, role="monitor")
-            work.begin(*trainers)
-            async with beside(monitor.follow(10**6)):
-                await until(lambda: monitor.epoch == 3 and monitor.epochs[-1].peers == 2)
-                noticed, silent, rounds = (record(monitor.node, kind) for kind in (Noticed, PeerSilent, RoundFinished))
-                await until(lambda: all(each.core._end.under_way for each in (monitor, *trainers)))
-                for trainer in trainers:
-                    work._tasks[trainer].cancel()
-                await asyncio.gather(*(trainer.core.shutdown() for trainer in trainers))
-                await asyncio.gather(*(trainer.node.shutdown() for trainer in trainers))
-                await until(lambda: bool(rounds))
-                await asyncio.sleep(5)
-                assert [event.text for event in noticed if event.level == "warning"] == []
-                assert silent == []
-
-    virtual_time.run(main(), seed=1, timeout=200)

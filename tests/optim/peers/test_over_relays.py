@@ -10,7 +10,7 @@ from swarmcli.events import Noticed
 from swarmcli.testing import Swarm as Homes
 from swarmcli.testing import virtual_time
 from swarmcli.testing.memory_router import MemoryRouter
-from tests.optim.optim_swarm import TARGET, Swarm, Trainer, assistant, digests, record, together, until
+from tests.optim.optim_swarm import Swarm, Trainer, assistant, digests, record, together, until
 from tests.optim.peers.test_out_of_reach import training
 from tests.suites import soak
 
@@ -37,25 +37,6 @@ def test_a_newcomer_without_a_way_to_the_state_says_so_and_goes_on_when_a_relay_
     virtual_time.run(main(), timeout=300)
 
 
-@pytest.mark.parametrize(("epochs", "from_the_start"), [(6, False), *soak([(100, False), (100, True)])])
-def test_a_peer_that_nobody_can_dial_is_dialed_by_nobody(epochs: int, from_the_start: bool) -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            others = [await swarm.trainer(seed=1, batch_size=TARGET // 2)]
-            hidden = await swarm.trainer(seed=1, batch_size=TARGET // 2, client_mode=from_the_start)
-            if not from_the_start:
-                await together(*(trainer.train(2) for trainer in (hidden, *others)))
-                hidden.node.endpoint.announce(direct=())
-                await asyncio.sleep(1)
-            epoch, dials = hidden.epoch, len(swarm.network.dials)
-            await together(*(trainer.train(epoch + epochs) for trainer in (hidden, *others)))
-            addresses = {address for dialer, address in swarm.network.dials[dials:] if dialer != hidden.node.peer_id}
-            assert not any(hidden.node.peer_id.short in address for address in addresses)
-            assert len(digests([hidden, *others])) == 1 and len(hidden.used) > 0.8 * epochs
-
-    virtual_time.run(main(), timeout=600)
-
-
 def test_a_trainer_whose_address_changes_in_the_middle_takes_part_again() -> None:
     async def main() -> None:
         async with Swarm(contact_relays=True) as swarm:
@@ -72,36 +53,6 @@ def test_a_trainer_whose_address_changes_in_the_middle_takes_part_again() -> Non
                 assert len([each for each in moves.used if each >= epoch]) >= 3
             await together(*(trainer.train(max(t.epoch for t in swarm.trainers) + 2) for trainer in swarm.trainers))
             assert len(digests(swarm.trainers)) == 1
-
-    virtual_time.run(main(), timeout=300)
-
-
-def test_two_homes_and_a_public_auxiliary_train_one_model_without_being_told_anything() -> None:
-    async def main() -> None:
-        async with Homes(seed=1) as swarm:
-            helper = await swarm.start(assistant(await swarm.node(host="5.1.0.1", relay=True)))
-
-            async def assist() -> None:
-                while True:
-                    await helper.step()
-
-            async def home(number: int) -> Trainer:
-                router = swarm.network.router(f"5.{number}.0.1")
-                trainer = Trainer(await swarm.node(host="192.168.1.2", behind=router), seed=number)
-                await swarm.start(trainer.core)
-                return trainer
-
-            helping = asyncio.ensure_future(assist())
-            first = await home(2)
-            async with training(first):
-                await asyncio.sleep(3)
-                second = await home(3)
-                await second.train(first.epoch + 6)
-            await together(first.train(second.epoch + 2), second.train(second.epoch + 2))
-            assert len(digests([first, second])) == 1 and len(second.used) > 3
-            assert first.node.client_mode and second.node.client_mode
-            helping.cancel()
-            await asyncio.wait([helping])
 
     virtual_time.run(main(), timeout=300)
 

@@ -13,7 +13,6 @@ import torch
 
 from swarmcli.averaging.round.archive import KeptRound, replay_prefix
 from swarmcli.events import RoundsReplayed, StateDownloaded
-from swarmcli.state import unnamed_file
 from swarmcli.state.donor import state_method
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, adamw, digests, momentum, record, together
@@ -119,25 +118,6 @@ def test_a_download_longer_than_several_epochs_ends_in_step_and_stalls_nobody(se
             assert torch.equal(newcomer.core.replica.state.extra_tensors[0], extra[0])
 
     virtual_time.run(main(), seed=seed, timeout=1000)
-
-
-@pytest.mark.soak
-def test_a_full_disk_during_the_download_costs_only_the_replays(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            extra = [torch.zeros(BULK, dtype=torch.bool)]
-            veterans = [await swarm.trainer(seed=1, extra_tensors=extra) for _ in range(2)]
-            await together(*(trainer.train(3) for trainer in veterans))
-            newcomer = await swarm.trainer(seed=2, extra_tensors=[torch.ones(BULK, dtype=torch.bool)])
-            swarm.network.set_bandwidth(newcomer.node.peer_id, BULK / 10)
-            monkeypatch.setattr(unnamed_file, "_LEAVE_FREE", 1 << 60)
-            replays = record(newcomer.node, RoundsReplayed)
-            joining = asyncio.create_task(newcomer.core.join())
-            await together(*(trainer.train(8) for trainer in veterans))
-            await joining
-            assert not replays and len(digests([*veterans, newcomer])) == 1
-
-    virtual_time.run(main(), timeout=600)
 
 
 @pytest.mark.parametrize("strips", [True, *soak([False])], ids=["without a certificate", "certified"])

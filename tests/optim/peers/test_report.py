@@ -9,13 +9,11 @@ import pytest
 from pydantic import ValidationError
 
 from swarmcli.averaging import RoundResult
-from swarmcli.cli.live import sparkline
 from swarmcli.events import EpochAdvanced, EpochReported, Event, Events
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.modes.base import Advanced
-from swarmcli.optim.peers.report import MAX_RECENT, MOST_LOSS, PeerMetrics, ReportedEvaluation, ReportedLoss
+from swarmcli.optim.peers.report import MAX_RECENT, PeerMetrics, ReportedEvaluation, ReportedLoss
 from swarmcli.optim.state.lineage import LineagePosition
-from swarmcli.run.history import EpochHistory
 from swarmcli.testing import virtual_time
 
 
@@ -100,17 +98,6 @@ def test_a_loss_that_is_no_number_is_left_out(loss: float) -> None:
 def test_nobody_can_tell_a_loss_of_which_no_mean_can_be_taken(loss: float) -> None:
     with pytest.raises(ValidationError):
         ReportedLoss(epoch=1, loss=loss, samples=8)
-
-
-def test_the_median_of_the_largest_losses_and_rates_that_can_be_told_is_a_number_to_draw() -> None:
-    most, history = 0.99 * MOST_LOSS, EpochHistory()
-    history.note(EpochAdvanced(1, "ab", 100, 10, 3, 2.0, 8.0, 0.1))
-    for number, loss in enumerate((most, most, -most)):
-        history.note(EpochReported(str(number), 1, loss, 8, 9e11))
-    history.note(EpochAdvanced(2, "ab", 100, 10, 3, 2.0, 8.0, 0.1))
-    found = history.losses()
-    assert found == [most, 2.0]
-    assert sparkline([*found, most, -most]) == "█▄█▁"
 
 
 def test_only_the_latest_epochs_are_kept() -> None:

@@ -95,23 +95,3 @@ def test_reports_that_another_signed_or_nobody_are_counted() -> None:
             await tracker.shutdown()
 
     virtual_time.run(main())
-
-
-def test_an_older_report_of_the_same_peer_changes_nothing() -> None:
-    async def main() -> None:
-        async with nodes(3) as (victim, liar, honest):
-            tracker = await tracking(victim)
-            await put(honest, report_of(honest, epoch=9, samples_accumulated=90))
-            (old,) = liar.core.storage.records(key_id(KEY))
-            await put(honest, report_of(honest, epoch=0, samples_accumulated=0))
-            await asyncio.sleep(4)
-            entry = liar.core.storage.entry(key_id(KEY), liar.core.now())
-            assert entry is not None
-            entry.records.pop(old.subkey)
-            liar.core.storage.put(old, liar.core.now())  # told to whoever asks, as if it were news
-            await asyncio.sleep(12)
-            assert tracker.global_epoch == 0 and tracker.global_progress.samples_accumulated == 0
-            assert tracker.global_progress.num_peers == 2
-            await tracker.shutdown()
-
-    virtual_time.run(main())

@@ -16,26 +16,6 @@ async def started(node, **options) -> ProgressTrackerCore:
     return tracker
 
 
-def test_samples_of_all_peers_add_up() -> None:
-    async def main() -> None:
-        async with nodes(3, clients=1) as peers:
-            trackers = [await started(node) for node in peers]
-            for samples, tracker in zip((10, 20, 30), trackers, strict=True):
-                tracker.report_local_progress(0, samples)
-            await asyncio.sleep(15)
-            for tracker in trackers:
-                assert tracker.global_progress.samples_accumulated == 60
-                assert tracker.global_progress.num_peers == 3
-                assert tracker.global_progress.num_clients == 1
-                assert not tracker.accumulated_enough_samples
-            trackers[0].report_local_progress(0, 50)
-            assert trackers[0].accumulated_enough_samples, "this peer's own count is taken in at once"
-            for tracker in trackers:
-                await tracker.shutdown()
-
-    virtual_time.run(main())
-
-
 def test_a_peer_learns_that_others_are_ahead() -> None:
     async def main() -> None:
         async with nodes(2) as peers:
@@ -109,54 +89,5 @@ def test_time_in_which_a_step_runs_does_not_count_as_computing() -> None:
             tracker.report_local_progress(1, 4)
             assert tracker.performance_ema.samples_per_second == pytest.approx(4.0)
             await tracker.shutdown()
-
-    virtual_time.run(main())
-
-
-def test_the_epoch_moves_only_inside_a_pause() -> None:
-    async def main() -> None:
-        async with nodes(1) as peers:
-            tracker = await started(peers[0])
-            with pytest.raises(RuntimeError, match="pause_updates"):
-                tracker.update_epoch()
-            await tracker.shutdown()
-
-    virtual_time.run(main())
-
-
-def test_shutdown_withdraws_the_record() -> None:
-    async def main() -> None:
-        async with nodes(2) as peers:
-            stays, leaves = [await started(node) for node in peers]
-            leaves.report_local_progress(0, 40)
-            await asyncio.sleep(10)
-            assert stays.global_progress.samples_accumulated == 40
-            await leaves.shutdown()
-            await asyncio.sleep(10)
-            assert stays.global_progress.num_peers == 1
-            assert stays.global_progress.samples_accumulated == 0
-            await stays.shutdown()
-
-    virtual_time.run(main())
-
-
-def test_reports_outlive_their_expiration_while_the_peer_lives() -> None:
-    async def main() -> None:
-        async with nodes(2) as peers:
-            one, other = [await started(node) for node in peers]
-            other.report_local_progress(0, 40)
-            await asyncio.sleep(300)
-            assert one.global_progress.samples_accumulated == 40
-            await one.shutdown()
-            await other.shutdown()
-
-    virtual_time.run(main())
-
-
-def test_the_target_is_checked() -> None:
-    async def main() -> None:
-        async with nodes(1) as peers:
-            with pytest.raises(ValueError, match="target_batch_size"):
-                ProgressTrackerCore(peers[0], "run", 0)
 
     virtual_time.run(main())
