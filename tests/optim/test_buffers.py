@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from swarmcli.compression import Float16Compression
-from swarmcli.events import PeerRefused, StateDownloaded
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.auxiliary import AuxiliaryCore
@@ -21,7 +19,7 @@ from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
 from swarmcli.optim.state.buffers import Buffers
 from swarmcli.optim.state.replica import Offloaded
 from swarmcli.testing import virtual_time
-from tests.optim.optim_swarm import Swarm, record, together
+from tests.optim.optim_swarm import Swarm, together
 from tests.suites import soak
 
 TARGET = 24
@@ -132,27 +130,6 @@ def test_they_are_the_mean_by_samples_of_what_one_process_would_have_seen() -> N
                 expected = sum(size * running[name] for size, running in seen.values()) / 24
                 torch.testing.assert_close(one.running[name], expected)
                 assert torch.equal(one.running[name], two.running[name])
-
-    virtual_time.run(main(), timeout=300)
-
-
-@pytest.mark.parametrize("codec", [True, *soak([False])])
-def test_a_newcomer_gets_them_and_nobody_contradicts_its_donor(codec: bool) -> None:
-    options = {"compression": Float16Compression()} if codec else {}
-
-    async def main() -> None:
-        async with Peers() as swarm:
-            old = [await swarm.peer(Mode(), level=float(place), **options) for place in range(2)]
-            await together(*(peer.train(3) for peer in old))
-            newcomer = await swarm.peer(Mode(), seed=1, **options)
-            refused, downloads = record(newcomer.node, PeerRefused), record(newcomer.node, StateDownloaded)
-            assert await newcomer.core.join()
-            assert equal(newcomer, old[0]) and not refused and downloads
-            assert all(torch.equal(*pair) for pair in zip(newcomer.running.values(), newcomer.own, strict=True))
-            manifests = {peer.core.replica.state.digest() for peer in [*old, newcomer]}
-            assert len(manifests) == 1
-            await together(*(peer.train(5) for peer in [*old, newcomer]))
-            assert all(equal(newcomer, peer) for peer in old)
 
     virtual_time.run(main(), timeout=300)
 

@@ -189,26 +189,6 @@ def test_a_newcomer_with_others_downloads_the_runs_once(
     virtual_time.run(main(), timeout=300)
 
 
-def test_without_the_runs_digest_a_newcomer_with_others_is_refused() -> None:
-    async def main() -> None:
-        async with Peers() as swarm:
-            one, two = [await swarm.peer() for _ in range(2)]
-            await together(one.train(2), two.train(2))
-            other = await swarm.peer(frozen=1)
-            before = other.model.table.clone()
-
-            async def refused() -> None:
-                with pytest.raises(FingerprintError, match=TERM) as refusal:
-                    await other.train(8)
-                assert refusal.value.keys == (TERM,)
-
-            await together(one.train(8), two.train(8), refused())
-            assert torch.equal(other.model.table, before), "nobody's word alone moves it"
-            assert one.core.replica.state.digest() == two.core.replica.state.digest()
-
-    virtual_time.run(main(), timeout=300)
-
-
 @pytest.mark.parametrize("named", [True, False])
 def test_of_two_that_begin_at_once_with_others_each_is_refused_with_both_digests(named: bool) -> None:
     """The second time the optimizers have the trained parameters alone, and their peers find the rest of the model."""

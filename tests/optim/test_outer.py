@@ -246,23 +246,6 @@ def test_a_difference_of_which_a_share_arrived_is_not_sent_again() -> None:
     virtual_time.run(main())
 
 
-def test_a_newcomer_begins_at_the_anchor_with_the_learning_rate_of_the_others() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            peers = [await taught(swarm, pace=0.1) for _ in range(2)]
-            await together(*(peer.train(2) for peer in peers))
-            late = await taught(swarm, seed=2, pace=0.1)
-            assert await late.core.join()
-            assert torch.equal(late.weights.detach(), late.core.replica.state.trained[0])
-            rate = late.core.replica.state.scheduler.optimizer.param_groups[0]["lr"]
-            assert rate == pytest.approx(0.02 / (1 + 0.1 * late.epoch))
-            await together(*(peer.train(5) for peer in (*peers, late)))
-            await rests([*peers, late])
-            assert len(digests([*peers, late])) == 1 and late.counted
-
-    virtual_time.run(main(), timeout=300)
-
-
 async def one_dies_one_pauses(swarm: Swarm, peers: list[Taught], seconds: float) -> list[Taught]:
     """The first peer dies after so many seconds of training, and the second pauses; the others, after six epochs."""
     dies, *others = peers

@@ -135,29 +135,6 @@ def test_an_overflow_on_one_peer_drops_what_that_peer_has_and_nobody_waits(reuse
     virtual_time.run(main(), seed=1)
 
 
-def test_a_round_to_which_nobody_brings_anything_is_no_step() -> None:
-    """Everyone's sums overflow only after the round has begun."""
-
-    async def main() -> None:
-        async with Swarm() as swarm:
-            made = [ScaledTrainer(await swarm.node(), SCALE, pace=0.5) for _ in range(2)]
-            for trainer in made:
-                await trainer.core.start()
-                swarm.trainers.append(trainer)
-            await together(*(trainer.compute(12) for trainer in made))
-            for trainer in made:
-                trainer.overflows = lambda t: t.batches == 2
-            await together(*(trainer.compute() for trainer in made))
-            if {trainer.epoch for trainer in made} == {0}:
-                assert [trainer.core.work.samples for trainer in made] == [0, 0]
-            await together(*(trainer.train(3) for trainer in made))
-            assert len(digests(made)) == 1
-            assert all(epoch.samples > 0 for trainer in made for epoch in trainer.epochs)
-            assert bool(made[0].weights.isfinite().all())
-
-    virtual_time.run(main(), seed=3)
-
-
 def model(dtype: torch.dtype = torch.float64) -> torch.nn.Module:
     torch.manual_seed(0)
     return torch.nn.Linear(4, 1, dtype=dtype)
@@ -256,7 +233,7 @@ def test_what_an_optimizer_refuses_of_scalers() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:GradScaler is going to stop:FutureWarning")  # torch says so before it asks us
-@pytest.mark.parametrize("options", [{}, {"reuse_grad_buffers": True}, {"offload_optimizer": True}])
+@pytest.mark.parametrize("options", [{}, {"offload_optimizer": True}])
 @pytest.mark.parametrize("patched", [False, True])  # as accelerate does it
 def test_the_plain_scaler_of_torch_is_refused(options: dict[str, Any], patched: bool) -> None:
     with dhts(1) as (dht,):

@@ -182,15 +182,6 @@ def test_reused_gradients_want_batches_of_one_size_and_scale(size: int, scale: f
     assert (accumulator.freeze().samples, accumulator.means[0].item()) == (size, 7.0)
 
 
-def test_the_next_epoch_may_have_batches_of_another_size() -> None:
-    weights, accumulator = filled(1.0, 3.0, reuse=True)
-    accumulator.freeze()
-    batch(weights, accumulator, 8.0, batch_size=12)
-    accumulator.restore()
-    assert accumulator.freeze().samples == 16
-    assert accumulator.means[0].item() == (4 * 2.0 + 12 * 8.0) / 16
-
-
 @pytest.mark.parametrize("replacement", [None, torch.ones(1, dtype=torch.float64)])
 def test_replaced_gradients_are_noticed(replacement: torch.Tensor | None) -> None:
     weights, accumulator = filled(1.0, reuse=True)
@@ -203,17 +194,6 @@ def test_replaced_gradients_are_noticed(replacement: torch.Tensor | None) -> Non
 
 
 # Where the sums live.
-
-
-def test_reused_gradients_take_no_second_buffer() -> None:
-    """Counted: the gradient itself and the mean in host memory, against a sum beside both."""
-    weights = parameter(1000)
-    reused = GradientAccumulator([weights], reuse=True)
-    storages = {t.untyped_storage().data_ptr() for t in (weights.grad, *reused.accumulators, *reused.means)}
-    assert len(storages) == 2
-    plain = GradientAccumulator([weights])
-    storages = {t.untyped_storage().data_ptr() for t in (weights.grad, *plain.accumulators, *plain.means)}
-    assert len(storages) == 3
 
 
 @pytest.mark.parametrize("reuse", [False, True])

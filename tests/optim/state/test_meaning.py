@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from swarmcli.optim.state.lineage import LineagePosition
-from swarmcli.optim.state.meaning import fit_schedule, schedule_of
 from swarmcli.optim.state.training_state import TrainingState
 from swarmcli.state.snapshot import PinnedState, Snapshot
 from tests.optim.other_torch import OldLambdaLR, OldSequentialLR, old_adamw
@@ -90,23 +89,6 @@ def test_what_is_off_may_be_left_out_and_comes_back_as_off() -> None:
     donor.optimizer.param_groups[0]["amsgrad"] = True
     newcomer.restore(travelled(donor.capture()))
     assert newcomer.optimizer.param_groups[0]["amsgrad"] is True
-
-
-def test_a_schedule_of_ones_own_keeps_what_is_private_in_it() -> None:
-    class Counting(L.LRScheduler):
-        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-            self._calls = 0
-            super().__init__(optimizer)
-
-        def get_lr(self) -> list[float]:
-            self._calls += 1
-            return [0.1 / self._calls for _ in self.optimizer.param_groups]
-
-    one, other = (Counting(torch.optim.SGD([torch.zeros(1)], lr=0.1)) for _ in range(2))
-    one.optimizer.step()
-    one.step()
-    other.load_state_dict(fit_schedule(other, schedule_of(one), [0.05]))
-    assert other._calls == one._calls == 2
 
 
 def linear(epochs: int) -> Callable[[torch.optim.Optimizer], Any]:
