@@ -33,7 +33,7 @@ LOSSY = (
 _ROLES = {"parameter": TensorRole.PARAMETER, "statistic": TensorRole.OPTIMIZER, "gradient": TensorRole.GRADIENT}
 
 
-class Exchange:
+class Handover:
     """Gives one thing that all peers of a run need, and gets it, under `prefix`."""
 
     def __init__(
@@ -86,7 +86,7 @@ class Exchange:
         """Nobody is told unless the thing is a state."""
 
 
-class StateExchange(Exchange):
+class StateExchange(Handover):
     """Donates the replica's state of the moment, under its lineage, and replaces it by another peer's."""
 
     def __init__(

@@ -14,7 +14,7 @@ from swarmcli.backoff import growing
 from swarmcli.errors import FingerprintError, NoDonorReachable, StateDownloadError
 from swarmcli.events import Noticed
 from swarmcli.network.loop_thread import loop_time, offload, to_its_end
-from swarmcli.optim.peers.exchange import Exchange
+from swarmcli.optim.peers.exchange import Handover
 from swarmcli.optim.peers.follow import Claims
 from swarmcli.optim.peers.report import is_settled
 from swarmcli.optim.state.frozen import FILE, TERM, FrozenWeights
@@ -31,7 +31,7 @@ MOST_DONORS = 32  # of one look, one of each network after the other
 IN_MEMORY = 64 << 20  # bytes up to which a download needs no file
 
 
-class FrozenExchange(Exchange):
+class FrozenExchange(Handover):
     """Has one peer compare, get and give the run's frozen weights."""
 
     def __init__(
