@@ -23,7 +23,7 @@ from swarmcli.optim.epoch.seat import OwnSeat
 from swarmcli.optim.modes.base import SiteHooks, Timing, Trained, tell_lost
 from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.participant import Participant
-from swarmcli.optim.peers.catch_up import CatchUp
+from swarmcli.optim.peers.catch_up import STRANDED_AFTER, CatchUp
 from swarmcli.optim.peers.exchange import StateExchange
 from swarmcli.optim.peers.frozen_exchange import FrozenExchange
 from swarmcli.optim.peers.proof import Saved
@@ -174,7 +174,7 @@ class OptimizerCore(Participant):
         changed = self.position != before or self.replica.generation != generation or lacked
         waited = loop_time() - began
         self.metrics.leave_out(waited)
-        if waited > self.catch_up.options.stranded_after:  # it computed nothing meanwhile
+        if waited > STRANDED_AFTER:  # it computed nothing meanwhile
             self.tracker.performance_ema.resume(loop_time())
         if found is not None:
             self.metrics.leave_out(max(0.0, self.pausing.come_back() - waited))
