@@ -21,8 +21,9 @@ from swarmcli.dht import DHTNode
 from swarmcli.events import Events
 from swarmcli.network import Endpoint, Identity
 from swarmcli.network.transports.tcp.transport import TCPTransport
-from tests.adversary.leading import ALTERED, alter_entries, begin_two, give_up, hurry_to_the_front, stuff
+from tests.adversary.leading import ALTERED, alter_entries, begin_two, give_up, stuff
 from tests.adversary.lies import Liar
+from tests.adversary.lies.base import hurry_to_the_front
 from tests.adversary.test_progress import claim, keep_out, list_keys
 from tests.adversary.test_reports import refuse
 from tests.optim.optim_swarm import TARGET, Swarm, Trainer, together
@@ -67,7 +68,7 @@ ATTACKS: dict[str, Lie | None] = {
     "none": None,
     "a leader that lists keys, and votes for them": leader(keys),
     "a leader that enters trainers as auxiliaries": leader(lambda liar: alter_entries(liar, ALTERED["an auxiliary"])),
-    "a leader with the best of 2,000 searches": leader(hurry_to_the_front),
+    "a leader that has looked since ever": leader(hurry_to_the_front),
     "a leader of two groups": leader(begin_two),
     "a leader that gives rounds up": leader(give_up),
     "a reducer that refuses": lambda trainer, honest: refuse(trainer.node, trainer.core.work.averager),

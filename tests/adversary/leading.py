@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from swarmcli.averaging.certificate import Kind
-from swarmcli.averaging.find.messages import Answer, Candidate, rank_of
-from swarmcli.averaging.find.search import Search
+from swarmcli.averaging.find.messages import Answer
+from swarmcli.averaging.find.seek import Search
 from swarmcli.averaging.group import NONCE_BYTES, Group, Member
 from swarmcli.averaging.round.messages import RoundWord
 from swarmcli.network import PeerID
@@ -86,29 +86,6 @@ def begin_two(liar: Liar) -> None:
 def give_up(liar: Liar) -> None:
     """Where it leads, it signs that it gives the round up as soon as it begins."""
     LIES["give-up at once"].tell(liar)
-
-
-def hurry_to_the_front(liar: Liar, draws: int = 2000) -> None:
-    """It begins each search with the id, of so many, that ranks first."""
-    assert liar.averager is not None
-    finder = liar.averager.finder
-    describe = finder._me
-
-    def best(*, looking: bool) -> Candidate:
-        own = describe(looking=looking)
-        if not looking:
-            return own
-        liar.told.append("a search")
-        drawn = (replace(own, search=search_id_of(own, liar.random.randbytes(8))) for _ in range(draws))
-        chosen = min(drawn, key=rank_of)
-        finder._last_search = chosen.search
-        return chosen
-
-    finder._me = best  # type: ignore[method-assign]
-
-
-def search_id_of(candidate: Candidate, noise: bytes) -> bytes:
-    return candidate.search[: -len(noise)] + noise
 
 
 def stuff(liar: Liar, keys: list[Identity]) -> None:

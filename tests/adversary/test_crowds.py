@@ -9,7 +9,7 @@ import pytest
 
 from swarmcli.averaging.find.finder import GroupFinder
 from swarmcli.averaging.find.messages import SEARCH_BYTES, Answer, Candidate, Join, Offer, method_name
-from swarmcli.averaging.find.search import Search
+from swarmcli.averaging.find.seek import Search
 from swarmcli.averaging.group import MAX_GATHERED_BYTES
 from swarmcli.dht import DHTNode
 from swarmcli.errors import CallTimeout, NetworkError

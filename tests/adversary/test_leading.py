@@ -17,8 +17,9 @@ from swarmcli.errors import SwarmError
 from swarmcli.events import EpochAdvanced, Event, RoundFinished
 from swarmcli.network.identity import Identity, PeerID
 from tests.adversary.company import go_on, liar_of, lineages, trained
-from tests.adversary.leading import ALTERED, alter_list, begin_two, give_up, hurry_to_the_front, stuff
+from tests.adversary.leading import ALTERED, alter_list, begin_two, give_up, stuff
 from tests.adversary.lies import Liar
+from tests.adversary.lies.base import hurry_to_the_front
 from tests.averaging.averagers import Averagers, Peer, all_outcomes
 from tests.optim.optim_swarm import Trainer, digests, record, together
 from tests.simulation import now, simulated
@@ -62,11 +63,11 @@ async def test_nobody_takes_part_in_a_group_that_says_of_it_what_it_did_not_offe
 
 @pytest.mark.parametrize("count", [3, *soak([16])])
 @simulated
-async def test_members_lead_in_turn_whatever_one_of_them_draws(count: int) -> None:
-    """It begins each search with the best of many ids: before, it led every round."""
+async def test_members_lead_in_turn_whatever_one_of_them_says(count: int) -> None:
+    """One that says that it has looked the longest: before, it led every round."""
     async with trained(count, 0) as (_, trainers):
         liar, epochs = liar_of(trainers[0]), count + 2
-        hurry_to_the_front(liar, draws=100)
+        hurry_to_the_front(liar)
         await together(*(trainer.train(1) for trainer in trainers))
         led = leaders_seen_by(trainers[1])
         await together(*(trainer.train(1 + epochs) for trainer in trainers))
@@ -91,7 +92,7 @@ async def test_a_leader_that_lists_its_followers_untruly_leads_nobody(lists: str
         liar = liar_of(first)
         alter_list(liar, UNTRUE[lists])
         lying, led = asyncio.create_task(first.train(1000)), leaders_seen_by(honest[0])
-        await together(*(trainer.train(count) for trainer in honest))
+        await together(*(trainer.train(count + 2) for trainer in honest))
         lying.cancel()
         assert liar.told and not led[first.node.peer_id]
         assert len(digests(honest)) == 1

@@ -16,7 +16,7 @@ from swarmcli.network import Identity
 from tests.adversary.company import go_on, liar_of, trained
 from tests.adversary.leading import alter_list
 from tests.adversary.lies import Liar
-from tests.adversary.lies.base import on_each_exchange
+from tests.adversary.lies.base import hurry_to_the_front, on_each_exchange
 from tests.averaging.averagers import Averagers, Peer, all_results, assert_one_group
 from tests.optim.optim_swarm import TARGET, Swarm, Trainer, until
 from tests.simulation import simulated
@@ -42,18 +42,19 @@ def claim(trainer: Trainer, *, leads: bool = False) -> Liar:
     liar.averager.begin_round = begin_round  # type: ignore[method-assign]
     tracker.report_local_progress = lambda epoch, samples, update=True: report(epoch, TARGET, update)  # type: ignore[method-assign,misc]
     if leads:
-        hurry(liar, searches=64)
+        hurry_to_the_front(liar)
+        hurry(liar)
     return liar
 
 
-def hurry(liar: Liar, searches: int = 1) -> None:
-    """Where it leads, it begins as soon as two follow it; it looks with the search that ranks first, of so many."""
+def hurry(liar: Liar) -> None:
+    """Where it leads, it begins as soon as two follow it."""
     assert liar.averager is not None
     finder = liar.averager.finder
     new_search = finder._new_search
 
     def search_in_haste(control: StepControl, gathered: bytes) -> object:
-        search = min((new_search(control, gathered) for _ in range(searches)), key=lambda each: each.rank)
+        search = new_search(control, gathered)
         lobby = search.lobby
         lobby.due_at = lambda now, **_: now if len(lobby) > 2 else math.inf  # type: ignore[method-assign]
         return search
@@ -170,7 +171,9 @@ async def test_a_reducer_that_keeps_the_others_out_costs_a_round_once_and_reduce
 async def test_nobody_follows_a_leader_that_begins_before_there_are_enough_samples() -> None:
     async with Averagers(6) as swarm:
         *honest, last = await swarm.add(4)
-        hurry(liar_of(last), searches=64)
+        liar = liar_of(last)
+        hurry_to_the_front(liar)
+        hurry(liar)
         lying, controls = last.begin(target=30.0), [peer.begin(target=30.0) for peer in honest]
         await asyncio.sleep(5)
         assert lying.begun.done() and not any(control.begun.done() for control in controls)

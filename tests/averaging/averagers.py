@@ -13,7 +13,7 @@ from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions, AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest, StepControl
 from swarmcli.averaging.core import AveragerCore, GetState
-from swarmcli.averaging.find.search import Search
+from swarmcli.averaging.find.seek import Search
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.program import RoundProgram
 from swarmcli.clock import Clock

@@ -30,7 +30,7 @@ from swarmcli.averaging.find.messages import (
     method_name,
     search_id,
 )
-from swarmcli.averaging.find.search import OutdatedError, Search
+from swarmcli.averaging.find.seek import Search, SearchContext
 from swarmcli.averaging.group import NONCE_BYTES, Group, Member
 from swarmcli.averaging.round.plan import Layout
 from swarmcli.averaging.seats import MAX_SECONDS, NOISE, Bid, Lines, Seats
@@ -47,7 +47,6 @@ from swarmcli.recent import Recent
 
 MAX_BEGUN = 4  # groups of which peers that come too late are told; they may be some rounds behind
 WITHDRAWAL = 2.0  # seconds that an ending averager takes to withdraw its declaration
-CLOCKS_DIFFER = 1.0  # seconds by which a search may seem to begin in the future
 
 logger = logging.getLogger(__name__)
 
@@ -75,9 +74,12 @@ class GroupFinder:
         self._turn = asyncio.Lock()
         self.experience = Experience(config.allreduce)
         self.lines = Lines(node.peer_id)
-        self._memory = Memory(trust.is_banned)
-        self._begun: Recent[Bucket, Group] = Recent(MAX_BEGUN)  # the last groups that began with this peer
+        self._memory = Memory()
         self._declarations = Declarations(node, config.prefix)
+        self._around = SearchContext(
+            node.endpoint, config.prefix, self._declarations, self._memory, self.experience, trust, self.lines
+        )
+        self._begun: Recent[Bucket, Group] = Recent(MAX_BEGUN)  # the last groups that began with this peer
         self._last_search, self._last_tag, self._stands = bytes(SEARCH_BYTES), b"", False
         self._searched = 0.0  # swarm time of the last search
         self._started = 0.0
@@ -153,7 +155,7 @@ class GroupFinder:
         """The group that forms has waited so many seconds for samples that, by the reports, peers outside it have. A
         doubted peer gets its seat back once the wait has cost more than the suspicion, see `PeerTrust.admit`."""
         if self.search is not None and self._trust.admit(waited):
-            self.search.admit(peer for peer in list(self.search.known.out) if not self._trust.has_no_seat(peer))
+            self.search.admit()
 
     def expect(self, peers: Iterable[PeerID]) -> None:
         """The next group waits for these as for the members of the last one: while they can be reached, until its time
@@ -167,31 +169,28 @@ class GroupFinder:
         member can reduce for all; FingerprintError when the others have other terms and were here first.
         """
         async with self._turn:
-            while True:
-                try:
-                    return await self._look(control, gathered, deadline)
-                except OutdatedError:
-                    logger.debug("%s: this peer looks anew: its addresses or its link changed", self._config.prefix)
+            while (group := await self._look(control, gathered, deadline)) is None:
+                logger.debug("%s: this peer looks anew: its addresses or its link changed", self._config.prefix)
+            return group
 
-    async def _look(self, control: StepControl, gathered: bytes, deadline: float | None) -> Group:
-        """One search. Raises what `find` raises, and OutdatedError."""
+    async def _look(self, control: StepControl, gathered: bytes, deadline: float | None) -> Group | None:
+        """One search; None: another is to replace it. Raises what `find` raises."""
         search = self.search = self._new_search(control, gathered)
         self._declarations.say(search.me)
         self._begun.pop(search.me.bucket, None)
         try:
             async with asyncio.timeout_at(deadline):
-                return await search.run(lambda: self._draw_up(search))
+                group = await search.run(lambda: self._draw_up(search), lambda: self._is_outdated(search))
+            if group is not None:
+                self._remember(group, search)
+            return group
         except TimeoutError:
-            if search.group is None:
-                reason = f"no group came together within {control.request.timeout:g} s"
-                raise search.failure(reason) from None
-            return search.group  # it began in the last moment, and its members know
+            raise search.failure(f"no group came together within {control.request.timeout:g} s") from None
         finally:
             self.search = None
-            if search.group is not None:
-                self._remember(search.group, search)
-            if search.lobby.awaits_holders or search.me.bits:
+            if search.known.awaits_holders or search.me.bits:
                 self._declare_idle()
+            await search.jobs.close()
 
     def _is_outdated(self, search: Search) -> bool:
         """Whether what this peer has declared or offered is no longer true."""
@@ -217,21 +216,8 @@ class GroupFinder:
         )
         # Counted back from now, since the clock of a peer that has just come up may not be corrected yet.
         since = clock.now() - (loop_time() - self._started)
-        search = Search(
-            Join(self._me(looking=True), offer, {**request.terms, **self._own_terms}, since),
-            self._memory,
-            options,
-            control,
-            self._endpoint,
-            self._config.prefix,
-            self._declarations,
-            self.experience,
-            self._trust,
-            self.lines,
-            out=self._out(request.target is not None),
-            outdated=lambda: self._is_outdated(search),
-        )
-        return search
+        join = Join(self._me(looking=True), offer, {**request.terms, **self._own_terms}, since)
+        return Search(join, options, control, self._around, self._out(request.target is not None))
 
     def bid(self, target: float | None, sends: bool = True) -> Bid:
         """This peer's word about its line for a preformed group with that target, as things stand now."""
@@ -281,7 +267,8 @@ class GroupFinder:
 
     def _draw_up(self, search: Search) -> Group:
         """The group of this peer and its followers. Raises NoReducerError."""
-        joins = search.joins()
+        followers = (waiting.join for waiting in search.lobby.followers.values())
+        joins = [search.own, *sorted(followers, key=lambda join: search.known.rank(join.candidate))]
         offers = [join.offer for join in joins]
         speeds = comparable([offer.bandwidth for offer in offers], [offer.measured for offer in offers])
         seats = search.lobby.seats
@@ -332,18 +319,11 @@ class GroupFinder:
 
     def _remember(self, group: Group, search: Search) -> None:
         memory, size = self._memory, self._config.matchmaking.target_group_size
-        # The leader names the searches with which the others came. A search in the future has not ended, though the
-        # leader says so: otherwise a liar could keep two peers from ever asking each other again.
-        latest = search_id(self._endpoint.clock.now() + CLOCKS_DIFFER, b"\xff" * 8)
         for member in group.members:
             search.known.finish(member.peer_id)
-            memory.finish(member.peer_id, min(member.search, latest))
             self._endpoint.learn(member.peer_id, member.addresses)
-        peers = frozenset(member.peer_id for member in group.members)
-        memory.note_present(peers)
         everyone = size is None or len(memory.holders) <= size
-        memory.mates = peers if everyone and not self.group_bits else frozenset()
-        memory.only_mates = memory.newcomer = False
+        memory.note_group(group, self._endpoint.clock.now(), await_mates=everyone and not self.group_bits)
         self.group_bits = next_bits(self.group_bits, group, search.me.peer_id, size or len(group))
         self._begun[search.me.bucket] = group
 
@@ -369,7 +349,8 @@ class GroupFinder:
         try:
             return await call
         finally:
-            search.on_hung_up(peer, call)
+            if self.search is search:
+                search.on_hung_up(peer, call)
 
     async def _on_beat(self, peer: PeerID, beat: Beat) -> Pulse:
         self._trust.check(peer)

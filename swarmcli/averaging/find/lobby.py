@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from swarmcli.averaging.config import MatchmakingOptions
-from swarmcli.averaging.find.candidates import Candidates, Entry, FollowPlan, Memory
-from swarmcli.averaging.find.messages import Answer, Join
+from swarmcli.averaging.find.messages import MAX_GONE, Answer, Candidate, Join
 from swarmcli.averaging.group import MAX_MEMBERS
 from swarmcli.averaging.seats import Lines, Seats
+from swarmcli.averaging.weights import Experience
 from swarmcli.errors import CallRefused
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
@@ -50,27 +50,22 @@ class Lobby:
     def __init__(
         self,
         own: Join,
-        memory: Memory,
         options: MatchmakingOptions,
         target: float | None,
         now: float,
         lines: Lines,
-        count: Callable[[Mapping[PeerID, float]], float] = lambda claims: math.fsum(claims.values()),
+        experience: Experience,
     ) -> None:
-        """`own`: this peer's join. `lines`: of the others, as this peer saw them. `count`: how much of the members'
-        claims counts towards the target."""
+        """`own`: this peer's join. `lines`: of the others, as this peer saw them. `experience`: tells how much of the
+        members' claims counts towards the target."""
         self.options, self.target = options, target
         self.followers: dict[PeerID, OpenCall] = {}
-        self.mates = set(memory.mates - {own.candidate.peer_id})  # of the last group, without those found lost
-        # A preformed group works while it waits; it would wait at every end for peers that only hold the bucket.
-        self.awaits_holders = target is None and not memory.only_mates
-        self.seen: set[PeerID] = set()  # peers that have looked for such a group since this search began
+        self.crowded_out: set[PeerID] = set()  # the group does not wait for them, since its list has no room
         self.own_progress = 0.0
         self.opens_at = -math.inf  # the group does not begin before this time
         self.close_at = now + options.min_matchmaking_time
         self.blocked = ""  # why these members cannot begin: none of them can reduce for all
-        self._own, self._memory, self._count, self._began, self._lines = own, memory, count, now, lines
-        self._crowded_out: set[PeerID] = set()  # the group does not wait for them, since its list has no room
+        self._own, self._lines, self._experience, self._began = own, lines, experience, now
         self._reached_at = math.inf
 
     def __len__(self) -> int:
@@ -86,7 +81,7 @@ class Lobby:
         """
         peer = join.candidate.peer_id
         if peer in self.followers:
-            self._end(peer, self._full)
+            self._end(peer, Answer("full"))
         new = OpenCall(join, len(wire.encode((join.candidate, join.offer))))  # the entry says no more
         self.followers[peer] = new
         self.report(peer, join.progress)
@@ -95,9 +90,36 @@ class Lobby:
         while sum(each.nbytes for each in self.followers.values()) > MAX_LISTED:
             # Of equal ones the last to come.
             largest = max(reversed(self.followers), key=lambda peer: self.followers[peer].nbytes)
-            self._crowded_out.add(largest)
-            self._end(largest, self._full)
+            self.crowded_out.add(largest)
+            self._end(largest, Answer("full"))
         return new.answer
+
+    def turns_away(self, candidate: Candidate, known: Iterable[Candidate]) -> Answer | None:
+        """The answer to a candidate for which the group has no room beside those that have come.
+
+        More candidates than fit into one group are shared among as few as can be, of even size, and so are those that
+        can be dialed directly, over relays and not at all, since each group needs reducers. `known`: all that look, or
+        may look, and are in no other group.
+        """
+        here, kind = self._candidates, candidate.dialable
+        everyone = {each.peer_id: each for each in (*known, *here, candidate)}.values()
+        groups, size = self._groups(len(everyone))
+        if len(here) >= size:
+            return Answer("full", gone=tuple(self.followers)[:MAX_GONE])
+        alike, of_kind = (sum(each.dialable == kind for each in among) for among in (here, everyone))
+        return Answer("full") if alike >= math.ceil(of_kind / groups) else None
+
+    def share(self, known: Iterable[Candidate]) -> tuple[int, int]:
+        """The least and the most members that fall to this group, of all these and those that are here."""
+        everyone = len({each.peer_id for each in (*known, *self._candidates)})
+        groups, size = self._groups(everyone)
+        return (size if groups == 1 else everyone // groups), size
+
+    def _groups(self, everyone: int) -> tuple[int, int]:
+        """The number of groups that so many peers form, and the members of each at most."""
+        most = min(self.options.target_group_size or MAX_MEMBERS, MAX_MEMBERS)
+        groups = max(1, min(math.ceil(everyone / most), everyone // self.options.min_group_size))
+        return groups, most if groups == 1 else math.ceil(everyone / groups)
 
     def has_seat_for(self, peer: PeerID, network_of: Callable[[PeerID], Prefix | None]) -> bool:
         """Whether the network of this peer has seats left: identities cost nothing, and addresses of unlike networks
@@ -147,18 +169,14 @@ class Lobby:
             call.exception()  # read: nobody may wait for it any more
 
     @property
-    def _full(self) -> Answer:
-        return Answer("full", self._own.candidate)
+    def _candidates(self) -> list[Candidate]:
+        return [self._own.candidate, *(waiting.join.candidate for waiting in self.followers.values())]
 
     # The group as it stands
 
     @property
     def has_enough(self) -> bool:
         return len(self) >= self.options.min_group_size
-
-    @property
-    def is_full(self) -> bool:
-        return len(self) >= min(self.options.target_group_size or MAX_MEMBERS, MAX_MEMBERS)
 
     @property
     def progress(self) -> dict[PeerID, float]:
@@ -176,29 +194,6 @@ class Lobby:
         """When everybody's progress counts, since those who are waited for do not reach the target."""
         return self._began + seats.overdue if seats.unwaited else math.inf
 
-    # Peers that could still come
-
-    def awaited(self) -> set[PeerID]:
-        """Peers that could still come, though they have not looked for a group since this search began: mates of the
-        last round, and, unless only those are expected, holders of the bucket."""
-        awaited = set(self.mates)
-        if self.awaits_holders:
-            awaited = (awaited | self._memory.idle()) - self.seen
-        return awaited.difference(self.followers, (self._own.candidate.peer_id,), self._crowded_out)
-
-    def expected(self, plan: FollowPlan, known: Candidates, now: float) -> list[Entry]:
-        """The candidates that should follow this peer and are not here yet, by rank."""
-        own = (peer for peer, leader in plan.leader_of.items() if leader == self._own.candidate.peer_id)
-        entries = [known.entries[peer] for peer in own if peer not in self.followers.keys() | self._crowded_out]
-        # With several groups a follower of another leader belongs there; otherwise its leader will bring it along.
-        return [entry for entry in entries if not (plan.crowded and entry.follows_until > now)]
-
-    def hoped_for_until(self, entry: Entry) -> float:
-        """How long the group stays open for a candidate that looks: as long as an answer may take."""
-        if not self._memory.waits_for(entry.peer_id):
-            return -math.inf
-        return entry.since + self.options.request_timeout / (1 if entry.candidate.dialable else 2)
-
     # When it begins
 
     def renew(self, now: float) -> None:
@@ -210,7 +205,7 @@ class Lobby:
         self.close_at = max(self.close_at, opens_at + self.options.min_matchmaking_time)
         self.opens_at = opens_at
 
-    def due_at(self, now: float, *, missing: bool, settled_at: float) -> float:
+    def due_at(self, now: float, *, missing: bool, full: bool, settled_at: float) -> float:
         """When this group is to begin, or to be looked at again, as things stand; infinite: not before something
         happens. Time may be up with too few members.
 
@@ -223,7 +218,7 @@ class Lobby:
             return self.close_at
         if self.target is not None:
             return self._preformed_due_at(now, self.target, missing, settled_at)
-        if self.has_enough and self.is_full:
+        if self.has_enough and full:
             return now
         return min(self.close_at, settled_at) if self.has_enough and not missing else self.close_at
 
@@ -233,7 +228,7 @@ class Lobby:
         unwaited = seats.unwaited if now < self._overdue_at(seats) else ()
         seated = {peer: samples for peer, samples in claims.items() if peer not in unwaited}
         # Without the missing peers there may be no group at all, so they get more than the grace.
-        if self._count(seated) < target or (missing and not self.has_enough):
+        if self._experience.count(seated) < target or (missing and not self.has_enough):
             self._reached_at = math.inf
             return self._overdue_at(seats)
         self._reached_at = min(self._reached_at, now)

@@ -9,7 +9,6 @@ follower                                     leader
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
@@ -26,7 +25,7 @@ from swarmcli.network.limits import MAX_TAG_BYTES
 from swarmcli.network.wire.messages import Amount, Moment
 
 SEARCH_BYTES = 16
-MAX_GONE = 64  # members of a group that has begun, as named to peers that came too late
+MAX_GONE = 64  # members of a group that is full or has begun, as named to others
 MAX_REASON = 500  # characters
 
 Rank: TypeAlias = tuple[bool, int, int, bytes]
@@ -72,13 +71,13 @@ def rank_of(candidate: Candidate, queue: Sequence[PeerID] = ()) -> Rank:
     """Smaller ranks lead.
 
     `queue`: the members of the round that led to this tag, in the order in which they lead the next one, as far as this
-    peer was among them. They lead in turn, so no choice of a peer brings it nearer, and they rank before newcomers. The
-    others rank by a hash over peer, tag and search; those that can be dialed directly before those that are reached
-    over relays. A peer that cannot be dialed ranks last, since a leader has to be reachable.
+    peer was among them. They lead in turn, so no choice of a peer brings it nearer, and they rank before newcomers.
+    Among the others those that can be dialed directly rank before those that are reached over relays, and those that
+    have looked for longer before those that come later. A peer that cannot be dialed ranks last, since a leader has to
+    be reachable.
     """
-    digest = hashlib.sha256(b"swarm rank 1" + candidate.search + candidate.peer_id + candidate.tag).digest()
     place = place_in(queue, candidate.peer_id, candidate.standing)
-    return (not candidate.dialable, place, -candidate.dialable, digest)
+    return (not candidate.dialable, place, -candidate.dialable, candidate.search)
 
 
 def place_in(queue: Sequence[PeerID], peer: PeerID, standing: bool) -> int:
@@ -100,7 +99,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Join(msgspec.Struct, frozen=True):
-    """Up the ranks: "may I follow you?" Down the ranks: "I am here, and rank before you." """
+    """To a peer that ranks before the sender: "may I follow you?" To one behind: "I am here, and lead." """
 
     candidate: Candidate
     offer: Offer
@@ -108,7 +107,6 @@ class Join(msgspec.Struct, frozen=True):
     since: Moment  # swarm time at which the sender came up
     patience: Amount = 0.0  # seconds that it would still wait for a group that is not complete
     progress: Amount = 0.0  # see Beat
-    leads: bool = False  # the second: the receiver does not take the sender in
 
     def __post_init__(self) -> None:
         check_terms(self.terms)
@@ -119,18 +117,16 @@ class Answer(msgspec.Struct, frozen=True):
 
     begins        the group of the answerer begins, with the sender
     ask           the answerer follows `to`, or asks it at the moment
-    lead          the sender ranks before the answerer, which asks it, or leads a group of its own
-    full          the answerer's group has no room
-    begun         the answerer's group has begun without the sender, and so have the members that are `gone` with it
+    lead          the sender ranks before the answerer, which asks it
+    full          the answerer's group has no room; the members that are `gone` are in it
+    begun         the answerer's group has begun without the sender, with the members that are `gone`
     cannot_lead   the answerer cannot be dialed, not even over a relay, and leads no peer
     terms         the two fingerprints differ under `keys`; the answerer came up at swarm time `since`
     """
 
     verdict: Verdict
-    candidate: Candidate | None = None  # the answerer as it stands now
     to: Candidate | None = None
     group: msgspec.Raw = msgspec.Raw(b"\xc0")  # a Group, encoded once for all members; else nil
-    waited_in_vain: bool = False  # a peer for which the leader waited has not come
     keys: tuple[str, ...] = ()
     since: Moment = 0.0
     gone: Annotated[tuple[PeerID, ...], msgspec.Meta(max_length=MAX_GONE)] = ()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import pkgutil
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+from swarmcli.averaging.find.messages import Candidate, search_id
 
 if TYPE_CHECKING:
     from swarmcli.averaging.core import AveragerCore
@@ -89,3 +92,18 @@ def all_lies() -> list[Lie]:
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
     return list(LIES.values())
+
+
+def hurry_to_the_front(liar: Liar) -> None:
+    """It says in each search that it has looked since the beginning of time."""
+    assert liar.averager is not None
+    finder, searches = liar.averager.finder, itertools.count(1)
+    describe = finder._me
+
+    def oldest(*, looking: bool) -> Candidate:
+        if looking:
+            liar.told.append("a search")
+            finder._last_search = search_id(next(searches) / 1e6, liar.random.randbytes(8))
+        return describe(looking=looking)
+
+    finder._me = oldest  # type: ignore[method-assign]

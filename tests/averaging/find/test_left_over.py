@@ -25,7 +25,7 @@ async def test_who_is_left_over_has_a_seat_in_the_next_group(seed: int) -> None:
             search.cancel()
         await asyncio.gather(*searches, return_exceptions=True)
         groups = {group.group_id: group for peer in peers for group in peer.groups}
-        assert all(len(group) == SIZE for group in groups.values())
+        assert all(len(group) in (SIZE - 1, SIZE) for group in groups.values()), "in even shares"
         taken = [len(peer.groups) for peer in peers[1:]]
         assert max(taken) - min(taken) <= 3
-        assert max(wait for peer in peers[1:] for wait in peer.waits) < 2.0
+        assert max(wait for peer in peers[1:] for wait in peer.waits) < 1.0

@@ -7,14 +7,12 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from swarmcli.averaging.config import MatchmakingOptions
-from swarmcli.averaging.find.candidates import Memory, Settling
 from swarmcli.averaging.find.lobby import MAX_LISTED, MIN_PATIENCE, Lobby, beat_interval
 from swarmcli.averaging.find.messages import Answer, Candidate
 from swarmcli.averaging.group import MAX_GATHERED_BYTES
 from swarmcli.averaging.seats import Lines
+from swarmcli.averaging.weights import Experience
 from tests.averaging.searchers import join_of, peer_id
 from tests.simulation import within
 
@@ -27,7 +25,7 @@ def lobby(
     *, followers: int = 0, progress: float = 0.0, patience: float = 100.0, target: float | None = None, **options: Any
 ) -> Lobby:
     own = join_of(candidate(0))
-    made = Lobby(own, Memory(), MatchmakingOptions(**options), target, 0.0, Lines(own.candidate.peer_id))
+    made = Lobby(own, MatchmakingOptions(**options), target, 0.0, Lines(own.candidate.peer_id), Experience())
     for number in range(1, followers + 1):
         join(made, number, progress=progress, patience=patience)
     return made
@@ -39,7 +37,7 @@ def join(made: Lobby, number: int, *, patience: float = 100.0, **brought: Any) -
 
 
 def due_at(made: Lobby, now: float, **changes: Any) -> float:
-    return made.due_at(now, **{"missing": False, "settled_at": 0.5, **changes})
+    return made.due_at(now, **{"missing": False, "full": False, "settled_at": 0.5, **changes})
 
 
 def begins(made: Lobby, now: float, **changes: Any) -> bool:
@@ -49,7 +47,7 @@ def begins(made: Lobby, now: float, **changes: Any) -> bool:
 @within(60)
 async def test_when_a_plain_group_begins() -> None:
     full = lobby(followers=3, target_group_size=4)
-    assert full.is_full and begins(full, 0.0, missing=True)
+    assert full.share([])[1] == 4 and begins(full, 0.0, missing=True, full=True)
     alone = lobby()
     assert due_at(alone, 1.0) == 5.0 and not begins(alone, 5.0)
     alone.renew(5.0)
@@ -64,7 +62,7 @@ async def test_when_a_plain_group_begins() -> None:
 async def test_whoever_takes_the_most_of_the_list_gives_way_to_the_others() -> None:
     made = lobby()
     room = [join(made, number, gathered=bytes(MAX_GATHERED_BYTES)) for number in range(1, 60)]
-    assert room == [True] * 47 + [False] * 12 and not made.is_full
+    assert room == [True] * 47 + [False] * 12 and len(made) < made.share([])[1]
     assert join(made, 60, gathered=bytes(15_000)) and peer_id(47) not in made.followers
     assert join(made, 1) and join(made, 61, gathered=bytes(15_000))  # the first one comes anew, with less
     assert peer_id(46) in made.followers
@@ -122,17 +120,3 @@ async def test_a_group_that_nobody_could_reduce_for_waits_for_one_who_can() -> N
     join(made, 3)
     assert made.blocked == "" and begins(made, 1.0)
     await asyncio.sleep(0)
-
-
-def test_a_crowd_asks_only_when_a_reading_brings_nothing_new() -> None:
-    plain = Settling(MatchmakingOptions(), 0.0)
-    assert plain.calm and plain.ready_at == -math.inf
-    crowd = Settling(MatchmakingOptions(target_group_size=4), 0.0)
-    assert not crowd.calm and crowd.settled_at == math.inf
-    crowd.on_read(0.1, 0.1, crowd=True)
-    assert not crowd.calm and crowd.ready_at == pytest.approx(0.1 + 5.0 / 4)
-    crowd.news(0.15)
-    crowd.on_read(0.2, 0.1, crowd=True)
-    assert not crowd.calm
-    crowd.on_read(0.3, 0.1, crowd=True)
-    assert crowd.calm and crowd.ready_at == crowd.settled_at == pytest.approx(0.15 + 0.3)

@@ -82,14 +82,14 @@ def test_after_a_member_died_the_others_step_with_what_they_have() -> None:
                     member.group.open(HERE)
                     member.group.report(TARGET)
                 assert all(await asyncio.gather(*(m.group.wait_until_begun(5) for m in (one, other, third))))
-                swarm.network.kill(nodes[2].peer_id)
+                swarm.network.kill(nodes[0].peer_id)  # it has nothing to reduce
                 first, second = await asyncio.gather(
-                    *(m.group.contribute(Weighed.of(TARGET // 2)) for m in (one, other))
+                    *(m.group.contribute(Weighed.of(TARGET // 2)) for m in (other, third))
                 )
                 assert isinstance(first, RoundResult) and isinstance(second, RoundResult)
                 assert first.round_id == second.round_id and first.total_samples == second.total_samples == TARGET
-                assert set(first.contributors) == {nodes[0].peer_id, nodes[1].peer_id}
-                assert one.tensor.item() == other.tensor.item() == 2.5
+                assert set(first.contributors) == {nodes[1].peer_id, nodes[2].peer_id}
+                assert other.tensor.item() == third.tensor.item() == 6.5
 
     virtual_time.run(main(), timeout=200)
 
