@@ -23,7 +23,7 @@ from swarmcli.optim.epoch.seat import OwnSeat
 from swarmcli.optim.modes.base import SiteHooks, Timing, Trained, tell_lost
 from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.participant import Participant
-from swarmcli.optim.peers.catch_up import CatchUp
+from swarmcli.optim.peers.catch_up import STRANDED_AFTER, CatchUp
 from swarmcli.optim.peers.exchange import StateExchange
 from swarmcli.optim.peers.frozen_exchange import FrozenExchange
 from swarmcli.optim.peers.proof import Saved
@@ -174,7 +174,7 @@ class OptimizerCore(Participant):
         changed = self.position != before or self.replica.generation != generation or lacked
         waited = loop_time() - began
         self.metrics.leave_out(waited)
-        if waited > self.catch_up.options.stranded_after:  # it computed nothing meanwhile
+        if waited > STRANDED_AFTER:  # it computed nothing meanwhile
             self.tracker.performance_ema.resume(loop_time())
         if found is not None:
             self.metrics.leave_out(max(0.0, self.pausing.come_back() - waited))
@@ -274,15 +274,19 @@ class OptimizerCore(Participant):
             self.pausing.ask("link")
         if changed:
             self.tracker.rest(lost is not None or self.pausing.is_asked)
-            self.node.rest(lost is not None)  # others' records would take a quarter of a line of 10 kB/s
+            # Others' records would take a quarter of a line of 10 kB/s, so that it would come too late to each group.
+            self.node.rest(lost is not None or self.seat.tries)
             if self.catch_up.settled and not self.pausing.away:
                 self.phase = "training" if lost is None else "following"
-            if lost is None:
-                news = Noticed("info", "this computer's samples count again: it computes")
-            else:
-                news = Noticed("warning", f"{lost.sentence}; {lost.remedy}")
-            self.node.endpoint.events.emit(news)
+            if lost is not None:
+                self.node.endpoint.events.emit(Noticed("warning", f"{lost.sentence}; {lost.remedy}"))
+            elif not self.seat.tries:
+                self._tell_that_samples_count()
             self.directory.announce()
+
+    def _tell_that_samples_count(self) -> None:
+        self.node.rest(False)
+        self.node.endpoint.events.emit(Noticed("info", "this computer's samples count again: it computes"))
 
     @property
     def is_averaging(self) -> bool:
@@ -345,7 +349,8 @@ class OptimizerCore(Participant):
                 self.global_steps += advanced.own_samples > 0
                 self._begin_epoch(committed.contributors)
                 self._open_group()
-                self.seat.note_round()
+                if advanced.own_samples and self.seat.note_round():
+                    self._tell_that_samples_count()
                 seconds = self.metrics.end_epoch(self.position, advanced, self._rate).seconds
                 credit = credited(self.position, committed.samples, committed.reduced, seconds)
                 self.node.endpoint.events.emit(credit)

@@ -84,15 +84,6 @@ def test_a_mean_in_order_has_the_same_bits_whoever_comes_first() -> None:
         assert torch.equal(average, expected) and also == left_out == {2: also[2]}
 
 
-def test_a_mean_multiplies_and_then_adds() -> None:
-    values, weights = gradients(3), [3.0, 0.7, 1.9]
-    unit = 2.0**20 * 4
-    total = values[0] * (weights[0] / unit)
-    for value, weight in zip(values[1:], weights[1:], strict=True):
-        total = total + value * (weight / unit)
-    assert torch.equal(aggregate(Mean(), values, weights)[0], total / (math.fsum(weights) / unit))
-
-
 ROBUST = [Median(), TrimmedMean(), CenteredClip()]
 ALL = [Mean(), *ROBUST]
 
@@ -103,12 +94,6 @@ def test_rows_are_sorted_element_by_element(members: int) -> None:
     rows = [value.clone() for value in values]
     sort_elements(rows)
     assert torch.equal(torch.stack(rows), torch.stack(values).sort(dim=0).values)
-
-
-def test_of_two_zeros_one_is_left() -> None:
-    rows = [torch.tensor([0.0, -0.0]), torch.tensor([-0.0, 0.0]), torch.tensor([-0.0, -0.0])]
-    sort_elements(rows)
-    assert all(math.copysign(1, number) == 1 for row in rows for number in row.tolist())
 
 
 @pytest.mark.parametrize("members", [1, 2, 3, 4, 5, 16])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-import threading
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -115,34 +114,6 @@ async def test_reports_grow_and_wake_the_listener() -> None:
         control.report(math.nan)
     control.scheduled_time = 5.0
     assert control.scheduled_time == 5.0 and len(heard) == 3
-
-
-@in_real_time
-async def test_from_another_thread() -> None:
-    control, seen = make(require_trigger=True), []
-
-    async def work() -> None:
-        seen.append(await control.wait_for_trigger())
-        control.mark_begun(GROUP)
-        await asyncio.sleep(3600)
-
-    task = asyncio.create_task(work())
-    control.task = task
-
-    def user() -> None:
-        control.weight = 2.0
-        control.report(5.0)
-        control.allow_allreduce()
-        seen.append(control.result(30)[PEER])
-
-    thread = threading.Thread(target=user)
-    thread.start()
-    await asyncio.wrap_future(control.begun)
-    control.finish(RESULT)
-    await asyncio.to_thread(thread.join)
-    assert seen == [2.0, "note"] and control.progress == 5.0
-    task.cancel()
-    await asyncio.wait([task])
 
 
 @in_real_time

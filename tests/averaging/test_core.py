@@ -352,14 +352,3 @@ async def test_where_there_is_nothing_to_average_the_round_ends_at_once_and_says
             assert words in result.remark and words in peer.rounds[0].reason
             assert (result.total_weight, result.contributors) == (0.0, ()) and sorted(result.values()) == [0, 1, 2]
         assert peers[0].rounds[0].seconds["running all-reduce"] == 0
-
-
-@within(3600)
-async def test_a_tensor_without_elements_is_averaged_beside_others() -> None:
-    async with Averagers(4) as swarm:
-        peers = []
-        for value in (1.0, 3.0):
-            tensors = [torch.zeros(0), torch.full((3,), value), torch.zeros(2, 0, dtype=torch.float64)]
-            peers.append(await swarm.add_one(tensors=tensors))
-        await all_results([peer.begin() for peer in peers])
-        assert all(torch.equal(peer.core._tensors[1], torch.full((3,), 2.0)) for peer in peers)

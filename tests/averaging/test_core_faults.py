@@ -155,23 +155,6 @@ def test_giving_up_in_the_very_moment_in_which_the_group_begins(shift: float, wh
     virtual_time.run(main(formed + shift), seed=5, timeout=3600)
 
 
-@pytest.mark.parametrize("seed", range(1))
-@within(3600)
-async def test_declarations_of_dead_peers_cost_little(seed: int) -> None:
-    async with Averagers(seed) as swarm:
-        peers = await swarm.add(8)
-        for peer in peers[4:]:
-            peer.begin()
-        await asyncio.sleep(0.2)  # declared, and killed at once
-        for peer in peers[4:]:
-            swarm.kill(peer)
-        await asyncio.sleep(1)
-        began = now()
-        results = await all_results([peer.begin() for peer in peers[:4]])
-        assert_one_group(results, peers[:4])
-        assert now() - began < 4.0
-
-
 @pytest.mark.parametrize(("errors", "seed"), [([0, 600], 0), ([0, 0, 0, 600, 0, -600, 0, 0, 600], 1)])
 @within(3600)
 async def test_clocks_ten_minutes_off(errors: list[float], seed: int) -> None:
@@ -184,19 +167,6 @@ async def test_clocks_ten_minutes_off(errors: list[float], seed: int) -> None:
             assert_one_group(results, swarm.peers)
             assert now() - began < 1.5
         assert_all_equal(swarm.peers, (len(errors) - 1) / 2)
-
-
-@within(3600)
-async def test_a_scheduled_time_is_swarm_time_whatever_the_own_clock_says() -> None:
-    async with Averagers(2) as swarm:
-        for error in (0.0, 0.0, 600.0):
-            await swarm.add_one(clock_error=error)
-        await asyncio.sleep(5)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        controls = [peer.begin(scheduled_time=peer.endpoint.clock.now() + 10) for peer in swarm.peers]
-        assert_one_group(await all_results(controls), swarm.peers)
-        assert 9.5 < loop.time() - began < 12
 
 
 @pytest.mark.parametrize("seed", range(2))

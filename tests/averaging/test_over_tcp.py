@@ -12,9 +12,6 @@ from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.shares import reducing_shares
 from swarmcli.network import Endpoint, Identity
 from swarmcli.network.transports.tcp.transport import TCPTransport
-from swarmcli.state.donor import StateDonor
-from swarmcli.state.download import download_state
-from swarmcli.state.snapshot import Snapshot
 from tests.simulation import in_real_time
 
 
@@ -47,30 +44,7 @@ async def test_two_trainers_and_an_auxiliary_behind_a_firewall() -> None:
         assert torch.allclose(result.averages[0], torch.full((700_000,), 2 / 3))
         assert torch.equal(result.averages[1], torch.ones(3, 3))
         assert result.digest == results[2].digest and result.left_out == {}
-    assert results[2].averages == [] and results[2].bytes_received > 1_000_000
+    assert results[2].averages == () and results[2].bytes_received > 1_000_000
     for endpoint, service in zip(endpoints, services, strict=True):
         service.close()
-        await endpoint.close()
-
-
-@in_real_time
-async def test_a_download_from_two_donors() -> None:
-    state = Snapshot(b"v", {"epoch": 1}, {"a": torch.randn(1000, 1000), "b": torch.arange(7)})
-
-    async def provide(version: bytes) -> Snapshot:
-        return state
-
-    endpoints = [make_endpoint(), make_endpoint(), make_endpoint(listening=False)]
-    donors = [StateDonor(endpoint, "test", provide) for endpoint in endpoints[:2]]
-    for endpoint in endpoints:
-        await endpoint.start()
-    for donor, endpoint in zip(donors, endpoints, strict=False):
-        donor.start()
-        endpoints[2].learn(endpoint.peer_id, endpoint.addresses)
-    got = await download_state(endpoints[2], "test", [endpoint.peer_id for endpoint in endpoints[:2]], timeout=30)
-    assert got.metadata == {"epoch": 1} and got.received >= 4_000_000
-    assert all(torch.equal(got.tensors[name], tensor) for name, tensor in state.tensors.items())
-    for donor in donors:
-        donor.close()
-    for endpoint in endpoints:
         await endpoint.close()

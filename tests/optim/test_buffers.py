@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
 import torch
 
-from swarmcli.network.identity import PeerID
 from swarmcli.optim.arguments import averager_config
-from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription, Role
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.modes.base import Timing, Trained
@@ -20,7 +17,6 @@ from swarmcli.optim.state.buffers import Buffers
 from swarmcli.optim.state.replica import Offloaded
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, together
-from tests.suites import soak
 
 TARGET = 24
 MODES: dict[str, Mode] = {
@@ -92,26 +88,6 @@ def equal(one: Peer, other: Peer) -> bool:
     return all(map(torch.equal, one.own, other.own))
 
 
-@pytest.mark.parametrize("name", ["delayed", *soak(["synchronous", "powersgd", "poweref"])])
-def test_a_monitor_that_never_runs_forward_holds_what_the_trainers_average(name: str) -> None:
-    async def main() -> None:
-        async with Peers() as swarm:
-            mode = MODES[name]
-            one, two = await swarm.peer(mode, level=0.0), await swarm.peer(mode, level=2.0)
-            monitor = await swarm.peer(mode, role="monitor")
-            await together(one.train(4), two.train(4, size=8), monitor.follow(4))
-            for peer in (one, two, monitor):
-                await peer.core.state_dict()  # an end of an epoch under way is over then
-            assert equal(one, two) and equal(one, monitor)
-            mean, variance, batches = monitor.own
-            assert mean.abs().min() > 0 and (variance > 0).all() and not torch.equal(variance, torch.ones(8))
-            assert batches.dtype == torch.int64 and batches > 0
-            if mode.timing is Timing.AT_ONCE:
-                assert all(torch.equal(*pair) for pair in zip(monitor.running.values(), monitor.own, strict=True))
-
-    virtual_time.run(main(), timeout=300)
-
-
 def test_they_are_the_mean_by_samples_of_what_one_process_would_have_seen() -> None:
     async def main() -> None:
         async with Peers() as swarm:
@@ -130,36 +106,6 @@ def test_they_are_the_mean_by_samples_of_what_one_process_would_have_seen() -> N
                 expected = sum(size * running[name] for size, running in seen.values()) / 24
                 torch.testing.assert_close(one.running[name], expected)
                 assert torch.equal(one.running[name], two.running[name])
-
-    virtual_time.run(main(), timeout=300)
-
-
-def test_an_auxiliary_reduces_them_too() -> None:
-    async def main() -> None:
-        async with Peers() as swarm:
-            node = await swarm.node()
-            config = OptimizerConfig("run", TARGET, description=PeerDescription("auxiliary"))
-            like = net()
-            helper = AuxiliaryCore(
-                PeerContext(node, config, averager_config(config, auxiliary=True)),
-                list(like.parameters()),
-                buffers=list(like.buffers()),
-            )
-            await helper.start()
-            one, two = await swarm.peer(Mode()), await swarm.peer(Mode(), level=1.0)
-            helped: list[PeerID] = []
-
-            async def assist() -> None:
-                while True:
-                    if await helper.step():
-                        helped.append(helper.node.peer_id)
-
-            task = asyncio.create_task(assist())
-            await together(one.train(4), two.train(4))
-            task.cancel()
-            await asyncio.wait([task])
-            await helper.shutdown()
-            assert helped and equal(one, two)
 
     virtual_time.run(main(), timeout=300)
 

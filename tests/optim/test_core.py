@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swarmcli.errors import FingerprintError, OptimizerError
-from swarmcli.events import EpochAdvanced, EpochCredited, Noticed, StateDownloaded
+from swarmcli.events import EpochCredited, Noticed, StateDownloaded
 from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.modes.outer import LocalUpdates
 from swarmcli.testing import virtual_time
@@ -26,19 +26,6 @@ def test_a_step_that_only_accumulates_waits_for_no_one() -> None:
                 await trainers[0].compute()
             assert loop.time() == began
             assert trainers[0].core.tracker.local_progress.samples_accumulated == TARGET - 4
-
-    virtual_time.run(main())
-
-
-def test_no_report_goes_out_in_the_callers_time_but_all_arrive() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            trainers = [await swarm.trainer(seed=1) for _ in range(2)]
-            for trainer in trainers:
-                await trainer.core.join()
-            await trainers[0].compute()
-            await asyncio.sleep(20)
-            assert trainers[1].core.tracker.global_progress.samples_accumulated == 4
 
     virtual_time.run(main())
 
@@ -123,21 +110,6 @@ def test_an_epoch_tells_everyone_in_its_round_whose_work_it_counted() -> None:
     virtual_time.run(main())
 
 
-def test_reports_reach_the_other_peers() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            trainers = [await swarm.trainer(seed=1) for _ in range(2)]
-            await together(*(trainer.train(4) for trainer in trainers))
-            await asyncio.sleep(10)
-            seen = trainers[0].core.directory.others[trainers[1].node.peer_id]
-            assert (seen.epoch, seen.lineage) == (4, trainers[1].core.position.lineage.hex())
-            await trainers[1].core.shutdown()
-            await asyncio.sleep(10)
-            assert trainers[0].core.directory.others == {}
-
-    virtual_time.run(main())
-
-
 @pytest.mark.parametrize("delay", [0.035, *soak([0.005, 0.015, 0.025, 0.05, 0.08])])
 def test_an_interrupted_step_leaves_a_whole_state(delay: float) -> None:
     async def main() -> None:
@@ -200,18 +172,6 @@ def test_the_users_gradients_are_left_as_they_were() -> None:
     virtual_time.run(main())
 
 
-def test_a_wrong_batch_size_changes_nothing() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            trainer = await swarm.trainer(seed=1)
-            with pytest.raises(ValueError, match="batch_size"):
-                await trainer.core.step(-1)
-            assert trainer.core.metrics.samples == 0
-            await trainer.train(2)
-
-    virtual_time.run(main())
-
-
 def test_a_checkpoint_is_refused_without_its_parameters() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
@@ -249,21 +209,6 @@ def test_a_checkpoint_that_is_further_than_the_run_leads_it() -> None:
     virtual_time.run(main(), timeout=300)
 
 
-def test_peers_with_other_terms_do_not_train_together_and_the_newcomer_is_told() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            ours = await swarm.trainer(seed=1, fingerprint={"seed": "1", "task": "a"})
-            await ours.train(2)
-            theirs = await swarm.trainer(seed=1, fingerprint={"seed": "2", "task": "a"})
-            loop = asyncio.get_running_loop()
-            began = loop.time()
-            await ours.train(5)
-            assert loop.time() - began < 5, "a stranger is nobody to wait for"
-            assert theirs.epoch == 0
-
-    virtual_time.run(main(), timeout=300)
-
-
 def test_all_refusing_it_the_newcomer_gets_the_keys() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
@@ -274,20 +219,6 @@ def test_all_refusing_it_the_newcomer_gets_the_keys() -> None:
                 await theirs.follow(1)
             assert caught.value.keys == ("seed",)
             assert ours.epoch == 0
-
-    virtual_time.run(main(), timeout=300)
-
-
-def test_an_epoch_that_advanced_by_a_download_says_so() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            veteran = await swarm.trainer(seed=1)
-            await veteran.train(3)
-            newcomer = await swarm.trainer(seed=2)
-            advanced = record(newcomer.node, EpochAdvanced)
-            assert await newcomer.core.join()
-            assert [(e.epoch, e.samples, e.own_samples, e.peers, e.loss) for e in advanced] == [(3, 0, 0, 0, None)]
-            assert not await newcomer.core.join()
 
     virtual_time.run(main(), timeout=300)
 

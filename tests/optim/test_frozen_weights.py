@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from swarmcli.compression import Float16Compression
 from swarmcli.dht import DHT
 from swarmcli.errors import FingerprintError, StateDownloadError
 from swarmcli.events import Noticed, PeerRefused, StateDonated, StateDownloaded
@@ -23,10 +20,10 @@ from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.modes.base import Timing, Trained
 from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.peers import frozen_exchange
-from swarmcli.optim.state.frozen import FILE, TERM, FrozenWeights, StoredWeights, base_of, frozen_of
+from swarmcli.optim.state.frozen import FILE, TERM, FrozenWeights, base_of, frozen_of
 from swarmcli.optim.state.replica import Offloaded
 from swarmcli.state import snapshot as snapshot_module
-from swarmcli.state.snapshot import PinnedState, Snapshot, StateOutline, read_manifest
+from swarmcli.state.snapshot import Snapshot
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, record, together
 from tests.optim.shells import dhts
@@ -185,25 +182,6 @@ def test_a_newcomer_with_others_downloads_the_runs_once(
             assert [each.level for each in two.noticed if "frozen weights" in each.text] == ["info"]
             again = FrozenWeights(Peer(two.node, frozen=2).frozen.tensors, one.frozen.digest, tmp_path)
             assert again.held, "a restart downloads nothing"
-
-    virtual_time.run(main(), timeout=300)
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_of_two_that_begin_at_once_with_others_each_is_refused_with_both_digests(named: bool) -> None:
-    """The second time the optimizers have the trained parameters alone, and their peers find the rest of the model."""
-
-    async def main() -> None:
-        async with Peers() as swarm:
-            one, other = [await swarm.peer(frozen=frozen, named=named) for frozen in (0, 1)]
-            digests = [peer.frozen.digest or peer.frozen.base for peer in (one, other)]
-
-            async def refused(peer: Peer) -> None:
-                with pytest.raises(FingerprintError, match=TERM) as refusal:
-                    await peer.train(10)
-                assert all(digest in str(refusal.value) for digest in digests) and len(set(digests)) == 2
-
-            await together(refused(one), refused(other))
 
     virtual_time.run(main(), timeout=300)
 
@@ -442,35 +420,3 @@ def test_through_the_public_class(tmp_path: Path) -> None:
             plain = optimizer(first, one, **options)
             plain.shutdown()
             assert bool(plain.core.frozen.frozen.base) == compares and not plain.frozen_digest
-
-
-def test_files_of_a_base_are_known_by_the_digest_alone(tmp_path: Path) -> None:
-    """A model that lacks them does not know how the files call them."""
-    weights = {"b": torch.randn(4, 3), "a": torch.ones(5, dtype=torch.bfloat16)}
-    has = StoredWeights(lambda: weights, "", None, lambda tensors: None, 1 << 20)
-    loaded: list[Mapping[str, torch.Tensor]] = []
-
-    def lacking(most: int = 1 << 20, directory: Path | None = tmp_path) -> StoredWeights:
-        return StoredWeights(dict, has.digest, directory, loaded.append, most)
-
-    def told(snapshot: Snapshot) -> StateOutline:
-        return read_manifest(PinnedState(snapshot).manifest, 1 << 20)
-
-    good = has.snapshot()
-    for frozen, offered in (
-        (lacking(most=100), good),
-        (lacking(directory=None), good),
-        (lacking(), replace(good, tensors={**has.tensors, "b": weights["b"].double()})),
-        (lacking(), replace(good, tensors={"c": has.tensors["a"], "b": weights["b"]})),
-        (lacking(), replace(good, codec=Float16Compression())),
-        (lacking(), replace(good, metadata=bytes(len(good.metadata)))),
-    ):
-        with pytest.raises(ValueError, match=r"are not the run's|no room|take more than"):
-            frozen.check(told(offered))
-    frozen = lacking()
-    frozen.take(good.tensors, frozen.check(told(good)))
-    assert frozen.held and frozen.snapshot().metadata == good.metadata
-    assert loaded[-1].keys() == weights.keys() and all(torch.equal(loaded[-1][name], weights[name]) for name in weights)
-    assert lacking().held, "it is found where it was kept"
-    (tmp_path / FILE).write_bytes((tmp_path / FILE).read_bytes()[:-1] + b"!")
-    assert not lacking().held

@@ -11,7 +11,6 @@ import torch
 from swarmcli import GradScaler
 from swarmcli.errors import GradScalerError, OptimizerError
 from swarmcli.optim.grad_scaler import check_grad_scaler
-from swarmcli.optim.gradients.accumulator import all_finite
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -84,17 +83,6 @@ def test_local_steps_leave_the_scale_alone_and_global_ones_let_it_grow() -> None
         scaler.update()
         assert scaler.get_scale() == (16.0 if number == 8 else 8.0), "two global steps make an interval"
     assert all(torch.equal(gradient, torch.tensor([1.0, 2.0])) for gradient in optimizer.taken)
-
-
-def test_many_local_steps_may_go_by_before_an_update() -> None:
-    scaler, weights = scaled()
-    optimizer = Collaborative(weights)
-    scaler.step(optimizer)
-    optimizer.global_steps = 1
-    scaler.step(optimizer)
-    scaler.step(optimizer)
-    scaler.update()
-    assert scaler.state_dict()["_growth_tracker"] == 1
 
 
 def test_an_overflow_lowers_the_scale_at_the_next_update_once() -> None:
@@ -177,15 +165,6 @@ def test_are_grads_finite_looks_and_changes_nothing(device, bad) -> None:
         assert not scaler.are_grads_finite(optimizer)
     with pytest.raises(GradScalerError, match="without a step"):
         scaler.update()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_finite_is_told_for_every_type_and_layout(dtype) -> None:
-    dense = torch.full((3,), 6e4, dtype=dtype)
-    sparse = torch.sparse_coo_tensor([[0]], [float("nan")], (3,), dtype=dtype, check_invariants=True)
-    assert all_finite([dense, dense[:0]])
-    assert not all_finite([dense, sparse])
-    assert all_finite([])
 
 
 def test_a_global_step_of_a_loop_that_averages_by_itself() -> None:

@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -127,32 +126,6 @@ def test_alone_with_a_closure() -> None:
         assert opt.local_progress.samples_accumulated == 0
         assert opt.is_synchronized_with_peers()
         assert not opt.load_state_from_peers()
-        opt.shutdown()
-
-
-async def begin_round_of(opt: Optimizer) -> None:
-    group = opt._core._group
-    while group._control is None:  # a task begins the search
-        await asyncio.wait([group._forming], timeout=0.01)
-    group._control.group = object()
-
-
-def test_any_thread_may_ask_for_the_report_while_a_round_is_under_way() -> None:
-    with dhts(1) as (dht,):
-        opt = optimizer(dht, model())
-        opt.load_state_from_peers()
-        opt._thread.run(begin_round_of(opt))  # the live view asks at such moments, from a thread that has no loop
-        assert opt.report().phase == "training"
-        opt.shutdown()
-
-
-def test_a_closure_may_return_nothing() -> None:
-    with dhts(1) as (dht,):
-        net = model()
-        opt = optimizer(dht, net, batch_size_per_step=TARGET)
-        rows = torch.ones(TARGET, 4, dtype=torch.float64)
-        assert opt.step(lambda: net(rows).sum().backward()) is None
-        assert (opt.local_epoch, opt.report().loss) == (1, None)
         opt.shutdown()
 
 
@@ -339,14 +312,3 @@ def test_a_rate_that_somebody_else_moves_is_refused(options: dict[str, Any]) -> 
             theirs.step()
             with pytest.raises(OptimizerError, match=r"0.01\] to \[0.005\].*scheduler=…"):
                 train_on(4)
-
-
-def test_a_schedule_that_ends_leaves_the_rate_as_it_is() -> None:
-    with dhts(1) as (dht,):
-        net = model()
-        schedule = partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=2)
-        with closing_optimizer(dht, net, scheduler=schedule) as opt:
-            for _ in range(4):
-                net(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
-                opt.step(batch_size=TARGET)
-            assert opt.local_epoch == 4

@@ -114,18 +114,6 @@ def test_verbose_tells_the_swarms_progress_where_it_is_seen(verbose: bool, caplo
     assert "samples" in record.getMessage()
 
 
-@pytest.mark.parametrize("local", [True, False])
-def test_use_local_updates_and_use_gradient_averaging_are_opposites(local: bool) -> None:
-    net = make_model(1)
-    with dhts(1) as (dht,), optimizer(dht, net, **({"grad_averager": None} if local else {})) as opt:
-        assert (opt.use_local_updates, opt.use_gradient_averaging) == (local, not local)
-        before = [parameter.detach().clone() for parameter in net.parameters()]
-        (net(torch.ones(1, 3)) ** 2).mean().backward()
-        opt.step(batch_size=1)  # an eighth of an epoch
-        moved = [not torch.equal(*each) for each in zip(before, net.parameters(), strict=True)]
-        assert moved == [local] * 2
-
-
 def test_shutdown_timeout_bounds_the_wait_for_an_end_that_does_not_come(caplog: pytest.LogCaptureFixture) -> None:
     with dhts(1) as (dht,), optimizer(dht, make_model(1), shutdown_timeout=0.05) as opt:
         shutdown = opt._core.shutdown

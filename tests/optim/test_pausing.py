@@ -193,24 +193,6 @@ def test_a_pause_in_each_mode_costs_no_sample(mode: Mode) -> None:
     virtual_time.run(main(), timeout=60)
 
 
-@pytest.mark.parametrize("seed", soak(range(3)))
-def test_volunteers_that_pause_as_they_like_lose_no_sample(seed: int) -> None:
-    async def main() -> None:
-        drawn = random.Random(seed)
-        async with Swarm(seed) as swarm, volunteers(swarm, 3) as everyone:
-            await come_to(everyone, 2)
-            for _ in range(8):
-                await asyncio.sleep(drawn.expovariate(1.0))
-                core = drawn.choice(everyone).core
-                (core.resume if core.pausing.is_asked else core.pause)()
-            for each in everyone:
-                each.core.resume()
-            await come_to(everyone, max(each.trainer.epoch for each in everyone) + 2)
-            await until(lambda: len(digests(each.trainer for each in everyone)) == 1)
-
-    virtual_time.run(main(), timeout=600, seed=seed)
-
-
 @pytest.mark.parametrize("seed", soak(range(21)))
 def test_whoever_comes_and_goes_all_the_time_neither_parts_the_run_nor_loses_a_sample(seed: int) -> None:
     """Five toggle each about every second, where an epoch takes a third of that."""
@@ -232,25 +214,6 @@ def test_whoever_comes_and_goes_all_the_time_neither_parts_the_run_nor_loses_a_s
         assert len({event.lineage for event in made}) == len({event.epoch for event in made})
 
     virtual_time.run(main(), timeout=600, seed=seed)
-
-
-def test_what_all_keep_who_pause_at_once_counts_when_one_goes_on() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm, volunteers(swarm, 3, batch_size=2) as everyone:
-            first, *others = everyone
-            await come_to(everyone, 2)
-            await until(lambda: all(each.core.work.samples == 2 for each in everyone))
-            for each in everyone:
-                each.core.pause()
-            await asyncio.sleep(20)
-            assert all(each.core.has_handed_in for each in everyone), "nobody computes, so nothing can be handed in"
-            kept = [each.core.work.samples for each in others]
-            assert all(samples > 0 for samples in kept)
-            first.core.resume()
-            await until(lambda: all(each.is_paused for each in others))
-            assert first.trainer.epoch > 2 and all(each.core.work.samples == 0 for each in others)
-
-    virtual_time.run(main(), timeout=600)
 
 
 def test_after_days_the_state_is_downloaded_from_those_who_went_on() -> None:
@@ -345,21 +308,6 @@ def test_monitors_and_auxiliaries_pause_as_well() -> None:
 async def keep_stepping(step: Callable[[], Awaitable[object]]) -> None:
     while True:
         await step()
-
-
-def test_a_peer_that_pauses_at_the_end_of_an_epoch_loses_no_more_than_its_place() -> None:
-    """The round has begun when the pause is asked for: it is brought to its end."""
-
-    async def main() -> None:
-        async with Swarm() as swarm, volunteers(swarm, 2, target=TARGET) as (first, second):
-            await come_to([first, second], 2)
-            await until(lambda: first.core.is_averaging)
-            epoch = first.trainer.epoch
-            first.core.pause()
-            await until(lambda: first.is_paused)
-            assert first.trainer.epoch > epoch
-
-    virtual_time.run(main(), timeout=300)
 
 
 def test_a_pause_right_behind_a_download_leaves_no_sums_of_the_former_parameters() -> None:

@@ -230,21 +230,3 @@ def test_what_an_optimizer_refuses_of_scalers() -> None:
         stack.callback(helper.shutdown)
         with pytest.raises(OptimizerError, match="only assists"):
             helper.step(grad_scaler=scaler)
-
-
-@pytest.mark.filterwarnings("ignore:GradScaler is going to stop:FutureWarning")  # torch says so before it asks us
-@pytest.mark.parametrize("options", [{}, {"offload_optimizer": True}])
-@pytest.mark.parametrize("patched", [False, True])  # as accelerate does it
-def test_the_plain_scaler_of_torch_is_refused(options: dict[str, Any], patched: bool) -> None:
-    with dhts(1) as (dht,):
-        net, scaler = model(), torch.amp.GradScaler("cpu")
-        given = {"optimizer": partial(torch.optim.SGD, lr=0.1), "params": net.parameters(), "batch_size_per_step": 4}
-        with Optimizer(dht=dht, run_id="plain", target_batch_size=TARGET, **given, **options) as opt:
-            if patched:
-                opt.step = partial(lambda step, *args, **kwargs: step(*args, **kwargs), opt.step)  # type: ignore[method-assign]
-            scaler.scale(net(torch.ones(4, 4, dtype=torch.float64)).sum()).backward()
-            before = [parameter.grad.clone() for parameter in net.parameters()]
-            with pytest.raises(OptimizerError, match=r"swarmcli\.GradScaler"):
-                scaler.step(opt)
-            assert all(torch.equal(p.grad, grad) for p, grad in zip(net.parameters(), before, strict=True))
-            assert opt.local_progress.samples_accumulated == 0

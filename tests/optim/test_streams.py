@@ -58,21 +58,6 @@ def test_both_streams_wait_for_each_other() -> None:
     assert cuda.own.before() == {"backward", "step"}
 
 
-def test_the_loop_waits_also_where_the_call_has_failed() -> None:
-    cuda = Cuda(Stream("loop's own"))
-    with pytest.raises(KeyError), in_order([GPU], cuda):
-        cuda.default.given.append("half a step")
-        raise KeyError
-    assert "half a step" in cuda.own.before()
-
-
-def test_on_the_default_stream_nothing_is_waited_for() -> None:
-    cuda = Cuda()
-    with in_order([GPU], cuda):
-        cuda.default.given.append("step")
-    assert cuda.default.given == ["step"]
-
-
 def test_every_call_of_the_optimizer_is_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda(Stream("loop's own"))
 

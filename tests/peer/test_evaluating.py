@@ -11,7 +11,7 @@ from swarmcli.checkpoints.layout import epoch_of
 from swarmcli.checkpoints.shelf import loss_of
 from swarmcli.events import Evaluated
 from swarmcli.journal import JournalReader
-from swarmcli.optim.peers.directory import PeerDirectory, ReportOptions
+from swarmcli.optim.peers import directory
 from swarmcli.peer import collaboration
 from tests.peer.roles import Sums
 
@@ -34,7 +34,7 @@ class KeptAside(Sums):
 @pytest.fixture(autouse=True)
 def task(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collaboration, "build_task", lambda recipe: KeptAside())
-    monkeypatch.setattr(PeerDirectory, "options", ReportOptions(refresh_period=0.05))  # epochs are short here
+    monkeypatch.setattr(directory, "REFRESH_PERIOD", 0.05)  # epochs are short here
 
 
 def test_three_measure_the_same_state_and_the_run_ends_for_everybody(start: Any) -> None:

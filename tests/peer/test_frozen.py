@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 from swarmcli.errors import CheckpointError, NoDonorReachable, RecipeError
-from swarmcli.optim.peers.catch_up import CatchUp
+from swarmcli.optim.peers import catch_up
 from swarmcli.optim.state.frozen import FILE, frozen_of
 from swarmcli.peer import collaboration
 from swarmcli.recipe import Recipe
@@ -111,7 +110,8 @@ def test_a_peer_without_the_first_weights_takes_the_runs_state_from_the_first_ep
 
 @pytest.mark.parametrize("role", ["trainer", "monitor"])
 def test_whoever_begins_a_run_needs_the_weights(pretrained: Any, monkeypatch: pytest.MonkeyPatch, role: str) -> None:
-    monkeypatch.setattr(CatchUp, "options", replace(CatchUp.options, alone_for=0.1, look_again=0.05))
+    monkeypatch.setattr(catch_up, "ALONE_FOR", 0.1)
+    monkeypatch.setattr(catch_up, "LOOK_AGAIN", 0.05)
     alone = pretrained("without", role=role)
     with pytest.raises(NoDonorReachable, match=r"the weights of .*, which whoever begins the run needs, are not on"):
         alone.end()

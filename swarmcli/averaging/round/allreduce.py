@@ -164,8 +164,8 @@ class Allreduce:
                 self._trouble = exchange.faults.reason
                 return
 
-    async def _begin(self, tensors: Sequence[torch.Tensor], *, reduces: bool = True) -> PartExchange:
-        """The exchange of the next phase. `reduces`: False where this member only copies its averages."""
+    async def _begin(self, tensors: Sequence[torch.Tensor]) -> PartExchange:
+        """Begins the exchange of the next phase."""
         number, options = len(self._exchanges), self._options
         if len(self._program.phases) > 1:  # codecs may choose by the tensors' own keys, and the time left is for it
             infos = options.tensor_infos or [
@@ -184,9 +184,8 @@ class Allreduce:
         round_id, expected = self.group.group_id, (self._seats, self._quickly)
         exchange = PartExchange(self._service, group, round_id, plan, mine, results, options, *expected)
         self._exchanges.append(exchange)
-        if reduces:
-            self._service.host(exchange)
-            self._reducing.append(asyncio.create_task(exchange.reduce()))
+        self._service.host(exchange)
+        self._reducing.append(asyncio.create_task(exchange.reduce()))
         return exchange
 
     async def _go_on(self, phases: Phases, number: int = -1) -> tuple[list[torch.Tensor], bool]:
@@ -251,10 +250,8 @@ class Allreduce:
         phases = self._program.run(self.group.group_id)
         tensors, over = await self._compute(advance, phases, None)
         while not over:
-            if number == len(self._exchanges):
-                if holder is None:
-                    return False
-                await self._begin(tensors, reduces=False)
+            if number == len(self._exchanges):  # it has missed this phase: that is further behind than a copy brings
+                return False
             exchange = self._exchanges[number]
             if holder is not None and exchange.copier is not None:
                 why = await exchange.copier.copy(holder)

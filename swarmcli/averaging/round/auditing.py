@@ -16,7 +16,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -35,13 +34,12 @@ from swarmcli.averaging.audit.verdict import ACCUSED_BEYOND, FalseAverage, PartC
 from swarmcli.averaging.certificate import DIGEST_BYTES
 from swarmcli.averaging.round.buffers import Average, Inputs, Results
 from swarmcli.averaging.round.faults import Shared
-from swarmcli.averaging.round.messages import Accusation, DrawnPart, Exhibit, InputHeader, InputList
+from swarmcli.averaging.round.messages import Accusation, DrawnPart, Exhibit, InputHeader, InputList, at_most
 from swarmcli.averaging.round.plan import Part
 from swarmcli.averaging.trust import PeerTrust
 from swarmcli.compression import NoCompression, TensorHeader, TensorMessage
 from swarmcli.compression.base import dtype_name
 from swarmcli.errors import CallRefused, InputRefused, NetworkError, PeerUnreachable, ProtocolViolation
-from swarmcli.memory import unwritten
 from swarmcli.network import Stream
 from swarmcli.tasks import forget, forgetful, on_executor, unless_silent
 
@@ -112,12 +110,13 @@ class Audits:
         inputs = self._inputs
         if inputs is None:
             return None
-        message = await on_executor(part.descriptor.nbytes, self._copy, inputs, part)
-        return message if self._inputs is inputs else None
 
-    def _copy(self, inputs: Inputs, part: Part) -> TensorMessage:
-        message = self._encoded(inputs, part)
-        return TensorMessage(message.header, tuple(memoryview(piece).tobytes() for piece in message.payload))
+        def copied() -> TensorMessage:
+            message = self._encoded(inputs, part)
+            return TensorMessage(message.header, tuple(memoryview(piece).tobytes() for piece in message.payload))
+
+        message = await on_executor(part.descriptor.nbytes, copied)
+        return message if self._inputs is inputs else None
 
     def _encoded(self, inputs: Inputs, part: Part) -> TensorMessage:
         """As it is sent. A reducer's own input travels only to auditors."""
@@ -211,7 +210,8 @@ class Audits:
         for each in inputs:
             said = shown.get(each.sender)
             if isinstance(said, str) or (isinstance(said, TensorMessage) and not proof.shows(each)):
-                self._blame(each.sender, said if isinstance(said, str) else "it showed another input than it signed")
+                withheld = said if isinstance(said, str) else "it showed another input than it signed"
+                self._faults.doubted.setdefault(each.sender, withheld)
         return proof
 
     async def _ask_for_list(self, average: Average, request: DrawnPart) -> tuple[Input, ...] | None:
@@ -227,7 +227,7 @@ class Audits:
 
         inputs = await self._unless_withheld(reducer, ask)
         if isinstance(inputs, str):
-            self._blame(reducer, inputs)
+            self._faults.doubted.setdefault(reducer, inputs)
         return inputs if isinstance(inputs, tuple) else None
 
     async def _ask(self, sender: int, request: DrawnPart, part: Part) -> TensorMessage | str | None:
@@ -270,7 +270,7 @@ class Audits:
         """Raises NetworkError (ProtocolViolation for more than the plan has) and TimeoutError."""
         most = max(part.payload_bound, part.descriptor.nbytes)
         async with unless_silent(stream, SILENCE):
-            header, payload = await stream.receive(InputHeader, _at_most(most))
+            header, payload = await stream.receive(InputHeader, at_most(most))
         return TensorMessage(header.tensor, (payload,) if payload.nbytes else ())
 
     # Accusations
@@ -304,13 +304,13 @@ class Audits:
         """Another member accuses a reducer: this one bans it, if the proof holds, and otherwise suspects the accuser.
         Raises CallRefused for a part that is not here, or a second accusation of the member, and the stream's errors.
         """
-        part = self._parts.get(header.claim.part)
+        part = self._plan.part(header.claim.part)
         if part is None or part.reducer == self._mates.me or accuser in self._accused:
             raise CallRefused("accusation", "it is of no other reducer's part, or this member has accused before")
         self._accused.add(accuser)
         async with asyncio.timeout(TO_HEAR):
             nbytes, tables = part.descriptor.nbytes, 2 * DIGEST_BYTES * len(self._plan.by_reducer[part.reducer])
-            exhibits = [(await stream.receive(Exhibit, _at_most(most)))[1] for most in (tables, nbytes)]
+            exhibits = [(await stream.receive(Exhibit, at_most(most)))[1] for most in (tables, nbytes)]
             plain = TensorHeader("none", dtype_name(part.descriptor.dtype), part.descriptor.shape)
             average = TensorMessage(plain, (exhibits[1],)) if header.claim.senders else None
             messages = {each.sender: await self._receive_input(part, stream) for each in header.claim.inputs}
@@ -328,14 +328,10 @@ class Audits:
 
     # As any of them
 
-    @cached_property
-    def _parts(self) -> dict[int, Part]:
-        return {part.index: part for part in self._plan.parts}
-
     def _part(self, member: int, request: DrawnPart) -> Part:
         """The part that an auditor has drawn. Raises CallRefused for another one. The first secret and signature that
         it shows of a reducer stand: whoever tries others would draw what it likes."""
-        part, signed = self._parts.get(request.part), request.averages
+        part, signed = self._plan.part(request.part), request.averages
         if part is None or not signed.is_by(self._mates.peer(part.reducer), self.where.prefix, self.where.group_id):
             raise CallRefused("not drawn", "its reducer has signed nothing like that")
         shown = request.secret, signed.signature
@@ -346,9 +342,6 @@ class Audits:
 
     def _chance(self, reducer: int) -> float:
         return chance_for(self._options.audit, len(self._senders - {reducer}))
-
-    def _blame(self, member: int, reason: str) -> None:
-        self._faults.doubted.setdefault(member, reason)
 
     def _proof(
         self,
@@ -367,12 +360,3 @@ class Audits:
 
 
 _NOTHING = TensorMessage(TensorHeader("none", "float32", (0,)), ())  # in place of an input that nobody need see
-
-
-def _at_most(most: int) -> Callable[[object, int], memoryview]:
-    def into(header: object, size: int) -> memoryview:
-        if size > most:
-            raise ProtocolViolation(f"a payload of {size} bytes")
-        return unwritten(size)
-
-    return into

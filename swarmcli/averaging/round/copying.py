@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from swarmcli.averaging.audit.signed import digest_of
 from swarmcli.averaging.certificate import DIGEST_BYTES
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round.buffers import Average, Holdings, Results, root_of_tables
 from swarmcli.averaging.round.mates import GroupMates
-from swarmcli.averaging.round.messages import CopyHeader, CopyHeld, CopyRequest, CopyTable
+from swarmcli.averaging.round.messages import CopyHeader, CopyHeld, CopyRequest, CopyTable, at_most
 from swarmcli.averaging.round.plan import Part
 from swarmcli.averaging.round.sender import check_senders
 from swarmcli.averaging.round.signed import SignedLists
@@ -17,7 +15,6 @@ from swarmcli.compression import NoCompression, TensorHeader, TensorMessage
 from swarmcli.compression.base import all_finite
 from swarmcli.errors import CallRefused, NetworkError, ProtocolViolation
 from swarmcli.events import PeerRefused
-from swarmcli.memory import unwritten
 from swarmcli.network import Stream
 from swarmcli.tasks import forgetful, on_executor, unless_silent
 
@@ -30,7 +27,7 @@ async def give_copies(holdings: Holdings, request: CopyRequest, stream: Stream) 
     if holdings.digest is None or holdings.signed is None or holdings.results is None:
         raise CallRefused("not here", "not all of these averages are here")
     await stream.send(CopyTable(holdings.signed.told), holdings.tables)
-    _, held = await stream.receive(CopyHeld, _of_bytes(len(holdings.plan.parts) * DIGEST_BYTES))
+    _, held = await stream.receive(CopyHeld, at_most(len(holdings.plan.parts) * DIGEST_BYTES))
     for part in holdings.unlike(bytes(held)):
         average = holdings.get(part)
         if average is None:
@@ -79,7 +76,7 @@ class Copier:
         plan = self._holdings.plan
         whole = len(plan.parts) * DIGEST_BYTES
         async with unless_silent(stream, self._options.for_reducer):
-            table, payload = await stream.receive(CopyTable, _of_bytes(whole, 2 * whole))
+            table, payload = await stream.receive(CopyTable, at_most(2 * whole))
         digests, inputs = bytes(payload[:whole]), bytes(payload[whole:])
         for reducer, parts in plan.by_reducer.items():
             signed = table.signed.get(reducer)
@@ -90,7 +87,7 @@ class Copier:
 
     async def _receive(self, stream: Stream, part: Part, digests: bytes, inputs: bytes) -> Average:
         async with unless_silent(stream, self._options.for_reducer):
-            header, payload = await stream.receive(CopyHeader, _of_bytes(0, part.descriptor.nbytes))
+            header, payload = await stream.receive(CopyHeader, at_most(part.descriptor.nbytes))
         check_senders(header.senders, header.weights, self._senders)
         place = slice(part.index * DIGEST_BYTES, (part.index + 1) * DIGEST_BYTES)
         await on_executor(part.descriptor.nbytes, self._take, part, header, payload, digests[place])
@@ -108,14 +105,3 @@ class Copier:
             if not all_finite(values):
                 raise ProtocolViolation(f"part {part.index} holds NaN or infinity")
             self._results.part(part).copy_(values)
-
-
-def _of_bytes(*sizes: int) -> Callable[[object, int], memoryview]:
-    """Memory for a payload of one of these sizes."""
-
-    def into(header: object, size: int) -> memoryview:
-        if size not in sizes:
-            raise ProtocolViolation(f"{size} bytes, instead of {sizes[-1]}")
-        return unwritten(size)
-
-    return into

@@ -5,6 +5,7 @@ What members sign about its outcome is in `averaging/certificate.py`, and how th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -15,6 +16,8 @@ from swarmcli.averaging.certificate import GroupID, Hash, Index, Indices, Signat
 from swarmcli.averaging.group import MAX_MEMBERS
 from swarmcli.averaging.round.outcome import Known, Seen
 from swarmcli.compression import TensorHeader
+from swarmcli.errors import ProtocolViolation
+from swarmcli.memory import unwritten
 from swarmcli.network.identity import SIGNATURE_BYTES
 
 MAX_WORDS = 500
@@ -165,3 +168,14 @@ class CopyHeader(msgspec.Struct, frozen=True):
 
     senders: Indices
     weights: Weights
+
+
+def at_most(most: int) -> Callable[[object, int], memoryview]:
+    """Memory for a payload of no more bytes than the plan has; a larger one is a ProtocolViolation."""
+
+    def into(header: object, size: int) -> memoryview:
+        if size > most:
+            raise ProtocolViolation(f"a payload of {size} bytes")
+        return unwritten(size)
+
+    return into

@@ -186,6 +186,10 @@ class Plan:
         fingerprint = hashlib.sha256(b"swarm plan" + layout.schema_hash + layout.codecs_hash + terms.encode()).digest()
         return cls(layout, parts, fingerprint)
 
+    def part(self, index: int) -> Part | None:
+        """None: there is no such part."""
+        return self.parts[index] if 0 <= index < len(self.parts) else None
+
     @cached_property
     def by_reducer(self) -> dict[int, tuple[Part, ...]]:
         """Reducer → its parts, in order."""

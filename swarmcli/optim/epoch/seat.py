@@ -98,6 +98,7 @@ class OwnSeat:
 
     def __init__(self, averager: AveragerCore, peer: PeerID, target: float) -> None:
         self.lost: SeatLost | None = None
+        self.tries = False  # its line was seen to be too slow, and no round has shown since that it is not any more
         self.divided = 1.0  # what its user has set, by the limits of this peer
         self.seconds = 0.0  # that sending takes by these limits
         self.nbytes = averager.finder.round_bytes  # that a round sends, and as much comes in, at most
@@ -128,9 +129,11 @@ class OwnSeat:
         if len(self._caught_up) > 1:
             self._note_receiving(max(self._caught_up))
 
-    def note_round(self) -> None:
-        """It is in step."""
+    def note_round(self) -> bool:
+        """It is in step, and its samples count. Returns whether it was tried if its line is quick enough for that."""
         self._caught_up.clear()
+        tried, self.tries, self._retry = self.tries, False, 0.0
+        return tried
 
     def _note_receiving(self, rate: float) -> None:
         finder = self._averager.finder
@@ -154,7 +157,7 @@ class OwnSeat:
             lines.own = lines.receiving = 0.0
             self._downloads.clear()
             self._caught_up.clear()
-            self._until = math.inf
+            self._until, self.tries = math.inf, True
         own = finder.bid(self._target)
         paces = {peer: report.samples_per_second for peer, report in others.items()}
         seats = lines.seats(bids | {self._peer: own}, self._target, paces)
@@ -171,6 +174,4 @@ class OwnSeat:
             receives = max(lines.receiving, self.nbytes / (link.download.limit or math.inf))
             limit = None if seen else link.lower
             self.lost = SeatLost(reason, self.nbytes, limit, receives <= reason.epoch, self.divided)
-        elif own.seconds and self._until == math.inf:
-            self._retry = 0.0
         return (had is None) != (self.lost is None)

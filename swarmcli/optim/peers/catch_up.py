@@ -14,7 +14,6 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 
 from swarmcli.averaging import RoundResult
@@ -36,26 +35,21 @@ from swarmcli.state.download import DownloadProgress
 from swarmcli.state.witnesses import WITNESSES
 from swarmcli.tasks import beside
 
+# Seconds
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0  # between attempts to download: twice as long each time
+PATIENCE_WITH_CLAIMS = 10.0  # with which a settled peer knocks for a state of which nothing comes
+# With which a newcomer awaits those of whom nothing but reports is left: they are kept for so long, and a claim alone
+# is to hold nobody up for longer.
+PATIENCE_WITH_REPORTS = 60.0
+ALONE_FOR = 15.0  # for which a peer without parameters looks for others, where it sees nobody
+STRANDED_AFTER = 3.0  # without anybody who could hand over the state, before that is told
+LOOK_AGAIN = 1.0  # between two looks of a stranded peer
+LOOK_FOR_NEXT = 0.25  # between two questions for the next round
+LONGEST_FETCH = 120.0  # without anything of a round, while a download is under way
+MOST_REPLAYED = 2  # rounds, rather than a download: as many as others keep
+ASKED_AT_ONCE = 3  # donors, in turn, for the next round
 HELP = "Start one of them again, or name another peer (--peer); --begin-anew does without them"
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class CatchUpOptions:
-    """How a peer comes to the state that it lacks. Times are seconds."""
-
-    first_pause: float = 0.25  # between attempts to download, then twice as long each time …
-    longest_pause: float = 5.0  # … up to this
-    patience_with_claims: float = 10.0  # for which a settled peer knocks for a state of which nothing comes
-    patience_with_reports: float = 60.0  # with which a newcomer awaits those of whom nothing but reports is left: they
-    # are kept for so long, and a claim alone is to hold nobody up for longer
-    alone_for: float = 15.0  # for which a peer without parameters looks for others, where it sees nobody
-    stranded_after: float = 3.0  # without anybody who could hand over the state, before that is told
-    look_again: float = 1.0  # between two looks of a stranded peer
-    rounds: int = 2  # that are replayed rather than downloaded: as many as others keep
-    asked_at_once: int = 3  # donors, in turn, for the next round
-    look_for_next: float = 0.25  # between two questions for the next round
-    longest_fetch: float = 120.0  # without anything of a round, while a download is under way
 
 
 class CatchUp:
@@ -67,8 +61,6 @@ class CatchUp:
     on would make a second model. A newcomer that has heard of a run which is further than its beginning waits likewise
     for those who hold it, see `_awaited`.
     """
-
-    options = CatchUpOptions()
 
     def __init__(self, peer: PeerContext, work: GradientWork, survey: Survey, exchange: StateExchange) -> None:
         self._work, self._replica = work, work.replica
@@ -99,8 +91,8 @@ class CatchUp:
         settled peer gives up earlier, says so, and stays on its own lineage. One that is stranded for so long raises
         NoDonorReachable, settled or not; but a newcomer whose user can tell it to stop waits for as long as he likes.
         """
-        options, began, moved = self.options, loop_time(), loop_time()
-        changed, pauses = False, growing(options.first_pause, options.longest_pause)
+        began = moved = loop_time()
+        changed, pauses = False, growing(FIRST_PAUSE, LONGEST_PAUSE)
         asked = set[PeerID]()  # how far the run is
         try:
             while True:
@@ -116,7 +108,7 @@ class CatchUp:
                 if wanted == TORN:
                     alone = not self._directory.others and self._claims.vouching.heard is None
                     text = f"{self.lacks}, and nobody is there who could give this peer the run's state"
-                    await self._wait_for(text, began, min(deadline, began + options.alone_for) if alone else deadline)
+                    await self._wait_for(text, began, min(deadline, began + ALONE_FOR) if alone else deadline)
                     continue
                 if wanted == self._replica.position:
                     own, found = Claim(wanted, settled), self._survey.out_of_reach.items()
@@ -141,14 +133,14 @@ class CatchUp:
                     why = self._why(wanted, reason)
                     await self._take_over(wanted, donors, why)
                     changed, moved, self.stranded, returns = True, loop_time(), False, False
-                    pauses = growing(options.first_pause, options.longest_pause)
+                    pauses = growing(FIRST_PAUSE, LONGEST_PAUSE)
                 except StateDownloadError as error:
                     logger.info("the state of epoch %d was not downloaded: %s", wanted.epoch, error)
                     if self._replica.state.torn:
                         self.settled = False  # it holds nothing to go on with, and says so
                         self._directory.announce(anew=True)
                     pause, stays = next(pauses), self.settled and not returns
-                    patience = options.patience_with_claims if stays else self._load_state_timeout
+                    patience = PATIENCE_WITH_CLAIMS if stays else self._load_state_timeout
                     if loop_time() + pause >= max(moved, self._exchange.moved) + patience:
                         if not stays:
                             raise
@@ -179,9 +171,7 @@ class CatchUp:
 
     async def hear(self, asked: set[PeerID]) -> None:
         """Asks those who are here how far the run is, each once: they may be gone before their state is here."""
-        terms = self._directory.describe().terms
-        alike = (peer for peer, report in self._directory.others.items() if report.terms == terms)
-        fresh = [peer for peer in alike if peer not in asked and self._directory.is_there(peer)]
+        fresh = [peer for peer in self._directory.alike if peer not in asked and self._directory.is_there(peer)]
         peers = self._claims.in_turn(fresh)[:MOST_PROOFS]
         asked.update(peers)
         endpoint, run_id, others = self._directory.endpoint, self._directory.run_id, self._directory.others
@@ -195,7 +185,7 @@ class CatchUp:
         epoch, heard, waited = self._replica.position.epoch, self._claims.vouching.heard, loop_time() - began
         if self.settled or self.begins_anew or any(word.claim.settled for word in answers.values()):
             return ""
-        early = waited < self.options.patience_with_reports
+        early = waited < PATIENCE_WITH_REPORTS
         claims = (self._directory.others[peer].claim for peer in self._claims.holders())  # those in doubt, too
         reported = max((claim.position.epoch for claim in claims if claim.settled), default=0)
         if heard is not None and heard.epoch > epoch and (early or epoch == 0):
@@ -205,9 +195,7 @@ class CatchUp:
         else:
             return ""
         since = weekday(self._clock.now() - waited)
-        at_most = (
-            f", and this peer goes on without them after {self.options.patience_with_reports:.0f} s" if ends else ""
-        )
+        at_most = f", and this peer goes on without them after {PATIENCE_WITH_REPORTS:.0f} s" if ends else ""
         return f"{told}; nobody who holds it can be reached since {since}{at_most}. {HELP}"
 
     def _why(self, wanted: LineagePosition, reason: str) -> str:
@@ -221,7 +209,7 @@ class CatchUp:
         """A moment: whoever listens may just be about to be dialed by the one that cannot be. `certain`: it is no dead
         peer's report that tells of those who are waited for."""
         waited = loop_time() - began
-        if not self.stranded and certain and waited >= self.options.stranded_after:
+        if not self.stranded and certain and waited >= STRANDED_AFTER:
             self.stranded = True
             self._directory.announce()
             self._events.emit(Noticed("warning", f"this peer waits instead of training another model: {text}"))
@@ -229,7 +217,7 @@ class CatchUp:
             raise NoDonorReachable(f"told to stop while it waited: {text}")
         if loop_time() >= deadline:
             raise NoDonorReachable(f"after {waited:.0f} s this peer gives up: {text}")
-        await asyncio.sleep(min(self.options.look_again, deadline - loop_time()))
+        await asyncio.sleep(min(LOOK_AGAIN, deadline - loop_time()))
 
     def _goes_on_alone(self, leading: Mapping[PeerID, PeerReport]) -> bool:
         if self._proceed_alone:
@@ -288,7 +276,7 @@ class CatchUp:
         by design and there is nothing to step with: the epochs are passed by.
         """
         position = self._replica.position
-        if not 1 <= wanted.epoch - position.epoch <= self.options.rounds:
+        if not 1 <= wanted.epoch - position.epoch <= MOST_REPLAYED:
             return False
         if await to_its_end(self._work.pass_by(wanted)):
             self._claims.note_taken_over(wanted, donors)
@@ -311,17 +299,16 @@ class CatchUp:
 
     async def _collect(self, position: LineagePosition, later: deque[KeptRound], donors: Sequence[PeerID]) -> None:
         """Puts by the rounds that are committed on `position` and its followers, on disk."""
-        options = self.options
         for turn in count():
             first = turn % len(donors)
-            asked = [*donors[first:], *donors[:first]][: options.asked_at_once]
+            asked = [*donors[first:], *donors[:first]][:ASKED_AT_ONCE]
             try:
-                kept = await self._fetch(position, asked, options.longest_fetch, len(donors))
+                kept = await self._fetch(position, asked, LONGEST_FETCH, len(donors))
                 later.append(await kept.on_disk())
                 position = _after(position, kept)
             except StateDownloadError as error:
                 logger.debug("no round after epoch %d yet: %s", position.epoch, error)
-                await asyncio.sleep(options.look_for_next)
+                await asyncio.sleep(LOOK_FOR_NEXT)
             except OSError as error:
                 logger.warning("rounds are not collected during the download: %s", error)
                 return

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from swarmcli.dht.schema import SchemaValidator
@@ -29,14 +29,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ReportOptions:
-    """How often reports are written and read; seconds."""
-
-    expiration: float = 60.0  # after which the report of a peer that says no more is gone
-    refresh_period: float = 3.0  # between two looks at the others' reports
-    renewal: float = 10.0  # after which an unchanged report is written again
-    fresh: float = 15.0  # up to this age of a report its peer is taken to be there: renewed and read in that time
+# Seconds
+EXPIRATION = 60.0  # after which the report of a peer that says no more is gone
+REFRESH_PERIOD = 3.0  # between two looks at the others' reports
+RENEWAL = 10.0  # after which an unchanged report is written again
+FRESH = 15.0  # up to this age of a report its peer is taken to be there: renewed and read in that time
 
 
 class PeerDirectory:
@@ -45,19 +42,16 @@ class PeerDirectory:
     `describe` makes the report. PeerSeen is emitted for every other peer that appears, changes or leaves.
     """
 
-    options = ReportOptions()
-
     def __init__(self, node: DHTNode, run_id: str, describe: Callable[[], PeerReport]) -> None:
         self.run_id, self.describe = run_id, describe
         self.endpoint = node.endpoint
         self.others: dict[PeerID, PeerReport] = {}  # as of the last look
         self.readers: list[Callable[[], None]] = []  # called after each look
         self.history = PositionHistory()  # of this peer's own position
-        self._board = Board(node, f"{run_id}_peers", PeerReport, self.options.expiration)
+        self._board = Board(node, f"{run_id}_peers", PeerReport, EXPIRATION)
         self._present = False  # the others have been told of this peer
         self._changed = asyncio.Event()
         self._tasks = TaskOwner()
-        self._at_work: list[PeerID] | None = None  # as of the last look; None: to be told anew
         self._ended: dict[PeerID, float] = {}  # swarm time when the connection with a peer that reports ended
         self._silent = set[PeerID]()  # of whom people have been told that they do not answer
         node.add_validators([SchemaValidator(PeerKeys, prefix=run_id)])
@@ -105,7 +99,7 @@ class PeerDirectory:
             logger.warning("this peer's report was not stored: %s", error)
 
     async def _keep_publishing(self) -> None:
-        await set_within(self._changed, max(self.options.renewal, self._board.period))
+        await set_within(self._changed, max(RENEWAL, self._board.period))
         await asyncio.sleep(self._board.turn_in())
         await self._publish()
 
@@ -123,7 +117,6 @@ class PeerDirectory:
         membership = self.endpoint.membership
         gone = {p for p, r in records.items() if r.phase == "left" or (membership is not None and membership.is_out(p))}
         before, self.others = self.others, {p: r for p, r in records.items() if p not in gone}
-        self._at_work = None
         for peer, report in self.others.items():
             self.endpoint.learn(peer, tuple(report.addresses))
             if before.get(peer) != report:
@@ -136,7 +129,7 @@ class PeerDirectory:
         return self.others
 
     async def _keep_reading(self) -> None:
-        await asyncio.sleep(max(self.options.refresh_period, self._board.period / 2))
+        await asyncio.sleep(max(REFRESH_PERIOD, self._board.period / 2))
         await self.refresh()
 
     def _tell(self, peer: PeerID, report: PeerReport, before: PeerReport | None, gone: Gone = "") -> None:
@@ -174,7 +167,7 @@ class PeerDirectory:
         since it made that. From any thread."""
         if self.endpoint.is_connected(peer):
             return True
-        fresh = max(self.options.fresh, 2 * self._board.period)  # many peers report more rarely
+        fresh = max(FRESH, 2 * self._board.period)  # many peers report more rarely
         return self.age(peer) < fresh and self.others[peer].time > self._ended.get(peer, -math.inf)
 
     def age(self, peer: PeerID) -> float:
@@ -185,13 +178,19 @@ class PeerDirectory:
         report = self.others.get(peer)
         return math.inf if report is None else max(0.0, self.endpoint.clock.now() - report.time)
 
+    @cached_property
+    def terms(self) -> str:
+        """A digest of the fingerprint, as in reports; peers with the same one train the same run."""
+        return self.describe().terms
+
+    @property
+    def alike(self) -> dict[PeerID, PeerReport]:
+        """The last reports of those who train the same run."""
+        return {peer: report for peer, report in self.others.items() if report.terms == self.terms}
+
     def at_work(self) -> list[PeerID]:
         """Those who take part in rounds of this run, by their last reports; also those who are about to."""
-        if self._at_work is None:  # asked in every step
-            terms = self.describe().terms
-            alike = ((peer, report) for peer, report in self.others.items() if report.terms == terms)
-            self._at_work = [p for p, report in alike if report.phase != "lingering" and not is_away(report.pause)]
-        return self._at_work
+        return [p for p, r in self.alike.items() if r.phase != "lingering" and not is_away(r.pause)]
 
     def trainers(self) -> dict[PeerID, PeerReport]:
         """The reports of those who take part in rounds, answer and compute."""

@@ -189,12 +189,8 @@ class Claims:
 
     def holders(self) -> list[PeerID]:
         """The peers of this run, and with its fingerprint, that hold a state and are believed to."""
-        terms = self.directory.describe().terms
-        return [
-            peer
-            for peer, report in self.directory.others.items()
-            if report.holds_state and report.terms == terms and self.trusts(bytes.fromhex(report.lineage))
-        ]
+        alike = self.directory.alike.items()
+        return [p for p, report in alike if report.holds_state and self.trusts(bytes.fromhex(report.lineage))]
 
     def credible(self) -> list[PeerID]:
         """The holders whose word counts at the moment."""

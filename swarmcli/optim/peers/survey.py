@@ -173,7 +173,7 @@ class Survey:
             return None
         hashes = [reply.lineage, *reply.trail]
         malformed = any(len(each) != LINEAGE_BYTES for each in hashes) or not is_count(reply.epoch, reply.samples)
-        if malformed or reply.terms != self.directory.describe().terms or not self.claims.trusts(reply.lineage):
+        if malformed or reply.terms != self.directory.terms or not self.claims.trusts(reply.lineage):
             return None
         return reply
 

@@ -29,7 +29,7 @@ FORGERIES: dict[str, tuple[Callable[[Copy], Copy], str]] = {
     "other senders": (lambda copy: ((0,), (1.0,), copy[2]), "does not have the content"),
     "senders of no group": (lambda copy: ((0, 9), (1.0, 1.0), copy[2]), "no tensors in this group"),
     "other weights": (lambda copy: (copy[0], (-1.0,) * len(copy[1]), copy[2]), "impossible weights"),
-    "too little": (lambda copy: (*copy[:2], copy[2][:1]), "bytes"),
+    "too little": (lambda copy: (*copy[:2], copy[2][:1]), "does not have the content"),
     "another table": (lambda copy: copy, "has not signed"),
 }
 
@@ -88,7 +88,7 @@ async def test_whoever_asks_gets_the_parts_that_it_has_not_for_a_while() -> None
         with pytest.raises(CallRefused, match="differ from the group's"):
             await _copy(asker, holder, CopyRequest(group_id, bytes(32)), table)
         with pytest.raises(NetworkError):
-            await _copy(asker, holder, request, table[32:])
+            await _copy(asker, holder, request, table + table)
         await asyncio.sleep(30)
         with pytest.raises(CallRefused, match="are not here"):
             await _copy(asker, holder, request, table)

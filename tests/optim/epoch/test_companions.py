@@ -12,9 +12,8 @@ from swarmcli.optim.config import OptimizerConfig, PeerContext
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.modes.base import SiteHooks, Trained
 from swarmcli.testing import virtual_time
-from tests.optim.local_swarm import Applied, EpochOver, LocalPeer, local_peer
+from tests.optim.local_swarm import EpochOver, LocalPeer, local_peer
 from tests.optim.optim_swarm import Swarm, make_model, momentum, together
-from tests.suites import soak
 
 EPOCHS = 4
 
@@ -42,21 +41,6 @@ class Others:
 async def peer_with(swarm: Swarm, others: Others, **options: Any) -> LocalPeer:
     others.peer = await local_peer(swarm, companions=others, seed=1, **options)
     return others.peer
-
-
-@pytest.mark.parametrize("delay", [True, *soak([False])])
-def test_they_are_asked_before_each_average_and_before_it_is_applied(delay: bool) -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            others = Others(0.0)
-            peers = [await peer_with(swarm, others, delay=delay), await local_peer(swarm, seed=1, delay=delay)]
-            await together(*(peer.train(EPOCHS) for peer in peers))
-            applied = sum(isinstance(entry, Applied) for entry in peers[0].log)
-            ended = sum(isinstance(entry, EpochOver) for entry in peers[0].log)
-            assert ended >= EPOCHS
-            assert others.log == ["gather"] * (ended + applied)
-
-    virtual_time.run(main(), timeout=300)
 
 
 def test_what_they_bring_is_averaged() -> None:

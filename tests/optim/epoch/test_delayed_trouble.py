@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-import itertools
 
 import pytest
 import torch
@@ -11,8 +10,8 @@ from swarmcli.events import Noticed
 from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.optim.modes.base import Timing
 from swarmcli.testing import virtual_time
-from tests.optim.epoch.delayed_swarm import DelayedSwarm, DelayedTrainer, one_round_late
-from tests.optim.optim_swarm import TARGET, digests, record, reference, together, until
+from tests.optim.epoch.delayed_swarm import DelayedSwarm, DelayedTrainer
+from tests.optim.optim_swarm import TARGET, digests, record, together, until
 from tests.suites import soak
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
@@ -120,19 +119,6 @@ def test_who_stops_waiting_for_a_round_may_go_on_later() -> None:
 
 
 @every_delay
-def test_lingering_leaves_the_model_with_the_last_parameters(timing: Timing) -> None:
-    async def main() -> None:
-        async with DelayedSwarm(seed=3) as swarm:
-            trainer = await swarm.delayed(timing, seed=1, batch_size=TARGET // 2)
-            await trainer.train(5)
-            assert not torch.equal(trainer.weights, trainer.host_weights)
-            assert await trainer.core.linger(5, timeout=10)
-            assert torch.equal(trainer.weights, trainer.host_weights)
-
-    virtual_time.run(main())
-
-
-@every_delay
 def test_shutting_down_in_the_middle_of_a_round_leaves_nothing(timing: Timing) -> None:
     async def main() -> None:
         async with DelayedSwarm(seed=3, latency=0.2) as swarm:
@@ -181,27 +167,6 @@ def test_a_checkpoint_waits_for_what_is_under_way_and_continues_bit_for_bit(timi
 
 
 # Reused gradient buffers.
-
-
-ALONE_OR_NOT = itertools.product(Timing, ((5,), (4, 6), (2, 3, 6)))
-FIRST = (Timing.DELAYED_AVERAGING, (2, 3, 6))
-
-
-@pytest.mark.parametrize(("timing", "sizes"), [FIRST, *soak(case for case in ALONE_OR_NOT if case != FIRST)], ids=str)
-def test_reused_buffers_change_nothing(timing: Timing, sizes: tuple[int, ...]) -> None:
-    async def main() -> None:
-        async with DelayedSwarm(seed=len(sizes), latency=0.1) as swarm:
-            for number, size in enumerate(sizes):
-                await swarm.delayed(timing, seed=3, batch_size=size, pace=0.1 + 0.07 * number, reuse=True)
-            await together(*(trainer.train(4) for trainer in swarm.trainers))
-            batches = swarm.batches(4)
-            computed = reference if timing is Timing.AT_ONCE else one_round_late
-            expected = computed(3, batches)
-            for trainer in swarm.trainers:
-                torch.testing.assert_close(trainer.host_weights, expected, **TIGHT)
-                assert trainer.weights.grad is trainer.core.work._gradients.accumulators[0]
-
-    virtual_time.run(main())
 
 
 def test_a_batch_under_which_the_model_changed_is_dropped() -> None:

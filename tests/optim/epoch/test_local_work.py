@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 import torch
 
 from swarmcli.events import Noticed, RoundFinished, StateDownloaded
-from swarmcli.optim.arguments import averager_config
-from swarmcli.optim.config import OptimizerConfig, PeerContext
-from swarmcli.optim.core import OptimizerCore
-from swarmcli.optim.modes.base import StateOptions, Trained
+from swarmcli.optim.modes.base import StateOptions
 from swarmcli.optim.modes.outer import LocalUpdates
 from swarmcli.testing import virtual_time
-from tests.optim.local_swarm import Applied, Gradient, LocalPeer, Step, in_one_process, local_peer
+from tests.optim.local_swarm import Applied, LocalPeer, in_one_process, local_peer
 from tests.optim.optim_swarm import Swarm, adamw, make_model, momentum, record, together
 from tests.suites import soak
 
@@ -46,18 +42,6 @@ def test_it_is_the_same_computation_in_one_process(delay: bool, sizes: tuple[int
             assert len({peer.core.position for peer in peers}) == 1
             if not delay:
                 assert len({peer.core.replica.state.digest() for peer in peers}) == 1
-
-    virtual_time.run(main(), timeout=300)
-
-
-@pytest.mark.parametrize("delay", [True, *soak([False])])
-def test_peers_may_choose_for_themselves_where_their_optimizer_lives(delay: bool) -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            peers = [await local_peer(swarm, seed=1, delay=delay, offload=offload) for offload in (True, False)]
-            await together(*(peer.train(EPOCHS) for peer in peers))
-            await finish(peers)
-            check(peers)
 
     virtual_time.run(main(), timeout=300)
 
@@ -111,31 +95,6 @@ def test_training_goes_on_while_a_delayed_round_is_under_way() -> None:
     virtual_time.run(main(), timeout=300)
 
 
-def test_a_checkpoint_waits_for_the_round_under_way() -> None:
-    async def main() -> None:
-        async with Swarm(latency=0.1) as swarm:
-            peers = [await local_peer(swarm, seed=1, delay=True, pace=0.5) for _ in range(2)]
-            await together(*(peer.train(1) for peer in peers))
-            await together(*(peer.core.state_dict() for peer in peers))
-            assert len({peer.core.position for peer in peers}) == 1
-            assert len({peer.core.replica.state.digest() for peer in peers}) == 1
-            assert all(torch.equal(peer.weights, peer.core.replica.state.trained[0]) for peer in peers)
-
-    virtual_time.run(main(), timeout=300)
-
-
-def test_one_peer_alone_trains_as_without_a_swarm() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            peer = await local_peer(swarm, seed=1)
-            await peer.train(4)
-            (expected,) = in_one_process([[entry for entry in peer.log if isinstance(entry, Gradient | Step)]], seed=1)
-            assert torch.equal(peer.weights.detach(), expected)
-            assert peer.epoch == 4
-
-    virtual_time.run(main(), timeout=300)
-
-
 def test_a_newcomer_with_other_weights_and_one_that_was_frozen_are_in_step_soon() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
@@ -151,35 +110,6 @@ def test_a_newcomer_with_other_weights_and_one_that_was_frozen_are_in_step_soon(
             await together(*(peer.train(9) for peer in peers))  # it has come back, and then taken part in an average
             assert len({peer.core.replica.state.digest() for peer in peers}) == 1
             assert len({peer.core.position for peer in peers}) == 1
-
-    virtual_time.run(main(), timeout=300)
-
-
-def test_a_follower_without_samples_holds_the_average() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            peers = [await local_peer(swarm, seed=1, delay=False) for _ in range(2)]
-            follower = await local_peer(swarm, seed=1, delay=False, role="monitor")
-
-            async def follow() -> None:
-                while follower.epoch < 4:
-                    await follower.core.step(0)
-
-            await together(follow(), *(peer.train(4) for peer in peers))
-            assert len({peer.core.replica.state.digest() for peer in (*peers, follower)}) == 1
-
-    virtual_time.run(main(), timeout=300)
-
-
-def test_wrong_batches_are_refused_and_change_nothing() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            peer = await local_peer(swarm, seed=1)
-            peer.weights.grad = torch.ones_like(peer.weights)
-            with pytest.raises(ValueError, match="batch_size=-1"):
-                await peer.core.step(-1)
-            assert torch.equal(peer.weights, make_model(1))
-            assert peer.core.work.samples == 0
 
     virtual_time.run(main(), timeout=300)
 
@@ -209,51 +139,6 @@ def test_a_batch_whose_gradient_is_not_finite_reaches_neither_parameters_nor_sta
             await peer.compute()
             assert not torch.equal(peer.weights, before)
             assert peer.weights.isfinite().all()
-
-    virtual_time.run(main(), timeout=300)
-
-
-def net() -> torch.nn.Module:
-    torch.manual_seed(0)
-    return torch.nn.Sequential(
-        torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(16, 2)
-    )
-
-
-def test_batch_norm_statistics_of_a_convolutional_network() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            models = [net() for _ in range(2)]
-            cores = []
-            for model in models:
-                config = OptimizerConfig("run", 24)
-                optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-                mode = LocalUpdates(state=StateOptions(delay=False))
-                cores.append(
-                    OptimizerCore(
-                        PeerContext(await swarm.node(), config, averager_config(config)),
-                        Trained(optimizer, extra_tensors=list(model.buffers())),
-                        mode,
-                    )
-                )
-                await cores[-1].start()
-                swarm.trainers.append(type("Peer", (), {"core": cores[-1]}))  # type: ignore[arg-type]
-
-            async def train(model: torch.nn.Module, core: OptimizerCore, size: int, level: float) -> None:
-                while core.position.epoch < 4:
-                    await asyncio.sleep(0.1)
-                    images = level + torch.randn(size, 1, 4, 4)
-                    model.zero_grad()
-                    torch.nn.functional.cross_entropy(model(images), (images.mean((1, 2, 3)) > 0).long()).backward()
-                    await core.step(size)
-
-            await together(train(models[0], cores[0], 8, 0.0), train(models[1], cores[1], 4, 2.0))
-            ours, others = (dict(model.state_dict()) for model in models)
-            assert ours.pop("1.num_batches_tracked") > 0
-            others.pop("1.num_batches_tracked")
-            for name, tensor in ours.items():
-                assert torch.equal(tensor, others[name]), name
-            assert ours["1.running_mean"].abs().min() > 0
 
     virtual_time.run(main(), timeout=300)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
 from swarmcli.errors import NoDonorReachable
 from swarmcli.events import Noticed
-from swarmcli.optim.peers.catch_up import CatchUp
+from swarmcli.optim.peers import catch_up
 from tests.optim.optim_swarm import Swarm, Trainer, record, together, until
 from tests.simulation import now, within
 from tests.suites import soak
@@ -28,7 +27,7 @@ async def alone_with_what_it_heard(swarm: Swarm, *, members: int = 1, client_mod
 
 @pytest.fixture(autouse=True)
 def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CatchUp, "options", replace(CatchUp.options, look_again=5.0))  # for the processor's sake
+    monkeypatch.setattr(catch_up, "LOOK_AGAIN", 5.0)  # for the processor's sake
 
 
 @pytest.mark.parametrize("members", [3, *soak([1])])
