@@ -1,4 +1,4 @@
-"""Who may vote on the outcome of a round, how many votes decide it, and what votes prove to anyone later.
+"""Voters decide the outcome of a round: these are their words, the quorum of them, and the proof for anyone later.
 
 Where strangers average, up to f = ⌊(n − 1) / 3⌋ of n voters may be hostile; among members, and where fewer than four
 vote, f is 0. A quorum is ⌊(n + f) / 2⌋ + 1: any two have more than f voters in common, so an honest one. Keys cost

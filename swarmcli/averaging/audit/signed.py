@@ -1,4 +1,4 @@
-"""What senders and reducers sign about the parts of a round, and which of these an auditor looks at.
+"""Senders and reducers sign the parts of a round, and these signatures name those at which an auditor looks.
 
     the auditor draws a secret                      ──▶ its hash goes to each reducer before the first part
     a reducer signs its averages and their inputs   ──▶ seed = hash(secret, signature)

@@ -59,7 +59,7 @@ class Terms:
 
 
 class PartClaim(msgspec.Struct, frozen=True):
-    """What a reducer says of one part.
+    """A reducer says this of one part.
 
     senders, weights   of the inputs in the average
     inputs             by their senders' signatures; the aggregator may have left some out of the average

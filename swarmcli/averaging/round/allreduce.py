@@ -189,7 +189,7 @@ class Allreduce:
         return exchange
 
     async def _go_on(self, phases: Phases, number: int = -1) -> tuple[list[torch.Tensor], bool]:
-        """What follows from the averages of a phase: nothing, where nobody had any weight."""
+        """Computes what follows from the averages of a phase: nothing, where nobody had any weight."""
         holdings = self._exchanges[number].holdings
         assert holdings.results is not None
         if not any(average.senders for average in holdings.averages):
@@ -230,7 +230,7 @@ class Allreduce:
 
     @property
     def digest(self) -> bytes | None:
-        """Of the result that is here, if this member may vote for it."""
+        """The digest of the result that is here, if this member may vote for it."""
         lied = any(each.audits is not None and each.audits.liars for each in self._exchanges)
         return None if self._refused or lied else self._digest
 

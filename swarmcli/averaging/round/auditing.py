@@ -33,7 +33,7 @@ from swarmcli.averaging.audit.signed import (
 from swarmcli.averaging.audit.verdict import ACCUSED_BEYOND, FalseAverage, PartClaim, Terms
 from swarmcli.averaging.certificate import DIGEST_BYTES
 from swarmcli.averaging.round.buffers import Average, Inputs, Results
-from swarmcli.averaging.round.faults import Shared
+from swarmcli.averaging.round.faults import CommonMeans
 from swarmcli.averaging.round.messages import Accusation, DrawnPart, Exhibit, InputHeader, InputList, at_most
 from swarmcli.averaging.round.plan import Part
 from swarmcli.averaging.trust import PeerTrust
@@ -56,18 +56,18 @@ class Audits:
 
     def __init__(
         self,
-        shared: Shared,
+        means: CommonMeans,
         prefix: str,
         trust: PeerTrust,
     ) -> None:
         """The senders are the auditors. `trust` gets the proofs; the faults of the exchange get who does not show what
         it signed."""
-        self._mates = mates = shared.mates
+        self._mates = mates = means.mates
         self.where, self.group = Exchange(prefix, mates.group.group_id), mates.group
         self.liars: set[int] = set()  # reducers of which this member has seen the proof
-        self._plan, self._options, self._senders = shared.plan, shared.options, shared.senders
-        self._signed, self._faults, self._trust = shared.signed, shared.faults, trust
-        self._inputs = shared.mine
+        self._plan, self._options, self._senders = means.plan, means.options, means.senders
+        self._signed, self._faults, self._trust = means.signed, means.faults, trust
+        self._inputs = means.mine
         self._commitments: dict[int, bytes] = {}  # of others
         # No other member can guess it, and it takes no random numbers: a run depends on its seed alone.
         self._secret = commitment(mates.endpoint.identity.sign("audit", prefix.encode(), self.where.group_id))
@@ -241,8 +241,8 @@ class Audits:
         return await self._unless_withheld(sender, ask)
 
     async def _unless_withheld(self, member: int, ask: Callable[[], Awaitable[T]]) -> T | str | None:
-        """What a member shows. A reason if it withholds that; None if nobody is at fault. A connection may break, so it
-        is asked once more."""
+        """Asks a member for what it signed. Returns a reason if it withholds that; None if nobody is at fault. A
+        connection may break, so it is asked once more."""
         for _ in range(ASKS):
             try:
                 return await ask()

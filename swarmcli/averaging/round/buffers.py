@@ -113,7 +113,7 @@ class Average:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What a round's average holds of one member: its weight and samples, as far as its tensors arrived.
+    """One member's part in a round's average: its weight and samples, as far as its tensors arrived.
 
     share   of all elements, those of parts that hold the member's; 1: all of them
     """

@@ -18,7 +18,7 @@ from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.buffers import Average, Holdings, Inputs, Results, root_of
 from swarmcli.averaging.round.copying import Copier
-from swarmcli.averaging.round.faults import Faults, Shared
+from swarmcli.averaging.round.faults import CommonMeans, Faults
 from swarmcli.averaging.round.mates import GroupMates
 from swarmcli.averaging.round.messages import OpenExchange
 from swarmcli.averaging.round.pace import MODEST, Lessons, Pace, Tempo, usual_time
@@ -66,9 +66,9 @@ class PartExchange:
         tempo.quickly = quickly if others else math.inf
         self.holdings.signed = signed = SignedLists(group, service.prefix, service.peer_trust)
         self.faults = Faults()
-        shared = Shared(mates, plan, frozenset(senders), mine, results, options, signed, tempo, self.faults)
-        self.audits = Audits(shared, service.prefix, service.peer_trust) if options.audit > 0 else None
-        self._shared = shared
+        means = CommonMeans(mates, plan, frozenset(senders), mine, results, options, signed, tempo, self.faults)
+        self.audits = Audits(means, service.prefix, service.peer_trust) if options.audit > 0 else None
+        self._means = means
         note_inputs = None if self.audits is None else self.audits.note_inputs
         bounds = WeightBounds.of(group, senders, options)
         self._reducer = Reducer(plan, mates.me, senders, mine, results, options.aggregator, bounds, note_inputs)
@@ -78,8 +78,8 @@ class PartExchange:
         # slow. Averages from auxiliaries show that this member's own way in is not slow.
         signs = 1 + len(group.auxiliaries & plan.by_reducer.keys() - {mates.me} if mine is not None else ())
         parts_pace = Pace(tempo, len(others) + signs)
-        self._receiver = PartReceiver(shared, self.audits, self._reducer, others, parts_pace)
-        self._sender = PartSender(shared, self.audits, Pace(tempo, len(plan.by_reducer), averages=True), parts_pace)
+        self._receiver = PartReceiver(means, self.audits, self._reducer, others, parts_pace)
+        self._sender = PartSender(means, self.audits, Pace(tempo, len(plan.by_reducer), averages=True), parts_pace)
         self.copier = None if results is None else Copier(mates, self.holdings, results, signed, options)
 
     def _planned(self, nbytes: int, waits: float) -> float | None:
@@ -125,7 +125,7 @@ class PartExchange:
         me, failed = self.mates.me, self.faults.failed
         own = [each for each in averages if each.part.reducer == me]
         if own and me not in failed:
-            self._shared.signed.sign(me, self.mates.endpoint.identity, root_of(own))
+            self._means.signed.sign(me, self.mates.endpoint.identity, root_of(own))
         counts = any(average.senders for average in averages)
         for part in [average.part for average in averages if counts and not average.senders]:
             failed.setdefault(part.reducer, f"nobody's tensors arrived for part {part.index}")
@@ -137,7 +137,7 @@ class PartExchange:
     @forgetful
     async def audit(self) -> None:
         """Computes some of the averages again, which are all here, before this member votes for them."""
-        results, told, me = self.holdings.results, self._shared.signed.told, self.mates.me
+        results, told, me = self.holdings.results, self._means.signed.told, self.mates.me
         if self.audits is None or results is None:
             return
         async with asyncio.TaskGroup() as tasks:

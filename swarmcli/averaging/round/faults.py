@@ -1,4 +1,4 @@
-"""What both sides of one exchange share at one member, and what went wrong there with the others."""
+"""The means that both sides of one exchange have in common at one member, and the faults of the others there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from swarmcli.averaging.round.signed import SignedLists
 
 @dataclass
 class Faults:
-    """What went wrong with the members in one exchange, as this one saw it, by their indices; the first reason stays.
+    """Faults of members in one exchange, as this one saw them, by their indices; the first reason stays.
 
     left_out   members whose tensors are missing somewhere, by the reducers' word
     refused    senders whose parts cannot be averaged here
@@ -39,8 +39,8 @@ class Faults:
 
 
 @dataclass
-class Shared:
-    """What both sides of one exchange share at one member.
+class CommonMeans:
+    """Both sides of one exchange work with these at one member.
 
     senders        indices of all members whose tensors may be in an average
     mine, results  None for an auxiliary, which sends nothing and has no use for averages

@@ -32,7 +32,7 @@ Standing: TypeAlias = Literal["unknown", "expected", "running", "over"]
 
 
 class RoundWord(msgspec.Struct, frozen=True):
-    """What a member tells another one about their round, and its answer, which comes at once.
+    """A member tells another one this about their round, and gets the like as an answer, at once.
 
     busy     it may yet vote: members without a result wait for it
     settled  it knows the outcome

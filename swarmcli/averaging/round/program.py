@@ -1,4 +1,4 @@
-"""What a round computes: the tensors that a member brings to each phase, and the results that follow from averages."""
+"""A round computes this: the tensors that a member brings to each phase, and the results that follow from averages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class OnePhase:
 
 
 def advance(phases: Phases, averages: Sequence[torch.Tensor] | None) -> tuple[list[torch.Tensor], bool]:
-    """What a program gives for the averages of its last phase (None: it begins), and whether these are its results."""
+    """Gives a program the averages of its last phase (None: it begins). Returns its next tensors, and whether these are
+    its results."""
     try:
         return (next(phases) if averages is None else phases.send(averages)), False
     except StopIteration as end:

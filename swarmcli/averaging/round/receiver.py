@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.buffers import Average, root_of
-from swarmcli.averaging.round.faults import Shared
+from swarmcli.averaging.round.faults import CommonMeans
 from swarmcli.averaging.round.messages import (
     MAX_WORDS,
     AverageHeader,
@@ -32,11 +32,13 @@ from swarmcli.tasks import beside, forget, forgetful, unless_silent, unless_stuc
 class PartReceiver:
     """Serves the members of one round, each on its own stream."""
 
-    def __init__(self, shared: Shared, audits: Audits | None, reducer: Reducer, members: list[int], pace: Pace) -> None:
+    def __init__(
+        self, means: CommonMeans, audits: Audits | None, reducer: Reducer, members: list[int], pace: Pace
+    ) -> None:
         """`members`: indices of the members that send and receive, without this one. `pace`: of the parts that
         arrive."""
         self.streams: list[Stream] = []
-        self._shared, self._audits, self._mates, self._options = shared, audits, shared.mates, shared.options
+        self._means, self._audits, self._mates, self._options = means, audits, means.mates, means.options
         self._reducer, self._pace = reducer, pace
         self._served: set[int] = set()  # members whose streams are here
         self._waiting = {member: asyncio.Event() for member in members}  # set once it has begun, or is left out
@@ -98,14 +100,14 @@ class PartReceiver:
         async with asyncio.TaskGroup() as tasks:
             for member in self._waiting:
                 tasks.create_task(self._await_beginning(member))
-        self._shared.tempo.note_all_begun()
+        self._means.tempo.note_all_begun()
 
     @forgetful
     async def _await_beginning(self, member: int) -> None:
         """Waits until a member has begun, or is left out. One that still computes has its time; one that takes part, or
         says nothing, is as slow as its parts would be. Once half of the reducers are done nobody still computes: they
         have had its parts, or have given it up, and by now the others wait for this one."""
-        waiting, tempo, ends = self._waiting, self._shared.tempo, loop_time() + self._options.to_begin
+        waiting, tempo, ends = self._waiting, self._means.tempo, loop_time() + self._options.to_begin
         asking = self._mates.until_gone(member, tempo.begun)
         async with beside(waiting[member].wait()) as begun, beside(asking) as gone:
             while not waiting[member].is_set():
@@ -119,7 +121,7 @@ class PartReceiver:
                     self._leave_out(member, gone.result())
                 elif loop_time() >= ends:
                     if not self._mates.is_connected(member):
-                        self._shared.faults.lost.add(member)
+                        self._means.faults.lost.add(member)
                     self._give_up(member, f"it did not begin within {self._options.to_begin:g} s")
                 elif slow and 2 * absent <= 1 + len(waiting):
                     self._give_up(member, "it was too slow: its parts had not begun to come when those of others had")
@@ -129,25 +131,25 @@ class PartReceiver:
         self._waiting[member].set()
 
     def _give_up(self, member: int, reason: str) -> None:
-        self._shared.tempo.slow[member] = reason
+        self._means.tempo.slow[member] = reason
         self._doubt(member, reason)
 
     def _doubt(self, member: int, reason: str) -> None:
-        self._shared.faults.doubted.setdefault(member, reason)
+        self._means.faults.doubted.setdefault(member, reason)
         self._leave_out(member, reason)
 
     async def _agree(self, member: int, stream: Stream) -> SenderTerms:
         """A member's first message. A member with another plan could read averages wrongly, so it gets none."""
         async with asyncio.timeout(self._options.to_begin):
             terms, _ = await stream.receive(SenderTerms)
-        if terms.plan != self._shared.plan.fingerprint:
+        if terms.plan != self._means.plan.fingerprint:
             reason = "its tensors, shares or options differ from the group's"
             self._refuse(member, reason)
             raise CallRefused("plan", reason)
         return terms
 
     def _refuse(self, member: int, reason: str) -> None:
-        self._shared.faults.refused[member] = reason
+        self._means.faults.refused[member] = reason
         self._leave_out(member, reason)
 
     @forgetful
@@ -167,7 +169,7 @@ class PartReceiver:
     async def _take_parts(self, member: int, terms: SenderTerms, stream: Stream) -> None:
         if member in self._reducer.left_out:
             return  # it comes too late
-        audits, tempo = self._audits, self._shared.tempo
+        audits, tempo = self._audits, self._means.tempo
         if audits is not None:
             audits.begin(member, terms.commitment)
         self._reducer.begin(member, terms.weight, terms.samples, terms.note)
@@ -223,7 +225,7 @@ class PartReceiver:
             header = AverageHeader(tensor, average.senders, average.weights, average.inputs or None)
             async with unless_stuck(stream, self._options.for_reducer):
                 await stream.send(header, () if message is None else message.payload)
-        signed = self._shared.signed.sign(self._mates.me, self._mates.endpoint.identity, root_of(averages))
+        signed = self._means.signed.sign(self._mates.me, self._mates.endpoint.identity, root_of(averages))
         async with asyncio.timeout(self._options.for_reducer):
             await stream.send(Farewell(self._reducer.left_out, signed))
 

@@ -10,7 +10,7 @@ from swarmcli.averaging.audit.signed import digest_of
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, TO_OPEN
 from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.buffers import Average, Inputs, Results, plain, root_of
-from swarmcli.averaging.round.faults import Shared
+from swarmcli.averaging.round.faults import CommonMeans
 from swarmcli.averaging.round.messages import (
     AverageHeader,
     Farewell,
@@ -54,14 +54,14 @@ class _ReducerVisit:
 class PartSender:
     """Exchanges with all reducers on behalf of one member. Averages land in the memory of its results."""
 
-    def __init__(self, shared: Shared, audits: Audits | None, pace: Pace, parts_pace: Pace) -> None:
+    def __init__(self, means: CommonMeans, audits: Audits | None, pace: Pace, parts_pace: Pace) -> None:
         """`pace`: of the averages that arrive; `parts_pace`: of the parts that this member's own reducer gets, which
         hears when this member has sent its own."""
         self.streams: list[Stream] = []
-        self._shared, self._audits, self._mates, self._faults = shared, audits, shared.mates, shared.faults
+        self._means, self._audits, self._mates, self._faults = means, audits, means.mates, means.faults
         self._pace, self._parts_pace = pace, parts_pace
-        me, members = shared.mates.me, shared.mates.group.members
-        self._reducers = [index for index in shared.plan.by_reducer if index != me and shared.mine is not None]
+        me, members = means.mates.me, means.mates.group.members
+        self._reducers = [index for index in means.plan.by_reducer if index != me and means.mine is not None]
         self._sent = 0  # reducers that have got all of their parts
         self._took = list[float]()  # seconds that sending to each took; to one that was given up, would have taken
         visitors = (index for index in self._reducers if reducer_opens(members[index], members[me]))
@@ -71,11 +71,11 @@ class PartSender:
     async def gather(self, own: Reducer) -> list[Average]:
         """Exchanges with all reducers, even if some of them fail, and waits for the averages of this member's own.
         Returns those of all reducers that gave, and signed, all of theirs."""
-        got, mine = list[Average](), self._shared.mine
+        got, mine = list[Average](), self._means.mine
         if not self._reducers:
             self._parts_pace.note_end()
             if mine is not None and mine.weight > 0:
-                self._shared.tempo.sending[self._mates.me] = 0.0
+                self._means.tempo.sending[self._mates.me] = 0.0
         async with asyncio.TaskGroup() as tasks:
             for reducer in self._reducers:
                 tasks.create_task(self._exchange(reducer, got))
@@ -132,14 +132,14 @@ class PartSender:
         """A reducer that has given an average lives, or did: its stream ends by itself when it is gone. One that has
         given none may wait for another member, or have never begun, and a stream does not tell which."""
         talk = (self._talk_to_visitor if reducer in self._visits else self._visit)(reducer, averages)
-        async with beside(talk) as talking, beside(self._mates.until_gone(reducer, self._shared.tempo.begun)) as gone:
+        async with beside(talk) as talking, beside(self._mates.until_gone(reducer, self._means.tempo.begun)) as gone:
             await asyncio.wait([talking, gone], return_when=asyncio.FIRST_COMPLETED)
             if not talking.done() and not averages:
                 raise ConnectionLost(gone.result())
             await talking
 
     async def _visit(self, reducer: int, averages: list[Average]) -> None:
-        mates, patience = self._mates, min(self._shared.options.for_reducer, TO_OPEN)
+        mates, patience = self._mates, min(self._means.options.for_reducer, TO_OPEN)
         request, method = OpenExchange(mates.group.group_id, listed=mates.group.listed), mates.method("exchange")
         async with mates.endpoint.stream(mates.peer(reducer), method, request, timeout=patience) as stream:
             self.streams.append(stream)
@@ -148,7 +148,7 @@ class PartSender:
     async def _talk_to_visitor(self, reducer: int, averages: list[Average]) -> None:
         visit = self._visits[reducer]
         try:
-            async with asyncio.timeout(self._shared.options.for_reducer):
+            async with asyncio.timeout(self._means.options.for_reducer):
                 stream = await visit.stream
             await self._talk(reducer, stream, averages)
         finally:
@@ -162,7 +162,7 @@ class PartSender:
 
         Raises NetworkError (ProtocolViolation among them) and TimeoutError when the reducer fails.
         """
-        mine, results, parts = self._shared.mine, self._shared.results, self._shared.plan.by_reducer[reducer]
+        mine, results, parts = self._means.mine, self._means.results, self._means.plan.by_reducer[reducer]
         assert mine is not None and results is not None
         expected, before, began = max(1, sum(part.average_bound for part in parts)), stream.arriving, loop_time()
 
@@ -173,17 +173,17 @@ class PartSender:
             async with beside(self._send(parts, mine, stream)), self._pace.keeping_up(reducer, come):
                 await self._receive(reducer, results, stream, averages)
         except LaggedError:  # whoever reduces all of a round brings no parts here, and its averages show its line
-            sending, seconds = self._shared.tempo.sending, (loop_time() - began) / min(1.0, max(come(), 1e-6))
+            sending, seconds = self._means.tempo.sending, (loop_time() - began) / min(1.0, max(come(), 1e-6))
             sending[reducer] = max(seconds, sending.get(reducer, 0.0))
             raise
 
     @forgetful
     async def _send(self, parts: Sequence[Part], mine: Inputs, stream: Stream) -> None:
-        audits, before, sending = self._audits, stream.leaving, self._shared.tempo.sending
+        audits, before, sending = self._audits, stream.leaving, self._means.tempo.sending
         began, whole, expected = loop_time(), False, max(1, sum(part.payload_bound for part in parts))
         try:
             terms = mine.weight, mine.note, None if audits is None else audits.commitment, mine.samples
-            await stream.send(SenderTerms(self._shared.plan.fingerprint, *terms))
+            await stream.send(SenderTerms(self._means.plan.fingerprint, *terms))
             for part in parts if mine.weight > 0 else ():
                 message, signature = await on_executor(part.descriptor.nbytes, _encoded, mine, part, audits)
                 await stream.send(PartHeader(message.header, signature), message.payload)
@@ -203,11 +203,11 @@ class PartSender:
 
     async def _receive(self, reducer: int, results: Results, stream: Stream, averages: list[Average]) -> None:
         """Receives all averages of a reducer, and its signature for them."""
-        patience = self._shared.options.for_reducer
-        for part in self._shared.plan.by_reducer[reducer]:
+        patience = self._means.options.for_reducer
+        for part in self._means.plan.by_reducer[reducer]:
             async with unless_silent(stream, patience):
                 header, payload = await stream.receive(AverageHeader, _memory_for(part, results))
-            check_senders(header.senders, header.weights, self._shared.senders)
+            check_senders(header.senders, header.weights, self._means.senders)
             if (header.inputs is None) != (self._audits is None):
                 raise ProtocolViolation("an average with no hash of its inputs, or one that nobody asked for")
             if (header.tensor is None) != (not header.senders):
@@ -215,7 +215,7 @@ class PartSender:
             averages.append(await on_executor(part.descriptor.nbytes, _decode, part, results, header, payload))
         async with unless_silent(stream, patience):
             farewell, _ = await stream.receive(Farewell)
-        if not self._shared.signed.take(reducer, farewell.averages, root_of(averages)):
+        if not self._means.signed.take(reducer, farewell.averages, root_of(averages)):
             raise ProtocolViolation("it has not signed the averages that it gave")
         # The first reducer's word stands: a member that is lost is lost to all of them, each with a reason of its own.
         self._faults.left_out = farewell.left_out | self._faults.left_out

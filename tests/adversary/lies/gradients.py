@@ -112,8 +112,8 @@ class _Unlike(Inputs):
 @lie("equivocation about gradients", "gradients", at_most=BOUNDED)
 def tell_each_reducer_something_else(liar: Liar) -> None:
     def alter(exchange: Any) -> None:
-        if exchange._shared.mine is not None:
-            unlike = exchange._shared.mine = _Unlike(exchange._shared.mine)
+        if exchange._means.mine is not None:
+            unlike = exchange._means.mine = _Unlike(exchange._means.mine)
             for side in filter(None, (exchange._reducer, exchange.audits)):
                 side._inputs = unlike
             liar.told.append("unlike gradients")
