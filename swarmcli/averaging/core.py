@@ -378,7 +378,7 @@ class AveragerCore:
         rest = rest_of(self._tensors, self.layout, parts) if lossy else None
         for index, (tensor, average) in enumerate(zip(self._tensors, averages, strict=True)):
             if rest is not None:
-                average = average + rest[index]
+                average = rest[index].add_(average)
             if alpha == 1.0:
                 tensor.copy_(average)
             else:
