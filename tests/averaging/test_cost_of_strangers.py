@@ -88,8 +88,7 @@ async def test_who_answers_pings_late_stretches_no_patience(monkeypatch: pytest.
         assert one.round_trip(late) == pytest.approx(NetworkLimits().longest_round_trip)
 
 
-@pytest.mark.parametrize("size", [300, 40_000])
-def test_long_arithmetic_leaves_the_loop_however_small_a_part_is(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_arithmetic_leaves_the_loop_however_small_a_part_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clipping takes many passes over all inputs, of which each may be far below what is worth another thread."""
     beside, seen = [False], list[bool]()
 
@@ -112,8 +111,8 @@ def test_long_arithmetic_leaves_the_loop_however_small_a_part_is(size: int, monk
     @simulated
     async def main() -> None:
         options = AllreduceOptions(aggregator=CenteredClip(iterations=20), part_size_bytes=256 << 10)
-        async with Swarm([Kind()] * 5, shapes=((size,),), options=options) as swarm:
+        async with Swarm([Kind()] * 5, shapes=((40_000,),), options=options) as swarm:
             assert all(isinstance(outcome, RoundResult) for outcome in await swarm.round())
 
     main()
-    assert seen and all(beside == (size > 1000) for beside in seen)
+    assert seen and all(seen)

@@ -30,27 +30,17 @@ async def publish(writer: Declarations, declared: Candidate) -> None:
 
 
 @within(3600)
-async def test_what_one_declares_the_others_read_until_it_is_withdrawn() -> None:
+async def test_what_one_declares_the_others_read_in_its_bucket_alone_until_it_is_withdrawn() -> None:
     async with Averagers(0) as swarm:
         one, other = await swarm.add(2)
         writer, reader = of(one), of(other)
-        for began in (1.0, 2.0):
-            await publish(writer, candidate(one.peer_id, began))
-            assert await reader.read("") == [candidate(one.peer_id, began)]
-        await writer.withdraw()
-        assert await reader.read("") == []
-
-
-@within(3600)
-async def test_who_moves_is_gone_from_its_former_bucket() -> None:
-    async with Averagers(0) as swarm:
-        one, other = await swarm.add(2)
-        writer, reader = of(one), of(other)
-        for bits in ("01", "10", "01"):
-            await publish(writer, candidate(one.peer_id, bits=bits))
+        for began, bits in ((1.0, "01"), (2.0, "01"), (2.0, "10"), (3.0, "01")):
+            declared = candidate(one.peer_id, began, bits)
+            await publish(writer, declared)
             for bucket in ("01", "10"):
-                there = [candidate(one.peer_id, bits=bits)] if bucket == bits else []
-                assert await reader.read(bucket) == there
+                assert await reader.read(bucket) == ([declared] if bucket == bits else [])
+        await writer.withdraw()
+        assert await reader.read("01") == []
 
 
 @within(3600)
@@ -68,22 +58,16 @@ async def test_a_declaration_is_kept_up_and_an_older_one_does_not_come_back() ->
         keeping.cancel()
 
 
-@within(3600)
-async def test_nobody_declares_another() -> None:
-    async with Averagers(1) as swarm:
-        one, other = await swarm.add(2)
-        await publish(of(one), candidate(other.peer_id))
-        assert await of(other).read("") == []
-
-
 @pytest.mark.parametrize("value", [b"garbage", 7, wire.encode({"search": b"short"})])
 @within(3600)
-async def test_what_does_not_decode_is_passed_over(value: object) -> None:
+async def test_what_does_not_decode_or_names_another_peer_is_passed_over(value: object) -> None:
     async with Averagers(2) as swarm:
         one, other = await swarm.add(2)
         expiration = one.endpoint.clock.now() + 60
         await one.node.store("key.0b", value, expiration, subkey=OwnedSubkey(one.peer_id, b""))
         await one.node.store("key.0b", wire.encode(candidate(one.peer_id)), expiration, subkey="anybody's")
+        assert await of(other).read("") == []
+        await publish(of(one), candidate(other.peer_id))
         assert await of(other).read("") == []
 
 
@@ -99,25 +83,10 @@ async def test_without_a_network_nothing_is_read_and_nothing_fails() -> None:
 # Buckets of the Moshpit grid: group mates move apart, and averages of strangers meet
 
 
-def peers(count: int) -> list[PeerID]:
-    return [PeerID(number.to_bytes(32, "big")) for number in range(count)]
-
-
-def group_of(members: list[PeerID], nonce: int = 0) -> Group:
-    return Group.form(b"", [Member(peer) for peer in members], [1.0] * len(members), nonce.to_bytes(16, "big"))
-
-
-def test_keys_tell_buckets_apart() -> None:
-    assert group_key("run", "") == "run.0b" and group_key("run", "01") == "run.0b01"
-
-
-def test_without_bits_there_is_one_bucket() -> None:
-    members = peers(3)
-    assert next_bits("", group_of(members), members[0], 16) == ""
-
-
 def test_members_go_to_buckets_of_their_own() -> None:
-    members = peers(4)
-    group = group_of(members)
+    assert group_key("run", "") == "run.0b" and group_key("run", "01") == "run.0b01"
+    members = [PeerID(number.to_bytes(32, "big")) for number in range(4)]
+    group = Group.form(b"", [Member(peer) for peer in members], [1.0] * 4, bytes(16))
+    assert next_bits("", group, members[0], 16) == ""
     after = [next_bits("1011", group, peer, 4) for peer in members]
     assert {bits[:2] for bits in after} == {"11"} and {bits[2:] for bits in after} == {"00", "01", "10", "11"}

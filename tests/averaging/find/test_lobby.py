@@ -1,4 +1,4 @@
-"""When a group begins: complete, full, out of time, or with enough progress; and when a crowd has settled."""
+"""When a group begins: complete, full, out of time, or with enough progress."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def begins(made: Lobby, now: float, **changes: Any) -> bool:
 @within(60)
 async def test_when_a_plain_group_begins() -> None:
     full = lobby(followers=3, target_group_size=4)
-    assert full.share([])[1] == 4 and begins(full, 0.0, missing=True, full=True)
+    assert begins(full, 0.0, missing=True, full=True)
     alone = lobby()
     assert due_at(alone, 1.0) == 5.0 and not begins(alone, 5.0)
     alone.renew(5.0)
@@ -70,12 +70,29 @@ async def test_whoever_takes_the_most_of_the_list_gives_way_to_the_others() -> N
 
 
 @within(60)
-async def test_addresses_and_what_is_said_about_seats_take_room_as_well() -> None:
+async def test_addresses_take_room_as_well() -> None:
     made = lobby()
     addresses = tuple(f"memory://{'x' * 450}-{number}:1" for number in range(8))
     wordy = replace(candidate(1), addresses=addresses)
     room = [not made.admit(join_of(replace(wordy, peer_id=peer_id(number))), 0.0).done() for number in range(1, 300)]
     assert len(made) * 3600 < MAX_LISTED < (len(made) + 1) * 4000 and not room[-1]
+
+
+@within(60)
+async def test_a_crowd_is_shared_evenly_and_by_how_its_peers_are_reached() -> None:
+    def crowd(count: int, undialed: int = 0) -> list[Candidate]:
+        return [replace(candidate(number), listening=number > undialed) for number in range(1, count)]
+
+    made = lobby(target_group_size=16, followers=8)
+    assert [made.share(crowd(count)) for count in (16, 17, 33)] == [(16, 16), (8, 9), (11, 11)]
+    assert made.turns_away(candidate(20), crowd(15)) is None
+    full = made.turns_away(candidate(20), crowd(16))
+    assert full is not None and set(full.gone) == set(made.followers)
+    few = lobby(target_group_size=4)
+    cannot = crowd(12, undialed=3)[:3]
+    assert few.turns_away(cannot[0], crowd(12, undialed=3)) is None
+    few.admit(join_of(cannot[0]), 0.0)
+    assert few.turns_away(cannot[1], crowd(12, undialed=3)) == Answer("full"), "one for each group"
 
 
 @within(60)

@@ -8,14 +8,11 @@ which for a given split of any sizes is (r - 1)/(N - 1).
 from __future__ import annotations
 
 import asyncio
-import random
 import statistics
 from collections.abc import Iterable
 
 import pytest
 
-from swarmcli.averaging.find.declarations import next_bits
-from swarmcli.averaging.group import Group, Member
 from swarmcli.network.identity import PeerID
 from tests.averaging.searchers import Searcher, Searchers
 from tests.simulation import within
@@ -45,27 +42,6 @@ def grid(peers: int, bits: int) -> list[str]:
     return [f"{number % 2**bits:0{bits}b}" for number in range(peers)]
 
 
-@pytest.mark.parametrize(("peers", "size", "rounds", "bits"), GRIDS)
-def test_a_grid_gives_everyone_the_mean(peers: int, size: int, rounds: int, bits: int) -> None:
-    """As groups move through their buckets, whoever meets whom when."""
-    ids = [PeerID(number.to_bytes(32, "big")) for number in range(peers)]
-    values, chance = Values(ids), random.Random(0)
-    buckets = dict(zip(ids, grid(peers, bits), strict=True))
-    for _ in range(rounds):
-        moved = {}
-        for bucket in sorted(set(buckets.values())):
-            present = [peer for peer in ids if buckets[peer] == bucket]
-            chance.shuffle(present)
-            for chunk in (present[start : start + size] for start in range(0, len(present), size)):
-                assert len(chunk) == size
-                values.average(chunk)
-                group = Group.form(b"", [Member(peer) for peer in chunk], [1.0] * size, chance.randbytes(16))
-                moved |= {peer: next_bits(bucket, group, peer, size) for peer in chunk}
-        buckets = moved
-    assert values.variance < 1e-18 * values.first
-    assert statistics.fmean(values.of.values()) == pytest.approx((peers - 1) / 2)
-
-
 @pytest.mark.parametrize(("count", "sizes"), [(9, [4, 5]), *soak([(17, [5, 6, 6]), (20, [5, 5, 5, 5])])])
 @within(3600)
 async def test_a_remainder_is_shared_among_all_groups(count: int, sizes: list[int]) -> None:
@@ -75,9 +51,6 @@ async def test_a_remainder_is_shared_among_all_groups(count: int, sizes: list[in
         await spread_mean(swarm, peers, 1)
         groups = {peer.groups[0].group_id: len(peer.groups[0]) for peer in peers}
         assert sorted(groups.values()) == sizes
-
-
-# The same over the hash table, with messages
 
 
 async def spread_mean(swarm: Searchers, peers: list[Searcher], rounds: int) -> list[tuple[float, float]]:
