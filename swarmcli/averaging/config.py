@@ -44,18 +44,17 @@ class MatchmakingOptions:
     min_matchmaking_time: float = 5.0  # how long to look on for others when not everyone is there
     request_timeout: float = 3.0  # longest wait for one answer; kept below min_matchmaking_time
     seats_per_network: int | None = None  # in one group, of followers from one /24 or /48; None: as many as come
-    preformed_grace: float = 1.0  # a preformed group with enough progress waits this long for missing members
 
     def __post_init__(self) -> None:
         size, least = self.target_group_size, self.min_group_size
         check_numbers(min_group_size=least, min_matchmaking_time=self.min_matchmaking_time)
-        check_numbers(request_timeout=self.request_timeout, preformed_grace=self.preformed_grace)
+        check_numbers(request_timeout=self.request_timeout)
         check_numbers(optional=True, target_group_size=size, seats_per_network=self.seats_per_network)
         seats = self.seats_per_network
         _check(seats is None or seats >= 1, "seats_per_network", seats, "None or at least 1")
         _check(least >= 1, "min_group_size", least, "at least 1")
         _check(size is None or size >= max(least, 2), "target_group_size", size, f"None or at least {max(least, 2)}")
-        for name in ("min_matchmaking_time", "request_timeout", "preformed_grace"):
+        for name in ("min_matchmaking_time", "request_timeout"):
             value = getattr(self, name)
             _check(math.isfinite(value) and value > 0, name, value, "a positive number of seconds")
         if self.request_timeout > self.min_matchmaking_time:

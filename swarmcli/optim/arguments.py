@@ -20,7 +20,7 @@ from swarmcli.optim.state.training_state import OptimizerFactory, Parameters, Sc
 
 # The keys of averager_opts, by the component that they are for.
 _AVERAGER_OPTIONS = (
-    {"request_timeout", "preformed_grace", "min_group_size", "target_group_size", "seats_per_network"},
+    {"request_timeout", "min_group_size", "target_group_size", "seats_per_network"},
     {"compression", "part_size_bytes", "sender_timeout", "reducer_timeout"}
     | {"trust", "aggregator", "audit", "max_share"},
     {"bandwidth", "min_vector_size", "initial_group_bits"},

@@ -34,11 +34,12 @@ from tests.optim.optim_swarm import (
     weighed,
     weights_of,
 )
+from tests.suites import soak
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 
 
-@pytest.mark.parametrize("mode", [Mode(), PowerSGD(averager_rank=1), PowerEF(averager_rank=1)])
+@pytest.mark.parametrize("mode", [Mode(), PowerSGD(averager_rank=1), *soak([PowerEF(averager_rank=1)])])
 def test_gradients_count_by_weight_and_epochs_are_made_of_samples(mode: Mode) -> None:
     """An auxiliary goes along, and one peer replays two rounds: all come to what one process makes of the weighted mean
     over the rows, and count as many rows."""

@@ -23,6 +23,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.prefix import Prefix
 
 MAX_LISTED = 768 << 10  # bytes that followers may take of a group's list, which goes to every member in one message
+GRACE = 1.0  # seconds for which a preformed group that has reached its target waits for missing members
 MIN_PATIENCE = 0.5  # seconds for which even an impatient follower leaves the group open
 BEAT_INTERVAL = 0.75  # seconds between two beats of a follower: with the wait for an answer a loss is seen within 4 s …
 BEATS_PER_SECOND = 64.0  # … and from all followers of a leader together
@@ -232,6 +233,6 @@ class Lobby:
             self._reached_at = math.inf
             return self._overdue_at(seats)
         self._reached_at = min(self._reached_at, now)
-        ends = self._reached_at + self.options.preformed_grace if missing else settled_at
+        ends = self._reached_at + GRACE if missing else settled_at
         # If this peer gave up here, one that comes a moment later would look for it in vain, and the other way round.
         return ends if self.has_enough or now < ends else math.inf

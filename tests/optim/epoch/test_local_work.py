@@ -143,6 +143,7 @@ def test_a_batch_whose_gradient_is_not_finite_reaches_neither_parameters_nor_sta
     virtual_time.run(main(), timeout=300)
 
 
+@pytest.mark.soak  # test_several_groups.py has groups side by side of gradients
 def test_groups_side_by_side_come_together_after_each_epoch() -> None:
     """Their anchors are unlike, and all average them; what each has learned since stays on top."""
 
