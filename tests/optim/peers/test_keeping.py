@@ -46,22 +46,6 @@ def test_of_those_who_leave_at_once_one_at_least_is_left_alone(count: int) -> No
     virtual_time.run(main(), timeout=300)
 
 
-def test_a_peer_that_is_behind_or_has_not_joined_yet_keeps_nothing() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            ahead = await swarm.trainer(seed=1)
-            await ahead.train(3)
-            newcomer = await swarm.trainer(seed=1)
-            await asyncio.sleep(10)
-            assert await ahead.core.succession.leave() is None
-            ahead.core.leaving = False
-            await newcomer.wait()
-            assert newcomer.epoch == 3
-            assert await ahead.core.succession.leave() == (newcomer.node.peer_id, 3)
-
-    virtual_time.run(main(), timeout=300)
-
-
 def test_among_those_who_offer_one_writes_and_the_next_takes_over() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
@@ -93,18 +77,5 @@ def test_a_monitor_comes_before_all_trainers() -> None:
             monitor.core.succession.offer(False)  # its disk is full
             await asyncio.sleep(10)
             assert sum(await writers(one.core, other.core)) == 1
-
-    virtual_time.run(main(), timeout=300)
-
-
-def test_where_the_run_stands_is_known_before_joining() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            first = await swarm.trainer(seed=1)
-            assert await first.core.succession.furthest() is None
-            newcomer = await swarm.trainer(seed=1)
-            assert await newcomer.core.succession.furthest() is None, "another that has not joined yet holds nothing"
-            await first.train(3)
-            assert await newcomer.core.succession.furthest() == 3
 
     virtual_time.run(main(), timeout=300)

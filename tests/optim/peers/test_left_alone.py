@@ -9,7 +9,7 @@ from swarmcli.events import EpochAdvanced, StateDownloaded
 from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, auxiliary, record, until
-from tests.optim.oracle import Checkpoint, Oracle, Work, now
+from tests.optim.oracle import Checkpoint, Oracle, Work
 from tests.suites import soak
 
 
@@ -24,41 +24,6 @@ async def gone(work: Work, trainer: Trainer) -> Checkpoint:
 async def assist(core: AuxiliaryCore) -> None:
     while True:
         await core.step()
-
-
-@pytest.mark.parametrize(
-    ("seed", "killed"), [(0, True), *soak([(0, False), *itertools.product([1, 2], [True, False])])]
-)
-def test_one_goes_on_alone_and_others_join_it(seed: int, killed: bool) -> None:
-    async def main() -> None:
-        async with Swarm(seed=seed) as swarm, Work() as work:
-            oracle = Oracle(swarm)
-            trainers = [await oracle.trainer(seed=1, pace=0.1 + 0.03 * number) for number in range(3)]
-            alone = trainers.pop(seed)
-            work.begin(*trainers)
-            work.begin(alone, until=9)
-            await until(lambda: alone.epoch == 2)
-            for trainer in trainers:
-                if killed:
-                    await swarm.kill(trainer)
-                else:
-                    await gone(work, trainer)
-            left = now()
-            await until(lambda: alone.epoch == 5)
-            assert max(oracle.watched[alone].gaps(left, now())[1:]) < 6 * alone.pace + 0.1, "it waits for nobody"
-            joined = now()
-            newcomers = [await oracle.trainer(seed=7 + number) for number in range(2 if seed else 1)]
-            work.begin(*newcomers, until=9)
-            await until(lambda: min(trainer.epoch for trainer in (alone, *newcomers)) == 9)
-            for newcomer in newcomers:
-                contributed, moment = oracle.watched[newcomer].first_contribution(joined)
-                first = next(event.epoch for event in newcomer.epochs if event.samples == 0)
-                assert contributed <= first + 2
-                assert moment - joined < 5
-            if not killed:
-                oracle.check([alone, *newcomers])
-
-    virtual_time.run(main(), seed=seed, timeout=300)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ import asyncio
 import pytest
 
 from swarmcli.errors import StateDownloadError
+from swarmcli.optim.gradients.accumulator import Weighed
+from swarmcli.optim.state.lineage import MAX_COUNT
 from swarmcli.state.donor import state_method
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, digests, together
@@ -79,3 +81,23 @@ def test_a_newcomer_that_gets_no_state_says_whom_it_asked() -> None:
             assert newcomer.epoch == 0 and newcomer.core.replica.state.digest() == before
 
     virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize("weight", [10**18])
+def test_a_member_that_claims_more_samples_than_can_be_counted_breaks_nobody(weight) -> None:
+    """Its gradients rule the average, which nobody can help; the others' reports and counts stay readable."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            honest, liar = [await swarm.trainer() for _ in range(2)]
+            freeze = liar.core.work.freeze
+
+            async def lie() -> Weighed:
+                return Weighed(weight, float(weight)) if (await freeze()).samples else Weighed()
+
+            liar.core.work.freeze = lie
+            await together(*(trainer.train(4) for trainer in (honest, liar)))
+            assert honest.core.report().samples_seen == honest.core.position.samples == MAX_COUNT
+            assert all(epoch.samples <= MAX_COUNT for epoch in honest.epochs)
+
+    virtual_time.run(main(), seed=2)

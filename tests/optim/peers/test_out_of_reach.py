@@ -74,21 +74,6 @@ def test_behind_routers_the_second_waits_says_so_and_ends_in_time(gap: float, se
     virtual_time.run(main(), timeout=300)
 
 
-@pytest.mark.parametrize("seed", [0, *soak([1, 2])])
-def test_of_two_that_start_at_once_from_unlike_weights_one_trains(seed: int) -> None:
-    async def main() -> None:
-        async with Swarm(seed=seed) as swarm, helped(swarm):
-            pair = [await swarm.trainer(seed=n, client_mode=True, pace=0.4, load_state_timeout=1e4) for n in (1, 2)]
-            async with training(*pair):
-                await asyncio.sleep(8)
-                before = [trainer.epoch for trainer in pair]
-                await asyncio.sleep(8)
-                moved = [trainer.epoch - epoch for trainer, epoch in zip(pair, before, strict=True)]
-                assert min(moved) == 0 and max(moved) > 2
-
-    virtual_time.run(main(), seed=seed, timeout=300)
-
-
 def test_told_to_proceed_alone_it_trains_on_and_raises_an_alarm() -> None:
     async def main() -> None:
         async with Swarm() as swarm, helped(swarm):

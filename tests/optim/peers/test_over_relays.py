@@ -37,26 +37,6 @@ def test_a_newcomer_without_a_way_to_the_state_says_so_and_goes_on_when_a_relay_
     virtual_time.run(main(), timeout=300)
 
 
-def test_a_trainer_whose_address_changes_in_the_middle_takes_part_again() -> None:
-    async def main() -> None:
-        async with Swarm(contact_relays=True) as swarm:
-            moves, *others = [await swarm.trainer(seed=1, pace=0.3) for _ in range(2)]
-            async with training(moves, *others):
-                await until(lambda: moves.epoch >= 2)
-                await asyncio.sleep(0.25)
-                transport = moves.node.endpoint._transport
-                swarm.network.move(transport, "elsewhere")
-                moves.node.endpoint.announce(direct=transport.own_addresses())
-                epoch = moves.epoch
-                # One that moves in the middle of a round may be doubted by the others, and doubt them, for some groups.
-                await until(lambda: moves.epoch >= epoch + 6)
-                assert len([each for each in moves.used if each >= epoch]) >= 3
-            await together(*(trainer.train(max(t.epoch for t in swarm.trainers) + 2) for trainer in swarm.trainers))
-            assert len(digests(swarm.trainers)) == 1
-
-    virtual_time.run(main(), timeout=300)
-
-
 @pytest.mark.parametrize("keeps_ports", [True, *soak([False])])
 def test_two_homes_with_a_direct_connection_stay_one_run_when_the_only_public_peer_is_killed(
     keeps_ports: bool, monkeypatch: pytest.MonkeyPatch

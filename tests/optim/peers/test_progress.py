@@ -7,8 +7,10 @@ from pydantic import ValidationError
 
 from swarmcli.optim.config import RefreshOptions
 from swarmcli.optim.peers.progress import (
+    FAR_AHEAD,
     LocalTrainingProgress,
     PerformanceEMA,
+    borne_out,
     estimate_global_progress,
     refresh_period,
 )
@@ -146,3 +148,34 @@ def test_refresh_options_are_checked(arguments) -> None:
 def test_performance_alpha_is_checked() -> None:
     with pytest.raises(ValueError, match="performance_ema_alpha"):
         PerformanceEMA(alpha=0.0)
+
+
+@pytest.mark.parametrize(
+    ("latest", "epoch", "samples", "eta"),
+    [
+        pytest.param(None, 6, 30, NOW + 2, id="a lone claim far ahead leads nobody on"),
+        pytest.param(6, 6, 30, NOW + 2, id="one that nothing bears out leads nobody on"),
+        pytest.param(3, 5, 20, NOW + 3, id="this peer believes itself"),
+    ],
+)
+def test_epochs_beyond_what_is_known_of_the_others_add_no_samples(latest, epoch, samples, eta) -> None:
+    """Lineages tell the Optimizer how far the others are; what a peer reports beyond that counts as nothing."""
+    progress = estimate_global_progress(
+        [report(2, 1 << 40, 7, 1.0), report(3, 6, 30, 1.0)],
+        report(1, 5, 20, 29.0),
+        target_batch_size=92 if latest != 3 else 113,
+        now=NOW,
+        options=OPTIONS,
+        latest_epoch=latest,
+    )
+    assert (progress.epoch, progress.samples_accumulated) == (epoch, samples)
+    assert progress.eta_next_epoch == pytest.approx(eta)
+    assert progress.num_peers == 3
+
+
+@pytest.mark.parametrize(
+    ("own", "reported", "latest"),
+    [(3, [], 3), (0, [50], 50), (0, [50, 51], 51), (0, [50, 50 + FAR_AHEAD], 50 + FAR_AHEAD), (5, [5, 1 << 40], 5)],
+)
+def test_which_epoch_is_borne_out_by_reports_alone(own, reported, latest) -> None:
+    assert borne_out(own, reported) == latest

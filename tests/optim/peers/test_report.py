@@ -71,17 +71,6 @@ def test_an_epoch_without_samples_has_no_loss_and_keeps_the_last_one() -> None:
     virtual_time.run(main())
 
 
-def test_losses_of_parameters_that_were_replaced_are_forgotten() -> None:
-    async def main() -> None:
-        own = metrics()
-        own.note_loss(5.5, 8)
-        own.forget_losses()
-        assert own.end_epoch(at(400)).loss is None
-        assert (own.last_loss, list(own.recent)) == (None, [])
-
-    virtual_time.run(main())
-
-
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -1e300])
 def test_a_loss_that_is_no_number_is_left_out(loss: float) -> None:
     async def main() -> None:
