@@ -36,7 +36,7 @@ def period_of(peers: int, nbytes: int) -> float:
 class Board(Generic[Record]):
     """The records under `key`, as `model`; they expire `expiration` seconds after their last publication.
 
-    What does not fit the model, or stands under a subkey that its owner did not sign for, is dropped and counted.
+    The board drops and counts a record that does not fit the model, or whose owner did not sign it.
     """
 
     def __init__(

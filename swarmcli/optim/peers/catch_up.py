@@ -83,10 +83,11 @@ class CatchUp:
     async def run(self, reason: str, *, returns: bool = False) -> bool:
         """Settles on the lineage that leads. Returns whether this peer's state is another one for it.
 
-        Rounds that were missed are replayed where that is enough; otherwise the state is downloaded. Who `returns` has
-        been away, perhaps for days: with whom it trained may be gone, so it goes by who is there now, as a newcomer.
+        Rounds that were missed are replayed where that is enough; otherwise the state is downloaded. A peer that
+        `returns` has been away, perhaps for days: with whom it trained may be gone, so it goes by who is there now, as
+        a newcomer.
 
-        What comes slowly is waited for: a round of minutes holds up downloads too. A newcomer to whom nothing of a
+        It waits for a state that comes slowly: a round of minutes holds up downloads too. A newcomer to whom nothing of a
         state comes for `load_state_timeout` raises StateDownloadError, which names what failed with each donor; a
         settled peer gives up earlier, says so, and stays on its own lineage. One that is stranded for so long raises
         NoDonorReachable, settled or not; but a newcomer whose user can tell it to stop waits for as long as he likes.
@@ -164,7 +165,7 @@ class CatchUp:
         self._replica.state.position, self.lacks = TORN, why
 
     def note_heard(self, *heard: Heard | None, begins_anew: bool = False) -> None:
-        """What this peer has heard before of how far the run is. `begins_anew`: if nobody who holds that can be
+        """This peer has heard before how far the run is. `begins_anew`: if nobody who holds that can be
         reached, it begins the run, as its user wants."""
         self._claims.vouching.note_heard(*heard)
         self.begins_anew |= begins_anew

@@ -68,7 +68,7 @@ class Handover:
 
     @property
     def on_its_way(self) -> str:
-        """What this peer downloads now, in words; "": nothing. From any thread."""
+        """The download under way, in words; "": nothing. From any thread."""
         progress = self._progress
         return "" if progress is None else progress.sentence(self._endpoint.rates.download.limit)
 

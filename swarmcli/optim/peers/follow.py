@@ -108,7 +108,7 @@ class Standing:
     def counts(self, position: LineagePosition) -> bool:
         """Whether mates bear a position out: more of them than hold anything else, and enough of the last round."""
         held, signed = self._holders(position.lineage), self.signed.get(position.lineage, Signed())
-        # Whoever is still on the way there is not against it. Of fewer than four, one that lies could be all who sign.
+        # A mate still on the way there is not against it. One liar of fewer than four could be all who sign.
         way = signed.way if signed.members and len(self.mates.rounds[-1]) >= 3 else ()
         others = {peer: self.words[peer] for peer in (self.mates.known & self.words.keys()) - held}
         against = [peer for peer, word in others.items() if word.claim.settled and word.position.lineage not in way]
@@ -214,7 +214,7 @@ class Claims:
     def in_turn(self, peers: Iterable[PeerID]) -> list[PeerID]:
         """Mates first, then one of each network that is connected, then the others, one of each network after the
         other: so whoever floods the run with identities of one network is one of many who are asked, and addresses that
-        reports merely name are asked when nobody else is left. Of one network the furthest comes first. A peer that
+        reports merely name are asked when nobody else is left. The furthest of a network comes first. A peer that
         has not settled, or pauses and may have stood still for days, comes last."""
         others = self.directory.others
         reported = filter(others.__contains__, peers)

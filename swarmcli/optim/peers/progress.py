@@ -102,8 +102,8 @@ def estimate_global_progress(
 
 
 def borne_out(own: int, reported: Iterable[int]) -> int:
-    """The highest of these epochs that is not a lone claim far ahead of all others. Of one other peer's word there is
-    nothing to compare it with: it is believed."""
+    """The highest of these epochs that is not a lone claim far ahead of all others. One other peer's word, which can be
+    compared with nothing, is believed."""
     ranked = sorted(reported)
     if len(ranked) == 1:
         return max(own, *ranked)
@@ -209,7 +209,7 @@ class ProgressTrackerCore:
     ) -> None:
         """The swarm's progress goes to the log at `status_loglevel` whenever it was read.
 
-        This peer reports under `identity` (None: the node's own), of which its report's `peer_id` is the id. Who has
+        This peer reports under `identity` (None: the node's own), whose id stands in its report. A caller that has
         better knowledge than reports of how far the others can be gives it in `latest_epoch`.
         """
         if target_batch_size <= 0:
