@@ -87,8 +87,8 @@ class CatchUp:
         `returns` has been away, perhaps for days: with whom it trained may be gone, so it goes by who is there now, as
         a newcomer.
 
-        It waits for a state that comes slowly: a round of minutes holds up downloads too. A newcomer to whom nothing of a
-        state comes for `load_state_timeout` raises StateDownloadError, which names what failed with each donor; a
+        It waits for a state that comes slowly: a round of minutes holds up downloads too. A newcomer to whom nothing of
+        a state comes for `load_state_timeout` raises StateDownloadError, which names what failed with each donor; a
         settled peer gives up earlier, says so, and stays on its own lineage. One that is stranded for so long raises
         NoDonorReachable, settled or not; but a newcomer whose user can tell it to stop waits for as long as he likes.
         """
