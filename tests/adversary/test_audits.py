@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -135,26 +136,35 @@ async def test_honest_peers_that_look_at_everything_find_nothing(count: int) -> 
         assert not any(peer.core.trust.has_no_seat(other.peer_id) for peer in peers for other in peers)
 
 
+@pytest.mark.parametrize("times", [1, 2])
 @simulated
-async def test_one_broken_stream_is_no_reason_to_suspect_a_member_and_does_not_hide_a_lie() -> None:
+async def test_a_broken_stream_is_asked_for_again_and_two_cost_no_seat(times: int) -> None:
     async with Averagers(7) as swarm:
         peers, dishonest, liar = await beside_a_liar(swarm, "false sums")
-        broken = [break_the_first_stream(peer) for peer in peers]
+        broken, doubts = [break_the_first_streams(peer, times) for peer in peers], list[bool]()
+        for peer in peers:
+            doubt = peer.core.finder.doubt
+
+            def noted(other: PeerID, reason: str, doubt: Any = doubt, **how: Any) -> None:
+                doubts.extend([how["lost"]] if other != dishonest.peer_id else [])
+                doubt(other, reason, **how)
+
+            peer.core.finder.doubt = noted
         await rounds(peers, dishonest)
         assert liar.told and all(broken)
         assert all(banned(peer) == [dishonest.peer_id.text] for peer in peers)
-        assert not any(peer.core.trust.has_no_seat(other.peer_id) for peer in peers for other in peers)
+        assert doubts == [True] * len(doubts) and bool(doubts) == (times > 1)  # the first lost connection is forgiven
 
 
-def break_the_first_stream(peer: Peer) -> list[PeerID]:
-    """Of those by which it asks each peer for inputs. Returns whose were broken."""
-    endpoint, broken = peer.endpoint, list[PeerID]()
+def break_the_first_streams(peer: Peer, times: int) -> Counter[PeerID]:
+    """Of those by which it asks each peer for inputs, so many. Returns whose were broken."""
+    endpoint, broken = peer.endpoint, Counter[PeerID]()
     stream = endpoint.stream
 
     def breaking(other: PeerID, method: str, *args: Any, **options: Any) -> Any:
-        if ".input" not in method or other in broken:
+        if ".input" not in method or broken[other] >= times:
             return stream(other, method, *args, **options)
-        broken.append(other)
+        broken[other] += 1
         raise ConnectionLost("the cable was pulled")
 
     endpoint.stream = breaking  # type: ignore[method-assign]
