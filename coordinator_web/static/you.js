@@ -4,7 +4,7 @@ import { again, get, NEEDS_TOKEN } from "/static/api.js";
 import { Chart } from "/static/chart.js";
 import { canControl, send } from "/static/control.js";
 import { $, say, write } from "/static/dom.js";
-import { bytes, count, hours, moment, ordinal, percent, plural, rate, roughly } from "/static/format.js";
+import { count, hours, moment, ordinal, percent, plural, rate, roughly } from "/static/format.js";
 import { offerLimits, showLimits } from "/static/limits.js";
 import { follow, here } from "/static/live.js";
 
@@ -34,7 +34,7 @@ function draw({ run, me }) {
   write($("rank"), placed ? ordinal(me.rank) : "–");
   write($("ranked"), placed ? `of ${count(me.ranked)}${me.told_by && `, ${me.told_by}`}` : "\u00a0");
   write($("connectivity"), me.connectivity || "Not known yet.");
-  write($("traffic"), `${bytes(me.totals.bytes_sent)} sent, ${bytes(me.totals.bytes_received)} received for averaging`);
+  write($("traffic"), run.moved || "\u00a0");
   say($("alarm"), run.alarm);
   say($("waits"), run.waits);
   say($("seat"), run.seat);

@@ -105,6 +105,8 @@ def _told(state: dict[str, Any]) -> Iterator[str]:
         yield f"  mine   {', '.join(filter(None, _mine(me)))}"
     if run.get("evaluated"):
         yield f"  model  {run['evaluated']}"
+    if run.get("moved"):
+        yield f"  moved  {run['moved']}"
     if run.get("seat"):
         yield f"  seat   {run['seat']}"
     if run.get("waits"):

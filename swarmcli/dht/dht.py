@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, overload
@@ -19,6 +19,7 @@ from swarmcli.dht.schema import RecordValidator
 from swarmcli.errors import SwarmError
 from swarmcli.events import Events
 from swarmcli.hivemind_names import names_new_words
+from swarmcli.network.context import Traffic
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.loop_thread import LoopThread, SwarmFuture
@@ -191,6 +192,11 @@ class DHT:
         if self._reach is None or self._node is None:
             raise RuntimeError("this DHT is not running")
         return self._reach
+
+    @property
+    def moved(self) -> Mapping[str, Traffic]:
+        """Bytes that this peer has sent and received, see Endpoint.moved. From any thread."""
+        return {} if self._node is None else self._node.endpoint.moved
 
     def is_alive(self) -> bool:
         """Whether the peer is up."""

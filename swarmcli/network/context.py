@@ -35,6 +35,9 @@ class Traffic:
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(self.sent + other.sent, self.received + other.received)
 
+    def __sub__(self, other: Traffic) -> Traffic:
+        return Traffic(self.sent - other.sent, self.received - other.received)
+
 
 @dataclass(frozen=True, slots=True)
 class Handler:
@@ -67,6 +70,7 @@ class EndpointContext:
         self.book = AddressBook(self.limits.max_known_peers, loop_time)
         self.dialer = Dialer(transport, self.book, self.limits, loop_time)
         self.ended_traffic = Traffic()  # on connections that have ended, without those that others relayed
+        self.streamed: dict[str, Traffic] = {}  # by service, on streams that have ended; see Endpoint.moved
         self.violations: Counter[str] = Counter()  # broken rule → connections closed for it
 
     @property
@@ -74,6 +78,9 @@ class EndpointContext:
         """All that this peer announces: the direct ones first, and room for the relays."""
         relayed = self.relayed[: MAX_ADDRESSES // 2]
         return self.direct[: MAX_ADDRESSES - len(relayed)] + relayed
+
+    def stream_ended(self, service: str, traffic: Traffic) -> None:
+        self.streamed[service] = self.streamed.get(service, Traffic()) + traffic
 
     def connection_ended(self, connection: Connection, error: ConnectionLost) -> None:
         if not connection.relayed:

@@ -117,6 +117,8 @@ class Endpoint:
         self._control = ControlPool(context)
         self._streams = StreamPool(context, self._control)
         self._calls_made = 0
+        # Bytes so far by the first word of a stream's method, of calls below "": as of the last beat, from any thread.
+        self.moved: Mapping[str, Traffic] = {}
         self._probes: dict[Connection, Prefix] = {}  # that others hold to be seen → their network; the oldest first
         self._listened: weakref.WeakSet[Connection] = weakref.WeakSet()  # that came in at the listener
         # Told of each message that came on a probe at the listener: who sent it, from where, and what it says.
@@ -474,6 +476,13 @@ class Endpoint:
         traffic = self._traffic()
         return Traffic(traffic.sent - waiting, traffic.received)
 
+    def _moved(self) -> dict[str, Traffic]:
+        moved = dict(self._context.streamed)
+        for channel in self._streams.channels():
+            if channel.service and not channel.connection.relayed:
+                moved[channel.service] = moved.get(channel.service, Traffic()) + channel.moved
+        return moved | {"": self._traffic() - sum(moved.values(), Traffic())}
+
     def statistics(self) -> EndpointStatistics:
         """For tests, benchmarks and debugging."""
         controls, bulk = self._control.channels(), self._streams.channels()
@@ -620,6 +629,7 @@ class Endpoint:
             self._control.close_surplus()
             self._streams.tick()
             self.expel()
+            self.moved = self._moved()
 
 
 class _Probe:

@@ -110,6 +110,7 @@ class RunStatus:
     install: str = "swarmcli"  # what somebody installs before who has nothing, perhaps with an extra
     link_reach: str = ""  # for whom the link is no use, or why there is none
     reach: str = ""  # who can dial the peer that shows it, and what that means for taking part, in a sentence
+    moved: str = ""  # bytes that the peer that shows it has sent and received since it started, and for what
     result: str = ""  # of a run that has finished: what became of its model at this peer, in words
     peers: tuple[PeerStatus, ...] = ()
     own: Totals | None = None  # what the peer did for the run in all; None where it computes and reduces nothing

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from swarmcli.averaging.round.pace import longest_sending
 from swarmcli.events import EpochLoss, Evaluated, Event, ReachabilityChanged
+from swarmcli.network.context import Traffic
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.peers.progress import seconds_until
 from swarmcli.optim.peers.report import is_settled
@@ -36,6 +37,14 @@ if TYPE_CHECKING:
 GOES_ON = ("training", "averaging", "following")  # states in which it can be told when the epoch ends
 
 Expected = Mapping[PeerID, tuple[float, float]]  # what each peer should have by now: samples, and its rate
+
+
+def moved_in_words(moved: Mapping[str, Traffic]) -> str:
+    """For people: the bytes that a peer sent and received, and for what."""
+    streamed = {"averaging": moved.get("allreduce", Traffic()), "states": moved.get("state", Traffic())}
+    other = sum(moved.values(), Traffic()) - sum(streamed.values(), Traffic())
+    told = [f"{amount(t.sent)} out and {amount(t.received)} in for {what}" for what, t in streamed.items()]
+    return f"{', '.join(told)}, {amount(other.sent)} out and {amount(other.received)} in for all else" if moved else ""
 
 
 class WatchedPeer(Protocol):
@@ -159,6 +168,7 @@ class RunWatch:
             install=package_of(recipe),
             link_reach=reach,
             reach=self._reach,
+            moved=moved_in_words(peer.dht.moved),
             result=peer.saved,
             alarm=clock_alarm(peer.dht.clock.uncorrected),
         )

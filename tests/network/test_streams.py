@@ -123,6 +123,31 @@ async def test_idle_connections_are_used_again_and_given_up_in_time() -> None:
 
 
 @simulated
+async def test_what_streams_move_is_known_by_what_they_are_for() -> None:
+    """Also while one is open, and after its connection was used again; the rest is of calls and of beats."""
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
+        for method in ("first.echo", "second.echo"):
+            b.serve_stream(method, Number, echo)
+
+        async def move(method: str, nbytes: int, seconds: float) -> None:
+            async with a.stream(b.peer_id, method, Number(0), timeout=5) as stream:
+                await stream.send(Number(1), bytes(nbytes))
+                await stream.receive(Number)
+                await asyncio.sleep(seconds)
+
+        await move("first.echo", 40_000, 0)
+        await move("second.echo", 300_000, 0)
+        await move("first.echo", 60_000, 20)
+        for end in (a, b):
+            moved, whole = end.moved, end.passed()
+            for service, expected in (("first", 100_000), ("second", 300_000)):
+                assert expected < moved[service].sent < expected + 1000, moved
+                assert expected < moved[service].received < expected + 1000, moved
+            assert sum(each.sent for each in moved.values()) <= whole.sent
+            assert 0 < moved[""].sent < 2000 and 0 < moved[""].received < 2000
+
+
+@simulated
 async def test_a_payload_is_read_straight_into_the_receivers_memory() -> None:
     async with endpoints(MemoryNetwork(bandwidth=100e6), 2) as [a, b]:
         memory = bytearray(8 * MiB)

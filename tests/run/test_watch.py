@@ -8,6 +8,7 @@ import pytest
 
 from swarmcli.averaging.seats import NoSeat
 from swarmcli.events import EpochAdvanced, EpochCredited, EpochReported, Evaluated, Event, Events, ReachabilityChanged
+from swarmcli.network.context import Traffic
 from swarmcli.network.endpoint import SeenPeer
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim.epoch.seat import SeatLost
@@ -103,6 +104,7 @@ def watching(optimizer: FakeOptimizer, *epochs: float, max_epochs: int | None = 
     dht = SimpleNamespace(
         clock=SimpleNamespace(now=lambda: 1.0, uncorrected=0.0), reach=SimpleNamespace(sentence=lambda: "finding out"),
         endpoint=SimpleNamespace(seen=optimizer.seen.get),
+        moved={"allreduce": Traffic(1_770_000, 300_000), "state": Traffic(0, 5_700_000), "": Traffic(400_000, 10_000)},
     )  # fmt: skip
     peer: Any = SimpleNamespace(
         events=events, recipe=recipe, peer_id=TRAINER, role="trainer", saved="", link=lambda: None, no_link="", dht=dht,
@@ -457,6 +459,12 @@ def test_a_download_of_the_state_is_told_and_no_end_of_the_epoch() -> None:
     assert status.eta_seconds is None and status.run_eta_seconds is None
     optimizer.phase = "training"  # one that had fallen behind
     assert watching(optimizer, 4.0).look().state == "synchronizing"
+
+
+def test_it_tells_what_the_bytes_of_this_peer_were_for() -> None:
+    averaging, states = "1.77 MB out and 300 kB in for averaging", "0 B out and 5.7 MB in for states"
+    told = f"{averaging}, {states}, 400 kB out and 10 kB in for all else"
+    assert watching(FakeOptimizer(512)).look().moved == told
 
 
 def test_a_clock_that_is_two_hours_off_is_an_alarm_that_says_what_helps() -> None:

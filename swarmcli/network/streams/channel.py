@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from swarmcli.errors import ConnectionLost, EndOfStream, ProtocolViolation
-from swarmcli.network.context import EndpointContext, Handler
+from swarmcli.network.context import EndpointContext, Handler, Traffic
 from swarmcli.network.ledger import Account
 from swarmcli.network.prefix import Prefix
 from swarmcli.network.streams.stream import Stream
@@ -59,6 +59,8 @@ class StreamChannel:
         self.error: ConnectionLost | None = None
         self._context = context
         self._offered, self._idle, self._lost = offered, idle, lost
+        self.service = ""  # the first word of the method of the stream that is open; "": none is
+        self._before = Traffic()  # its connection had moved so much
         self.quiet_ticks = 0  # keepalive intervals without a byte
         self.unread_ticks = 0  # … in which something lay here, and nobody received anything
         self._received = 0  # messages that were received up to the last tick
@@ -147,14 +149,31 @@ class StreamChannel:
         if self._task is not None:
             self._task.cancel()
         self.account.close()
+        self._end_count()
         self._lost(self, self.error)
 
     # Inside
 
     def _begin(self, method: str) -> Stream:
         self._left = self._said_last = self._heard_last = self._heard_finish = False
+        self._end_count()
+        self.service, self._before = method.partition(".")[0], self._passed
         self.stream = Stream(self.connection, self._context.limits, method, self.reset, self.account)
         return self.stream
+
+    @property
+    def _passed(self) -> Traffic:
+        return Traffic(self.connection.bytes_sent, self.connection.bytes_received)
+
+    @property
+    def moved(self) -> Traffic:
+        """What the stream that is open here has moved so far."""
+        return self._passed - self._before
+
+    def _end_count(self) -> None:
+        if self.service and not self.connection.relayed:
+            self._context.stream_ended(self.service, self.moved)
+        self.service = ""
 
     def _receiving(self) -> Stream:
         if self.stream is None or self._heard_finish:
@@ -234,6 +253,7 @@ class StreamChannel:
 
     def _settle(self) -> None:
         if self._said_last and self._heard_last:
+            self._end_count()
             self.stream = None
             self.quiet_ticks = 0
             self._idle(self)
