@@ -12,14 +12,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from swarmcli.events import Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.optim.config import IDLE_WAIT, PeerContext
 from swarmcli.optim.epoch.end import LOOK_AROUND, EpochEnd, LastMoment
 from swarmcli.optim.epoch.group import CrowdedEpochRule, EpochRule, PreformedGroup
 from swarmcli.optim.epoch.keeper import StateKeeper
-from swarmcli.optim.epoch.seat import OwnSeat
 from swarmcli.optim.modes.base import SiteHooks, Timing, Trained, tell_lost
 from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.participant import Participant
@@ -27,14 +25,12 @@ from swarmcli.optim.peers.catch_up import STRANDED_AFTER, CatchUp
 from swarmcli.optim.peers.exchange import StateExchange
 from swarmcli.optim.peers.frozen_exchange import FrozenExchange
 from swarmcli.optim.peers.proof import Saved
-from swarmcli.optim.peers.report import PeerReport, Phase, credited
+from swarmcli.optim.peers.report import PeerReport, credited
+from swarmcli.optim.run_seat import RunSeat
 from swarmcli.optim.state.frozen import TERM
 from swarmcli.optim.state.lineage import Claim, LineagePosition
 from swarmcli.optim.succession import Succession
 from swarmcli.tasks import beside
-
-MOST_BEHIND = 2  # epochs, for a state on which a trainer computes
-LOOK_AT_LINE = 5.0  # seconds of a download
 
 
 class OptimizerCore(Participant):
@@ -50,7 +46,7 @@ class OptimizerCore(Participant):
     ) -> None:
         super().__init__(peer, mode)
         node, config = self.node, self.config
-        self.phase: Phase = "joining"
+        self.phase = "joining"
         self.work = self.mode.build(peer, trained, site or SiteHooks())
         self.replica = self.work.replica
         averager = self.work.averager
@@ -64,12 +60,11 @@ class OptimizerCore(Participant):
         timeout = config.load_state_timeout
         self.frozen = FrozenExchange(trained.frozen, self.replica, self.claims, timeout, averager.at_rest)
         self.catch_up = CatchUp(peer, self.work, self.survey, self.exchange)
-        self.seat = OwnSeat(averager, node.peer_id, config.target_batch_size)
+        self.seat = RunSeat(self, averager, self._group, self.catch_up, self.exchange, self.replica)
         self.succession = Succession(self)
         self._end = EpochEnd(peer, self.work, keeper, self._group, self.survey, self.metrics)
         self._last_seen = self.position  # at the end of the last step
         self._last_moment = LastMoment(self.tracker, node.endpoint.clock)
-        self._latest = 0, 0.0  # the epoch of the run, as far as this peer knows, and since when, by the loop's time
         self.global_steps = 0  # with gradients of this peer in them
 
     @property
@@ -105,7 +100,7 @@ class OptimizerCore(Participant):
         if not self._end.under_way:  # otherwise the scheduler may be at work, and the step under way looks itself
             self.replica.state.check_rates()
         try:
-            if self._has_no_seat() and (batch_size or self.work.samples):
+            if not self.is_averaging and self.seat.spoils_rounds() and (batch_size or self.work.samples):
                 await self.work.drop()  # no round takes it, and it would be minutes old
                 self._report_samples()
                 batch_size = 0
@@ -161,7 +156,7 @@ class OptimizerCore(Participant):
             if not in_step:
                 return changed
             await self._keeper.look()
-        self._open_group(self.catch_up.asked_at if reason else None)
+        self._group.open(self.position, self._keeper.gathered, self.catch_up.asked_at if reason else None)
         self._group.report(self._rule.told(self.work.samples))
         return changed
 
@@ -185,32 +180,20 @@ class OptimizerCore(Participant):
             if self.exchange.speed:
                 self.seat.note_catching_up(self.exchange.speed)
             self._keeper.drop()
-            self._start_over()
+            self.metrics.forget_losses()  # they are of other parameters
+            self._begin_epoch()
+            self.metrics.end_epoch(self.position, rate=self.seat.rate)
+            self.directory.announce(anew=True)
         return changed, found is not None
 
     async def _come_into_step(self, reason: str) -> bool:
         if not self.frozen.frozen.held:
             await self.frozen.obtain(lambda: self.catch_up.gives_up is not None and self.catch_up.gives_up())
             await self.work.start_over()
-        async with beside(self._watch_line()):
+        async with beside(self.seat.watch_line()):
             return await self.catch_up.run(reason, returns=self.pausing.away)
 
-    async def _watch_line(self) -> None:
-        """What downloads show of this peer's line: a newcomer need not spoil a round to learn that it is too slow."""
-        endpoint, generation = self.node.endpoint, self.replica.generation
-        while self.config.description.role == "trainer":
-            before = endpoint.passed().received
-            await asyncio.sleep(LOOK_AT_LINE)
-            rate = (endpoint.passed().received - before) / LOOK_AT_LINE
-            if self.exchange.on_its_way and self.seat.note_download(rate):
-                # It takes the first state in any case; if it needs another one by then, it cannot follow the run.
-                self.review_seat(stays=not self.pausing.away and self.replica.generation == generation)
-
     # pausing
-
-    def pause(self, *, leaving: bool = False) -> None:
-        super().pause(leaving=leaving)
-        self.tracker.rest(True)
 
     def resume(self) -> None:
         super().resume()
@@ -241,52 +224,6 @@ class OptimizerCore(Participant):
         if self._keeper.averaging.under_way:
             await self._keeper.averaging.apply(wait=True)
         await self.replica.publish()
-
-    # its seat
-
-    def _has_no_seat(self) -> bool:
-        """Whether this trainer's samples cannot count, as far as the next round goes."""
-        return not (self._end.under_way or self._group.begun) and self._spoils_rounds()
-
-    def _spoils_rounds(self) -> bool:
-        if self.config.description.role != "trainer":
-            return False
-        self.review_seat()
-        # Where the run has gone on without it, and nobody gives it that state, what it computed would be worthless. A
-        # claim that is no reason to follow is none to stand still either: one stranger could hold up a lone trainer.
-        return (
-            self.seat.lost is not None
-            or self.claims.leading(Claim(self.position)).epoch > self.position.epoch + MOST_BEHIND
-        )
-
-    def review_seat(self, *, stays: bool = False) -> None:
-        """Finds out anew whether this trainer's samples can count, and says so where that has changed: others hear that
-        it computes nothing, its user hears why. See `averaging/seats.py`. `stays`: it goes on with what it does now,
-        even if it cannot follow the run."""
-        latest = self.claims.leading(Claim(self.position)).epoch
-        if latest != self._latest[0]:
-            self._latest = latest, loop_time()
-        changed = self.seat.review(self._group.last, self.directory.trainers(), loop_time() - self._latest[1])
-        lost = self.seat.lost
-        if lost is None or lost.follows:
-            self.pausing.end("link")
-        elif not stays:
-            self.pausing.ask("link")
-        if changed:
-            self.tracker.rest(lost is not None or self.pausing.is_asked)
-            # Others' records would take a quarter of a line of 10 kB/s, so that it would come too late to each group.
-            self.node.rest(lost is not None or self.seat.tries)
-            if self.catch_up.settled and not self.pausing.away:
-                self.phase = "training" if lost is None else "following"
-            if lost is not None:
-                self.node.endpoint.events.emit(Noticed("warning", f"{lost.sentence}; {lost.remedy}"))
-            elif not self.seat.tries:
-                self._tell_that_samples_count()
-            self.directory.announce()
-
-    def _tell_that_samples_count(self) -> None:
-        self.node.rest(False)
-        self.node.endpoint.events.emit(Noticed("info", "this computer's samples count again: it computes"))
 
     @property
     def is_averaging(self) -> bool:
@@ -343,35 +280,25 @@ class OptimizerCore(Participant):
     async def _end_epoch(self) -> None:
         """Once it has stepped, this peer is at the next epoch: its group begins to form, and the others hear of it."""
         with self.tracker.pause_updates() if self.mode.timing is Timing.AT_ONCE else nullcontext():
-            if (advanced := await self._end.run(self._spoils_rounds)) is not None:
+            if (advanced := await self._end.run(self.seat.spoils_rounds)) is not None:
                 committed = advanced.committed
                 self.claims.note_round(committed.members, committed.round_id, committed.certificate)
                 self.global_steps += advanced.own_samples > 0
                 self._begin_epoch(committed.contributors)
-                self._open_group()
+                self._group.open(self.position, self._keeper.gathered)
                 if advanced.own_samples and self.seat.note_round():
-                    self._tell_that_samples_count()
-                seconds = self.metrics.end_epoch(self.position, advanced, self._rate).seconds
+                    self.seat.tell_that_samples_count()
+                seconds = self.metrics.end_epoch(self.position, advanced, self.seat.rate).seconds
                 credit = credited(self.position, committed.samples, committed.reduced, seconds)
                 self.node.endpoint.events.emit(credit)
                 self.directory.announce()
         self._report_samples()
-
-    def _start_over(self) -> None:
-        """The parameters are others than those that the gradients belong to."""
-        self.metrics.forget_losses()
-        self._begin_epoch()
-        self.metrics.end_epoch(self.position, rate=self._rate)
-        self.directory.announce(anew=True)
 
     def _begin_epoch(self, mates: Sequence[PeerID] = ()) -> None:
         with self.tracker.pause_updates():
             self.tracker.update_epoch(self.position.epoch)
             self._last_moment.begin_epoch(mates)
             self._report_samples()  # there are some already where the trainer did not wait
-
-    def _open_group(self, since: float | None = None) -> None:
-        self._group.open(self.position, self._keeper.gathered, since)
 
     def reason_to_look(self) -> str:
         """Why this peer should find out which lineage leads; empty if it need not."""
@@ -394,8 +321,17 @@ class OptimizerCore(Participant):
     # what others see, and get
 
     def report(self, **more: Any) -> PeerReport:
+        phase = self.phase
+        # A trainer that stopped calling `step` while a round began is nobody to wait for, once that round is over: it
+        # is joining, until it steps again and finds out where the run is.
+        lost = phase == "training" and self._group.is_overdue(self.config.averaging_timeout)
+        if lost or self.replica.state.torn:
+            phase = "joining"
+        if self.catch_up.stranded:
+            phase = "stranded"
         return super().report(
-            samples_per_second=self._rate,
+            phase=phase,
+            samples_per_second=self.seat.rate,
             sending=self.seat.sending if self.config.description.role == "trainer" else 0.0,
             drift=self._keeper.monitor.drift,
             sketch=self._keeper.monitor.told,
@@ -404,20 +340,6 @@ class OptimizerCore(Participant):
             frozen=self.frozen.frozen.told,
             **more,
         )
-
-    def _told_phase(self) -> Phase:
-        """A trainer that stopped calling `step` while a round began is nobody to wait for, once that round is over: it
-        is joining, until it steps again and finds out where the run is."""
-        if self.catch_up.stranded:
-            return "stranded"
-        if self.replica.state.torn:
-            return "joining"
-        lost = self.phase == "training" and self._group.is_overdue(self.config.averaging_timeout)
-        return "joining" if lost else self.phase
-
-    @property
-    def _rate(self) -> float:
-        return 0.0 if self.pausing.told or self.seat.lost else self.tracker.performance_ema.samples_per_second
 
     async def linger(self, until_others_at: int, timeout: float) -> bool:
         """Stays to hand out the state, without computing, until nobody who can be reached is behind that epoch.

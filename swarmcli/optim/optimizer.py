@@ -451,7 +451,7 @@ class Optimizer(torch.optim.Optimizer):
 
         def review(core: OptimizerCore) -> None:
             core.seat.divided = divided
-            core.review_seat()
+            core.seat.review_in_run()
 
         with suppress(RuntimeError, OptimizerError):  # the loop has ended, or an auxiliary has no seat
             self.call(review)

@@ -37,6 +37,7 @@ class Participant(ABC):
         self.config = config = peer.config
         self.mode = mode or Mode()
         self.metrics = PeerMetrics(node.peer_id, peer.events)
+        self.phase: Phase = "assisting"
         self.leaving = False  # it is about to leave, and says so
         self.directory = PeerDirectory(node, config.run_id, self.report)
         self.pausing = Pausing(self.directory.announce)
@@ -73,11 +74,8 @@ class Participant(ABC):
 
     def report(self, **more: Any) -> PeerReport:
         """Returns what this peer says about itself under `{run_id}_peers`."""
-        told = self.config.description, self.config.terms, self.metrics, self._told_phase(), self.position
-        return describe(self.node, *told, pause=self.pausing.told, leaving=self.leaving, **more)
-
-    def _told_phase(self) -> Phase:
-        return "assisting"
+        told = {"phase": self.phase, "position": self.position, "pause": self.pausing.told, "leaving": self.leaving}
+        return describe(self.node, self.config.description, self.config.terms, self.metrics, **(told | more))
 
     @property
     @abstractmethod
@@ -101,6 +99,7 @@ class Participant(ABC):
         """
         self.leaving |= leaving
         self.pausing.ask()
+        self.tracker.rest(True)
 
     def resume(self) -> None:
         """This peer may compute again. A trainer joins then, which finds out where the run is. Idempotent."""

@@ -57,7 +57,7 @@ def test_a_peer_of_10_kilobytes_per_second_costs_the_others_nothing_but_its_samp
             async def limit() -> None:
                 await until(lambda: quick.core.position.epoch >= 3)
                 slow.trainer.node.endpoint.limit_rates(*limits)
-                slow.core.review_seat()
+                slow.core.seat.review_in_run()
                 assert slow.core.seat.lost is not None
                 before = slow.computed, quick.core.position.epoch, loop.time()
                 await until(lambda: quick.core.position.epoch >= 6)
@@ -207,7 +207,7 @@ def test_a_pause_that_ends_does_not_have_a_trainer_without_a_seat_say_that_it_co
                 await until(lambda: quick.core.position.epoch >= 3)
                 assert slow.core.tracker.local_progress.samples_per_second > 0
                 slow.trainer.node.endpoint.limit_rates(SLOW, None)
-                slow.core.review_seat()
+                slow.core.seat.review_in_run()
                 assert slow.core.seat.lost is not None
                 slow.core.pause()
                 slow.core.resume()
