@@ -64,7 +64,7 @@ class LocalPeer:
     def __post_init__(self) -> None:
         self.data = torch.Generator().manual_seed(int.from_bytes(self.core.node.peer_id[:4]))
         work: Any = self.core.work
-        place, riders = self.core.replica.placement, work._riders
+        place, (_, riders) = self.core.replica.placement, work._beside
         freeze, accumulate, publish, finish = work.freeze, work.accumulate, place.publish, riders.finish
 
         async def logged_freeze() -> Any:
@@ -78,9 +78,9 @@ class LocalPeer:
             self.log.append(Step())
             return await accumulate(*args)
 
-        def logged_finish(missed: bool) -> None:
+        def logged_finish(counted: bool) -> None:
             self.log.append(StatisticsApplied())
-            finish(missed)
+            finish(counted)
 
         def logged_publish() -> None:
             if place.moved:

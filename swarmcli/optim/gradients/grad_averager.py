@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +19,6 @@ if TYPE_CHECKING:
     from swarmcli.dht import DHT
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A step whose outcome has not been taken in. `emptied`: the accumulators gave away what they had."""
-
-    control: StepControl
-    emptied: bool
 
 
 class GradientAverager(DecentralizedAverager):
@@ -75,7 +66,8 @@ class GradientAverager(DecentralizedAverager):
         self._method = self._make_method(self._gradients)
         self._program = self._method.program
         self._warn = warn
-        self._last: _Step | None = None
+        self._last: StepControl | None = None  # of a step whose outcome has not been taken in
+        self._emptied = False  # the accumulators gave away to it what they had
         self._unused = False  # averages have come that nobody has used
         self._kept = False  # what is in the accumulators has been in a round already
         super().__init__(
@@ -194,12 +186,12 @@ class GradientAverager(DecentralizedAverager):
                 own = self._gradients.weight if self._gradients.load_means() else 0.0
             control.weight = own if weight is None or not own else weight
             self._method.load(control.weight)
-            self._last = _Step(control, empty)
+            self._last, self._emptied = control, empty
 
     @contextmanager
     def _at_rest(self) -> Iterator[None]:
         """Exclusive use of the buffers, with the outcome of the last step taken in."""
-        if self._last is not None and not self._last.control.done():
+        if self._last is not None and not self._last.done():
             raise RuntimeError("the last step has not ended: wait for its control, or cancel it")
         self._take_in_outcome()
         with self.get_tensors():
@@ -211,16 +203,16 @@ class GradientAverager(DecentralizedAverager):
             return
         result: RoundResult | None = None
         with suppress(AveragingError, CancelledError):  # a round that failed or was cancelled
-            result = self._last.control.result()
+            result = self._last.result()
         with self.get_tensors():
-            step, self._last = self._last, None
+            self._last = None
             if result is None or not result.total_weight:
                 self._gradients.restore()
                 return
             self._method.finish(result.total_weight, self.peer_id in result.contributors)
             self._gradients.settle()
             self._committed(result)
-            self._unused, self._kept = True, not step.emptied
+            self._unused, self._kept = True, not self._emptied
 
     def _committed(self, result: RoundResult) -> None:
         """Called with the tensors held when a round has been taken in."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from swarmcli.dht import DHTNode
     from swarmcli.optim.config import PeerContext
     from swarmcli.optim.modes.base import SiteHooks, Trained
+    from swarmcli.optim.modes.outer import Riders
     from swarmcli.optim.state.differences import Differences
     from swarmcli.optim.state.lineage import LineagePosition
     from swarmcli.optim.state.norms import StepNorms
@@ -77,7 +78,7 @@ class Mode:
             peer.config.run_id, trained.optimizer, trained.scheduler, buffers.own, shared=shared, own=method.own
         )
         replica = Replica(state, trained.placement, buffers=buffers)
-        return GradientWork(self, peer, replica, accumulator, method)
+        return GradientWork(self, peer, replica, accumulator, method, (buffers,))
 
     def assisting_averager(
         self,
@@ -159,14 +160,16 @@ class GradientWork:
         replica: Replica,
         accumulator: GradientAccumulator | Differences,
         method: GradientMethod,
+        beside: Sequence[Buffers | Riders],
     ) -> None:
+        """`beside`: what is averaged in the same round."""
         self.replica = replica
         self.method = method
         self._mode = mode
         self.averager = averager_of(method, self._travels(), peer.node, mode.configured(peer.averaging))
         self._events, self._own_id = peer.events, peer.node.peer_id
         self._target = peer.config.target_batch_size
-        self._gradients = accumulator
+        self._gradients, self._beside = accumulator, beside
         self.given_up = GivenUp(peer.events)
         self._handed: Weighed | None = None  # on its way; None: nothing is
         self._nbytes = sum(parameter.nbytes for parameter in accumulator.parameters)
@@ -212,7 +215,8 @@ class GradientWork:
     def _freeze(self) -> Weighed:
         handed = self._gradients.freeze()
         self.method.load(handed.weight)
-        self.replica.buffers.load()
+        for each in self._beside:
+            each.load()
         return handed
 
     async def restore(self) -> None:
@@ -311,7 +315,8 @@ class GradientWork:
     def _step(self, position: LineagePosition, committed: RoundResult, *, missed: bool = False) -> StepNorms | None:
         counted = not missed and committed.samples.get(self._own_id, 0.0) > 0
         self.method.finish(math.fsum(committed.weights.values()), counted)
-        self.replica.buffers.finish(counted=not missed)
+        for each in self._beside:
+            each.finish(counted=not missed)
         self._gradients.settle(counted)
         self._handed = None
         return self.replica.state.step(self._descent(committed), position)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 import torch
 
 from swarmcli.averaging.checks import as_count
-from swarmcli.optim.gradients.accumulator import GradientMethod, Weighed
+from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.optim.modes.base import Timing, tell_lost
 from swarmcli.optim.modes.gradients import GradientWork, Mode
 from swarmcli.optim.modes.sparse import Sparse
@@ -127,7 +127,8 @@ class OuterSteps(Mode):
             inner=None if self.local else inner,
             outer=outer,
         )
-        return OuterWork(self, peer, Replica(state, place, site.companions, buffers), differences, method, riders)
+        replica = Replica(state, place, site.companions, buffers)
+        return OuterWork(self, peer, replica, differences, method, (buffers, riders))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,10 +193,10 @@ class Riders:
         for mean, before in zip(self.means, self._before, strict=True):
             mean.copy_(before)
 
-    def finish(self, missed: bool) -> None:
-        """`missed`: the round is made up for; statistics are each peer's own, and stay."""
+    def finish(self, counted: bool) -> None:
+        """Not `counted`: the round is made up for; statistics are each peer's own, and stay."""
         before, self._before = self._before, []
-        if before and not missed:
+        if before and counted:
             for slot, mean, then in zip(self._slots, self.means, before, strict=True):
                 slot.move(mean, then)
 
@@ -205,19 +206,7 @@ class OuterWork(GradientWork):
 
     _gradients: Differences
     _mode: OuterSteps
-
-    def __init__(
-        self,
-        mode: OuterSteps,
-        peer: PeerContext,
-        replica: Replica,
-        differences: Differences,
-        method: GradientMethod,
-        riders: Riders,
-    ) -> None:
-        self._riders = riders
-        self._aside = Weighed()  # of a round of this position of which nobody could say whether it was committed
-        super().__init__(mode, peer, replica, differences, method)
+    _aside = Weighed()  # of a round of this position of which nobody could say whether it was committed
 
     def _add(self, batch_size: int, scale: float | None, weight: float | None) -> bool:
         if self._mode.local:  # before its own step is noted: the end under way may look too late
@@ -252,9 +241,7 @@ class OuterWork(GradientWork):
     def _freeze(self) -> Weighed:
         if not self._brings:
             return self._gradients.count()
-        handed = super()._freeze()
-        self._riders.load()
-        return handed
+        return super()._freeze()
 
     def _step(self, position: LineagePosition, committed: RoundResult, *, missed: bool = False) -> StepNorms | None:
         if not self._brings:
@@ -265,7 +252,6 @@ class OuterWork(GradientWork):
         place = self.replica.placement
         if self._mode.local and isinstance(place, Anchored) and committed.weights.keys() == {self._own_id}:
             place.arrive()
-        self._riders.finish(missed)
         return norms
 
     async def set_aside(self) -> None:

@@ -139,13 +139,12 @@ def state_config(run_id: str, gradients: AveragerConfig) -> AveragerConfig:
 
 @dataclass(frozen=True, slots=True)
 class Occasion:
-    """After which epoch states are averaged, and with whom: with `mates` and with others of this tag; None: the members
-    of the last round are expected."""
+    """After which epoch states are averaged, and with whom: with `mates`, and with others of this tag."""
 
     tag: bytes
     epoch: int
     weight: float
-    mates: tuple[PeerID, ...] | None
+    mates: tuple[PeerID, ...]
     several: bool = False  # some of the mates ended the epoch in other groups
 
 
@@ -170,8 +169,7 @@ class StateRounds:
         wait, to_begin = averager.config.matchmaking.min_matchmaking_time, TO_BEGIN
         if occasion.several:
             wait, to_begin = min(wait, WAIT_FOR_OTHER_GROUPS), TO_BEGIN_WITHOUT
-        if occasion.mates is not None:
-            averager.finder.expect(occasion.mates)
+        averager.finder.expect(occasion.mates)
         request = RoundRequest(
             tag=occasion.tag,
             weight=occasion.weight,
