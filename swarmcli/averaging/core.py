@@ -217,7 +217,7 @@ class AveragerCore:
                 logger.debug("round of %s failed and is tried again: %s", self.config.prefix, error)
                 if isinstance(error, RoundFailed):
                     suspects = list(map(PeerID, error.suspects))
-                    self.finder.miss(suspects)
+                    self.finder.memory.miss(suspects)
                     if len(suspects) <= 2:  # more are suspect for what they did to this peer alone: a liar may name all
                         for peer in suspects:
                             self.trust.suspect(peer, "a round failed by it", seat=False, work=True)

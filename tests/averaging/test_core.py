@@ -263,14 +263,14 @@ async def test_whoever_cancels_while_the_group_forms_is_missed_at_once(who: str)
         peers = await swarm.add(4)
         controls = [peer.begin(target=40.0) for peer in peers]
         await asyncio.sleep(5)
-        leads = [peer.search.leader is None for peer in peers]
+        leads = [peer.search.call.leader is None for peer in peers]
         quitter = leads.index(who == "leader")
         controls[quitter].cancel()
         await asyncio.sleep(0.3)
         left = [peer for index, peer in enumerate(peers) if index != quitter]
         searches = [peer.search for peer in left]
         assert sorted(len(search.lobby) for search in searches) == [1, 1, 3]
-        assert sum(search.leader is None for search in searches) == 1
+        assert sum(search.call.leader is None for search in searches) == 1
         for index in range(4):
             controls[index].report(15.0)
         assert_one_group(await all_results([c for i, c in enumerate(controls) if i != quitter]), left)

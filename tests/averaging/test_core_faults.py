@@ -118,7 +118,7 @@ async def test_one_that_does_not_hear_that_its_group_begins_is_not_waited_for() 
         peers = await swarm.add(3, allreduce=patient)
         controls = [peer.begin(target=30.0, allow_retries=False) for peer in peers]
         await asyncio.sleep(5)
-        deaf = next(peer for peer in peers if peer.search.leader is not None)
+        deaf = next(peer for peer in peers if peer.search.call.leader is not None)
         deaf.core.finder.search = None  # as if it had just left, and the messages had crossed
         began = now()
         for control in controls:

@@ -58,6 +58,16 @@ class Memory:
         """Whether this search of it, or a later one, has ended."""
         return candidate.search <= self._finished.get(candidate.peer_id, b"")
 
+    def expect(self, peers: Iterable[PeerID]) -> None:
+        """The next group waits for these as for the members of the last one: while they can be reached, until its time
+        is up, and for no other holder."""
+        self.mates, self.only_mates = frozenset(peers), True
+
+    def miss(self, peers: Collection[PeerID]) -> None:
+        """The last round went on without these peers: the next group does not wait for them, though they may come."""
+        self.mates -= frozenset(peers)
+        self.note_missed(peers)
+
     def note_missed(self, peers: Iterable[PeerID]) -> None:
         """A group waited in vain for these peers, or they could not be reached."""
         for peer in filter(self.waits_for, peers):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -33,7 +32,7 @@ from swarmcli.averaging.find.messages import (
 from swarmcli.averaging.find.seek import Search, SearchContext
 from swarmcli.averaging.group import NONCE_BYTES, Group, Member
 from swarmcli.averaging.round.plan import Layout
-from swarmcli.averaging.seats import MAX_SECONDS, NOISE, Bid, Lines, Seats
+from swarmcli.averaging.seats import MAX_SECONDS, Bid, Lines, Seats
 from swarmcli.averaging.shares import reducing_shares
 from swarmcli.averaging.trust import PeerTrust
 from swarmcli.averaging.weights import Experience
@@ -74,10 +73,10 @@ class GroupFinder:
         self._turn = asyncio.Lock()
         self.experience = Experience(config.allreduce)
         self.lines = Lines(node.peer_id)
-        self._memory = Memory()
+        self.memory = Memory()
         self._declarations = Declarations(node, config.prefix)
         self._around = SearchContext(
-            node.endpoint, config.prefix, self._declarations, self._memory, self.experience, trust, self.lines
+            node.endpoint, config.prefix, self._declarations, self.memory, self.experience, trust, self.lines
         )
         self._begun: Recent[Bucket, Group] = Recent(MAX_BEGUN)  # the last groups that began with this peer
         self._last_search, self._last_tag, self._stands = bytes(SEARCH_BYTES), b"", False
@@ -85,16 +84,11 @@ class GroupFinder:
         self._started = 0.0
 
     @property
-    def listening(self) -> bool:
-        """Whether others can dial this peer directly, as things stand now."""
-        return not (self._config.client_mode or self._endpoint.client_mode)
-
-    @property
     def company(self) -> list[PeerID]:
         """The leader that this peer follows, or the peers that follow it, in the search under way."""
         if self.search is None:
             return []
-        leader = self.search.leader if self.search.call.has else None
+        leader = self.search.call.leader if self.search.call.has else None
         return [leader.peer_id] if leader is not None else list(self.search.lobby.followers)
 
     def start(self) -> None:
@@ -125,7 +119,7 @@ class GroupFinder:
     def set_group_bits(self, bits: str) -> None:
         """The bucket to look in from the next search on. Raises ValueError for anything but zeros and ones."""
         check_group_bits(bits)
-        self._memory.mates = frozenset()
+        self.memory.mates = frozenset()
         self.group_bits = bits
         self._declare_idle()
 
@@ -137,13 +131,8 @@ class GroupFinder:
         """See `PeerTrust.suspect`. The next group does not wait for a peer that has no seat in it."""
         self._trust.suspect(peer, reason, work=work, lost=lost, led=led)
         if self._trust.has_no_seat(peer):
-            self.miss([peer])
+            self.memory.miss([peer])
             logger.info("%s: %s has no seat in the next group: %s", self._config.prefix, peer.short, reason)
-
-    def miss(self, peers: Collection[PeerID]) -> None:
-        """The last round went on without these peers: the next group does not wait for them, though they may come."""
-        self._memory.mates -= frozenset(peers)
-        self._memory.note_missed(peers)
 
     def give_up_leader(self) -> None:
         """By the reports of others, the group that this peer waits in should have begun, and its leader has not begun
@@ -156,11 +145,6 @@ class GroupFinder:
         doubted peer gets its seat back once the wait has cost more than the suspicion, see `PeerTrust.admit`."""
         if self.search is not None and self._trust.admit(waited):
             self.search.admit()
-
-    def expect(self, peers: Iterable[PeerID]) -> None:
-        """The next group waits for these as for the members of the last one: while they can be reached, until its time
-        is up, and for no other holder."""
-        self._memory.mates, self._memory.only_mates = frozenset(peers), True
 
     async def find(self, control: StepControl, gathered: bytes, deadline: float | None) -> Group:
         """A group for this round; waits until an earlier search has ended.
@@ -180,7 +164,9 @@ class GroupFinder:
         self._begun.pop(search.me.bucket, None)
         try:
             async with asyncio.timeout_at(deadline):
-                group = await search.run(lambda: self._draw_up(search), lambda: self._is_outdated(search))
+                target, own = control.request.target, search.own
+                outdated = lambda: own.is_outdated(self._me(looking=True), self.bid(target))  # noqa: E731
+                group = await search.run(lambda: self._draw_up(search), outdated)
             if group is not None:
                 self._remember(group, search)
             return group
@@ -191,13 +177,6 @@ class GroupFinder:
             if search.known.awaits_holders or search.me.bits:
                 self._declare_idle()
             await search.jobs.close()
-
-    def _is_outdated(self, search: Search) -> bool:
-        """Whether what this peer has declared or offered is no longer true."""
-        if set(search.me.addresses) != set(self._addresses):
-            return True
-        said, now = search.own.offer.bid.seconds, self.bid(search.request.target).seconds
-        return max(said, now) > NOISE and not 0.5 < (now or 1e-9) / (said or 1e-9) < 2.0
 
     def _new_search(self, control: StepControl, gathered: bytes) -> Search:
         clock, request, options = self._endpoint.clock, control.request, self._config.matchmaking
@@ -232,7 +211,7 @@ class GroupFinder:
         """Seconds that this peer needs to send at least, by the limits that its user has set; 0: no limit. Bytes
         between processes of this computer count against no limit."""
         limit = self._endpoint.rates.lower
-        others = {*self._memory.holders, *self._memory.mates, *self._endpoint.connected()} - {self._endpoint.peer_id}
+        others = {*self.memory.holders, *self.memory.mates, *self._endpoint.connected()} - {self._endpoint.peer_id}
         if limit is None or (others and all(map(self._endpoint.is_on_this_computer, others))):
             return 0.0
         return min(self.round_bytes / limit, MAX_SECONDS)
@@ -240,24 +219,29 @@ class GroupFinder:
     @property
     def round_bytes(self) -> int:
         """Bytes that a round with those whom this peer knows sends over its link, and as much comes in, at most."""
-        return self._layout.round_bytes(len({self._endpoint.peer_id, *self._memory.holders, *self._memory.mates}))
+        return self._layout.round_bytes(len({self._endpoint.peer_id, *self.memory.holders, *self.memory.mates}))
 
     def _out(self, preformed: bool) -> dict[PeerID, float]:
         """The doubted peers, which get no seat in the next group, and until when (loop time): a group without a target
         that still lacks members then takes them. Nobody is out if no group could form without the doubted ones."""
-        known = (self._memory.holders.keys() | self._memory.mates) - {self._endpoint.peer_id}
+        known = (self.memory.holders.keys() | self.memory.mates) - {self._endpoint.peer_id}
         doubted = list(filter(self._trust.has_no_seat, known))
         if 1 + len(known) - len(doubted) < max(2, self._config.matchmaking.min_group_size):
             return {}
         return {peer: math.inf if preformed else loop_time() + self._trust.costs(peer) for peer in doubted}
 
     def _me(self, *, looking: bool) -> Candidate:
-        last, bits, stands = (self._last_search, self._last_tag), self.group_bits, self._stands
-        return Candidate(self._endpoint.peer_id, *last, self.listening, self._addresses, bits, looking, stands)
-
-    @property
-    def _addresses(self) -> tuple[str, ...]:
-        return () if self._config.client_mode else self._endpoint.addresses
+        closed, endpoint = self._config.client_mode, self._endpoint
+        return Candidate(
+            endpoint.peer_id,
+            self._last_search,
+            self._last_tag,
+            listening=not (closed or endpoint.client_mode),
+            addresses=() if closed else endpoint.addresses,
+            bits=self.group_bits,
+            looking=looking,
+            standing=self._stands,
+        )
 
     def _declare_idle(self) -> None:
         """Others see in which bucket this peer is, and that it looks for no group now."""
@@ -274,20 +258,8 @@ class GroupFinder:
         seats = search.lobby.seats
         claims, ramps = search.lobby.progress, self.experience.ramps(join.candidate.peer_id for join in joins)
         said = [
-            Member(
-                who.peer_id,
-                who.listening,
-                offer.auxiliary,
-                speed,
-                who.addresses,
-                offer.gathered,
-                who.search,
-                ramps.get(who.peer_id, math.inf),
-                offer.bid,
-                who.standing,
-                claims[who.peer_id],
-            )
-            for who, offer, speed in zip((join.candidate for join in joins), offers, speeds, strict=True)
+            join.member(speed, ramps.get(join.candidate.peer_id, math.inf), claims[join.candidate.peer_id])
+            for join, speed in zip(joins, speeds, strict=True)
         ]
         members, shares = self._divide(said, seats)
         nonce = self._endpoint.random.randbytes(NONCE_BYTES)
@@ -318,7 +290,7 @@ class GroupFinder:
             raise
 
     def _remember(self, group: Group, search: Search) -> None:
-        memory, size = self._memory, self._config.matchmaking.target_group_size
+        memory, size = self.memory, self._config.matchmaking.target_group_size
         for member in group.members:
             search.known.finish(member.peer_id)
             self._endpoint.learn(member.peer_id, member.addresses)
@@ -358,6 +330,6 @@ class GroupFinder:
 
     def _on_ban(self, peer: PeerID) -> None:
         """A banned peer leads nobody and follows nobody, and nobody waits for it."""
-        self._memory.mates -= {peer}
+        self.memory.mates -= {peer}
         if self.search is not None:
             self.search.drop(peer)

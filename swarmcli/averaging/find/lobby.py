@@ -187,7 +187,7 @@ class Lobby:
 
     @property
     def seats(self) -> Seats:
-        """Whom this peer would wait for, as the leader of these."""
+        """The members that this peer would wait for, as the leader of these."""
         bids = {peer: waiting.join.offer.bid for peer, waiting in self.followers.items()}
         return self._lines.seats({self._own.candidate.peer_id: self._own.offer.bid} | bids, self.target)
 

@@ -17,8 +17,8 @@ import msgspec
 
 from swarmcli.averaging.checks import MAX_BANDWIDTH
 from swarmcli.averaging.config import check_group_bits, check_terms
-from swarmcli.averaging.group import MAX_GATHERED_BYTES, MAX_MEMBERS, Dialable
-from swarmcli.averaging.seats import Bid
+from swarmcli.averaging.group import MAX_GATHERED_BYTES, MAX_MEMBERS, Dialable, Member
+from swarmcli.averaging.seats import NOISE, Bid
 from swarmcli.network.addresses import bounded
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_TAG_BYTES
@@ -110,6 +110,18 @@ class Join(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         check_terms(self.terms)
+
+    def member(self, bandwidth: float, ramp: float, claim: float) -> Member:
+        """The sender as the list of a group has it: as it offers, and with what the leader has to say of it."""
+        who, offer = self.candidate, self.offer
+        reach, brought = (who.listening, offer.auxiliary, bandwidth, who.addresses), (offer.gathered, who.search)
+        return Member(who.peer_id, *reach, *brought, ramp, offer.bid, who.standing, claim)
+
+    def is_outdated(self, me: Candidate, bid: Bid) -> bool:
+        """Whether the sender, which would say this now, has other addresses or another line than it has said."""
+        said, now = self.offer.bid.seconds, bid.seconds
+        moved = max(said, now) > NOISE and not 0.5 < (now or 1e-9) / (said or 1e-9) < 2.0
+        return moved or set(me.addresses) != set(self.candidate.addresses)
 
 
 class Answer(msgspec.Struct, frozen=True):

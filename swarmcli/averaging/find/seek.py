@@ -38,7 +38,7 @@ from swarmcli.averaging.find.messages import (
     method_name,
     place_in,
 )
-from swarmcli.averaging.group import Group, Member
+from swarmcli.averaging.group import Group
 from swarmcli.averaging.seats import Lines
 from swarmcli.averaging.trust import PeerTrust
 from swarmcli.averaging.weights import Experience
@@ -82,7 +82,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SearchContext:
-    """What the searches of one averager share."""
+    """The searches of one averager share this."""
 
     endpoint: Endpoint
     prefix: str
@@ -258,11 +258,6 @@ class Search:
             self._look_for_mates()
             self.lobby.send_all(CallRefused("idle", "this peer does not look for a group any more"))
 
-    @property
-    def leader(self) -> Candidate | None:
-        """The peer on whose call this one is; None while it leads."""
-        return self.call.leader
-
     # Calls of others
 
     def on_join(self, join: Join) -> Answer | asyncio.Future[Answer]:
@@ -275,9 +270,9 @@ class Search:
         self.known.learn(join.candidate, now, direct=True)
         if self.known.is_out(peer, now):
             return Answer("full")
-        if self.leader is not None and self.leader.peer_id != peer:
-            return Answer("ask", to=self.leader)
-        if self.leader is not None or self.known.rank(join.candidate) < self.rank:
+        if self.call.leader is not None and self.call.leader.peer_id != peer:
+            return Answer("ask", to=self.call.leader)
+        if self.call.leader is not None or self.known.rank(join.candidate) < self.rank:
             return Answer("lead")
         # Where no peer can be dialed, connected ones lead each other.
         dialable = self.me.dialable or any(entry.candidate.dialable for entry in self.known.present(now))
@@ -325,8 +320,8 @@ class Search:
     def give_up_leader(self) -> None:
         """By the reports the leader should have begun by now. If nobody else is left, it stays."""
         present = self.known.present(loop_time())
-        if self.leader is not None and any(entry.peer_id != self.leader.peer_id for entry in present):
-            self._give_up(self.leader.peer_id, NEVER_BEGAN)
+        if self.call.leader is not None and any(entry.peer_id != self.call.leader.peer_id for entry in present):
+            self._give_up(self.call.leader.peer_id, NEVER_BEGAN)
 
     def _look_for_mates(self) -> None:
         """Mates are lost as soon as their connections end, or at once if there are none."""
@@ -353,7 +348,7 @@ class Search:
         self.drop(leader, ended=False)
 
     def _heed(self, peer: PeerID, answer: Answer) -> None:
-        """What an answer without a group says of the peer that gave it."""
+        """An answer without a group says something of the peer that gave it."""
         now, known = loop_time(), self.known
         if answer.verdict == "terms":
             self._note_conflict(peer, answer.keys, answer.since)
@@ -509,7 +504,7 @@ class Search:
         declarations, started, pause = self._around.declarations, loop_time(), FIRST_READ
         await declarations.publish()
         while True:
-            if self.leader is None:
+            if self.call.leader is None:
                 declared = await declarations.read(self.me.bits)
                 welcome = [each for each in declared if not self._trust.is_banned(each.peer_id)]
                 self.known.read(welcome, loop_time(), loop_time() - started)
@@ -534,7 +529,10 @@ def what_is_wrong(group: Group, leader: PeerID, own: Join, control: StepControl,
     # would sign two unlike values under one id, which is evidence against it.
     if entry.search != me.search or not group.has_listed(group.group_id, group.listed):
         return "it began an old group, or did not sign it"
-    if not _is_as_offered(entry, own, control.progress):
+    # Otherwise a trainer listed as an auxiliary would get no average, one with an altered bid no seat, and one that is
+    # listed as undialable would meet no other member.
+    as_told = entry.claim <= control.progress and (entry.bandwidth == 0 or own.offer.bandwidth != 0)
+    if not as_told or entry != own.member(entry.bandwidth, entry.ramp, entry.claim):
         return "it listed this peer otherwise than offered"
     if fsum(group.claims.values()) < (control.request.target or 0.0):
         return "it began a group without enough samples"
@@ -543,16 +541,6 @@ def what_is_wrong(group: Group, leader: PeerID, own: Join, control: StepControl,
     if not experience.agrees(group, queue):
         return "it listed other bounds on weights than follow from the last round"
     return ""
-
-
-def _is_as_offered(entry: Member, own: Join, progress: float) -> bool:
-    """Whether the leader lists this peer as it has offered. Otherwise a trainer listed as an auxiliary would get no
-    average, one with an altered bid no seat, and one listed as undialable would meet no other member."""
-    me, offer = own.candidate, own.offer
-    said = entry.listening, entry.addresses, entry.standing, entry.auxiliary, entry.gathered, entry.bid
-    offered = me.listening, me.addresses, me.standing, offer.auxiliary, offer.gathered, offer.bid
-    as_told = entry.claim <= progress and (entry.bandwidth == 0 or offer.bandwidth != 0)
-    return said == offered and as_told
 
 
 def _are_in_turn(group: Group, queue: Sequence[PeerID]) -> bool:

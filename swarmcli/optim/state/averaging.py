@@ -169,7 +169,7 @@ class StateRounds:
         wait, to_begin = averager.config.matchmaking.min_matchmaking_time, TO_BEGIN
         if occasion.several:
             wait, to_begin = min(wait, WAIT_FOR_OTHER_GROUPS), TO_BEGIN_WITHOUT
-        averager.finder.expect(occasion.mates)
+        averager.finder.memory.expect(occasion.mates)
         request = RoundRequest(
             tag=occasion.tag,
             weight=occasion.weight,

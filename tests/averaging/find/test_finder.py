@@ -50,8 +50,8 @@ async def preformed(swarm: Averagers) -> tuple[list[Peer], list[Any], Attacker, 
     attacker = peers.pop()
     controls = [peer.begin(target=100.0, allow_retries=False) for peer in peers]
     await asyncio.sleep(5)
-    leader = next(peer for peer in peers if peer.search.leader is None)
-    follower = next(peer for peer in peers if peer.search.leader is not None)
+    leader = next(peer for peer in peers if peer.search.call.leader is None)
+    follower = next(peer for peer in peers if peer.search.call.leader is not None)
     return peers, controls, Attacker(attacker.endpoint, leader), Attacker(attacker.endpoint, follower)
 
 

@@ -74,7 +74,7 @@ async def test_the_leader_is_lost_while_the_group_stands(how: str) -> None:
         peers = await swarm.add(4)
         controls = stand(peers, done=10.0)
         await asyncio.sleep(10)
-        (dead,) = [peer for peer in peers if peer.search.leader is None]
+        (dead,) = [peer for peer in peers if peer.search.call.leader is None]
         swarm.kill(dead) if how == "kill" else swarm.network.freeze(dead.peer_id)
         left = [control for control, peer in zip(controls, peers, strict=True) if peer is not dead]
         await asyncio.sleep(0.5 if how == "kill" else 5.0)
