@@ -201,10 +201,6 @@ def test_a_base_that_nobody_has_named_is_compared_whatever_holds_it() -> None:
 
             await together(one.train(4), two.train(4), refused())
             assert one.core.replica.state.digest() == two.core.replica.state.digest()
-            stranger = await swarm.peer(frozen=2, named=False, seed=3)
-            stranger.core.catch_up.settled, stranger.core.phase = True, "training"
-            await asyncio.sleep(frozen_exchange.BEGINS_FOR + 10)
-            await one.train(6)
 
     virtual_time.run(main(), timeout=600)
     base, trained = base_of(list((model := Model()).layer.parameters())), list(model.layer.parameters())

@@ -30,8 +30,8 @@ class Weighed:
 
     @classmethod
     def of(cls, batch_size: int, weight: float | None = None) -> Weighed:
-        """Of one batch. Raises ValueError unless the batch size is positive, and the weight (None: the same) finite and
-        not negative."""
+        """Describes one batch. Raises ValueError unless the batch size is positive, and the weight (None: the same)
+        finite and not negative."""
         if batch_size <= 0:
             raise ValueError(f"batch_size={batch_size!r}: expected a positive number of samples")
         weight = float(batch_size if weight is None else weight)
@@ -65,7 +65,7 @@ class GradientAccumulator:
     were until the next `add` makes room for its own.
 
     With `reuse` the accumulators are the parameters' own `.grad`, in the parameters' type, and backward
-    passes add to them: no second buffer. What those add counts equally, so within an epoch all batches weigh the
+    passes add to them: no second buffer. Their batches count equally, so within an epoch all batches weigh the
     same, and nobody but this class may zero or replace the gradients.
 
     `restore` and `settle` may be called beside `add`, from another thread; other calls exclude each other.
@@ -109,7 +109,7 @@ class GradientAccumulator:
 
     @property
     def weight(self) -> float:
-        """Of `samples`, in the average."""
+        """The weight of `samples` in the average."""
         return self._summed.weight + self._returned.weight
 
     @torch.no_grad()
@@ -164,7 +164,7 @@ class GradientAccumulator:
         """Writes the mean into `means` and empties the sums; returns what is in it.
 
         Gradients that are not finite are worth nothing to anybody: then all are dropped, the means are zeros, and
-        nothing is in it. What was frozen earlier and neither settled nor restored is used up.
+        nothing is in it. Gradients that were frozen earlier and neither settled nor restored are used up.
         """
         if not self.load_means():
             self.reset()

@@ -4,7 +4,7 @@
     Q    (cols, rank)  from the last round; its columns span what E did to the last P
     P    (rows, rank)  E Q, made orthonormal; then Q = Eᵀ P, and P Qᵀ is the best approximation of E in the span of P
 
-What all peers must decide alike is decided on bits that they share, in float64: averages of all-reduces are equal to
+All peers decide alike, since they decide on bits that they share, in float64: averages of all-reduces are equal to
 the last bit everywhere, what processors make of them is not.
 """
 

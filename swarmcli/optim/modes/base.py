@@ -1,4 +1,4 @@
-"""What all ways to train know: when the trainer waits, what becomes of states, what is trained, and what is told."""
+"""Options and events of all ways to train: when the trainer waits, what becomes of states, what is trained and told."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ class GradientWork:
     async def freeze(self) -> Weighed:
         """Fixes what the averager averages, and returns its samples and its weight.
 
-        What is accumulated from now on belongs to the next round. Called again before the outcome is known, it changes
+        Gradients that come from now on belong to the next round. Called again before the outcome is known, it changes
         nothing and returns the same. Gradients that are not finite are worth nothing to anybody: they are dropped, all
         of them, and said to be.
         """
@@ -279,7 +279,7 @@ class GradientWork:
     async def pass_by(self, wanted: LineagePosition) -> bool:
         """Goes to `wanted` with the parameters as they are, where lineages only count epochs.
 
-        What was accumulated or frozen, of epochs that are over, is dropped. False, and nothing changed: it leads
+        Gradients of epochs that are over, accumulated or frozen, are dropped. False, and nothing changed: it leads
         elsewhere.
         """
         if self._mode.target_group_size is None:
@@ -306,7 +306,7 @@ class GradientWork:
             self._events.emit(Noticed("warning", lost))
 
     def _travels(self) -> Sequence[torch.Tensor]:
-        """What the round averages that ends the present epoch."""
+        """The tensors that the round averages which ends the present epoch."""
         return self.method.tensors
 
     async def _go_on(self) -> None:
@@ -327,8 +327,8 @@ class GradientWork:
         self.method.forget_aside(counted=counted > 0)
 
     def _drop_former(self, counted: float) -> None:
-        """What this peer has accumulated is of parameters before a round that it makes up for, and that has counted so
-        many samples of it."""
+        """This peer has accumulated gradients of parameters before a round that it makes up for, and that has counted
+        so many samples of it."""
         tell_lost(self._events, self._drop() - counted)
 
     def _descent(self, committed: RoundResult) -> Sequence[torch.Tensor]:

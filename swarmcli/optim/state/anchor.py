@@ -47,7 +47,7 @@ class Anchored(Offloaded):
             target.copy_(begin).sub_(origin)
 
     def set_aside(self) -> None:
-        """What was marked is in no further difference."""
+        """No further difference has what was marked."""
         self._base = [origin.clone() for origin in self._origin]
 
     @torch.no_grad()

@@ -246,8 +246,8 @@ class StateAveraging:
     async def begin(self, occasion: Occasion, *, changes: bool) -> None:
         """Averages the state as it is now with that of its mates, and of others with its tag, in the background.
 
-        `changes`: the state may change until `apply`. What was never applied is given up. OptimizerError: statistics
-        that cannot be averaged.
+        `changes`: the state may change until `apply`. An average that was never applied is given up. OptimizerError:
+        statistics that cannot be averaged.
         """
         await self._abandon()
         await self._replica.gather()

@@ -19,7 +19,7 @@ from swarmcli.optim.gradients.accumulator import sum_type
 
 
 def is_averaged(tensor: torch.Tensor) -> bool:
-    """Whether a mean of such tensors is one of them: numbers are, masks are not. Of whole numbers it is rounded."""
+    """Whether a mean of such tensors is one of them: numbers are, masks are not. That of whole numbers is rounded."""
     return tensor.dtype != torch.bool and not tensor.is_complex() and not tensor.is_quantized
 
 

@@ -32,7 +32,7 @@ def hash_tensors(tensors: Iterable[torch.Tensor], *prefix: bytes) -> bytes:
 
 
 def is_count(*numbers: int) -> bool:
-    """Whether all can be a run's epochs or samples. What comes from others and cannot is no position."""
+    """Whether all can be a run's epochs or samples. Others' counts that cannot are no position."""
     return all(0 <= number <= MAX_COUNT for number in numbers)
 
 

@@ -2,7 +2,7 @@
 
 States are hashed and compared, so equal ones have to be described by equal bytes, also where torch 2.6 and 2.13 share a
 run. How a version computes (`foreach`, `fused`) and what its schedulers note for themselves (`_step_count`) is each
-peer's own and never travels. What is off (False or None) is not named: libraries add options that way.
+peer's own and never travels. Settings that are off (False or None) are not named: libraries add options that way.
 """
 
 from __future__ import annotations

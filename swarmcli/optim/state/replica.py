@@ -147,7 +147,7 @@ class Replica:
             self._note_replaced()
 
     async def checkpoint(self) -> dict[str, Any]:
-        """See TrainingState.checkpoint. Of a large model the digest takes seconds, and the loop goes on meanwhile."""
+        """See TrainingState.checkpoint. The digest of a large model takes seconds, and the loop goes on meanwhile."""
         async with self._lock:
             return await on_executor(self._nbytes, self.state.checkpoint)
 
@@ -234,9 +234,9 @@ class Offloaded(ParameterPlacement):
     """The optimizer steps copies in host memory, and its statistics are there too.
 
     The copies have the model's types: so they are bit for bit what a peer without offloading holds, and peers of one
-    run may choose for themselves. Who wants the optimizer to step in float32 keeps the model's parameters in float32
-    and computes under autocast. Copies are pinned where the model's parameters are on a CUDA device. What nobody trains
-    has none.
+    run may choose for themselves. A user who wants the optimizer to step in float32 keeps the model's parameters in
+    float32 and computes under autocast. Copies are pinned where the model's parameters are on a CUDA device. Parameters
+    that nobody trains have none.
 
     `optimizer` is what the factory made of the copies, with the groups and their options as they were given.
     """

@@ -3,8 +3,8 @@
 Statistics are in the optimizer's own memory, or shared out among the processes of a site. A statistic's *place* is
 `<parameter index>/<name>`, parameters being counted in the order of the optimizer's groups.
 
-Settings of optimizers and schedulers travel as values that msgpack carries. What arrives from a donor is fitted to a
-template, the value that this peer holds in the same place: the same keys, the same kinds. So a donor can change a
+Settings of optimizers and schedulers travel as values that msgpack carries. Values that arrive from a donor are fitted
+to a template, the value that this peer holds in the same place: the same keys, the same kinds. So a donor can change a
 learning rate, never what kind of thing it is.
 """
 
@@ -50,7 +50,7 @@ class Statistics(Protocol):
         place: what is not named is dropped, and the options of the parameter groups are these. If it is not called,
         nothing changes.
 
-        What comes has been checked to be of parameters that there are.
+        All that comes has been checked to be of parameters that there are.
         """
 
 

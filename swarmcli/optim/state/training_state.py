@@ -172,7 +172,7 @@ class TrainingState:
         return CapturedState({**self._described(), **told, "lineage": self.position.lineage}, tensors)
 
     def _described(self) -> dict[str, Any]:
-        """What is said alike of a state that travels and of one that is saved."""
+        """A state that travels and one that is saved say this alike."""
         inner = {} if self._inner is None else {"inner": [settings_of(group) for group in self._inner.param_groups]}
         return inner | {
             "epoch": self.position.epoch,
