@@ -23,7 +23,7 @@ Record = TypeVar("Record", bound=pydantic.BaseModel)
 READ_RATE, REPLICA_RATE = 10e3, 100e3
 REPLICAS = 5  # each of them gives every report to every reader
 OVERHEAD = 150  # bytes of a report beside its value: owner, signature, expiration, framing
-BURST = 16  # reports that may go out one after the other where something happens; then one for each period
+BURST = 4  # reports that may go out one after the other where something happens; then one for each period
 LIVES = 3  # periods, for which a report lives at least
 logger = logging.getLogger(__name__)
 
