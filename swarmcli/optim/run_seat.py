@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING
 
 from swarmcli.events import Noticed
@@ -73,8 +74,8 @@ class RunSeat(OwnSeat):
             core.pausing.ask("link")
         if changed:
             core.tracker.rest(lost is not None or core.pausing.is_asked)
-            # Others' records would take a quarter of a line of 10 kB/s, so that it would come too late to each group.
-            core.node.rest(lost is not None or self.tries)
+            if lost is not None:
+                self._spare_line(lost.nbytes / lost.reason.seconds)
             if self._catch_up.settled and not core.pausing.away:
                 core.phase = "training" if lost is None else "following"
             if lost is not None:
@@ -85,9 +86,17 @@ class RunSeat(OwnSeat):
 
     def tell_that_samples_count(self) -> None:
         """Once a round has shown that a line that was tried again is quick enough."""
+        self._spare_line(math.inf)
+        text = "this computer's samples count again: it computes"
+        self._core.node.endpoint.events.emit(Noticed("info", text))
+
+    def _spare_line(self, rate: float) -> None:
+        """A line of so many bytes per second is left to averaging and states, or this peer would come too late to each
+        group: others' records alone would take a quarter of 10 kB/s."""
         core = self._core
-        core.node.rest(False)
-        core.node.endpoint.events.emit(Noticed("info", "this computer's samples count again: it computes"))
+        core.node.rest(rate < math.inf)
+        core.directory.spare(rate)
+        core.tracker.spare(rate)
 
     async def watch_line(self) -> None:
         """What downloads show of this peer's line: a newcomer need not spoil a round to learn that it is too slow."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import pydantic
@@ -24,6 +25,7 @@ READ_RATE, REPLICA_RATE = 10e3, 100e3
 REPLICAS = 5  # each of them gives every report to every reader
 OVERHEAD = 150  # bytes of a report beside its value: owner, signature, expiration, framing
 BURST = 4  # reports that may go out one after the other where something happens; then one for each period
+OF_A_LINE = 0.05  # that each of the two boards takes each way of a line that is known to be slow
 LIVES = 3  # periods, for which a report lives at least
 logger = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ class Board(Generic[Record]):
         self._published = False
         self._nbytes = 0  # of this peer's last report
         self._credit, self._credited = float(BURST), 0.0  # reports that may go out now, and the loop time of that
+        self.line = math.inf  # bytes per second of this peer's line, where that is known to be slow
         self._reading = asyncio.Lock()  # a follower reads for one at a time
 
     @property
@@ -72,17 +75,24 @@ class Board(Generic[Record]):
         return period_of(len(self.records), self._nbytes)
 
     @property
+    def pause(self) -> float:
+        """Seconds between two reports of this peer, and half of them between two looks at the others': longer than the
+        period where its own line is slow."""
+        replicas = min(max(1, len(self.records)), REPLICAS)
+        return max(self.period, 2 * max(1, len(self.records)) * self._nbytes * replicas / (OF_A_LINE * self.line))
+
+    @property
     def lives(self) -> float:
         """Seconds for which a report counts."""
-        return max(self.expiration, LIVES * self.period)
+        return max(self.expiration, LIVES * self.pause)
 
     def turn_in(self) -> float:
         """Seconds until this peer may report again."""
         self._earn()
-        return max(0.0, (1.0 - self._credit) * self.period)
+        return max(0.0, (1.0 - self._credit) * self.pause)
 
     def _earn(self) -> None:
-        now, period = loop_time(), self.period
+        now, period = loop_time(), self.pause
         earned = (now - self._credited) / period if period > 0 else float(BURST)
         self._credit, self._credited = min(float(BURST), self._credit + earned), now
 

@@ -65,6 +65,10 @@ class PeerDirectory:
         await self.refresh()
         self._tasks.keep(self.endpoint.events, self._keep_publishing, self._keep_reading)
 
+    def spare(self, line: float) -> None:
+        """This peer's line is known to carry no more than so many bytes per second; infinite: it is quick."""
+        self._board.line = line
+
     async def shutdown(self) -> None:
         """Ends the background work and says goodbye, with how the last epoch went. Idempotent."""
         await self._tasks.close()
@@ -99,7 +103,7 @@ class PeerDirectory:
             logger.warning("this peer's report was not stored: %s", error)
 
     async def _keep_publishing(self) -> None:
-        await set_within(self._changed, max(RENEWAL, self._board.period))
+        await set_within(self._changed, max(RENEWAL, self._board.pause))
         await asyncio.sleep(self._board.turn_in())
         await self._publish()
 
@@ -129,7 +133,7 @@ class PeerDirectory:
         return self.others
 
     async def _keep_reading(self) -> None:
-        await asyncio.sleep(max(REFRESH_PERIOD, self._board.period / 2))
+        await asyncio.sleep(max(REFRESH_PERIOD, self._board.pause / 2))
         await self.refresh()
 
     def _tell(self, peer: PeerID, report: PeerReport, before: PeerReport | None, gone: Gone = "") -> None:

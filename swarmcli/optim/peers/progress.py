@@ -293,6 +293,10 @@ class ProgressTrackerCore:
         self._moved.set()
         return epoch
 
+    def spare(self, line: float) -> None:
+        """This peer's line is known to carry no more than so many bytes per second; infinite: it is quick."""
+        self._board.line = line
+
     def rest(self, rests: bool) -> None:
         """From now on this peer computes nothing: its rate is told as 0, at once. Or it does again, as quickly as
         before."""
@@ -437,7 +441,7 @@ class ProgressTrackerCore:
         left = self.global_progress.eta_next_epoch - self._clock.now()
         period = refresh_period(left, self.global_progress.num_peers, self.options)
         most = max(self.options.default_refresh_period, self.options.min_refresh_period)
-        return max(min(period, most), self._board.period)
+        return max(min(period, most), self._board.pause)
 
     async def _keep_reading(self) -> None:
         self._moved.clear()  # before reading: an epoch that ends meanwhile is read after once more
@@ -445,5 +449,5 @@ class ProgressTrackerCore:
             await self.refresh()
         except SwarmError as error:
             logger.warning("progress was not read: %s", error)
-        await asyncio.sleep(max(self.options.min_refresh_period, self._board.period / 2))
+        await asyncio.sleep(max(self.options.min_refresh_period, self._board.pause / 2))
         await set_within(self._moved, self.global_progress.next_fetch_time - self._clock.now())

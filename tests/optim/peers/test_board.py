@@ -42,3 +42,20 @@ def test_a_peer_that_has_much_to_tell_waits_for_its_turn_once_it_has_told_some()
             assert board.turn_in() == pytest.approx(0.0, abs=1e-6)
 
     virtual_time.run(main(), timeout=60)
+
+
+def test_a_peer_behind_a_slow_line_writes_and_reads_with_a_twentieth_of_it() -> None:
+    async def main() -> None:
+        async with nodes(8) as peers:
+            boards = [Board(node, "board", Report, 60.0) for node in peers]
+            for board in boards:
+                await board.publish(Report(text="x" * 850))
+            board = boards[0]
+            await board.refresh()
+            assert board.pause == board.period
+            board.line = 10e3
+            each = 8 * 1000 * REPLICAS / (board.pause / 2)  # bytes per second that come, if all write in between
+            assert each <= 1.05 * 10e3 / 20 and 1000 * REPLICAS / board.pause <= 10e3 / 20
+            assert board.lives >= 3 * board.pause and board.period < 5  # of others it expects no less than before
+
+    virtual_time.run(main(), timeout=60)
