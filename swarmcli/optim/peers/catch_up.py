@@ -131,8 +131,7 @@ class CatchUp:
                 donors = self._directory.by_convenience(holders)
                 self.waits = ""
                 try:
-                    why = self._why(wanted, reason)
-                    await self._take_over(wanted, donors, why)
+                    await self._take_over(wanted, donors, reason)
                     changed, moved, self.stranded, returns = True, loop_time(), False, False
                     pauses = growing(FIRST_PAUSE, LONGEST_PAUSE)
                 except StateDownloadError as error:
@@ -198,13 +197,6 @@ class CatchUp:
         since = weekday(self._clock.now() - waited)
         at_most = f", and this peer goes on without them after {PATIENCE_WITH_REPORTS:.0f} s" if ends else ""
         return f"{told}; nobody who holds it can be reached since {since}{at_most}. {HELP}"
-
-    def _why(self, wanted: LineagePosition, reason: str) -> str:
-        """The reason, for people: a round that was missed accounts for one epoch and no more."""
-        epoch = self._replica.position.epoch
-        if not self.settled or wanted.epoch <= epoch + 1:
-            return reason
-        return f"another peer holds epoch {wanted.epoch}, and this one held {epoch}"
 
     async def _wait_for(self, text: str, began: float, deadline: float, *, certain: bool = True) -> None:
         """A moment: whoever listens may just be about to be dialed by the one that cannot be. `certain`: it is no dead
