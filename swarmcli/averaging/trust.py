@@ -1,4 +1,4 @@
-"""Whom this peer trusts less than others in a run: a score that decays, and a proof that does not.
+"""A peer trusts some others of its run less: by a score that decays, and a proof that does not.
 
     suspicion   it cost a round or its time, and nothing proves that it lied: it is left out of the next group, then of
                 2, 4, … 64, and a failed reducer gets nothing to reduce in 16 times as many
@@ -123,7 +123,7 @@ class _Suspicion:
 
 
 class PeerTrust:
-    """What one peer thinks of the others of one run; all its averagers of that run share it, see `of`.
+    """One peer's opinion of the others of one run; all its averagers of that run share it, see `of`.
 
     Groups that go well end a suspicion, not time. A suspect gets its seat back without that where no group can go well
     without it: the other peers may have nothing to average.
@@ -273,7 +273,7 @@ class PeerTrust:
         return peer in self._proofs
 
     def proof(self, peer: PeerID) -> SignedProof | None:
-        """What a banned peer has signed itself; None if an audit found it, and for any other peer."""
+        """Returns what a banned peer has signed itself; None if an audit found it, and for any other peer."""
         return self._proofs.get(peer)
 
     def check(self, peer: PeerID) -> None:

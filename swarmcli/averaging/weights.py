@@ -85,8 +85,9 @@ def _cap(descending: Sequence[float], share: float) -> float:
 
 
 class Experience:
-    """What the last round that committed here has counted of each member: as its certificate says, so all who were in
-    that round know the same. Ramps follow from it, which a group's leader lists and its followers compute again."""
+    """Remembers what the last round that committed here has counted of each member, as its certificate says: all who
+    were in that round know the same. Ramps follow from it, which a group's leader lists and its followers compute
+    again."""
 
     def __init__(
         self,
@@ -161,7 +162,7 @@ class Experience:
 
 
 class Pledges:
-    """What the members of one group have claimed towards its target: half of that comes from members that keep their
+    """The members of one group have claimed this towards its target: half of that comes from members that keep their
     word, or the round does not count. All members judge alike, before they vote."""
 
     def __init__(self, experience: Experience, group: Group, target: float) -> None:

@@ -1,4 +1,4 @@
-"""What trainers, followers and auxiliaries of a run have in common: they see each other, form groups, and pause."""
+"""Trainers, followers and auxiliaries of a run have this in common: they see each other, form groups, and pause."""
 
 from __future__ import annotations
 

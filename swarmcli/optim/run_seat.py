@@ -99,7 +99,7 @@ class RunSeat(OwnSeat):
         core.tracker.spare(rate)
 
     async def watch_line(self) -> None:
-        """What downloads show of this peer's line: a newcomer need not spoil a round to learn that it is too slow."""
+        """Downloads show this peer's line: a newcomer need not spoil a round to learn that it is too slow."""
         core, replica = self._core, self._replica
         endpoint, generation = core.node.endpoint, replica.generation
         while core.config.description.role == "trainer":

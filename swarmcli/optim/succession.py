@@ -1,4 +1,4 @@
-"""Who keeps the run's state beside this peer: who writes checkpoints, and to whom a peer that leaves may leave it."""
+"""Peers agree on who keeps the run's state: one of them writes checkpoints, and a peer that leaves asks who stays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Succession:
-    """What one trainer or follower tells the others of its checkpoints, and asks them of theirs."""
+    """One trainer or follower tells the others of its checkpoints, and asks them of theirs."""
 
     def __init__(self, core: Participant) -> None:
         self.offered = False  # whether it writes checkpoints, see PeerReport.keeps
