@@ -2,10 +2,12 @@
 
 import asyncio
 import random
+from collections import defaultdict
 from contextlib import suppress
 
 import pytest
 
+from swarmcli.events import RoundsReplayed, StateDownloaded
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, digests
 from tests.suites import soak
@@ -18,6 +20,23 @@ class Chaos:
         self.swarm, self.epochs = swarm, epochs
         self.random = random.Random(seed)
         self.work: dict[Trainer, asyncio.Task[None]] = {}
+        self.parted = False
+        self.changes: dict[Trainer, list[StateDownloaded | RoundsReplayed]] = {}  # of its state, that it has told
+
+    def follow(self, trainer: Trainer) -> None:
+        events = self.changes[trainer] = []
+        told = (StateDownloaded, RoundsReplayed)
+        trainer.node.endpoint.events.subscribe(lambda event: isinstance(event, told) and events.append(event))
+
+    @property
+    def forks(self) -> list[int]:
+        """Epochs that peers have entered by unlike rounds."""
+        entered = defaultdict[int, set[str]](set)
+        for trainer in self.changes:
+            for ended in trainer.epochs:
+                if ended.samples:
+                    entered[ended.epoch].add(ended.lineage)
+        return [epoch for epoch, lineages in entered.items() if len(lineages) > 1]
 
     async def join(self) -> None:
         draw = self.random
@@ -27,6 +46,7 @@ class Chaos:
             pace=draw.uniform(0.15, 0.6),
             client_mode=len(self.work) > 1 and draw.random() < 0.3,
         )
+        self.follow(trainer)
         self.work[trainer] = asyncio.ensure_future(trainer.train(self.epochs))
 
     async def lose(self, orderly: bool) -> None:
@@ -49,6 +69,7 @@ class Chaos:
         self.swarm.network.thaw(peer)
 
     async def part(self) -> None:
+        self.parted = True
         self.swarm.network.partition([t.node.peer_id for t in self.work if self.random.random() < 0.5])
         await asyncio.sleep(self.random.uniform(0.5, 15))
         self.swarm.network.heal()
@@ -70,11 +91,19 @@ def test_whatever_happens_the_survivors_are_bit_identical(seed: int, epochs: int
             for _ in range(chaos.random.randint(2, 4)):
                 await chaos.join()
             monitor = await swarm.trainer(seed=1, role="monitor")
+            chaos.follow(monitor)
             following = asyncio.ensure_future(monitor.follow(epochs))
             await chaos.happen()
             await asyncio.gather(*chaos.work.values(), following)
             survivors = [*chaos.work, monitor]
             assert len({trainer.core.position for trainer in survivors}) == 1
             assert len(digests(survivors)) == 1
+            # Nobody is on another branch than before without a word: a position that was not stepped to is told.
+            for trainer in survivors:
+                held = {ended.lineage for ended in trainer.epochs if ended.samples}
+                told = {change.lineage for change in chaos.changes[trainer]}
+                assert {ended.lineage for ended in trainer.epochs} <= held | told
+            # Whoever dies or freezes may hold the only certificate of one epoch; only a cut lets peers train apart.
+            assert chaos.parted or len(chaos.forks) <= 1, chaos.forks
 
     virtual_time.run(main(), seed=seed, timeout=600)
