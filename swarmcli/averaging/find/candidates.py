@@ -256,9 +256,10 @@ class Candidates:
         return sorted(there, key=lambda entry: entry.rank)
 
     def others(self, now: float) -> list[Candidate]:
-        """The candidates and the holders that are in no other group."""
+        """The candidates, and the holders of the bucket that may look again, in whatever group they are now."""
         present = (entry.candidate for entry in self.present(now))
-        return [*present, *(self._memory.holders[peer] for peer in self._idle)]
+        holders = self._memory.holders.items() if self.awaits_holders else ()
+        return [*present, *(each for peer, each in holders if self._memory.waits_for(peer))]
 
     def missing(self, now: float, *, holders: bool = True) -> set[PeerID]:
         """Peers that could still come, and for which a group stays open: candidates as long as an answer may take,

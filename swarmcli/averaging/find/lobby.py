@@ -45,6 +45,15 @@ class OpenCall:
     answer: asyncio.Future[Answer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The number of groups that a crowd forms, and the least and the most members of each."""
+
+    groups: int
+    least: int
+    most: int
+
+
 class Lobby:
     """The followers of one peer in one search, and the deadlines of their group."""
 
@@ -104,23 +113,20 @@ class Lobby:
         """
         here, kind = self._candidates, candidate.dialable
         everyone = {each.peer_id: each for each in (*known, *here, candidate)}.values()
-        groups, size = self._groups(len(everyone))
-        if len(here) >= size:
+        share = self._share(len(everyone))
+        if len(here) >= share.most:
             return Answer("full", gone=tuple(self.followers)[:MAX_GONE])
         alike, of_kind = (sum(each.dialable == kind for each in among) for among in (here, everyone))
-        return Answer("full") if alike >= math.ceil(of_kind / groups) else None
+        return Answer("full") if alike >= math.ceil(of_kind / share.groups) else None
 
-    def share(self, known: Iterable[Candidate]) -> tuple[int, int]:
-        """The least and the most members that fall to this group, of all these and those that are here."""
-        everyone = len({each.peer_id for each in (*known, *self._candidates)})
-        groups, size = self._groups(everyone)
-        return (size if groups == 1 else everyone // groups), size
+    def share(self, known: Iterable[Candidate]) -> Share:
+        """The share of all these, and of those that are here, that falls to one group."""
+        return self._share(len({each.peer_id for each in (*known, *self._candidates)}))
 
-    def _groups(self, everyone: int) -> tuple[int, int]:
-        """The number of groups that so many peers form, and the members of each at most."""
+    def _share(self, everyone: int) -> Share:
         most = min(self.options.target_group_size or MAX_MEMBERS, MAX_MEMBERS)
         groups = max(1, min(math.ceil(everyone / most), everyone // self.options.min_group_size))
-        return groups, most if groups == 1 else math.ceil(everyone / groups)
+        return Share(1, most, most) if groups == 1 else Share(groups, everyone // groups, math.ceil(everyone / groups))
 
     def has_seat_for(self, peer: PeerID, network_of: Callable[[PeerID], Prefix | None]) -> bool:
         """Whether the network of this peer has seats left: identities cost nothing, and addresses of unlike networks

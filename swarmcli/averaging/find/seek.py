@@ -370,13 +370,23 @@ class Search:
     # Following
 
     def _whom_to_follow(self, now: float) -> Candidate | None:
-        """The leader that this peer should ask; None if it should lead."""
-        for entry in self.known.present(now):
-            if entry.rank > self.rank:
-                return None
-            if entry.rests_until <= now and self._can_reach(entry.candidate):
-                return entry.candidate
-        return None
+        """The leader that this peer should ask; None if it should lead.
+
+        Where several groups form, as many peers as groups lead (at first as many as if all looked), and each other peer
+        draws whom it asks first: otherwise those that come back together from a round would be in one group again, and
+        averages would not spread.
+        """
+        ranked = (entry for entry in self.known.present(now) if entry.rank < self.rank)
+        before = [entry for entry in ranked if self._can_reach(entry.candidate)]
+        looking = [entry.candidate for entry in self.known.present(now)]
+        groups = self.lobby.share(self.known.others(now) if now < self._began + CROWD else looking).groups
+        if not before or (len(before) < groups and self.me.dialable):
+            return None
+        leaders, others = before[:groups], before[groups:]
+        drawn = int.from_bytes(self.me.search[-4:], "big") % len(leaders)
+        ask = (each for each in (*leaders[drawn:], *leaders[:drawn], *others) if each.rests_until <= now)
+        leader = next(ask, None)
+        return leader.candidate if leader is not None else None
 
     def _can_reach(self, candidate: Candidate) -> bool:
         return bool(candidate.dialable) or self._endpoint.is_connected(candidate.peer_id)
@@ -427,8 +437,8 @@ class Search:
         if self.call.unreduced and now > lobby.close_at - LAST_MOMENT:
             raise NoReducerError(self.call.unreduced)  # no time is left to find another leader
         self._tell_others(now)
-        least, most = lobby.share(known.others(now))
-        full, shared = len(lobby) >= most, len(lobby) >= least and now >= self._began + CROWD
+        share = lobby.share(known.others(now))
+        full, shared = len(lobby) >= share.most, len(lobby) >= share.least and now >= self._began + CROWD
         missing = known.missing(now, holders=not shared) - lobby.followers.keys() - lobby.crowded_out
         # The last round's mates do not settle again.
         settled_at = now if known.mates and known.mates <= lobby.followers.keys() else known.settled_at

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from swarmcli.averaging.config import MatchmakingOptions
-from swarmcli.averaging.find.lobby import MAX_LISTED, MIN_PATIENCE, Lobby, beat_interval
+from swarmcli.averaging.find.lobby import MAX_LISTED, MIN_PATIENCE, Lobby, Share, beat_interval
 from swarmcli.averaging.find.messages import Answer, Candidate
 from swarmcli.averaging.group import MAX_GATHERED_BYTES
 from swarmcli.averaging.seats import Lines
@@ -62,7 +62,7 @@ async def test_when_a_plain_group_begins() -> None:
 async def test_whoever_takes_the_most_of_the_list_gives_way_to_the_others() -> None:
     made = lobby()
     room = [join(made, number, gathered=bytes(MAX_GATHERED_BYTES)) for number in range(1, 60)]
-    assert room == [True] * 47 + [False] * 12 and len(made) < made.share([])[1]
+    assert room == [True] * 47 + [False] * 12 and len(made) < made.share([]).most
     assert join(made, 60, gathered=bytes(15_000)) and peer_id(47) not in made.followers
     assert join(made, 1) and join(made, 61, gathered=bytes(15_000))  # the first one comes anew, with less
     assert peer_id(46) in made.followers
@@ -84,7 +84,11 @@ async def test_a_crowd_is_shared_evenly_and_by_how_its_peers_are_reached() -> No
         return [replace(candidate(number), listening=number > undialed) for number in range(1, count)]
 
     made = lobby(target_group_size=16, followers=8)
-    assert [made.share(crowd(count)) for count in (16, 17, 33)] == [(16, 16), (8, 9), (11, 11)]
+    assert [made.share(crowd(count)) for count in (16, 17, 33)] == [
+        Share(1, 16, 16),
+        Share(2, 8, 9),
+        Share(3, 11, 11),
+    ]
     assert made.turns_away(candidate(20), crowd(15)) is None
     full = made.turns_away(candidate(20), crowd(16))
     assert full is not None and set(full.gone) == set(made.followers)

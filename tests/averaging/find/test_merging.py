@@ -54,8 +54,8 @@ async def test_who_is_left_over_has_a_seat_in_the_next_group(seed: int) -> None:
         await asyncio.gather(*searches, return_exceptions=True)
         assert {len(group) for peer in peers for group in peer.groups} <= {3, 4}
         taken = [len(peer.groups) for peer in peers]
-        assert max(taken) - min(taken) <= 3
-        assert max(wait for peer in peers for wait in peer.waits) < 1.0
+        assert 2 * min(taken) >= max(taken)
+        assert max(wait for peer in peers for wait in peer.waits) < 1.5
 
 
 async def stall_now_and_then(swarm: Searchers) -> None:

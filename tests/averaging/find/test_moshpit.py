@@ -96,3 +96,17 @@ async def mix(seed: int, count: int, size: int, rounds: int) -> list[tuple[float
         peers = [await swarm.add() for _ in range(count)]
         await asyncio.sleep(1)
         return await spread_mean(swarm, peers, rounds)
+
+
+@within(3600)
+async def test_those_who_come_back_from_a_round_together_are_not_in_one_group_again_and_again() -> None:
+    async with Searchers(0, target_group_size=4) as swarm:
+        peers = [await swarm.add() for _ in range(8)]
+        await asyncio.sleep(10)
+        searches = [asyncio.create_task(peer.keep_searching(lambda: 1.0)) for peer in peers]
+        await asyncio.sleep(15)
+        for search in searches:
+            search.cancel()
+        await asyncio.gather(*searches, return_exceptions=True)
+        for peer in peers:
+            assert len({member.peer_id for group in peer.groups for member in group.members}) == 8
