@@ -108,6 +108,16 @@ def test_who_is_out_or_unreachable_is_no_candidate_for_a_while_and_declarations_
     assert present(known, LIFETIME) == {2} and present(known, 21.0 + LIFETIME) == set()
 
 
+def test_only_elders_tell_a_newcomer_of_other_terms_and_nobody_who_has_met_one_of_its_kind() -> None:
+    known = knowing()
+    known.conflicts[peer_id(1)] = ("seed",), 50.0
+    assert known.conflict(40.0, 1.0) is None, "that one came later"
+    error = known.conflict(60.0, 1.0)
+    assert error is not None and error.keys == ("seed",)
+    known.agreed = True
+    assert known.conflict(60.0, 1.0) is None
+
+
 # What is remembered from search to search
 
 
