@@ -18,7 +18,6 @@ from swarmcli.optim.config import IDLE_WAIT, PeerContext
 from swarmcli.optim.epoch.end import LOOK_AROUND, EpochEnd, LastMoment
 from swarmcli.optim.epoch.group import CrowdedEpochRule, EpochRule, PreformedGroup
 from swarmcli.optim.epoch.keeper import StateKeeper
-from swarmcli.optim.epoch.seat import RunSeat
 from swarmcli.optim.modes.base import SiteHooks, Timing, Trained, tell_lost
 from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.participant import Participant
@@ -27,6 +26,7 @@ from swarmcli.optim.peers.exchange import StateExchange
 from swarmcli.optim.peers.frozen_exchange import FrozenExchange
 from swarmcli.optim.peers.proof import Saved
 from swarmcli.optim.peers.report import PeerReport, credited
+from swarmcli.optim.run_seat import RunSeat
 from swarmcli.optim.state.frozen import TERM
 from swarmcli.optim.state.lineage import Claim, LineagePosition
 from swarmcli.optim.succession import Succession

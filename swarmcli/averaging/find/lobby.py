@@ -46,7 +46,7 @@ class OpenCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class EvenShare:
     """The number of groups that a crowd forms, and the least and the most members of each."""
 
     groups: int
@@ -119,14 +119,18 @@ class Lobby:
         alike, of_kind = (sum(each.dialable == kind for each in among) for among in (here, everyone))
         return Answer("full") if alike >= math.ceil(of_kind / share.groups) else None
 
-    def share(self, known: Iterable[Candidate]) -> Share:
+    def share(self, known: Iterable[Candidate]) -> EvenShare:
         """The share of all these, and of those that are here, that falls to one group."""
         return self._share(len({each.peer_id for each in (*known, *self._candidates)}))
 
-    def _share(self, everyone: int) -> Share:
+    def _share(self, everyone: int) -> EvenShare:
         most = min(self.options.target_group_size or MAX_MEMBERS, MAX_MEMBERS)
         groups = max(1, min(math.ceil(everyone / most), everyone // self.options.min_group_size))
-        return Share(1, most, most) if groups == 1 else Share(groups, everyone // groups, math.ceil(everyone / groups))
+        return (
+            EvenShare(1, most, most)
+            if groups == 1
+            else EvenShare(groups, everyone // groups, math.ceil(everyone / groups))
+        )
 
     def has_seat_for(self, peer: PeerID, network_of: Callable[[PeerID], Prefix | None]) -> bool:
         """Whether the network of this peer has seats left: identities cost nothing, and addresses of unlike networks

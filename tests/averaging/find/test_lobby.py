@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from swarmcli.averaging.config import MatchmakingOptions
-from swarmcli.averaging.find.lobby import MAX_LISTED, MIN_PATIENCE, Lobby, Share, beat_interval
+from swarmcli.averaging.find.lobby import MAX_LISTED, MIN_PATIENCE, Lobby, EvenShare, beat_interval
 from swarmcli.averaging.find.messages import Answer, Candidate
 from swarmcli.averaging.group import MAX_GATHERED_BYTES
 from swarmcli.averaging.seats import Lines
@@ -85,9 +85,9 @@ async def test_a_crowd_is_shared_evenly_and_by_how_its_peers_are_reached() -> No
 
     made = lobby(target_group_size=16, followers=8)
     assert [made.share(crowd(count)) for count in (16, 17, 33)] == [
-        Share(1, 16, 16),
-        Share(2, 8, 9),
-        Share(3, 11, 11),
+        EvenShare(1, 16, 16),
+        EvenShare(2, 8, 9),
+        EvenShare(3, 11, 11),
     ]
     assert made.turns_away(candidate(20), crowd(15)) is None
     full = made.turns_away(candidate(20), crowd(16))
