@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from swarmcli.averaging.config import MatchmakingOptions
-from swarmcli.averaging.find.lobby import MAX_LISTED, MIN_PATIENCE, Lobby, EvenShare, beat_interval
+from swarmcli.averaging.find.lobby import MAX_LISTED, MIN_PATIENCE, EvenShare, Lobby, beat_interval
 from swarmcli.averaging.find.messages import Answer, Candidate
 from swarmcli.averaging.group import MAX_GATHERED_BYTES
 from swarmcli.averaging.seats import Lines
