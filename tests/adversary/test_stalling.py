@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions
+from swarmcli.averaging.round.messages import CopyHeader, CopyHeld, CopyRequest, CopyTable, at_most
+from swarmcli.averaging.round.service import AllreduceService
+from swarmcli.compression import NoCompression
+from swarmcli.errors import CallRefused
+from swarmcli.network import PeerID, Stream
 from tests.adversary.company import liar_of
 from tests.adversary.lies import LIES, stalling
 from tests.averaging.averagers import Averagers, Peer, all_outcomes
+from tests.averaging.rounds import Kind, Swarm
 from tests.simulation import now, simulated
 from tests.suites import soak
 
@@ -72,3 +82,60 @@ async def test_a_leader_that_never_begins_holds_its_followers_for_one_search() -
         _, seconds = await honest_round(honest, first)
         assert liar.told and seconds < 15
         assert all(peer.core.trust.has_no_seat(first.peer_id) for peer in honest)
+
+
+def keep_averages_from(member: int, service: AllreduceService) -> None:
+    """A reducer that serves all but one."""
+    host = service.host
+
+    def altered(exchange: Any) -> None:
+        serve = exchange._receiver.serve
+
+        async def unless_it(index: int, stream: Stream) -> None:
+            if index == member:
+                raise CallRefused("no", "this one gets nothing")
+            await serve(index, stream)
+
+        exchange._receiver.serve = unless_it
+        host(exchange)
+
+    service.host = altered  # type: ignore[method-assign]
+
+
+def trickle_copies(service: AllreduceService, pause: float) -> list[PeerID]:
+    """A holder that pauses before each average. Returns who has asked it, as that happens."""
+    asked = list[PeerID]()
+
+    async def give(peer: PeerID, request: CopyRequest, stream: Stream) -> None:
+        asked.append(peer)
+        holdings = (service._exchanges.get(request.group_id) or SimpleNamespace(holdings=None)).holdings
+        holdings = holdings or service._kept[request.group_id]
+        await stream.send(CopyTable(holdings.signed.told), holdings.tables)
+        _, held = await stream.receive(CopyHeld, at_most(1 << 20))
+        for part in holdings.unlike(bytes(held)):
+            content = NoCompression().compress(holdings.results.part(part)).payload
+            await asyncio.sleep(pause)
+            await stream.send(CopyHeader(holdings.get(part).senders, holdings.get(part).weights), content)
+
+    service.endpoint.withdraw(service.method("copy"))
+    service.endpoint.serve_stream(service.method("copy"), CopyRequest, give)
+    return asked
+
+
+@pytest.mark.parametrize("pause", [4.0, 1e6])
+@simulated
+async def test_a_member_that_lacks_averages_is_not_kept_from_them_by_one_that_lets_it_wait(pause: float) -> None:
+    """One liar gives it no averages, and another one, which it asks first, hardly any copies."""
+    options = AllreduceOptions(part_size_bytes=64, allreduce_timeout=20.0)
+    async with Swarm([Kind() for _ in range(7)], options=options) as swarm:
+        keep_averages_from(0, swarm.peers[1].service)
+        asked = trickle_copies(swarm.peers[2].service, pause)
+        began = now()
+
+        async def end() -> None:
+            await asyncio.wait({swarm.tasks[0]})
+            assert asked == [swarm.peers[0].peer_id] and now() - began < 20
+            swarm.tasks[1].cancel()
+
+        outcomes = await swarm.round(end)
+        assert all(isinstance(outcome, RoundResult) for outcome in outcomes[2:] + outcomes[:1]), outcomes

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from swarmcli.averaging import RoundResult
-from swarmcli.errors import RoundFailed
+from swarmcli.averaging.config import AllreduceOptions
+from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.events import PeerBanned
 from swarmcli.testing import virtual_time
 from tests.adversary.lies import LIES, Liar, votes
@@ -18,13 +19,16 @@ from tests.suites import soak
 
 NAMES = [name for name, each in LIES.items() if each.tell.__module__ == votes.__name__]
 BANNED = {"words for one half and for the other", "vote and give-up"}
+ROUND = 10.0  # seconds of a round of two
 
 
-def beside(name: str, places: list[int], count: int, seed: int = 0) -> tuple[Swarm, list[Outcome | None], float]:
+def beside(
+    name: str, places: list[int], count: int, seed: int = 0, options: AllreduceOptions | None = None
+) -> tuple[Swarm, list[Outcome | None], float]:
     """One round in which those at these places lie: outcomes of the others, and how long they took."""
 
     async def main() -> tuple[Swarm, list[Outcome | None], float]:
-        async with Swarm([Kind() for _ in range(count)], seed=seed) as swarm:
+        async with Swarm([Kind() for _ in range(count)], seed=seed, options=options) as swarm:
             liars = []
             for place in places:
                 peer = swarm.peers[place]
@@ -68,6 +72,17 @@ def test_a_third_of_a_group_together_splits_nobody(name: str, count: int) -> Non
         _, outcomes, took = beside(name, places, count, seed)
         assert len({outcome.digest for outcome in outcomes if isinstance(outcome, RoundResult)}) == 1
         assert not any(isinstance(outcome, RoundFailed) for outcome in outcomes) and took < 20
+
+
+def test_words_that_crowd_out_others_keep_nobody_from_deciding() -> None:
+    _, outcomes, took = beside("results that only it names", [1, 2, 3, 4, 5], 16)
+    assert all(isinstance(outcome, RoundResult) for outcome in outcomes) and took < 5, outcomes
+
+
+def test_one_of_two_that_is_busy_now_and_then_holds_the_other_up_for_a_round() -> None:
+    options = AllreduceOptions(part_size_bytes=1024, allreduce_timeout=ROUND)
+    _, outcomes, took = beside("work now and then", [1], 2, options=options)
+    assert isinstance(outcomes[0], RoundUndecided) and took < ROUND + 15
 
 
 def test_blame_for_everybody_names_nobody_else() -> None:

@@ -37,7 +37,9 @@ AGAIN = 3.0  # seconds before a member that could not be reached is tried again
 PATIENT = 0.5  # seconds without news, after which a member that holds the result asks the others
 HOLDING = 3.0  # seconds without news, after which nobody hopes for words of members that only others can reach
 SILENT = 5.0  # seconds without a word of a member, after which one that waits asks it again
-QUIET = 12.0  # seconds without anything new until nobody waits any more: keepalives end a silent connection in 11
+# Seconds without anything new until nobody waits any more: keepalives end a silent connection in 11. Twice that after
+# T2, whatever comes: then all honest words have been signed, and liars may bring theirs one by one.
+QUIET = 12.0
 CLOCKS = 1.0  # seconds by which members may begin one after the other; T2 follows T1 by these and two round trips
 SHOWING = 5.0  # seconds for which a member that is done goes on showing what it knows
 TO_PROBE = 5.0  # seconds for a member to answer at the address by which it votes
@@ -154,10 +156,19 @@ class Agreement:
         assert self._parts is not None
         tried = self._tried.setdefault(digest, set())
         tried |= self._parts.slow
+        await self.obtain(self._parts, digest, tried, self._late_at)
+
+    async def obtain(self, parts: Parts, digest: bytes, tried: set[int], ends_at: float) -> bool:
+        """Asks the holders of a result that have not been tried for it, one after the other. Each but the last gets
+        half of the time that is left: so one that trickles does not take all of it. Returns whether it is here."""
         while holders := [member for member in self.holders(digest) if member not in tried]:
             tried.add(holders[0])
-            if await self._parts.obtain(digest, holders[0]):
-                break
+            left = ends_at - loop_time()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left / 2 if holders[1:] else left):
+                    if await parts.obtain(digest, holders[0]):
+                        return True
+        return False
 
     def holders(self, digest: bytes) -> list[int]:
         """Members that may give this result, in the order in which this member asks them: those in reach first, each
@@ -209,7 +220,7 @@ class Agreement:
             asked=patient and all(self._heard.get(member, -1) >= self._news for member in reach),
             unobtainable={digest for digest, tried in self._tried.items() if tried.issuperset(self.holders(digest))},
             late=late,
-            over=now - self._last_news > QUIET and (late or not busy),
+            over=(now - self._last_news > QUIET and (late or not busy)) or now > self._late_at + 2 * QUIET,
         )
 
     @property
@@ -255,8 +266,8 @@ class Agreement:
         if self.outcome.learn(word.known):
             self._news += 1
             self._last_news = loop_time()
-        elif before is None or before.busy != word.busy:
-            self._last_news = loop_time()
+        elif before is None or (before.busy != word.busy and loop_time() <= self._late_at):
+            self._last_news = loop_time()  # but not for ever: a liar may say now this, now that
         self._bell.ring()
 
     # Talking

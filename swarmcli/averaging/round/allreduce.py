@@ -14,7 +14,6 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -296,11 +295,7 @@ class Allreduce:
         if await self.obtain(digest, None):  # what was here was still being checked
             return
         self._late = True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._time):
-                for holder in self._agreement.holders(digest):
-                    if await self.obtain(digest, holder):
-                        return
+        await self._agreement.obtain(self, digest, set(), loop_time() + self._time)
 
     def _conclude(self, outcome: Next) -> RoundResult:
         """No check refuses a result that was committed: what could, is checked before the vote."""

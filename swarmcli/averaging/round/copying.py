@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from swarmcli.averaging.audit.signed import digest_of
 from swarmcli.averaging.certificate import DIGEST_BYTES
-from swarmcli.averaging.config import AllreduceOptions
+from swarmcli.averaging.config import SILENCE_TRIPS, AllreduceOptions
 from swarmcli.averaging.round.buffers import Average, Holdings, Results, root_of_tables
 from swarmcli.averaging.round.mates import GroupMates
 from swarmcli.averaging.round.messages import CopyHeader, CopyHeld, CopyRequest, CopyTable, at_most
@@ -17,6 +17,8 @@ from swarmcli.errors import CallRefused, NetworkError, ProtocolViolation
 from swarmcli.events import PeerRefused
 from swarmcli.network import Stream
 from swarmcli.tasks import forgetful, on_executor, unless_silent
+
+SILENCE = 5.0  # seconds without a byte of what a member holds, after which another one is asked, while it still has it
 
 
 async def give_copies(holdings: Holdings, request: CopyRequest, stream: Stream) -> None:
@@ -43,15 +45,16 @@ class Copier:
     def __init__(
         self, mates: GroupMates, holdings: Holdings, results: Results, signed: SignedLists, options: AllreduceOptions
     ) -> None:
-        self._mates, self._holdings, self._results, self._options = mates, holdings, results, options
+        self._mates, self._holdings, self._results = mates, holdings, results
         self._signed = signed
+        self._patience = min(options.for_reducer, SILENCE + SILENCE_TRIPS * mates.slowest_round_trip)
         self._senders = frozenset(range(len(mates))) - mates.group.auxiliaries
 
     @forgetful
     async def copy(self, source: int) -> str:
         """Takes all averages that another member holds, as far as unlike ones or none are here, if their reducers have
         signed them. Returns "" or why that failed."""
-        peer, patience = self._mates.peer(source), self._options.for_reducer
+        peer, patience = self._mates.peer(source), self._patience
         request = CopyRequest(self._mates.group.group_id, self._holdings.plan.fingerprint)
         method = self._mates.method("copy")
         try:
@@ -75,7 +78,7 @@ class Copier:
         """The digests of all parts, and the hashes of their inputs, for which their reducers have signed."""
         plan = self._holdings.plan
         whole = len(plan.parts) * DIGEST_BYTES
-        async with unless_silent(stream, self._options.for_reducer):
+        async with unless_silent(stream, self._patience):
             table, payload = await stream.receive(CopyTable, at_most(2 * whole))
         digests, inputs = bytes(payload[:whole]), bytes(payload[whole:])
         for reducer, parts in plan.by_reducer.items():
@@ -86,7 +89,7 @@ class Copier:
         return digests, inputs
 
     async def _receive(self, stream: Stream, part: Part, digests: bytes, inputs: bytes) -> Average:
-        async with unless_silent(stream, self._options.for_reducer):
+        async with unless_silent(stream, self._patience):
             header, payload = await stream.receive(CopyHeader, at_most(part.descriptor.nbytes))
         check_senders(header.senders, header.weights, self._senders)
         place = slice(part.index * DIGEST_BYTES, (part.index + 1) * DIGEST_BYTES)

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
+from fractions import Fraction
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -275,8 +276,14 @@ class RoundOutcome:
         return Known(tuple(sheets), tuple(self.proofs.values())[:MOST_PROOFS])
 
     def _most_signed(self) -> list[tuple[tuple[Kind, bytes], dict[int, bytes]]]:
-        """As many sheets as a message takes, those with most signatures first."""
-        return sorted(self._words.items(), key=lambda each: (-len(each[1]), each[0]))[:MOST_SHEETS]
+        """As many sheets as a message takes: this member's own words first, then those with most votes behind them of
+        members not known to lie. Otherwise liars, each with words of its own, would crowd out what decides."""
+
+        def rank(each: tuple[tuple[Kind, bytes], dict[int, bytes]]) -> tuple[bool, Fraction | int, tuple[Kind, bytes]]:
+            word, words = each
+            return self.me not in words, -self.quorum.weight(words.keys() - self.proofs.keys()), word
+
+        return sorted(self._words.items(), key=rank)[:MOST_SHEETS]
 
     # What to do
 

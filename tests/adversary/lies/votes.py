@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -129,6 +130,17 @@ def vote_and_give_up(liar: Liar) -> None:
     alter_words(liar, alter)
 
 
+@lie("results that only it names", "votes", at_most="as if it had not voted")
+def sign_its_own(liar: Liar) -> None:
+    """With f liars there are more digests than a message has sheets."""
+
+    def alter(saying: Saying, word: RoundWord) -> RoundWord:
+        digests = [bytes([0, saying.agreement.mates.me, number]).ljust(32, b"\0") for number in range(2)]
+        return saying.without_own(word, *(saying.signed(kind, each) for kind in ("echo", "vote") for each in digests))
+
+    alter_words(liar, alter)
+
+
 @lie("give-up at once", "votes", at_most="as if it had not voted")
 def give_up_at_once(liar: Liar) -> None:
     alter_words(liar, lambda saying, word: saying.without_own(word, saying.signed("give-up", NOTHING)))
@@ -138,6 +150,17 @@ def give_up_at_once(liar: Liar) -> None:
 def work_for_ever(liar: Liar) -> None:
     """It says that it still exchanges, and never signs anything."""
     alter_words(liar, lambda saying, word: msgspec.structs.replace(saying.without_own(word), busy=True, settled=False))
+
+
+@lie("work now and then", "votes", at_most="the time of a round, for those that have no result")
+def work_now_and_then(liar: Liar) -> None:
+    """It changes its mind whether it may sign yet, and never signs anything."""
+    busy = itertools.cycle([True, False])
+
+    def alter(saying: Saying, word: RoundWord) -> RoundWord:
+        return msgspec.structs.replace(saying.without_own(word), standing="running", busy=next(busy), settled=False)
+
+    alter_words(liar, alter)
 
 
 @lie("blame for everybody", "votes", at_most="nothing")
