@@ -34,7 +34,7 @@ def test_a_monitor_keeps_the_anchor_and_a_trainer_goes_on_from_it(start: Any) ->
         peer.reach(6)
     assert any(lineages(monitor).items() & lineages(trainer).items() for trainer in trainers)
     for trainer in trainers:
-        assert trainer.leave().startswith("not saved: peer ")
+        trainer.leave()
     saved = load_checkpoint(monitor.leave_saved())
     assert saved.optimizer["swarm"]["inner"][0]["lr"] > 0
     assert {"momentum_buffer", "ema"} == saved.optimizer["state"][0].keys(), "the outer optimizer's, and the average"
