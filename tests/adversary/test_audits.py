@@ -9,12 +9,16 @@ import pytest
 
 from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions
+from swarmcli.averaging.round.messages import RoundWord
+from swarmcli.averaging.trust import SECONDS_PER_GROUP
 from swarmcli.compression import CompressionBase, NoCompression, Uniform8BitQuantization
 from swarmcli.errors import ConnectionLost
 from swarmcli.events import PeerBanned
 from swarmcli.network.identity import PeerID
 from tests.adversary.company import liar_of
 from tests.adversary.lies import LIES, Liar
+from tests.adversary.lies.base import on_each_exchange
+from tests.adversary.lies.votes import Saying, alter_words
 from tests.averaging.averagers import Averagers, Peer, all_outcomes
 from tests.simulation import simulated
 from tests.suites import soak
@@ -84,6 +88,32 @@ async def test_a_reducer_that_computes_something_else_is_banned_by_all(
         assert all(dishonest.peer_id not in result.group for result in await rounds(peers, dishonest))
 
 
+@simulated
+async def test_who_has_seen_the_proof_of_a_lie_does_not_vote_for_it() -> None:
+    """One of three alone has drawn a false part. The others have echoed the result; the liar's echo, without which
+    they have no quorum, comes when they have heard the accusation."""
+    async with Averagers(7) as swarm:
+        peers, dishonest, liar = await beside_a_liar(swarm, "false sums")
+        for peer in peers[1:]:
+            on_each_exchange(liar_of(peer), draw_nothing)
+
+        def wait_for_the_proof(saying: Saying, word: RoundWord) -> RoundWord:
+            return word if all(map(banned, peers)) else saying.without_own(word)
+
+        alter_words(liar, wait_for_the_proof)
+        before = [value for peer in peers for value in peer.values]
+        results = await rounds(peers, dishonest)
+        assert all(banned(peer) == [dishonest.peer_id.text] for peer in peers)
+        assert all(dishonest.peer_id not in result.group for result in results)
+        assert [value for peer in peers for value in peer.values] == pytest.approx(before)
+
+
+def draw_nothing(exchange: Any) -> None:
+    async def nothing(*_: Any) -> None: ...
+
+    exchange.audits.look_at = nothing
+
+
 @pytest.mark.parametrize("name", ["withheld list", "withheld inputs"])
 @simulated
 async def test_what_is_withheld_costs_a_seat_and_bans_nobody(name: str) -> None:
@@ -103,6 +133,8 @@ async def test_who_calls_a_true_average_false_has_no_seat_and_bans_nobody() -> N
         await rounds(peers, dishonest)
         assert liar.told and not any(map(banned, peers))
         assert any(peer.core.trust.has_no_seat(dishonest.peer_id) for peer in peers)
+        # It accuses all of them, and is heard once in a round: each further suspicion would cost twice as many groups.
+        assert max(peer.core.trust.costs(dishonest.peer_id) for peer in peers) == SECONDS_PER_GROUP
         assert all(dishonest.peer_id not in result.group for result in await rounds(peers, dishonest))
 
 
@@ -121,6 +153,20 @@ async def test_nobody_gets_inputs_that_it_has_not_drawn() -> None:
         peers, dishonest, liar = await beside_a_liar(swarm, "greedy auditor", audit=0.001)
         await all_outcomes([peer.begin(timeout=600) for peer in [*peers, dishonest]])
         assert liar.told and all("the secret does not name this part" in refusal for refusal in liar.told)
+        assert not any(map(banned, peers))
+
+
+@simulated
+async def test_who_chooses_its_parts_gets_no_list_and_the_inputs_of_one_secret_twice() -> None:
+    async with Averagers(7) as swarm:
+        peers, dishonest, liar = await beside_a_liar(swarm, "choosy auditor")
+        await all_outcomes([peer.begin(timeout=600) for peer in [*peers, dishonest]])
+        assert Counter(liar.told) == {
+            "this member has committed itself to another secret": 3,
+            "an input": 2 * 3,
+            "this member had the part before": 3,
+            "the secret does not name this part, or is not the first one": 3,
+        }
         assert not any(map(banned, peers))
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from swarmcli.averaging.audit.signed import inputs_hash, part_hash
+from swarmcli.averaging.audit.signed import commitment, drawn, inputs_hash, part_hash
 from swarmcli.averaging.audit.verdict import FalseAverage
-from swarmcli.averaging.round.messages import DrawnPart
+from swarmcli.averaging.round.messages import DrawnPart, InputHeader, InputList
 from swarmcli.compression import NoCompression
 from swarmcli.errors import CallRefused, NetworkError
 from tests.adversary.lies.base import Liar, lie, on_each_exchange
@@ -138,5 +138,43 @@ def ask_for_everything(liar: Liar) -> None:
             return await look_at(reducer, averages, signed, results)
 
         audits.look_at = greedily
+
+    on_each_exchange(liar, alter)
+
+
+@lie("choosy auditor", "audits", at_most="one sender's inputs of the parts that one secret names, twice")
+def choose_parts(liar: Liar) -> None:
+    """It looks for secrets that name what it likes. Of each reducer it asks for one part, and one sender for that part
+    three times, then for another one. Whether it gets them is what it has been told."""
+
+    def alter(round_: Any) -> None:
+        audits, mates = round_.audits, round_.mates
+
+        async def choosily(reducer: int, averages: Any, signed: Any, results: Any) -> None:
+            def naming(part: int) -> DrawnPart:
+                """By a secret for this part alone, if one is soon found."""
+                secrets = [commitment(bytes([part % 256, number])) for number in range(256)]
+                fits = (each for each in secrets if drawn(each, signed.signature, [part], audits._chance(reducer)))
+                return DrawnPart(audits.where.group_id, next(fits, secrets[0]), signed, part)
+
+            first, second = averages[0].part.index, averages[-1].part.index
+            sender = next((each for each in mates.others if each != reducer), reducer)
+            try:
+                peer, method = mates.peer(reducer), mates.method("inputs")
+                await mates.endpoint.call(peer, method, naming(first), InputList, timeout=10)
+                liar.told.append("a list")
+            except NetworkError as error:
+                liar.told.append(str(error))
+            for part in (first, first, first, second):
+                try:
+                    async with mates.endpoint.stream(
+                        mates.peer(sender), mates.method("input"), naming(part), timeout=10
+                    ) as stream:
+                        await stream.receive(InputHeader, lambda header, size: memoryview(bytearray(size)))
+                    liar.told.append("an input")
+                except NetworkError as error:
+                    liar.told.append(str(error))
+
+        audits.look_at = choosily
 
     on_each_exchange(liar, alter)

@@ -41,6 +41,7 @@ class Example:
     codec: CompressionBase = NoCompression()  # noqa: RUF009  # codecs have no state
     aggregator: Aggregator = Mean()  # noqa: RUF009  # it has no state
     auxiliary: bool = False  # the reducer sends nothing itself
+    bound: float = 1.0  # so much of the weight that it has named counts of the last sender
     values: list[torch.Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -61,7 +62,8 @@ class Example:
     def input(self, sender: int, message: TensorMessage | None = None, signer: int | None = None) -> Input:
         weight, identity = 1.0 + sender, self.identities[sender if signer is None else signer]
         content = part_hash(message or self.message(sender))
-        return Input(sender, weight, weight, content, HERE.sign(identity, PART, weight, content))
+        counts = weight * self.bound if sender == self.count - 1 else weight
+        return Input(sender, weight, counts, content, HERE.sign(identity, PART, weight, content))
 
     @property
     def inputs(self) -> list[Input]:
@@ -88,7 +90,7 @@ class Example:
         redone = self.redone
         content = NoCompression().compress(self.sent(redone.values) if average is None else average)
         senders = tuple(redone.weights if named is None else named)
-        weights = tuple(1.0 + sender for sender in senders)
+        weights = tuple(redone.weights.get(sender, 1.0) for sender in senders)
         digests = bytes(32) + digest_of(PART, senders, weights, content) + bytes(32)
         hashes = bytes(32) + inputs_hash(given) + bytes(32)
         root = averages_root(digests, hashes)
@@ -163,6 +165,12 @@ def test_an_input_that_its_sender_has_not_signed_is_a_proof_without_what_it_was(
     inputs = example.inputs
     inputs[2] = example.input(2, signer=REDUCER)
     assert replace(example.proof(inputs=inputs), messages={}).verify()
+
+
+@pytest.mark.parametrize(("bound", "lies"), [(0.5, False), (1.0, False), (1.5, True), (0.0, True)])
+def test_bounds_may_take_some_of_a_weight_away_and_never_add_to_it(bound: float, lies: bool) -> None:
+    """Though the average does come of the weights that the reducer says."""
+    assert Example(bound=bound).proof().verify() is lies
 
 
 def test_naming_somebody_whose_input_is_not_there_is_a_lie() -> None:

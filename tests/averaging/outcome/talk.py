@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Set
+from collections.abc import AsyncIterator, Callable, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -18,6 +18,7 @@ from swarmcli.network.loop_thread import loop_time
 from swarmcli.testing import MemoryNetwork
 
 LATENCY = 0.02  # seconds one way
+EXCHANGE = 10.0  # seconds that it may take
 DIGEST = bytes(range(32))
 
 
@@ -44,6 +45,7 @@ class Voter:
         self.sent, self.words = 0, 0
         self.agreement: Agreement | None = None
         self.seconds: float | None = None
+        self.end: Action | None = None
 
     @property
     def peer(self) -> PeerID:
@@ -68,16 +70,27 @@ class Voter:
 
         self.endpoint.serve("outcome", RoundWord, answer)
 
+    def lie(self, alter: Callable[[RoundWord], RoundWord]) -> None:
+        """It takes part by saying this alone, in the place of its own words, to whoever asks."""
+        assert self.agreement is not None
+        word = self.agreement.word
+        self.agreement.word = lambda member, **how: alter(word(member, **how))  # type: ignore[method-assign]
+
     def _count(self, word: RoundWord) -> None:
         self.words += 1
         self.sent += len(wire.encode(word))
 
-    async def agree(self) -> None:
+    async def end_with(self, parts: Holder | None = None) -> None:
+        """Takes part, with these averages, until it knows the outcome or that it will not."""
         assert self.agreement is not None
         self.agreement.begun = True
+        self.end = (await self.agreement.run(parts or Holder(), EXCHANGE)).move
+
+    async def agree(self) -> None:
+        assert self.agreement is not None
         began = loop_time()
-        following = await self.agreement.run(Holder(), 10.0)
-        if following.move is Action.COMMITTED:
+        await self.end_with()
+        if self.end is Action.COMMITTED:
             self.seconds = loop_time() - began
         await self.agreement.show()
 

@@ -1,9 +1,18 @@
-"""What it costs to agree: words that nobody gets from everybody, so that a slow line takes part."""
+"""What it costs to agree: words that nobody gets from everybody, so that a slow line takes part. And what one member
+that says something else than it does costs the others: some seconds, and few words."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from swarmcli.averaging.round.messages import RoundWord
+from swarmcli.averaging.round.outcome import Action, Known, SeenSheet
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.testing import virtual_time
-from tests.averaging.outcome.talk import agree, voters_of
+from tests.averaging.outcome.talk import EXCHANGE, Holder, Voter, agree, voters_of
 
 MEMBERS = 24
 SIGNATURE = 64  # bytes
@@ -39,3 +48,38 @@ def test_a_member_behind_a_slow_line_agrees_and_holds_nobody_up() -> None:
     slow, others = virtual_time.run(_seconds_of_a_slow_one())
     assert max(others) < 1.0
     assert slow < 5.0
+
+
+async def _beside(
+    alter: Callable[[RoundWord], RoundWord], honest: int, parts: Holder | None = None
+) -> tuple[list[Voter], float]:
+    """So many of four that end their exchange beside one that lies, and the seconds until all of them have an end. The
+    others do not answer."""
+    async with voters_of(4) as (network, voters):
+        began, others, liar = loop_time(), voters[:honest], voters[3]
+        for voter in voters[honest:3]:
+            network.freeze(voter.peer)
+        liar.lie(alter)
+        async with asyncio.timeout(600):
+            await asyncio.gather(*(voter.end_with(parts) for voter in others))
+        return others, loop_time() - began
+
+
+def test_who_says_that_it_still_works_is_waited_for_as_long_as_exchanges_may_take_and_not_longer() -> None:
+    def works(word: RoundWord) -> RoundWord:
+        return replace(word, busy=True, settled=False, known=Known())
+
+    others, took = virtual_time.run(_beside(works, 3, Holder(digest=None)))
+    assert [voter.end for voter in others] == [Action.DEAD] * 3
+    assert EXCHANGE < took < EXCHANGE + 5.0
+
+
+def test_who_tells_of_words_and_does_not_give_them_is_not_asked_for_them_again_and_again() -> None:
+    votes = SeenSheet("vote", b"another".ljust(32), b"\x0f")
+
+    def promises(word: RoundWord) -> RoundWord:
+        return replace(word, known=Known(), seen=(votes,))
+
+    others, _ = virtual_time.run(_beside(promises, 2))
+    assert [voter.end for voter in others] == [Action.UNDECIDED] * 2
+    assert max(voter.words for voter in others) < 50
