@@ -33,7 +33,7 @@ Signature = Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length
 Signatures = Annotated[dict[Index, Signature], msgspec.Meta(max_length=MAX_MEMBERS)]
 _Network: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_MEMBERS)]
 
-# What a voter signs about one list, each once. echo: it holds a result with this digest. vote: the round has this
+# A voter signs these about one list, each once. echo: it holds a result with this digest. vote: the round has this
 # result. give-up: it will never vote; with the digest NOTHING.
 Kind: TypeAlias = Literal["echo", "vote", "give-up"]
 NOTHING = bytes(DIGEST_BYTES)

@@ -64,7 +64,7 @@ class NoSeat:
 
 @dataclass(frozen=True, slots=True)
 class Seats:
-    """Whom one member waits for in a group.
+    """One member waits for these in a group.
 
     unseated   member whose samples are not worth the wait → why
     unproven   members whose lines nothing has shown yet, while others' are known
@@ -145,8 +145,8 @@ class Lines:
     def seats(
         self, bids: Mapping[PeerID, Bid], target: float | None, said: Mapping[PeerID, float] = MappingProxyType({})
     ) -> Seats:
-        """Whom this peer waits for in a group. Without a target every member is waited for. `said`: paces by their own
-        word, of members whose samples never counted."""
+        """Says whom this peer waits for in a group. Without a target every member is waited for. `said`: paces by their
+        own word, of members whose samples never counted."""
         if target is None:
             return Seats()
         lines = {peer: self._lines.get(peer) or LineSeen() for peer in bids}

@@ -134,7 +134,7 @@ class PeerTrust:
         self._endpoint = endpoint
         self._suspicions: Recent[PeerID, _Suspicion] = Recent(MAX_MEMBERS)
         self._words = Backoff[PeerID](FIRST_SILENCE, LONGEST_SILENCE, SILENCE_GROWTH)
-        # Of the banned, all of them verified. An audit's has the inputs of a whole part: it is not kept
+        # Proofs of the banned, all of them verified. An audit's has the inputs of a whole part: it is not kept
         self._proofs: Recent[PeerID, SignedProof | None] = Recent(MAX_BANS)
         self._groups = deque[frozenset[PeerID]](maxlen=GROUPS_KEPT)
         self._listeners: dict[Callable[[PeerID], None], None] = {}

@@ -54,8 +54,8 @@ class PeerControls:
         self._activity.release("asked")
 
     def take_up(self, path: str, body: Mapping[str, Any]) -> None:
-        """What was asked before this peer could be asked: a request of `coordinator_web.control` by its path. Raises
-        SwarmError for what cannot be done."""
+        """Keeps what was asked before this peer could be asked: a request of `coordinator_web.control` by its path.
+        Raises SwarmError for what cannot be done."""
         if path == "pause":
             seconds = body.get("seconds")
             self.pause(body.get("until") if seconds is None else time.time() + seconds, seconds)

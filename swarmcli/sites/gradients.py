@@ -33,7 +33,7 @@ class LeaderGradients(ABC):
 
     @abstractmethod
     def take(self, own: Weighed, reports: Sequence[StepReport]) -> Weighed:
-        """What the optimizer is to step with: this rank's batch and, by their reports, the others'."""
+        """The optimizer is to step with this: this rank's batch and, by their reports, the others'."""
 
     @abstractmethod
     def are_news(self, *, new_epoch: bool, stepped: bool, written: bool) -> bool:

@@ -202,7 +202,7 @@ def of_auxiliary(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[N
 
 
 def averaged_shapes(recipe: Recipe, outline: nn.Module) -> list[tuple[int, ...]]:
-    """Of the gradients or parameters (float32) that a round averages: two thin matrices in place of a large one, where
+    """Shapes of the gradients or parameters (float32) in a round: two thin matrices in place of a large one, where
     that saves enough (docs/powersgd.md)."""
     method, shapes = recipe.gradient_averaging, [tuple(p.shape) for p in outline.parameters() if p.requires_grad]
     if method.method in ("plain", "topk") or recipe.local_updates.enabled:

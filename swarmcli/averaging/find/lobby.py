@@ -98,7 +98,7 @@ class Lobby:
         self.blocked = ""
         self.close_at = min(self.close_at, now + max(join.patience, MIN_PATIENCE))
         while sum(each.nbytes for each in self.followers.values()) > MAX_LISTED:
-            # Of equal ones the last to come.
+            # The last to come of equal ones.
             largest = max(reversed(self.followers), key=lambda peer: self.followers[peer].nbytes)
             self.crowded_out.add(largest)
             self._end(largest, Answer("full"))

@@ -299,7 +299,7 @@ class Search:
             self.drop(peer, ended=False)
         self._wake.set()
 
-    # What this peer hears of others
+    # News of others
 
     def drop(self, peer: PeerID, *, lost: bool = True, ended: bool = True) -> None:
         """This peer is `lost`, or has `ended` its search, or must not be in the group: it is no leader, no follower and

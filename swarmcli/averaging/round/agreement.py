@@ -54,7 +54,7 @@ class Parts(Protocol):
 
     @property
     def digest(self) -> bytes | None:
-        """Of the result that is here; None: not all of it is, or it does not count."""
+        """Names the result that is here; None: not all of it is, or it does not count."""
 
     @property
     def lacks(self) -> tuple[str, tuple[int, ...]]:
@@ -121,7 +121,7 @@ class Agreement:
         self._late_at = math.inf
         self._bell = Bell()
 
-    # What this member does
+    # Its own part
 
     async def run(self, parts: Parts, seconds: float) -> Next:
         """Takes part until the outcome is known, or known to stay unknown here. `seconds`: the time of the exchange."""
@@ -198,7 +198,7 @@ class Agreement:
     def settled(self) -> bool:
         return self.outcome.dead or self.outcome.certificate is not None
 
-    # What this member sees
+    # Its view
 
     @property
     def view(self) -> View:
@@ -245,7 +245,7 @@ class Agreement:
     def standing(self) -> Standing:
         return "over" if self.over else "running" if self.begun else "expected"
 
-    # What others say
+    # Words of others
 
     def answer(self, member: int, word: RoundWord) -> RoundWord:
         """Another member's word, and what it does not know yet."""

@@ -225,7 +225,7 @@ class Allreduce:
             self._refused = self._pledges.refuses(contributions(self.group, parts, self._options)[1])
         self._trouble = self._refused or self._trouble
 
-    # What the agreement asks
+    # Answers to the agreement
 
     @property
     def digest(self) -> bytes | None:

@@ -66,14 +66,14 @@ Seen: TypeAlias = Annotated[tuple[SeenSheet, ...], msgspec.Meta(max_length=MOST_
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What somebody knows of a round's outcome, or a part of that."""
+    """Somebody knows this of a round's outcome, or a part of it."""
 
     sheets: Annotated[tuple[Sheet, ...], msgspec.Meta(max_length=MOST_SHEETS)] = ()
     proofs: Annotated[tuple[DoubleWord, ...], msgspec.Meta(max_length=MOST_PROOFS)] = ()
 
 
 class Action(Enum):
-    """What a member does next; `digest` of `Next` where it needs one."""
+    """A member does one of these next; `digest` of `Next` where it needs one."""
 
     WAIT = "wait"  # for the exchange, or for words of others
     ECHO = "echo"
@@ -93,7 +93,7 @@ class Next:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a member sees of its round besides signatures.
+    """A member sees this of its round besides signatures.
 
     holds         the digest of the result that is here, all of it; None: not all is here
     ended         its own exchange has ended, with or without a result
@@ -116,7 +116,7 @@ class View:
 
 
 class RoundOutcome:
-    """What one member knows of the outcome of one list, and what it has signed. It keeps two words of each kind of each
+    """One member's knowledge of the outcome of one list, and its own words. It keeps two words of each kind of each
     voter at most: the second proves that the voter lies."""
 
     def __init__(
@@ -130,7 +130,7 @@ class RoundOutcome:
         self._words: dict[tuple[Kind, bytes], dict[int, bytes]] = {}  # signatures by voter
         self.proofs: dict[int, DoubleWord] = {}  # by voter
 
-    # What is known
+    # Known words
 
     def _signers(self, kind: Kind, digest: bytes = NOTHING) -> set[int]:
         """Those whose word counts here."""
@@ -266,7 +266,7 @@ class RoundOutcome:
         return tuple(SeenSheet(*word, _bitmap(words)) for word, words in self._most_signed())
 
     def beyond(self, seen: Seen, of: AbstractSet[int] | None = None) -> Known:
-        """What somebody lacks who has seen this; of the words of these members alone, if any are named."""
+        """Words that somebody lacks who has seen this; of these members alone, if any are named."""
         has = {(sheet.kind, sheet.digest): _members(sheet.members) for sheet in seen}
         sheets = []
         for word, words in self._most_signed():
@@ -285,16 +285,16 @@ class RoundOutcome:
 
         return sorted(self._words.items(), key=rank)[:MOST_SHEETS]
 
-    # What to do
+    # The next step
 
     def is_busy(self, view: View) -> bool:
-        """What this member tells others: whether it may sign something yet besides a give-up. Others that have no
+        """Tells others whether this member may sign something yet besides a give-up. Others that have no
         result wait for it."""
         return not self.closed and (not view.ended or self.move(view).move in (Action.ECHO, Action.VOTE, Action.FETCH))
 
     def move(self, view: View) -> Next:
-        """What this member does next, by what it knows and sees. The caller does it and asks again; after WAIT, when
-        anything has changed."""
+        """Says what this member does next, by what it knows and sees. The caller does it and asks again; after WAIT,
+        when anything has changed."""
         if (certificate := self.certificate) is not None:
             return Next(Action.COMMITTED, certificate.digest)
         if self.dead:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 
-# What a stream may take. Its *usual* time is what the streams of its round should take.
+# The time that a stream may take. Its *usual* time is what the streams of its round should take.
 TIMES = 3.0  # its usual time, for a stream that turns slow …
 LEAST = 1.0  # … and at least so many seconds …
 TRIPS = 8.0  # … and so many round trips on top …
@@ -33,7 +33,7 @@ LOOKS = 12  # at each stream, in the time that it has
 MODEST = 50e6  # bytes per second that a machine encrypts, checks and adds up while much else runs on it
 STALLED = 5.0  # seconds without a byte, after which a member that knows of a commit waits for no other
 
-# What a round may take.
+# The time that a round may take.
 QUICK = 8.0  # seconds at least, for a round whose members have all begun, and …
 UNUSUAL = 16.0  # … times what the last ones took: by then a line has turned slow
 MARGIN = 1.5  # times what sending would have taken in a round that failed, for the next one

@@ -167,7 +167,7 @@ class StreamChannel:
 
     @property
     def moved(self) -> Traffic:
-        """What the stream that is open here has moved so far."""
+        """Bytes that the stream which is open here has moved so far."""
         return self._passed - self._before
 
     def _end_count(self) -> None:

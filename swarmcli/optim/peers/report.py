@@ -215,7 +215,7 @@ class PeerReport(pydantic.BaseModel):
     # The epoch behind which the run ends, as this peer takes its evaluations; 0: it goes on, None: too few were heard.
     ends: _Count | None = None
     drift: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None  # from the others' parameters, relative
-    # Of its parameters at one of its last positions, and the lineage of that; see DriftMonitor.
+    # Sketch of its parameters at one of its last positions, and the lineage of that; see DriftMonitor.
     sketch: Annotated[bytes, Field(max_length=TOLD_BYTES)] = b""
     keeps: bool = False  # writes checkpoints as the run goes on, unless somebody does who comes before it
     version: _Name = ""  # of its swarm; "": from before 0.2
@@ -224,7 +224,7 @@ class PeerReport(pydantic.BaseModel):
     pause: Pause = ""  # whether it works at all, at present
     # The owner's word that this position is the run's: SHA-256 of its parameters, and the signature, in hexadecimal.
     owners_word: str = Field("", pattern=re.compile(r"^([0-9a-f]{192})?\Z"))
-    # Of its frozen weights, or of its base where nobody has said which these are; "": it has none.
+    # Digest of its frozen weights, or of its base where nobody has said which these are; "": it has none.
     frozen: str = Field("", pattern=re.compile(r"^([0-9a-f]{64})?\Z"))
     last_outcome: LastOutcome
     last_reason: Annotated[str, Field(max_length=MAX_REASON), AfterValidator(harmless)]

@@ -128,7 +128,7 @@ class Survey:
         if _judge(position, reports) == "company":
             return "company"
         await directory.refresh()  # a newcomer that has just settled is to find a mate, not to follow step by step
-        # Whoever is joining or paused takes part in no round, and its line may be busy with a download. But a mate's
+        # One that is joining or paused takes part in no round, and its line may be busy with a download. But a mate's
         # report may be of the time before its first round, or not be read yet, where epochs are short.
         told, mates = {peer: directory.others[peer] for peer in self.claims.holders()}, self.claims.mates.known
         works = {p for p, r in told.items() if (is_settled(r.phase) or p in mates) and r.pause != "paused"}

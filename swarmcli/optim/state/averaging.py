@@ -131,7 +131,7 @@ def _statistic(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: 
 def state_config(run_id: str, gradients: AveragerConfig) -> AveragerConfig:
     """Configures the states' averager: like that of the gradients, without a codec, and all peers in one group."""
     wait = min(LONGEST_WAIT, gradients.matchmaking.min_matchmaking_time)
-    # What several groups part, this unites.
+    # This unites what several groups part.
     matchmaking = replace(gradients.matchmaking, target_group_size=None, min_matchmaking_time=wait)
     allreduce = replace(gradients.allreduce, compression=NoCompression(), tensor_infos=None)
     return replace(gradients, prefix=f"{run_id}_state", allreduce=allreduce, matchmaking=matchmaking)
