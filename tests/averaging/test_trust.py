@@ -150,6 +150,24 @@ async def test_members_of_one_group_learn_of_a_ban_as_one_line_and_form_groups_w
 
 
 @simulated
+async def test_who_knows_of_a_liar_on_its_list_takes_no_part_and_shows_its_leader_why() -> None:
+    async with Averagers(6) as swarm:
+        peers = await swarm.add(3)
+        controls = [peer.begin(target=30.0, allow_retries=False) for peer in peers]
+        await asyncio.sleep(5)
+        (leader,) = [peer for peer in peers if peer.search.call.leader is None]
+        knows, liar = [peer for peer in peers if peer is not leader]
+        assert knows.core.trust.prove(proof_against(Identity.from_seed(f"6/{peers.index(liar)}".encode())))
+        for control in controls:
+            control.report(10.0)
+        await asyncio.sleep(1)
+        assert not controls[peers.index(knows)].begun.done()
+        assert leader.core.trust.is_banned(liar.peer_id)
+        for control in controls:
+            control.cancel()
+
+
+@simulated
 async def test_nobody_is_banned_by_what_proves_nothing_and_its_teller_is_not_heard_again() -> None:
     async with Averagers(4) as swarm:
         honest, liar, victim = peers = await swarm.add(3)

@@ -98,6 +98,17 @@ async def test_a_leader_cannot_bring_its_follower_into_an_old_group_again(old: b
         assert follower.core.trust.reason(leader.peer_id).startswith("it began an old group")
 
 
+@within(3600)
+async def test_a_leader_cannot_begin_before_its_members_have_claimed_enough() -> None:
+    async with Averagers(1) as swarm:
+        peers, controls, at_leader, at_follower = await preformed(swarm)
+        leader, follower = at_leader.victim, at_follower.victim
+        tell(leader, follower, [as_offered(leader, claim=99.0), as_offered(follower)])
+        await asyncio.sleep(1)
+        assert not controls[peers.index(follower)].begun.done()
+        assert follower.core.trust.reason(leader.peer_id) == "it began a group without enough samples"
+
+
 def as_offered(peer: Peer, claim: float = 0.0) -> Member:
     own, offer = peer.search.me, peer.search.own.offer
     return Member(own.peer_id, own.listening, addresses=own.addresses, search=own.search, bid=offer.bid, claim=claim)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Set
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from swarmcli.averaging.certificate import Quorum
 from swarmcli.averaging.group import Group, Member
-from swarmcli.averaging.round.agreement import Agreement
+from swarmcli.averaging.round.agreement import Agreement, Met
 from swarmcli.averaging.round.mates import GroupMates
 from swarmcli.averaging.round.messages import RoundWord
 from swarmcli.averaging.round.outcome import Action, RoundOutcome
@@ -52,7 +53,8 @@ class Voter:
         return self.endpoint.peer_id
 
     def join(self, group: Group) -> None:
-        outcome = RoundOutcome(group, self.endpoint.identity)
+        met = Met(group, self.endpoint, Quorum.of(group, "strangers"))
+        outcome = RoundOutcome(group, self.endpoint.identity, met=met)
         self.agreement = Agreement(GroupMates(self.endpoint, lambda name: name, group), outcome)
         ask = self.agreement.mates.ask
 
@@ -96,8 +98,9 @@ class Voter:
 
 
 @asynccontextmanager
-async def voters_of(count: int) -> AsyncIterator[tuple[MemoryNetwork, list[Voter]]]:
-    """So many strangers, each of a network of its own, connected with each other as after a round's parts."""
+async def voters_of(count: int, elsewhere: int = 0) -> AsyncIterator[tuple[MemoryNetwork, list[Voter]]]:
+    """So many strangers, each of a network of its own, connected with each other as after a round's parts. The last of
+    them are listed at addresses in other networks, where nobody answers."""
     network = MemoryNetwork(seed=count, latency=LATENCY)
     voters = [Voter(network, number) for number in range(count)]
     try:
@@ -106,6 +109,8 @@ async def voters_of(count: int) -> AsyncIterator[tuple[MemoryNetwork, list[Voter
             for other in voters[:number]:
                 await voter.endpoint.connect(other.endpoint.addresses[0], timeout=10)
         members = [Member(each.peer, True, False, 1.0, each.endpoint.addresses) for each in voters]
+        for number in range(count - elsewhere, count):
+            members[number] = replace(members[number], addresses=(f"memory://9.{number}.0.1:4000",))
         group = Group.form(b"lineage", members, reducing_shares(members, 1000), bytes(16))
         for voter in voters:
             voter.join(group)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
 from msgspec.structs import replace
 
 from swarmcli.averaging.round.messages import RoundWord
@@ -83,3 +84,15 @@ def test_who_tells_of_words_and_does_not_give_them_is_not_asked_for_them_again_a
     others, _ = virtual_time.run(_beside(promises, 2))
     assert [voter.end for voter in others] == [Action.UNDECIDED] * 2
     assert max(voter.words for voter in others) < 50
+
+
+@pytest.mark.parametrize(("elsewhere", "end"), [(2, Action.COMMITTED), (3, Action.UNDECIDED)])
+def test_who_votes_for_a_network_counts_only_if_it_is_there(elsewhere: int, end: Action) -> None:
+    """Of seven networks on a list five decide. Keys that are connected from somewhere else vote like all others."""
+
+    async def ends() -> list[Action | None]:
+        async with voters_of(7, elsewhere) as (_, voters):
+            await agree(voters)
+            return [voter.end for voter in voters[: 7 - elsewhere]]
+
+    assert virtual_time.run(ends()) == [end] * (7 - elsewhere)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+from dataclasses import replace
 
-from swarmcli.averaging.certificate import Kind, RoundCertificate, sign_word
+from msgspec.structs import replace as changed
+
+from swarmcli.averaging.certificate import NOTHING, Kind, RoundCertificate, sign_word
 from swarmcli.averaging.group import Group, Member
 from swarmcli.averaging.round.messages import RoundWord
-from swarmcli.averaging.round.outcome import MOST_PROOFS, Known, RoundOutcome, Sheet
+from swarmcli.averaging.round.outcome import MOST_PROOFS, Action, Known, Next, RoundOutcome, Sheet, View
 from swarmcli.network import Identity, wire
 
 RESULT = b"result".ljust(32)
@@ -44,6 +46,19 @@ def test_who_has_voted_never_gives_up_and_who_gave_up_never_votes() -> None:
     assert sorted(signed) == [("echo", RESULT), ("vote", RESULT)]
 
 
+def test_who_has_echoed_and_neither_voted_nor_given_up_is_waited_for_while_it_is_in_reach() -> None:
+    company = Company(4)
+    company.outcome.echo(RESULT)
+    company.hear("echo", RESULT, 1, 2)
+    company.outcome.vote(RESULT)
+    company.hear("vote", RESULT, 1)
+    view = View(holds=RESULT, ended=True, reach=frozenset({1, 2}), asked=True)
+    assert company.outcome.move(view) == Next(Action.WAIT)
+    assert company.outcome.move(replace(view, reach=frozenset({1}))) == Next(Action.UNDECIDED)
+    company.hear("give-up", NOTHING, 2)
+    assert company.outcome.move(view) == Next(Action.UNDECIDED)
+
+
 def test_of_a_member_that_signs_without_end_two_words_are_kept_and_one_proof() -> None:
     company = Company(4)
     heard = [company.hear("vote", other(number), 3) for number in range(100)]
@@ -77,6 +92,6 @@ def test_a_certificate_counts_each_key_once_and_no_one_from_outside_of_its_list(
     assert good.verify()
     for wrong in (dict(list(votes.items())[:2]), {**votes, 3: votes[2]}, {**votes, 4: votes[2]}):
         assert not RoundCertificate.of(company.group, "strangers", RESULT, wrong).verify()
-    alone = replace(good, peers=(company.keys[0].peer_id,) * 4)  # one key, four times
+    alone = changed(good, peers=(company.keys[0].peer_id,) * 4)  # one key, four times
     signed = sign_word(company.keys[0], alone.group_id, "vote", RESULT)
-    assert not replace(alone, votes=dict.fromkeys(range(4), signed)).verify()
+    assert not changed(alone, votes=dict.fromkeys(range(4), signed)).verify()

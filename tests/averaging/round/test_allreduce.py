@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from swarmcli.averaging import RoundResult
+from swarmcli.averaging.round import service
+from swarmcli.averaging.round.messages import RoundWord
 from swarmcli.errors import RoundFailed, RoundUndecided
 from tests.averaging.rounds import Kind, Swarm
 from tests.simulation import now, simulated
@@ -97,3 +99,25 @@ async def test_a_group_that_is_begun_again_fails_and_names_its_leader() -> None:
         assert len(swarm.check(first)) == 2
         outcome = await swarm.take_part(swarm.peers[1], group)
         assert isinstance(outcome, RoundFailed) and outcome.suspects == (swarm.peers[0].peer_id,)
+
+
+@pytest.mark.parametrize(("rounds", "members"), [(4, 1 << 16), (256, 8)])
+@simulated
+async def test_it_answers_for_the_last_rounds_and_always_for_one_that_runs(
+    rounds: int, members: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups of two: four of them are eight members."""
+    monkeypatch.setattr(service, "REMEMBERED", rounds)
+    monkeypatch.setattr(service, "REMEMBERED_MEMBERS", members)
+    async with Swarm([Kind(), Kind()]) as swarm:
+        peer, asker = swarm.peers
+        running, *declined = groups = [swarm.group() for _ in range(8)]
+        with peer.service.hosting(running):
+            for group in declined:
+                peer.service.decline(group)
+            asks, method = asker.endpoint.call, peer.service.method("outcome")
+            words = [
+                await asks(peer.peer_id, method, RoundWord(group.group_id, "running"), RoundWord, timeout=5)
+                for group in groups
+            ]
+        assert [word.standing for word in words] == ["running", *["unknown"] * 4, *["over"] * 3]

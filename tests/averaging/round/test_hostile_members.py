@@ -27,7 +27,7 @@ from swarmcli.averaging.round.messages import (
 from swarmcli.averaging.round.plan import Layout, Plan
 from swarmcli.compression import NoCompression, TensorHeader
 from swarmcli.compression.base import tensor_memory
-from swarmcli.errors import CallRefused, NetworkError, RoundFailed
+from swarmcli.errors import CallRefused, NetworkError, RoundFailed, RoundUndecided
 from swarmcli.events import PeerBanned, PeerRefused
 from swarmcli.network import Endpoint, Identity, PeerID, Stream
 from tests.averaging import rounds
@@ -277,6 +277,25 @@ async def test_of_unlike_results_only_one_is_applied_and_who_signed_both_is_bann
             assert {event.peer for event in swarm.events if isinstance(event, PeerBanned)} == {
                 swarm.peers[2].peer_id.text
             }
+
+
+@simulated
+async def test_who_was_given_other_averages_and_gets_no_copies_applies_nothing() -> None:
+    """The others commit theirs; its own are whole, and signed by all reducers."""
+    options = AllreduceOptions(part_size_bytes=1024, sender_timeout=2)
+    async with Swarm([Kind(), Kind(), Kind(weight=0), *[Kind()] * 4], options=options) as swarm:
+        odd = swarm.peers[1].peer_id
+        for peer in swarm.peers:
+            peer.endpoint.withdraw(peer.service.method("copy"))
+
+        async def two_faces(stream: Stream, plan: Plan, bye: Bye) -> None:
+            value, senders = 2.0 if stream.peer == odd else 1.0, (0, 1, 3, 4, 5, 6)
+            await stream.send(bye(await send_averages(stream, plan, value, senders=senders)))
+
+        outcomes = await swarm.round(scripts={2: hostile_reducer(swarm, two_faces)})
+        assert isinstance(outcomes[1], RoundUndecided)
+        results = [outcome for outcome in outcomes if isinstance(outcome, RoundResult)]
+        assert len(results) == 5 and len({result.digest for result in results}) == 1
 
 
 @simulated
