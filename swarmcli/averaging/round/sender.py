@@ -218,7 +218,8 @@ class PartSender:
         if not self._means.signed.take(reducer, farewell.averages, root_of(averages)):
             raise ProtocolViolation("it has not signed the averages that it gave")
         # The first reducer's word stands: a member that is lost is lost to all of them, each with a reason of its own.
-        self._faults.left_out = farewell.left_out | self._faults.left_out
+        told = {member: why for member, why in farewell.left_out.items() if member in self._means.senders}
+        self._faults.left_out = told | self._faults.left_out
 
 
 def check_senders(senders: Sequence[int], weights: Sequence[float], allowed: frozenset[int]) -> None:

@@ -122,6 +122,19 @@ def old_signature(liar: Liar) -> None:
     as_reducer(liar, alter)
 
 
+@lie("members that are not there", "parts", at_most="nothing")
+def leave_out_nobody(liar: Liar) -> None:
+    """It says that it has left out members whom the group does not have."""
+
+    async def alter(round_: Any, stream: Stream, message: Any, payload: Any) -> tuple[Any, Any]:
+        if isinstance(message, Farewell):
+            liar.told.append("a member that is not there")
+            message = msgspec.structs.replace(message, left_out={len(round_.group): "it was late", 4095: "so was it"})
+        return message, payload
+
+    as_reducer(liar, alter)
+
+
 @lie("weights without bound", "parts", at_most="its share of the weight; it is left out if a sum could overflow")
 def huge_weights(liar: Liar) -> None:
     assert liar.averager is not None
