@@ -9,11 +9,14 @@ import pytest
 
 from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions
+from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.messages import RoundWord
+from swarmcli.averaging.round.plan import Part
 from swarmcli.averaging.trust import SECONDS_PER_GROUP
-from swarmcli.compression import CompressionBase, NoCompression, Uniform8BitQuantization
+from swarmcli.compression import CompressionBase, NoCompression, TensorMessage, Uniform8BitQuantization
 from swarmcli.errors import ConnectionLost
 from swarmcli.events import PeerBanned
+from swarmcli.network import Stream
 from swarmcli.network.identity import PeerID
 from tests.adversary.company import liar_of
 from tests.adversary.lies import LIES, Liar
@@ -136,6 +139,25 @@ async def test_who_calls_a_true_average_false_has_no_seat_and_bans_nobody() -> N
         # It accuses all of them, and is heard once in a round: each further suspicion would cost twice as many groups.
         assert max(peer.core.trust.costs(dishonest.peer_id) for peer in peers) == SECONDS_PER_GROUP
         assert all(dishonest.peer_id not in result.group for result in await rounds(peers, dishonest))
+
+
+@simulated
+async def test_an_accusation_takes_no_more_memory_than_the_inputs_of_all_members(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    receive, heard = Audits._receive_input, Counter[Stream]()
+
+    async def counted(audits: Audits, part: Part, stream: Stream) -> TensorMessage:
+        heard[stream] += 1
+        return await receive(audits, part, stream)
+
+    monkeypatch.setattr(Audits, "_receive_input", counted)
+    async with Averagers(7) as swarm:
+        peers, dishonest, liar = await beside_a_liar(swarm, "inputs without end")
+        await rounds(peers, dishonest)
+        assert liar.told and not any(map(banned, peers))
+        assert max(heard.values()) <= len(peers) + 1
+        assert all(peer.core.trust.has_no_seat(dishonest.peer_id) for peer in peers)
 
 
 @simulated

@@ -313,7 +313,10 @@ class Audits:
             exhibits = [(await stream.receive(Exhibit, at_most(most)))[1] for most in (tables, nbytes)]
             plain = TensorHeader("none", dtype_name(part.descriptor.dtype), part.descriptor.shape)
             average = TensorMessage(plain, (exhibits[1],)) if header.claim.senders else None
-            messages = {each.sender: await self._receive_input(part, stream) for each in header.claim.inputs}
+            senders = [each.sender for each in header.claim.inputs]
+            # Inputs of anybody twice, or of nobody here, prove a lie by their list alone: of others none is taken.
+            named = senders == sorted({*senders} & {*range(len(self.group))})
+            messages = {sender: await self._receive_input(part, stream) for sender in senders if named}
         proof = self._proof(part, header.claim, bytes(exhibits[0]), average, messages)
         if await on_executor(nbytes * len(messages), proof.verify):
             self._convict(proof)

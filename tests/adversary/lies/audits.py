@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from swarmcli.averaging.audit.signed import commitment, drawn, inputs_hash, part_hash
-from swarmcli.averaging.audit.verdict import FalseAverage
-from swarmcli.averaging.round.messages import DrawnPart, InputHeader, InputList
+from swarmcli.averaging.audit.signed import Input, SignedAverages, commitment, drawn, inputs_hash, part_hash
+from swarmcli.averaging.audit.verdict import FalseAverage, PartClaim
+from swarmcli.averaging.group import MAX_MEMBERS
+from swarmcli.averaging.round.messages import Accusation, DrawnPart, Exhibit, InputHeader, InputList
 from swarmcli.compression import NoCompression
 from swarmcli.errors import CallRefused, NetworkError
 from tests.adversary.lies.base import Liar, lie, on_each_exchange
@@ -176,5 +177,33 @@ def choose_parts(liar: Liar) -> None:
                     liar.told.append(str(error))
 
         audits.look_at = choosily
+
+    on_each_exchange(liar, alter)
+
+
+@lie("inputs without end", "audits", at_most="as many inputs as there are members; no seat in the next groups")
+def accuse_by_many_inputs(liar: Liar) -> None:
+    """It calls an average false, and brings inputs of thousands whom nobody knows."""
+
+    async def accuse(round_: Any, hearer: int) -> None:
+        mates, plan = round_.mates, round_.holdings.plan
+        part = next(parts[0] for reducer, parts in plan.by_reducer.items() if reducer not in (mates.me, hearer))
+        made_up = NoCompression().compress(torch.ones(part.descriptor.numel, dtype=part.descriptor.dtype))
+        inputs = tuple(Input(each, 1.0, 1.0, bytes(32), bytes(64)) for each in range(MAX_MEMBERS))
+        claim = PartClaim(part.index, (), (), inputs, SignedAverages(bytes(32), bytes(64)))
+        header = Accusation(round_.group.group_id, claim)
+        try:
+            async with mates.endpoint.stream(mates.peer(hearer), mates.method("accuse"), header, timeout=10) as stream:
+                await stream.send(Exhibit())
+                await stream.send(Exhibit())
+                for _ in inputs:
+                    await stream.send(InputHeader(made_up.header), made_up.payload)
+                    liar.told.append("an input")
+        except NetworkError as error:
+            liar.told.append(str(error))
+
+    def alter(round_: Any) -> None:
+        for hearer in round_.mates.others:
+            liar.averager._rounds.spawn(accuse(round_, hearer))  # type: ignore[union-attr]
 
     on_each_exchange(liar, alter)
