@@ -6,13 +6,22 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from swarmcli.averaging import RoundResult
+from swarmcli.averaging.audit.signed import AVERAGES, SignedAverages, digest_of
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.events import PeerBanned
+from swarmcli.averaging.round.buffers import root_of_tables
+from swarmcli.averaging.round.messages import CopyHeader, CopyHeld, CopyRequest, CopyTable, at_most
+from swarmcli.averaging.round.service import AllreduceService
+from swarmcli.compression import TensorHeader, TensorMessage
+from swarmcli.events import PeerBanned, PeerRefused
+from swarmcli.network import Identity, PeerID, Stream
 from tests.adversary.company import liar_of
 from tests.adversary.lies import LIES, parts
+from tests.adversary.lies.parts import keep_averages_from
 from tests.averaging.averagers import Averagers, Peer, all_outcomes
+from tests.averaging.rounds import Kind, Swarm
 from tests.simulation import simulated
 from tests.suites import soak
 
@@ -78,3 +87,39 @@ async def test_honest_peers_lose_no_round_and_ban_who_signs_two_lists_alone(name
             assert peer.core.trust.is_banned(last.peer_id) == bool(banned)
         if name in CHECKS and count == 4:
             CHECKS[name](last, liar.told, *results)
+
+
+def give_copies_of_nothing(service: AllreduceService, reducer: Identity, place: int) -> None:
+    """A holder that gives out an average of this reducer with no content at all, for which the reducer has signed."""
+
+    async def give(peer: PeerID, request: CopyRequest, stream: Stream) -> None:
+        holdings = service._exchanges[request.group_id].holdings
+        parts, signed = holdings.plan.by_reducer[place], holdings.signed
+        assert signed is not None
+        digests, inputs = holdings.tables
+        average = holdings.get(parts[0])
+        assert average is not None
+        empty = TensorMessage(TensorHeader.of("none", torch.zeros(0)), ())
+        false = digest_of(parts[0].index, average.senders, average.weights, empty)
+        digests = digests[: 32 * parts[0].index] + false + digests[32 * (1 + parts[0].index) :]
+        root = root_of_tables(parts, digests, inputs)
+        told = SignedAverages(root, reducer.sign(AVERAGES, b"test", request.group_id, root))
+        await stream.send(CopyTable({**signed.told, place: told}), (digests, inputs))
+        await stream.receive(CopyHeld, at_most(1 << 20))
+        await stream.send(CopyHeader(average.senders, average.weights))
+        await stream.finish()
+
+    service.endpoint.withdraw(service.method("copy"))
+    service.endpoint.serve_stream(service.method("copy"), CopyRequest, give)
+
+
+@simulated
+async def test_a_copy_that_is_no_tensor_is_refused_and_the_next_holder_asked() -> None:
+    options = AllreduceOptions(part_size_bytes=1024, sender_timeout=5.0, audit=0)
+    async with Swarm([Kind() for _ in range(7)], options=options) as swarm:
+        keep_averages_from(0, swarm.peers[1].service)
+        give_copies_of_nothing(swarm.peers[2].service, swarm.peers[1].endpoint.identity, 1)
+        outcomes = await swarm.round()
+        assert all(isinstance(outcome, RoundResult) for outcome in outcomes), outcomes
+        refusals = [event.peer for event in swarm.events if isinstance(event, PeerRefused) and event.what == "averages"]
+        assert refusals == [swarm.peers[2].peer_id.text]

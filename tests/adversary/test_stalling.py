@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -13,10 +12,10 @@ from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round.messages import CopyHeader, CopyHeld, CopyRequest, CopyTable, at_most
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.compression import NoCompression
-from swarmcli.errors import CallRefused
 from swarmcli.network import PeerID, Stream
 from tests.adversary.company import liar_of
 from tests.adversary.lies import LIES, stalling
+from tests.adversary.lies.parts import keep_averages_from
 from tests.averaging.averagers import Averagers, Peer, all_outcomes
 from tests.averaging.rounds import Kind, Swarm
 from tests.simulation import now, simulated
@@ -82,24 +81,6 @@ async def test_a_leader_that_never_begins_holds_its_followers_for_one_search() -
         _, seconds = await honest_round(honest, first)
         assert liar.told and seconds < 15
         assert all(peer.core.trust.has_no_seat(first.peer_id) for peer in honest)
-
-
-def keep_averages_from(member: int, service: AllreduceService) -> None:
-    """A reducer that serves all but one."""
-    host = service.host
-
-    def altered(exchange: Any) -> None:
-        serve = exchange._receiver.serve
-
-        async def unless_it(index: int, stream: Stream) -> None:
-            if index == member:
-                raise CallRefused("no", "this one gets nothing")
-            await serve(index, stream)
-
-        exchange._receiver.serve = unless_it
-        host(exchange)
-
-    service.host = altered  # type: ignore[method-assign]
 
 
 def trickle_copies(service: AllreduceService, pause: float) -> list[PeerID]:

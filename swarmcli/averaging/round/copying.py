@@ -13,7 +13,7 @@ from swarmcli.averaging.round.sender import check_senders
 from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.compression import NoCompression, TensorHeader, TensorMessage
 from swarmcli.compression.base import all_finite
-from swarmcli.errors import CallRefused, NetworkError, ProtocolViolation
+from swarmcli.errors import CallRefused, CompressionError, NetworkError, ProtocolViolation
 from swarmcli.events import PeerRefused
 from swarmcli.network import Stream
 from swarmcli.tasks import forgetful, on_executor, unless_silent
@@ -104,7 +104,10 @@ class Copier:
         if digest_of(part.index, header.senders, header.weights, message) != digest:
             raise ProtocolViolation(f"part {part.index} does not have the content that its digest names")
         if message is not None:
-            values = NoCompression().extract(message)
+            try:
+                values = NoCompression().extract(message)
+            except CompressionError as error:  # its reducer may have signed for anything
+                raise ProtocolViolation(f"part {part.index} is no tensor: {error}") from error
             if not all_finite(values):
                 raise ProtocolViolation(f"part {part.index} holds NaN or infinity")
             self._results.part(part).copy_(values)

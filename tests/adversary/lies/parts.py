@@ -12,10 +12,11 @@ from swarmcli.averaging.audit.signed import SignedAverages, averages_root, diges
 from swarmcli.averaging.config import MAX_WEIGHT
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.messages import AverageHeader, Farewell, PartHeader, SenderTerms
+from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.averaging.trust import ProofMessage, ProofTaken, UnlikeAverages
 from swarmcli.compression.base import NoCompression, tensor_memory
-from swarmcli.errors import NetworkError
+from swarmcli.errors import CallRefused, NetworkError
 from swarmcli.network import Stream
 from swarmcli.network.identity import PeerID
 from tests.adversary.lies.base import Liar, lie, on_each_exchange
@@ -201,3 +202,21 @@ def false_accusations(liar: Liar) -> None:
             averager._rounds.spawn(accuse(hearer, victim, round_.group.group_id))
 
     on_each_exchange(liar, on_try)
+
+
+def keep_averages_from(member: int, service: AllreduceService) -> None:
+    """A reducer that serves all but one."""
+    host = service.host
+
+    def altered(exchange: Any) -> None:
+        serve = exchange._receiver.serve
+
+        async def unless_it(index: int, stream: Stream) -> None:
+            if index == member:
+                raise CallRefused("no", "this one gets nothing")
+            await serve(index, stream)
+
+        exchange._receiver.serve = unless_it
+        host(exchange)
+
+    service.host = altered  # type: ignore[method-assign]
