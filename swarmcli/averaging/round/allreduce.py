@@ -98,7 +98,7 @@ class Allreduce:
         Raises RoundFailed when it is proved that nobody can apply it. Raises RoundUndecided when this member does not
         learn that: its tensors are untouched, others may hold averages.
         """
-        self._service.release()
+        self._service.make_room()
         for member in self.group.members:
             if member.addresses:
                 self._service.endpoint.learn(member.peer_id, member.addresses)

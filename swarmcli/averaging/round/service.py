@@ -24,6 +24,7 @@ from swarmcli.averaging.trust import PeerTrust, TwoGroups
 from swarmcli.errors import CallRefused, RoundFailed, RoundUndecided
 from swarmcli.memory import ReusableBuffer
 from swarmcli.network import Endpoint, PeerID, Stream
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.recent import Recent
 from swarmcli.tasks import Bell, forgetful
@@ -80,6 +81,7 @@ class AllreduceService:
         self._past: Recent[bytes, None] = Recent(MOST_PHASES * REMEMBERED)  # exchanges that are over here
         self._audits: Recent[bytes, Audits] = Recent(AUDITED)  # of the last exchanges: accusations may come late
         self._kept: dict[bytes, Holdings] = {}  # of the round that was committed last, by exchange
+        self._copies: dict[PeerID, asyncio.Timeout] = {}  # of these averages, that members take at the moment
         self._forget: asyncio.TimerHandle | None = None
         self._beginning: WeakValueDictionary[bytes, Bell] = WeakValueDictionary()  # by exchange, of calls that wait
         self._showing = TaskOwner()
@@ -110,7 +112,7 @@ class AllreduceService:
         if not self._closed:
             self._closed = True
             self.endpoint.withdraw(*self._served)
-            self.release()
+            self.make_room()
             if self._forget is not None:
                 self._forget.cancel()
             self.memory.forget()
@@ -189,8 +191,19 @@ class AllreduceService:
             self._forget.cancel()
         self._forget = asyncio.get_running_loop().call_later(KEPT, self.release)
 
+    def make_room(self) -> None:
+        """Lets go of the kept averages, and ends copies of them: whoever takes one slowly would hold their memory
+        beside that of each later round."""
+        self.release()
+        for peer in self._copies:
+            self._end_copy(peer)
+
+    def _end_copy(self, peer: PeerID) -> None:
+        if peer in self._copies and not self._copies[peer].expired():
+            self._copies[peer].reschedule(loop_time())
+
     def release(self) -> None:
-        """Lets go of the kept averages."""
+        """Lets go of the kept averages. Copies that have begun go on."""
         self._kept.clear()
         if self._forget is not None:
             self._forget.cancel()
@@ -212,7 +225,18 @@ class AllreduceService:
         holdings = self._kept.get(request.group_id) if exchange is None else exchange.holdings
         if holdings is None:
             raise CallRefused("over", "the averages of this round are not here")
-        await give_copies(holdings, request, stream)
+        if holdings.signed is not None:
+            _member(holdings.signed.group, peer)
+        self._end_copy(peer)  # one for each member
+        try:
+            async with asyncio.timeout(None) as ends:
+                self._copies[peer] = ends
+                await give_copies(holdings, request, stream)
+        except TimeoutError:
+            raise CallRefused("over", "another round has begun, or another copy") from None
+        finally:
+            if self._copies.get(peer) is ends:
+                del self._copies[peer]
 
     async def _inputs(self, peer: PeerID, request: DrawnPart) -> InputList:
         audits = self._audited(request.group_id)

@@ -13,13 +13,13 @@ class SignedLists:
 
     def __init__(self, group: Group, prefix: str, trust: PeerTrust) -> None:
         """`trust` gets the proofs."""
-        self._group, self._prefix, self._trust = group, prefix, trust
+        self.group, self._prefix, self._trust = group, prefix, trust
         self.told: dict[int, SignedAverages] = {}  # by reducer
 
     def sign(self, me: int, identity: Identity, root: bytes) -> SignedAverages:
         """This member's own, as a reducer. The same each time: it forms its averages once."""
         if me not in self.told:
-            fields = self._prefix.encode(), self._group.group_id, root
+            fields = self._prefix.encode(), self.group.group_id, root
             self.told[me] = SignedAverages(root, identity.sign(AVERAGES, *fields))
         return self.told[me]
 
@@ -29,7 +29,7 @@ class SignedLists:
         mine = self.told.get(reducer)
         if mine is not None and mine.root == signed.root:
             return signed.root == root
-        culprit, group_id = self._group.members[reducer].peer_id, self._group.group_id
+        culprit, group_id = self.group.members[reducer].peer_id, self.group.group_id
         if not signed.is_by(culprit, self._prefix, group_id):
             return False
         if mine is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -12,7 +14,7 @@ import torch
 
 from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.round.buffers import Holdings
+from swarmcli.averaging.round.buffers import Holdings, Results
 from swarmcli.averaging.round.messages import CopyHeader, CopyHeld, CopyRequest, CopyTable
 from swarmcli.compression.base import tensor_memory
 from swarmcli.errors import CallRefused, EndOfStream, NetworkError
@@ -92,6 +94,53 @@ async def test_whoever_asks_gets_the_parts_that_it_has_not_for_a_while() -> None
         await asyncio.sleep(30)
         with pytest.raises(CallRefused, match="are not here"):
             await _copy(asker, holder, request, table)
+
+
+@within(2000)
+async def test_whoever_takes_copies_slowly_holds_no_memory_beside_a_later_round() -> None:
+    options = AllreduceOptions(part_size_bytes=1 << 18)
+    async with Swarm([Kind() for _ in range(4)], shapes=((1000, 1000),), options=options) as swarm:
+        holder, *_, slow = swarm.peers
+        kept, ended = list[weakref.ref[Results]](), list[str]()
+
+        async def take_slowly(request: CopyRequest, nbytes: int) -> None:
+            """It lacks all of them, and reads nothing."""
+            method = holder.service.method("copy")
+            try:
+                async with slow.endpoint.stream(holder.peer_id, method, request, timeout=5) as stream:
+                    await stream.receive(CopyTable, _anything)
+                    await stream.send(CopyHeld(), (bytes(nbytes),))
+                    await asyncio.sleep(100)
+                    while True:
+                        await stream.receive(CopyHeader, _anything)
+            except CallRefused as error:
+                ended.append(error.code)
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(3):
+                swarm.check(await swarm.round())
+                ((group_id, holdings),) = holder.service._kept.items()
+                assert holdings.results is not None
+                kept.append(weakref.ref(holdings.results))
+                request = CopyRequest(group_id, holdings.plan.fingerprint)
+                tasks.create_task(take_slowly(request, len(holdings.tables[0])))
+                del holdings
+                await asyncio.sleep(5)
+            gc.collect()
+            assert [each() is not None for each in kept] == [False, False, True]
+            holder.service.make_room()
+        assert ended == ["over"] * 3
+
+
+@within(2000)
+async def test_strangers_get_no_copies() -> None:
+    async with Swarm([Kind(), Kind()]) as swarm, Swarm([Kind()], seed=1) as others:
+        swarm.check(await swarm.round())
+        holder, (stranger,) = swarm.peers[0], others.peers
+        ((group_id, holdings),) = holder.service._kept.items()
+        ask = CopyRequest(group_id, holdings.plan.fingerprint)
+        with pytest.raises(CallRefused, match="only members"):
+            await holder.service._copy(stranger.peer_id, ask, None)  # type: ignore[arg-type]
 
 
 async def _copy(asker: Peer, holder: Peer, request: CopyRequest, held: bytes) -> int:
