@@ -48,6 +48,7 @@ from swarmcli.errors import (
     MatchmakingError,
     NetworkError,
     NoReducerError,
+    ProtocolViolation,
     RoundMissed,
     SwarmError,
     UnknownMethod,
@@ -412,7 +413,11 @@ class Search:
         if answer.verdict != "begins":
             self._heed(peer, answer)
             return None
-        group: Group = decode_body(Group, answer.group, "join")
+        try:
+            group: Group = decode_body(Group, answer.group, "join")
+        except ProtocolViolation as error:
+            self._give_up(peer, f"its list is none: {error}")
+            return None
         if why := what_is_wrong(group, peer, self.own, self._control, self._around.experience):
             self._give_up(peer, why)
             return None
