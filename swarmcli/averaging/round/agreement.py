@@ -112,6 +112,7 @@ class Agreement:
         self._talking: dict[int, float] = {}  # member → since when
         self._asking: int | None = None  # the member that this one asks for words of others
         self._asked: dict[int, Seen] = {}  # member → the words that it had when it was asked last
+        self._withholds: dict[int, float] = {}  # member that told of more words than it gave → until when
         self._rests: dict[int, float] = {}  # member that did not answer → until when
         self._spoke: dict[int, float] = {}  # member → when it last did
         self._unreachable: set[int] = set()
@@ -303,11 +304,12 @@ class Agreement:
 
     def _who_knows_more(self, ring: Sequence[int]) -> int | None:
         """A member that has words which this one lacks. One that has not given what it told of is not asked again for
-        the same."""
+        the same, nor for a while for anything."""
         own = self.outcome.seen
         for member in ring:
             seen = self._seen_by(member)
-            if self.mates.is_connected(member) and self._asked.get(member) != seen and exceeds(seen, own):
+            rests = self._withholds.get(member, -math.inf) > loop_time() or self._asked.get(member) == seen
+            if self.mates.is_connected(member) and not rests and exceeds(seen, own):
                 return member
         return None
 
@@ -315,6 +317,8 @@ class Agreement:
         self._asked[member] = self._seen_by(member)
         with suppress(NetworkError):
             self.hear(member, await self.mates.ask(member, "outcome", self.word(member, asks=True), RoundWord))
+        if exceeds(self._seen_by(member), self.outcome.seen):
+            self._withholds[member] = loop_time() + LOOK
         self._asking = None
         self._bell.ring()
 

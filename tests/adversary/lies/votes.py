@@ -14,7 +14,7 @@ from swarmcli.averaging.certificate import NOTHING, Kind, sign_word
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.agreement import Agreement
 from swarmcli.averaging.round.messages import RoundWord
-from swarmcli.averaging.round.outcome import Known, Sheet
+from swarmcli.averaging.round.outcome import Known, SeenSheet, Sheet
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.errors import CallRefused
 from swarmcli.network.identity import SIGNATURE_BYTES, Identity, PeerID
@@ -159,6 +159,18 @@ def work_now_and_then(liar: Liar) -> None:
 
     def alter(saying: Saying, word: RoundWord) -> RoundWord:
         return msgspec.structs.replace(saying.without_own(word), standing="running", busy=next(busy), settled=False)
+
+    alter_words(liar, alter)
+
+
+@lie("words that it does not give", "votes", at_most="a question in a second, for those that have no result")
+def tell_of_more(liar: Liar) -> None:
+    """It tells of other words each time, gives none, and never signs anything."""
+
+    def alter(saying: Saying, word: RoundWord) -> RoundWord:
+        seen = (SeenSheet("echo", liar.random.randbytes(32), b"\xff"),)
+        word = msgspec.structs.replace(saying.without_own(word), standing="running", busy=True, settled=False)
+        return msgspec.structs.replace(word, seen=seen)
 
     alter_words(liar, alter)
 
