@@ -51,7 +51,7 @@ class DecentralizedAverager:
     """
 
     # Subclasses set these.
-    _keeps_rest = True  # see AveragerConfig; not of tensors that are new ones in each round
+    _by_differences = True  # see AveragerConfig; not of tensors that are new ones in each round
     _program: RoundProgram | None = None  # the phases of a round
     _tag = b""  # only averagers with equal tags average with each other
     _state_epoch = -1  # of the state that is shared; newcomers ask those of the highest
@@ -93,7 +93,8 @@ class DecentralizedAverager:
     ) -> None:
         """Options are explained in MatchmakingOptions, AllreduceOptions and AveragerConfig.
 
-        What a lossy `compression` takes from this peer's tensors stays here, on top of the average.
+        A lossy `compression` gets differences from the last average that all members of a group hold; where they have
+        no common one, tensors travel as they are.
         `next_chunk_timeout` is what `sender_timeout` is unless given; `client_mode` and the two compressions default to
         the DHT's mode and to none. `state_compression`: how others download the state from here; with a lossy codec
         they do not get every bit of it. `tensor_infos`: key and role of each tensor, by which adaptive compressions
@@ -136,7 +137,7 @@ class DecentralizedAverager:
                 audit=audit,
             ),
             initial_group_bits=initial_group_bits,
-            keeps_rest=self._keeps_rest and self._program is None,
+            by_differences=self._by_differences and self._program is None,
             averaging_alpha=averaging_alpha,
             min_vector_size=min_vector_size,
             bandwidth=bandwidth,

@@ -146,7 +146,7 @@ class AveragerConfig:
     run: str = ""  # averagers of one run share bans; "": this one is alone, and goes by its prefix
     meaning: str = ""  # of the tensors, if their shapes do not tell: peers that say otherwise are refused
     initial_group_bits: str = ""  # the bucket to begin in; the bits move after every round
-    keeps_rest: bool = False  # what a codec takes from a member's tensors stays with it, on top of the average
+    by_differences: bool = False  # a lossy codec gets differences from the last average, see `round/differences.py`
     averaging_alpha: float = 1.0  # tensors move by this fraction towards the average
     min_vector_size: int = 0  # elements; nobody reduces fewer
     bandwidth: float | None = None  # share of the reducing work; None: as measured in past rounds; 0: reduces nothing

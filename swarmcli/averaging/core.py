@@ -25,9 +25,9 @@ from swarmcli.averaging.find.finder import GroupFinder
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
 from swarmcli.averaging.round.allreduce import Allreduce
 from swarmcli.averaging.round.archive import RoundArchive
-from swarmcli.averaging.round.buffers import rest_of
+from swarmcli.averaging.round.differences import ROOM_TO_TELL, Reference, ReferenceTold, common_reference
 from swarmcli.averaging.round.pace import LAST, quickly, round_time
-from swarmcli.averaging.round.plan import Layout, Part, compression_term
+from swarmcli.averaging.round.plan import Layout, compression_term
 from swarmcli.averaging.round.program import RoundProgram
 from swarmcli.averaging.round.result import RoundResult
 from swarmcli.averaging.round.service import AllreduceService
@@ -89,6 +89,9 @@ class AveragerCore:
         self._tensors = list(tensors)
         self._lock = asyncio.Lock()
         self.layout = Layout.of(self._tensors, config.allreduce.compression, config.allreduce.tensor_infos)
+        lossy = any(not isinstance(codec, NoCompression) for codec in self.layout.codecs)
+        self._by_differences = config.by_differences and lossy
+        self._reference = Reference()
         self.archive = RoundArchive(node.endpoint, config.prefix)
         self._service = AllreduceService(node.endpoint, config.prefix, self.trust, config.allreduce.trust)
         self._program = program
@@ -135,7 +138,7 @@ class AveragerCore:
         """Begins a round in the background. Raises ValueError for gathered data beyond MAX_GATHERED_BYTES."""
         if not self._running:
             raise RuntimeError("this averager is not running")
-        gathered = encode_gathered(request.gather, MAX_GATHERED_BYTES)
+        gathered = encode_gathered(request.gather, MAX_GATHERED_BYTES - self._by_differences * ROOM_TO_TELL)
         control = StepControl(request, self.node.endpoint.clock)
         task = self._rounds.spawn(self._run(control, gathered))
         control.task = task
@@ -179,10 +182,11 @@ class AveragerCore:
 
     def _own_terms(self) -> dict[str, str]:
         options = self.config.allreduce
+        differences = " of differences" if self._by_differences else ""
         return {
             "averaging.method": "one all-reduce" if self._program is None else self._program.description,
             "averaging.tensors": self.layout.schema_hash.hex()[:16] + self.config.meaning,
-            "averaging.compression": compression_term(options.compression, self.layout),
+            "averaging.compression": compression_term(options.compression, self.layout) + differences,
             "averaging.part_size_bytes": str(options.part_size_bytes),
             "averaging.trust": options.trust,
             "averaging.audit": repr(float(options.audit)),
@@ -244,16 +248,21 @@ class AveragerCore:
     async def _find_and_average(
         self, control: StepControl, chronicle: Chronicle, gathered: bytes, deadline: float | None
     ) -> RoundResult:
+        reference = self._reference  # a round that ends meanwhile leaves another
+        if self._by_differences:
+            gathered = wire.encode(ReferenceTold(reference.round_id, gathered))
         with chronicle.stage(AveragingStage.LOOKING_FOR_GROUP):
             group = chronicle.group = await self.finder.find(control, gathered, deadline)
         self.trust.enter(member.peer_id for member in group.members)
         control.mark_begun(group)
         with self._service.expecting(group):
-            result = await self._average(control, chronicle, group)
+            result = await self._average(control, chronicle, group, reference)
         gathered_by = {each.peer_id: self._decode_gathered(each.peer_id, each.gathered) for each in group.members}
         return replace(result, gathered=gathered_by, averages=(), parts=())
 
-    async def _average(self, control: StepControl, chronicle: Chronicle, group: Group) -> RoundResult:
+    async def _average(
+        self, control: StepControl, chronicle: Chronicle, group: Group, reference: Reference
+    ) -> RoundResult:
         try:
             with chronicle.stage(AveragingStage.AWAITING_TRIGGER):
                 weight = await control.wait_for_trigger()
@@ -271,14 +280,22 @@ class AveragerCore:
                 if not self.layout.numel:
                     reason = "the averaged tensors have no elements"
                     return RoundResult(round_id=group.group_id, group=group, nothing=reason)
-                round_, pledges = self._make_round(control, group, weight)
+                nbytes, tensors = self.layout.nbytes, self._tensors
+                by_differences = self._by_differences and common_reference(group) != b""
+                if by_differences and not self.config.auxiliary:
+                    tensors = await on_executor(nbytes, reference.subtracted_from, tensors)
+                exact = self._by_differences and not by_differences
+                round_, pledges = self._make_round(control, group, weight, tensors, exact)
                 result = await self._run_round(round_, pledges, preformed=control.request.target is not None)
                 self.finder.experience.note(result.weights, (member.peer_id for member in group.members))
                 if result.total_weight > 0 and result.averages:
-                    # A member that was not counted may hold no numbers: it takes the average as it is.
-                    keeps = self.config.keeps_rest and result.weights.get(self.node.peer_id, 0.0) > 0
-                    parts = [average.part for average in result.parts] if keeps else []
-                    await on_executor(self.layout.nbytes, self._apply, result.averages, parts)
+                    averages = result.averages
+                    if by_differences:
+                        self._reference = await on_executor(nbytes, reference.moved, result.round_id, averages, tensors)
+                        averages = self._reference.tensors
+                    elif exact:
+                        self._reference = await on_executor(nbytes, Reference.of, result.round_id, averages)
+                    await on_executor(nbytes, self._apply, averages)
                     self.archive.keep(group.tag, result)
         finally:
             self._lock.release()
@@ -342,7 +359,9 @@ class AveragerCore:
         for peer in failed:
             self.trust.suspect(peer, "it failed as a reducer", seat=False, work=True)
 
-    def _make_round(self, control: StepControl, group: Group, weight: float) -> tuple[Allreduce, Pledges | None]:
+    def _make_round(
+        self, control: StepControl, group: Group, weight: float, tensors: Sequence[torch.Tensor], exact: bool
+    ) -> tuple[Allreduce, Pledges | None]:
         target, pledges = control.request.target, None
         seats = self.finder.lines.seats(group.bids, target)
         usual = max((seconds for seconds, _ in self._service.took), default=0.0)
@@ -351,6 +370,7 @@ class AveragerCore:
         options, planned = self.config.allreduce, seats.planned
         options = replace(
             options,
+            compression=NoCompression() if exact else options.compression,
             allreduce_timeout=round_time(options.allreduce_timeout, max(planned, self._sending)),
             # A reducer says nothing until the slowest sender has brought its first part, which may be all of its parts.
             reducer_timeout=max(options.for_reducer, LAST * planned),
@@ -358,7 +378,7 @@ class AveragerCore:
         round_ = Allreduce(
             self._service,
             group,
-            self._tensors,
+            tensors,
             weight=weight,
             options=options,
             samples=control.samples,
@@ -370,21 +390,18 @@ class AveragerCore:
         return round_, pledges
 
     @torch.no_grad()
-    def _apply(self, averages: Sequence[torch.Tensor], parts: Sequence[Part]) -> None:
-        """Moves all tensors; what the codecs of `parts` took from them stays on top. Nothing here can fail half way for
-        tensors of the group's shapes and types."""
+    def _apply(self, averages: Sequence[torch.Tensor]) -> None:
+        """Moves all tensors. Nothing here can fail half way for tensors of the group's shapes and types."""
         alpha = self.config.averaging_alpha
-        lossy = any(not isinstance(part.codec, NoCompression) for part in parts)
-        rest = rest_of(self._tensors, self.layout, parts) if lossy else None
-        for index, (tensor, average) in enumerate(zip(self._tensors, averages, strict=True)):
-            if rest is not None:
-                average = rest[index].add_(average)
+        for tensor, average in zip(self._tensors, averages, strict=True):
             if alpha == 1.0:
                 tensor.copy_(average)
             else:
                 tensor.lerp_(average.to(tensor.device), alpha)
 
     def _decode_gathered(self, peer: PeerID, data: bytes) -> Any:
+        if self._by_differences:
+            data = ReferenceTold.read(data).gathered
         try:
             return wire.decode(Any, data) if data else None
         except msgspec.DecodeError as error:

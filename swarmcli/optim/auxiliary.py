@@ -53,7 +53,7 @@ class AuxiliaryCore(Participant):
         self._states: StateRounds | None = None
         several = self.mode.target_group_size is not None
         if states and self.mode.average_state_every(several) is not None:
-            own = state_config(self.config.run_id, peer.averaging)
+            own = state_config(self.config.run_id, peer.averaging, self.mode.state.compression)
             self._states = StateRounds(self.node, own, states, self.config.fingerprint)
             self._averagers.append(self._states.averager)
 

@@ -359,6 +359,12 @@ def _check_several_groups(recipe: Recipe) -> None:
             "averaging.target_group_size",
             f"{method} needs one group of all peers, {shares}; remove target_group_size, or use method: plain",
         )
+    if recipe.compression.state_averaging != "none" and not recipe.local_updates.enabled:
+        raise Conflict(
+            "compression.state_averaging",
+            f"several groups have no common average from which {recipe.compression.state_averaging} could tell small "
+            "differences; remove it, or averaging.target_group_size",
+        )
 
 
 def _check_sparse(recipe: Recipe) -> None:

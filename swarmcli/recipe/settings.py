@@ -461,7 +461,7 @@ class CompressionSettings(Section):
     """In which form tensors travel; docs/compression.md has the error of each."""
 
     gradients: GradientCodec = shared("none", "how gradients travel, and differences of outer steps")
-    state_averaging: Codec = shared("none", "how differences of local updates travel")
+    state_averaging: Codec = shared("none", "how parameters travel when they are averaged")
     state_download: Codec = shared(
         "none", "how a newcomer's state travels; anything but none leaves it with slightly other parameters"
     )

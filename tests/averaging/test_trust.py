@@ -10,6 +10,7 @@ from swarmcli.averaging.audit.signed import AVERAGES, SignedAverages
 from swarmcli.averaging.config import AveragerConfig
 from swarmcli.averaging.core import AveragerCore
 from swarmcli.averaging.trust import MOST_GROUPS, PeerTrust, ProofMessage, ProofTaken, TwoGroups, UnlikeAverages
+from swarmcli.compression import NoCompression
 from swarmcli.errors import CallRefused
 from swarmcli.events import PeerBanned
 from swarmcli.journal.describe import describe
@@ -209,7 +210,7 @@ async def test_in_a_closed_run_who_averages_nothing_hears_of_a_liar_too() -> Non
 async def test_all_averagers_of_a_run_at_one_peer_share_their_trust() -> None:
     async with Averagers(5) as swarm:
         peer = await swarm.add_one(prefix="run_grads", run="run")
-        config = state_config("run", peer.core.config)
+        config = state_config("run", peer.core.config, NoCompression())
         states = AveragerCore([torch.zeros(3)], peer.node, config)
         alone = AveragerCore([torch.zeros(3)], peer.node, AveragerConfig(prefix="run_states"))
         liar = Identity.from_seed(b"liar")

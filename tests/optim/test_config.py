@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from swarmcli.compression import Float16Compression
 from swarmcli.optim.arguments import averager_config, choose_timing, make_scheduler, place_optimizer
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.modes.base import StateOptions, Timing
@@ -136,6 +137,13 @@ def test_the_tolerance_of_states_is_between_nothing_and_everything() -> None:
 def test_compressing_methods_need_one_group() -> None:
     with pytest.raises(ValueError, match="target_group_size: PowerSGD and PowerEF need one group"):
         PowerSGD(averager_rank=1, target_group_size=8)
+
+
+def test_a_lossy_codec_for_states_beside_gradients_needs_one_group() -> None:
+    lossy = StateOptions(compression=Float16Compression())
+    with pytest.raises(ValueError, match="state_averaging_compression='float16': with target_group_size"):
+        Mode(state=lossy, target_group_size=8)
+    assert LocalUpdates(state=lossy, target_group_size=8).local  # differences from the anchor travel
 
 
 def test_optimizers_and_schedules_that_want_more_than_a_step_are_refused() -> None:

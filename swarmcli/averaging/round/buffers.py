@@ -17,7 +17,6 @@ from swarmcli.averaging.config import MIN_WEIGHT
 from swarmcli.averaging.round.plan import Layout, Part, Plan
 from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.compression import CompressionBase, NoCompression, TensorMessage
-from swarmcli.memory import fresh_memory
 
 
 class Inputs:
@@ -76,16 +75,6 @@ class Results:
     def release(self) -> None:
         """Lets go of the memory; nothing is read or written here any more."""
         self._segments.clear()
-
-
-@torch.no_grad()
-def rest_of(tensors: Sequence[torch.Tensor], layout: Layout, parts: Sequence[Part]) -> list[torch.Tensor]:
-    """The numbers that codecs take from these tensors when they travel in these parts."""
-    inputs, rest = Inputs(tensors), Results(layout, fresh_memory(layout.nbytes))
-    for part in parts:
-        values = inputs.part(part)
-        rest.part(part).copy_(values - part.codec.extract(part.codec.compress(values)))
-    return rest.tensors()
 
 
 @dataclass(frozen=True, slots=True)

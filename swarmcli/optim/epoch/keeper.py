@@ -28,13 +28,13 @@ class StateKeeper:
     def __init__(
         self, peer: PeerContext, mode: Mode, replica: Replica, rule: EpochRule, directory: PeerDirectory
     ) -> None:
-        """The averager of the states is like that of the gradients (`peer.averaging`), without a codec. `directory`
+        """The averager of the states is like that of the gradients (`peer.averaging`), with its own codec. `directory`
         knows the others.
 
         Raises OptimizerError for statistics that cannot be averaged.
         """
         node, config, options = peer.node, peer.config, mode.state
-        own = state_config(config.run_id, peer.averaging)
+        own = state_config(config.run_id, peer.averaging, options.compression)
         self.averaging = StateAveraging(node, own, replica, options.statistics, config.fingerprint)
         self.monitor = DriftMonitor(node.peer_id, peer.events, config.run_id, replica, options.tolerance)
         self.strayed = False  # this peer's state has to be replaced by the others', and its position says so

@@ -35,7 +35,7 @@ class GradientAverager(DecentralizedAverager):
     Methods are for one thread.
     """
 
-    _keeps_rest = False  # gradients are new ones in each round
+    _by_differences = False  # gradients are new ones in each round
 
     def __init__(
         self,

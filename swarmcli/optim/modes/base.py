@@ -42,7 +42,7 @@ class StateOptions:
     # Distance between parameters, relative to their norm, above which they are repaired; rounding on unlike processors
     # stays far below it.
     tolerance: float = 1e-3
-    compression: CompressionBase = field(default_factory=NoCompression)  # of what local updates average
+    compression: CompressionBase = field(default_factory=NoCompression)  # of states, or of what local updates move
     load_compression: CompressionBase = field(default_factory=NoCompression)
 
     def __post_init__(self) -> None:

@@ -58,6 +58,12 @@ class Mode:
 
     def __post_init__(self) -> None:
         check_flags(reuse_grad_buffers=self.reuse_grad_buffers, use_ext_grad_buffer=self.share_gradients)
+        codec = self.state.compression
+        if self.target_group_size is not None and not (self.local or isinstance(codec, NoCompression)):
+            raise ValueError(
+                f"state_averaging_compression={codec.description!r}: with target_group_size states travel as they are, "
+                "since several groups have no common average that differences could be told from; use NoCompression()"
+            )
 
     def method(self, means: Sequence[torch.Tensor], beside: Sequence[torch.Tensor] = ()) -> GradientMethod:
         """How the gradients are averaged, and `beside` as they are."""

@@ -2,7 +2,7 @@
 
     state ── copied ──▶ a round, beside those of the gradients ──▶ state += average − state as it was copied
 
-It travels as it is: a codec would round away what an epoch has moved.
+A lossy codec gets differences from the last average that all members hold, see `averaging/round/differences.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swarmcli.averaging import AveragerCore, RoundRequest
-from swarmcli.compression import NoCompression
+from swarmcli.compression import CompressionBase
 from swarmcli.errors import OptimizerError
 from swarmcli.events import Noticed
 from swarmcli.network.identity import PeerID
@@ -128,13 +128,15 @@ def _statistic(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: 
     )
 
 
-def state_config(run_id: str, gradients: AveragerConfig) -> AveragerConfig:
-    """Configures the states' averager: like that of the gradients, without a codec, and all peers in one group."""
+def state_config(run_id: str, gradients: AveragerConfig, compression: CompressionBase) -> AveragerConfig:
+    """Configures the states' averager: like that of the gradients, with its own codec, and all peers in one group."""
     wait = min(LONGEST_WAIT, gradients.matchmaking.min_matchmaking_time)
     # This unites what several groups part.
     matchmaking = replace(gradients.matchmaking, target_group_size=None, min_matchmaking_time=wait)
-    allreduce = replace(gradients.allreduce, compression=NoCompression(), tensor_infos=None)
-    return replace(gradients, prefix=f"{run_id}_state", allreduce=allreduce, matchmaking=matchmaking)
+    allreduce = replace(gradients.allreduce, compression=compression, tensor_infos=None)
+    return replace(
+        gradients, prefix=f"{run_id}_state", allreduce=allreduce, matchmaking=matchmaking, by_differences=True
+    )
 
 
 @dataclass(frozen=True, slots=True)

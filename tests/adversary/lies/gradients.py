@@ -31,15 +31,10 @@ def lie_about_tensors(liar: Liar, change: Change) -> None:
     core, had = liar.averager, list[Tensors]()
     make = core._make_round
 
-    def make_with_lies(*terms: Any) -> Any:
-        honest = core._tensors
-        had.append([tensor.detach().clone() for tensor in honest])
-        core._tensors = change(had, liar.random)
+    def make_with_lies(control: Any, group: Any, weight: float, tensors: Tensors, exact: bool) -> Any:
+        had.append([tensor.detach().clone() for tensor in tensors])
         liar.told.append("a gradient")
-        try:
-            return make(*terms)
-        finally:
-            core._tensors = honest
+        return make(control, group, weight, change(had, liar.random), exact)
 
     core._make_round = make_with_lies  # type: ignore[method-assign]
 

@@ -142,9 +142,9 @@ def huge_weights(liar: Liar) -> None:
     averager = liar.averager
     make_round = averager._make_round
 
-    def heavy(control: Any, group: Group, weight: float) -> Any:
+    def heavy(control: Any, group: Group, weight: float, *travels: Any) -> Any:
         liar.told.append("a huge weight")
-        return make_round(control, group, MAX_WEIGHT)
+        return make_round(control, group, MAX_WEIGHT, *travels)
 
     averager._make_round = heavy  # type: ignore[method-assign]
 

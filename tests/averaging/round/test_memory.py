@@ -56,6 +56,6 @@ def test_the_peak_of_a_round(codec: str, rounds: int) -> None:
     beside = [each["peak"] / MIB for each in told]
     print(f"{codec}: {beside} MiB beside tensors of {TENSORS} MiB")
     audited = 64 + 64  # inputs that are kept in memory, and parts that wait for their turn to be added
-    kept = 1.25 * TENSORS if codec != "none" else 0  # what the codec took from the values
+    kept = 2.5 * TENSORS if codec != "none" else 0  # the last average, and the differences from it
     assert max(beside) <= 1.3 * TENSORS + kept + 64 + audited
     assert min(beside) > 0.5 * TENSORS  # the measurement sees the averages that lie beside the inputs

@@ -1,4 +1,4 @@
-"""A lossy codec for local updates erases no small update: differences from the anchor travel."""
+"""A lossy codec for states erases no small update: differences travel, of local updates those from the anchor."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import torch
 
 from swarmcli.compression import BlockwiseQuantization, CompressionBase, Float16Compression, Uniform8BitQuantization
 from swarmcli.events import RoundFinished
+from swarmcli.optim.modes.base import StateOptions
+from swarmcli.optim.modes.gradients import Mode
 from swarmcli.testing import virtual_time
 from tests.optim.local_swarm import LocalPeer, local_peer
-from tests.optim.optim_swarm import Swarm, digests, make_model, record, together, until
+from tests.optim.optim_swarm import Swarm, digests, make_model, record, reference, together, until
 from tests.suites import soak
 
 CHANGE = 1e-4  # of each parameter per step, an eighth of what float16 tells apart
@@ -31,6 +33,11 @@ async def learn(peer: LocalPeer, until: int) -> int:
 
 def plain(params) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=1.0)
+
+
+def careful(params) -> torch.optim.Optimizer:
+    """An epoch moves parameters by less than float16 tells apart."""
+    return torch.optim.SGD(params, lr=1e-6)
 
 
 def moved(peer: LocalPeer, steps: float) -> float:
@@ -89,5 +96,37 @@ def test_newcomers_and_a_follower_end_with_the_same_bits() -> None:
             assert len(swarm.trainers) == 4
             assert len(digests(swarm.trainers)) == 1
             assert 0.7 < moved(monitor, sum(steps) / 2) < 1.1  # the newcomer has made fewer steps
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_states_beside_gradients_get_the_differences_from_their_last_average() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            options = {
+                "seed": 1,
+                "make": careful,
+                "mode": Mode(state=StateOptions(average_every=1, delay=False, compression=Float16Compression())),
+            }
+            peers = [await swarm.trainer(**options) for _ in range(2)]
+            rounds = record(peers[0].node, RoundFinished)
+
+            async def sent(until: int) -> list[int]:
+                """Bytes in each round of states up to this epoch."""
+                await together(*(peer.train(until) for peer in peers))
+                assert len(digests(peers)) == 1
+                told = [event.bytes_sent for event in rounds if event.purpose == "run_state"]
+                rounds.clear()
+                return told
+
+            exact, *others = await sent(3)
+            assert others and max(others) < 0.7 * exact  # an eighth of the parameters' size, and the frames
+            peers[1].weights.data += 1e-5
+            await sent(4)
+            learned = peers[0].weights.detach() - reference(1, swarm.batches(4), careful)
+            assert float(learned.mean()) == pytest.approx(0.5e-5, rel=0.01)
+            peers.append(await swarm.trainer(**options))
+            told = await sent(8)
+            assert max(told) > min(told)  # the newcomer had no reference
 
     virtual_time.run(main(), timeout=300)
