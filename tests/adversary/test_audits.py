@@ -117,7 +117,7 @@ def draw_nothing(exchange: Any) -> None:
     exchange.audits.look_at = nothing
 
 
-@pytest.mark.parametrize("name", ["withheld list", "withheld inputs"])
+@pytest.mark.parametrize("name", ["withheld list", "withheld inputs", "another list", "another input"])
 @simulated
 async def test_what_is_withheld_costs_a_seat_and_bans_nobody(name: str) -> None:
     async with Averagers(7) as swarm:

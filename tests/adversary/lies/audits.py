@@ -11,7 +11,7 @@ from swarmcli.averaging.audit.signed import Input, SignedAverages, commitment, d
 from swarmcli.averaging.audit.verdict import FalseAverage, PartClaim
 from swarmcli.averaging.group import MAX_MEMBERS
 from swarmcli.averaging.round.messages import Accusation, DrawnPart, Exhibit, InputHeader, InputList
-from swarmcli.compression import NoCompression
+from swarmcli.compression import NoCompression, TensorMessage
 from swarmcli.errors import CallRefused, NetworkError
 from tests.adversary.lies.base import Liar, lie, on_each_exchange
 
@@ -76,6 +76,35 @@ def withhold_inputs(liar: Liar) -> None:
     def alter(round_: Any) -> None:
         _falsify(round_, liar)
         round_.audits.give = _refuse
+
+    on_each_exchange(liar, alter)
+
+
+@lie("another list", "audits", at_most="as a withheld list")
+def give_another_list(liar: Liar) -> None:
+    """It leaves one of the inputs out for which it has signed."""
+
+    def alter(round_: Any) -> None:
+        _falsify(round_, liar)
+        listed = round_.audits.list_inputs
+        round_.audits.list_inputs = lambda *asked: InputList(listed(*asked).inputs[:-1])
+
+    on_each_exchange(liar, alter)
+
+
+@lie("another input", "audits", at_most="as a withheld input")
+def give_another_input(liar: Liar) -> None:
+    """It shows zeros in place of what it has sent."""
+
+    def alter(round_: Any) -> None:
+        _falsify(round_, liar)
+        own = round_.audits._own_input
+
+        async def zeros(part: Any) -> TensorMessage | None:
+            message = await own(part)
+            return message and TensorMessage(message.header, tuple(bytes(len(piece)) for piece in message.payload))
+
+        round_.audits._own_input = zeros
 
     on_each_exchange(liar, alter)
 

@@ -167,6 +167,19 @@ async def test_other_terms_are_refused_at_both_ends_and_the_newcomer_is_told() -
         assert_one_group(await all_results(controls), peers)
 
 
+@within(3600)
+async def test_who_was_there_first_does_not_give_way_to_a_newcomer_of_other_terms() -> None:
+    async with Averagers(0) as swarm:
+        (control,) = stand(await swarm.add(1), terms={"seed": "a"})
+        await asyncio.sleep(5)
+        (refused,) = stand(await swarm.add(1), terms={"seed": "b"})
+        with pytest.raises(FingerprintError, match="refused by 1 peers"):
+            await refused
+        await asyncio.sleep(20)
+        assert not control.done()
+        control.cancel()
+
+
 # Where there is one round for all
 
 
