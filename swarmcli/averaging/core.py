@@ -316,6 +316,8 @@ class AveragerCore:
         except RoundFailed:
             self._sending = round_.lessons.slowest(loop_time() - began)
             failed = self._failed_reducers(round_, set(round_.lessons.failed))
+            if round_.unreached and round_.group.leader != self.node.peer_id:  # it may have listed keys, or they died
+                self.finder.doubt(round_.group.leader, "it gave work to somebody who is not there", lost=True, led=True)
             spoiled = not failed  # what came in as slowly as a slow reducer sends shows nothing of this link
             if pledges is not None and pledges.withheld:
                 withheld = pledges.withheld - (round_.lessons.sending.keys() & round_.left_out)  # these were slow

@@ -13,6 +13,7 @@ import pytest
 from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.group import Member
+from swarmcli.averaging.seats import Seats
 from swarmcli.errors import SwarmError
 from swarmcli.events import EpochAdvanced, Event, RoundFinished
 from swarmcli.network.identity import Identity, PeerID
@@ -71,6 +72,29 @@ async def test_a_leader_that_sends_no_list_leads_nobody() -> None:
         while not liar.told:
             outcomes = await round_beside(first, honest)
         assert all(isinstance(outcome, RoundResult) for outcome in outcomes), outcomes
+        assert all(peer.core.trust.has_no_seat(first.peer_id) for peer in honest)
+
+
+@pytest.mark.parametrize("auxiliary", [False, True])
+@simulated
+async def test_a_leader_that_gives_work_to_nobody_spoils_two_rounds(auxiliary: bool) -> None:
+    """It lists a key that nobody can reach as a reducer."""
+    async with Averagers(6) as swarm:
+        first, *honest = peers = await swarm.add(4, allreduce=OPTIONS)
+        await all_outcomes([peer.begin() for peer in peers])
+        liar, finder = liar_of(first), first.core.finder
+        hurry_to_the_front(liar)
+        divide, nobody = finder._divide, Member(Identity.from_seed(99).peer_id, auxiliary=auxiliary)
+
+        def with_nobody(said: list[Member], seats: Seats) -> tuple[list[Member], tuple[float, ...]]:
+            members, shares = divide(said, seats)
+            liar.told.append("a group")
+            return [*members, replace(nobody, addresses=("memory://nowhere:1",))], (*shares, 1.0)
+
+        finder._divide = with_nobody  # type: ignore[method-assign]
+        began, outcomes = now(), await round_beside(first, honest)
+        assert all(isinstance(outcome, RoundResult) for outcome in outcomes), outcomes
+        assert liar.told.count("a group") <= 2 and now() - began < 15
         assert all(peer.core.trust.has_no_seat(first.peer_id) for peer in honest)
 
 

@@ -72,7 +72,8 @@ class Allreduce:
         if weight != 0 and not MIN_WEIGHT <= weight <= MAX_WEIGHT:
             raise ValueError(f"weight must be 0, or {MIN_WEIGHT} to {MAX_WEIGHT}, got {weight}")
         self.group, self.lessons = group, Lessons()  # these are known once `run` has ended, however it ended
-        self.left_out = frozenset[PeerID]()  # so is who was left out of some part
+        self.left_out = frozenset[PeerID]()  # so is who was left out of some part …
+        self.unreached = frozenset[PeerID]()  # … and which failed reducers are neither connected nor have said anything
         self._auxiliary = group.members[group.index_of(service.endpoint.peer_id)].auxiliary
         self._service, self._options = service, options if options is not None else AllreduceOptions()
         self._tensors, self._weight = list(tensors), weight
@@ -376,6 +377,9 @@ class Allreduce:
         if hasattr(self, "_agreement"):
             told = (word.failed for index, word in self._agreement.told.items() if index not in failed)
             self.lessons.elsewhere = failed <= set[int]().union(*told)
+            mates = self._agreement.mates
+            strange = (index for index in failed - self._agreement.told.keys() if not mates.is_connected(index))
+            self.unreached = frozenset(map(mates.peer, strange))
         self._exchanges.clear()
         self._results = None
         del self._tensors, self._program
