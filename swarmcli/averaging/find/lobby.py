@@ -47,7 +47,7 @@ class OpenCall:
 
 @dataclass(frozen=True, slots=True)
 class EvenShare:
-    """The number of groups that a crowd forms, and the least and the most members of each."""
+    """The number of groups that a crowd forms, and the least and the most members of one leader's group."""
 
     groups: int
     least: int
@@ -104,33 +104,34 @@ class Lobby:
             self._end(largest, Answer("full"))
         return new.answer
 
-    def turns_away(self, candidate: Candidate, known: Iterable[Candidate]) -> Answer | None:
+    def turns_away(self, candidate: Candidate, known: Iterable[Candidate], place: int) -> Answer | None:
         """The answer to a candidate for which the group has no room beside those that have come.
 
         More candidates than fit into one group are shared among as few as can be, of even size, and so are those that
         can be dialed directly, over relays and not at all, since each group needs reducers. `known`: all that look, or
-        may look, and are in no other group.
+        may look, and are in no other group. `place`: of this leader, see `share`.
         """
         here, kind = self._candidates, candidate.dialable
         everyone = {each.peer_id: each for each in (*known, *here, candidate)}.values()
-        share = self._share(len(everyone))
+        share = self._share(len(everyone), place)
         if len(here) >= share.most:
             return Answer("full", gone=tuple(self.followers)[:MAX_GONE])
         alike, of_kind = (sum(each.dialable == kind for each in among) for among in (here, everyone))
         return Answer("full") if alike >= math.ceil(of_kind / share.groups) else None
 
-    def share(self, known: Iterable[Candidate]) -> EvenShare:
-        """The share of all these, and of those that are here, that falls to one group."""
-        return self._share(len({each.peer_id for each in (*known, *self._candidates)}))
+    def share(self, known: Iterable[Candidate], place: int) -> EvenShare:
+        """The share of all these, and of those that are here, that falls to this leader's group: `place` leaders come
+        before it. Where not all groups have the same size, the first leaders take one more: otherwise the last peer
+        would find them all full."""
+        return self._share(len({each.peer_id for each in (*known, *self._candidates)}), place)
 
-    def _share(self, everyone: int) -> EvenShare:
+    def _share(self, everyone: int, place: int) -> EvenShare:
         most = min(self.options.target_group_size or MAX_MEMBERS, MAX_MEMBERS)
         groups = max(1, min(math.ceil(everyone / most), everyone // self.options.min_group_size))
-        return (
-            EvenShare(1, most, most)
-            if groups == 1
-            else EvenShare(groups, everyone // groups, math.ceil(everyone / groups))
-        )
+        if groups == 1:
+            return EvenShare(1, most, most)
+        least, over = divmod(everyone, groups)
+        return EvenShare(groups, least, min(most, least + (place < over)))
 
     def has_seat_for(self, peer: PeerID, network_of: Callable[[PeerID], Prefix | None]) -> bool:
         """Whether the network of this peer has seats left: identities cost nothing, and addresses of unlike networks

@@ -23,7 +23,7 @@ import msgspec
 
 from swarmcli.averaging.config import MatchmakingOptions
 from swarmcli.averaging.control import StepControl
-from swarmcli.averaging.find.candidates import Candidates, Memory
+from swarmcli.averaging.find.candidates import Candidates, Entry, Memory
 from swarmcli.averaging.find.declarations import Declarations
 from swarmcli.averaging.find.lobby import Lobby, beat_interval
 from swarmcli.averaging.find.messages import (
@@ -280,7 +280,9 @@ class Search:
         if not self.me.dialable and (dialable or not self._endpoint.is_connected(peer)):
             return Answer("cannot_lead")
         if peer not in self.lobby.followers:
-            if (full := self.lobby.turns_away(join.candidate, self.known.others(now))) is not None:
+            if (
+                full := self.lobby.turns_away(join.candidate, self.known.others(now), len(self._before(now)))
+            ) is not None:
                 return full
             if not self.lobby.has_seat_for(peer, self._endpoint.prefix):
                 return Answer("full")
@@ -377,10 +379,9 @@ class Search:
         draws whom it asks first: otherwise those that come back together from a round would be in one group again, and
         averages would not spread.
         """
-        ranked = (entry for entry in self.known.present(now) if entry.rank < self.rank)
-        before = [entry for entry in ranked if self._can_reach(entry.candidate)]
+        before = self._before(now)
         looking = [entry.candidate for entry in self.known.present(now)]
-        groups = self.lobby.share(self.known.others(now) if now < self._began + CROWD else looking).groups
+        groups = self.lobby.share(self.known.others(now) if now < self._began + CROWD else looking, len(before)).groups
         if not before or (len(before) < groups and self.me.dialable):
             return None
         leaders, others = before[:groups], before[groups:]
@@ -388,6 +389,10 @@ class Search:
         ask = (each for each in (*leaders[drawn:], *leaders[:drawn], *others) if each.rests_until <= now)
         leader = next(ask, None)
         return leader.candidate if leader is not None else None
+
+    def _before(self, now: float) -> list[Entry]:
+        """Those that may lead this peer, by rank."""
+        return [e for e in self.known.present(now) if e.rank < self.rank and self._can_reach(e.candidate)]
 
     def _can_reach(self, candidate: Candidate) -> bool:
         return bool(candidate.dialable) or self._endpoint.is_connected(candidate.peer_id)
@@ -442,7 +447,7 @@ class Search:
         if self.call.unreduced and now > lobby.close_at - LAST_MOMENT:
             raise NoReducerError(self.call.unreduced)  # no time is left to find another leader
         self._tell_others(now)
-        share = lobby.share(known.others(now))
+        share = lobby.share(known.others(now), len(self._before(now)))
         full, shared = len(lobby) >= share.most, len(lobby) >= share.least and now >= self._began + CROWD
         missing = known.missing(now, holders=not shared) - lobby.followers.keys() - lobby.crowded_out
         # The last round's mates do not settle again.

@@ -62,7 +62,7 @@ async def test_when_a_plain_group_begins() -> None:
 async def test_whoever_takes_the_most_of_the_list_gives_way_to_the_others() -> None:
     made = lobby()
     room = [join(made, number, gathered=bytes(MAX_GATHERED_BYTES)) for number in range(1, 60)]
-    assert room == [True] * 47 + [False] * 12 and len(made) < made.share([]).most
+    assert room == [True] * 47 + [False] * 12 and len(made) < made.share([], 0).most
     assert join(made, 60, gathered=bytes(15_000)) and peer_id(47) not in made.followers
     assert join(made, 1) and join(made, 61, gathered=bytes(15_000))  # the first one comes anew, with less
     assert peer_id(46) in made.followers
@@ -84,19 +84,20 @@ async def test_a_crowd_is_shared_evenly_and_by_how_its_peers_are_reached() -> No
         return [replace(candidate(number), listening=number > undialed) for number in range(1, count)]
 
     made = lobby(target_group_size=16, followers=8)
-    assert [made.share(crowd(count)) for count in (16, 17, 33)] == [
+    assert [made.share(crowd(count), 0) for count in (16, 17, 33)] == [
         EvenShare(1, 16, 16),
         EvenShare(2, 8, 9),
         EvenShare(3, 11, 11),
     ]
-    assert made.turns_away(candidate(20), crowd(15)) is None
-    full = made.turns_away(candidate(20), crowd(16))
+    assert made.share(crowd(17), 1) == EvenShare(2, 8, 8), "the first leader takes the one that is over"
+    assert made.turns_away(candidate(20), crowd(15), 0) is None
+    full = made.turns_away(candidate(20), crowd(16), 0)
     assert full is not None and set(full.gone) == set(made.followers)
     few = lobby(target_group_size=4)
     cannot = crowd(12, undialed=3)[:3]
-    assert few.turns_away(cannot[0], crowd(12, undialed=3)) is None
+    assert few.turns_away(cannot[0], crowd(12, undialed=3), 0) is None
     few.admit(join_of(cannot[0]), 0.0)
-    assert few.turns_away(cannot[1], crowd(12, undialed=3)) == Answer("full"), "one for each group"
+    assert few.turns_away(cannot[1], crowd(12, undialed=3), 0) == Answer("full"), "one for each group"
 
 
 @within(60)
