@@ -64,8 +64,12 @@ class Parts(Protocol):
     def slow(self) -> Set[int]:
         """Members that kept this one waiting: whatever they still do, it does not wait for that."""
 
-    async def obtain(self, digest: bytes, holder: int) -> bool:
-        """Fetches a result from a member. Returns whether it is here."""
+    @property
+    def lacking(self) -> int:
+        """The number of averages that are not here."""
+
+    async def obtain(self, digest: bytes, holder: int, *, last: bool) -> bool:
+        """Fetches a result from a member, the `last` one that may have it. Returns whether it is here."""
 
 
 class Met:
@@ -160,15 +164,22 @@ class Agreement:
         await self.obtain(self._parts, digest, tried, self._late_at)
 
     async def obtain(self, parts: Parts, digest: bytes, tried: set[int], ends_at: float) -> bool:
-        """Asks the holders of a result that have not been tried for it, one after the other. Each but the last gets
-        half of the time that is left: so one that trickles does not take all of it. Returns whether it is here."""
+        """Asks the holders of a result that have not been tried for it, one after the other. One that has brought less
+        than half in half of the time that was left is cut off, if another one may have it: so a member that trickles
+        does not take all of it. Returns whether it is here."""
         while holders := [member for member in self.holders(digest) if member not in tried]:
             tried.add(holders[0])
-            left = ends_at - loop_time()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(left / 2 if holders[1:] else left):
-                    if await parts.obtain(digest, holders[0]):
-                        return True
+            left, last, lacked = ends_at - loop_time(), not holders[1:], parts.lacking
+            copying = asyncio.ensure_future(parts.obtain(digest, holders[0], last=last))
+            try:
+                await asyncio.wait({copying}, timeout=max(0.0, left if last else left / 2))
+                if 2 * parts.lacking <= lacked:
+                    await asyncio.wait({copying}, timeout=max(0.0, ends_at - loop_time()))
+                if copying.done() and copying.result():
+                    return True
+            finally:
+                copying.cancel()
+                await asyncio.wait({copying})
         return False
 
     def holders(self, digest: bytes) -> list[int]:

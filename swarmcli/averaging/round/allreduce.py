@@ -240,12 +240,17 @@ class Allreduce:
         return self._trouble, tuple(sorted(failed))
 
     @property
+    def lacking(self) -> int:
+        return sum(len(each.holdings.plan.parts) - len(each.holdings.averages) for each in self._exchanges)
+
+    @property
     def slow(self) -> set[int]:
         return set[int]().union(*(exchange.slow for exchange in self._exchanges))
 
     @forgetful
-    async def obtain(self, digest: bytes, holder: int | None) -> bool:
-        """Takes the averages of all phases from one member, as far as they are not here; None: all of them are here."""
+    async def obtain(self, digest: bytes, holder: int | None, *, last: bool = False) -> bool:
+        """Takes the averages of all phases from one member, as far as they are not here; None: all of them are here.
+        `last`: see `Copier.copy`."""
         self._digest, number = None, 0
         phases = self._program.run(self.group.group_id)
         tensors, over = await self._compute(advance, phases, None)
@@ -254,7 +259,7 @@ class Allreduce:
                 return False
             exchange = self._exchanges[number]
             if holder is not None and exchange.copier is not None:
-                why = await exchange.copier.copy(holder)
+                why = await exchange.copier.copy(holder, last=last)
                 self._trouble = self._trouble or why
             if exchange.holdings.digest is None:
                 return False

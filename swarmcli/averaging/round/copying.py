@@ -45,26 +45,28 @@ class Copier:
     def __init__(
         self, mates: GroupMates, holdings: Holdings, results: Results, signed: SignedLists, options: AllreduceOptions
     ) -> None:
-        self._mates, self._holdings, self._results = mates, holdings, results
+        self._mates, self._holdings, self._results, self._options = mates, holdings, results, options
         self._signed = signed
-        self._patience = min(options.for_reducer, SILENCE + SILENCE_TRIPS * mates.slowest_round_trip)
         self._senders = frozenset(range(len(mates))) - mates.group.auxiliaries
 
     @forgetful
-    async def copy(self, source: int) -> str:
+    async def copy(self, source: int, *, last: bool) -> str:
         """Takes all averages that another member holds, as far as unlike ones or none are here, if their reducers have
-        signed them. Returns "" or why that failed."""
-        peer, patience = self._mates.peer(source), self._patience
+        signed them. `last`: nobody else has them, so this peer waits longer: its line may still bring what the one
+        before had sent. Returns "" or why that failed."""
+        peer, patience = self._mates.peer(source), self._options.for_reducer
+        if not last:
+            patience = min(patience, SILENCE + SILENCE_TRIPS * self._mates.slowest_round_trip)
         request = CopyRequest(self._mates.group.group_id, self._holdings.plan.fingerprint)
         method = self._mates.method("copy")
         try:
             async with self._mates.endpoint.stream(peer, method, request, timeout=patience) as stream:
-                digests, inputs = await self._receive_tables(stream)
+                digests, inputs = await self._receive_tables(stream, patience)
                 lacking = self._holdings.unlike(digests)
                 await stream.send(CopyHeld(), self._holdings.tables[:1])
                 self._holdings.drop(part.index for part in lacking)
                 for part in lacking:
-                    self._holdings.put([await self._receive(stream, part, digests, inputs)])
+                    self._holdings.put([await self._receive(stream, patience, part, digests, inputs)])
         except ProtocolViolation as error:
             self._mates.endpoint.events.emit(PeerRefused(peer.text, error.reason, "averages"))
             return f"{peer.short} gave a false copy: {error.reason}"
@@ -74,11 +76,11 @@ class Copier:
             return f"{peer.short} gave no copy: it fell silent"
         return ""
 
-    async def _receive_tables(self, stream: Stream) -> tuple[bytes, bytes]:
+    async def _receive_tables(self, stream: Stream, patience: float) -> tuple[bytes, bytes]:
         """The digests of all parts, and the hashes of their inputs, for which their reducers have signed."""
         plan = self._holdings.plan
         whole = len(plan.parts) * DIGEST_BYTES
-        async with unless_silent(stream, self._patience):
+        async with unless_silent(stream, patience):
             table, payload = await stream.receive(CopyTable, at_most(2 * whole))
         digests, inputs = bytes(payload[:whole]), bytes(payload[whole:])
         for reducer, parts in plan.by_reducer.items():
@@ -88,8 +90,8 @@ class Copier:
                 raise ProtocolViolation(f"averages that {self._mates.peer(reducer).short} has not signed")
         return digests, inputs
 
-    async def _receive(self, stream: Stream, part: Part, digests: bytes, inputs: bytes) -> Average:
-        async with unless_silent(stream, self._patience):
+    async def _receive(self, stream: Stream, patience: float, part: Part, digests: bytes, inputs: bytes) -> Average:
+        async with unless_silent(stream, patience):
             header, payload = await stream.receive(CopyHeader, at_most(part.descriptor.nbytes))
         check_senders(header.senders, header.weights, self._senders)
         place = slice(part.index * DIGEST_BYTES, (part.index + 1) * DIGEST_BYTES)

@@ -31,8 +31,9 @@ class Holder:
     digest: bytes | None = DIGEST
     lacks: tuple[str, tuple[int, ...]] = "", ()
     slow: Set[int] = field(default_factory=set)
+    lacking: int = 0
 
-    async def obtain(self, digest: bytes, holder: int) -> bool:
+    async def obtain(self, digest: bytes, holder: int, *, last: bool) -> bool:
         return False
 
 
