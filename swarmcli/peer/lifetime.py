@@ -49,7 +49,14 @@ def run_trainer(
         with saving(collaboration, stop.is_set, yields=True) as checkpoints:
             with pauses_of(collaboration, stop, checkpoints.look) as pauses:
                 come_into_step(collaboration, optimizer)
-                result = train(collaboration, optimizer, stop, on_step=checkpoints.look, rest=pauses.rest)
+                result = train(
+                    collaboration,
+                    optimizer,
+                    stop,
+                    on_step=checkpoints.look,
+                    rest=pauses.rest,
+                    last_epoch=collaboration.last_epoch,
+                )
             if result.reason == "max_epochs":
                 watch.state = "finished"
         peer.saved = checkpoints.outcome
@@ -119,8 +126,9 @@ def train(
     *,
     on_step: Callable[[], object] = lambda: None,
     rest: Callable[[], bool] = lambda: False,
+    last_epoch: Callable[[], int | None] = lambda: None,
 ) -> LoopResult:
-    """Computes until `stop` is set, the run has ended or the data has. `rest`: see TrainingLoop."""
+    """Computes until `stop` is set, the data has ended or the run. `rest`, `last_epoch`: see TrainingLoop."""
     peer, recipe = collaboration.peer, collaboration.peer.recipe
 
     pace = peer.pace.share
@@ -152,7 +160,7 @@ def train(
         on_loss=steps.note_loss,
         on_step=after_step,
         rest=rest,
-        last_epoch=collaboration.last_epoch,
+        last_epoch=last_epoch,
     )
     with reading_together(collaboration):
         return loop.run(stop)

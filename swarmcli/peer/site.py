@@ -171,13 +171,14 @@ def run_site_leader(
         collaboration.model,
         mode.gradients,
         wants_to_stop=stop,
+        has_ended=collaboration.has_ended,
         rest=pauses.rest,
         heed=lambda: peer.activity.stop(STAYS.hasty),
     ) as leader:
         try:
             state.load(place, restarted=restarted)
             with pauses:
-                result = _lead(collaboration, leader, mode, state, watch, on_epoch)
+                result = _lead(collaboration, leader, state, watch, on_epoch)
         finally:
             peer.leave_summary(optimizer)
             collaboration.close()
@@ -202,7 +203,6 @@ def _collaborate(peer: RunPeer, commands: LeaderCommands, compute: Compute) -> t
 def _lead(
     collaboration: Collaboration,
     leader: SiteLeader,
-    mode: Leading,
     state: SiteState,
     watch: RunWatch,
     on_epoch: Callable[[int], object],
@@ -221,12 +221,10 @@ def _lead(
                 on_epoch(seen)
 
         result = train(collaboration, leader, leader.stopped, on_step=after_step)
-        if isinstance(mode.gradients, LeaderLevels) and result.reason == "max_epochs":
-            mode.gradients.rest()
     collaboration.peer.saved = saved.outcome
     if result.reason == "data ended":
         leader.drain()
-    if result.reason == "max_epochs":
+    if collaboration.has_ended():
         watch.state = "finished"
         state.write_final()
         collaboration.linger()
@@ -269,7 +267,6 @@ def run_site_member(recipe: Recipe, site: Site, compute: Compute, stop: threadin
             compute=compute,
             on_loss=member.note_loss,
             on_step=processors.take,
-            last_epoch=lambda: recipe.max_epochs,
         )
         member.load_state_from_peers()
         if loop.run(member.stopped).reason == "data ended":

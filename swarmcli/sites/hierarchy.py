@@ -103,10 +103,6 @@ class LeaderLevels(LeaderGradients):
             raise ValueError("hierarchy: the optimizer has to step the parameters of the model, not copies (offload)")
         self._led = optimizer, SiteLevels(self._site, self._parameters, self._hierarchy)
 
-    def rest(self) -> None:
-        """To be told when no rank takes a further step, though none of them was told to stop: the epochs are over."""
-        self.at_rest = True
-
     # Companions
 
     def gather(self) -> None:

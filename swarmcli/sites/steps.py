@@ -37,7 +37,7 @@ class SiteSteps(ABC):
     Methods raise SiteError once the site has lost a rank or one of them has failed; then this process is of no more use
     to it. Whatever a method raises, the other ranks end too, with SiteErrors.
 
-    `stopped` is set after the same step at all ranks: one of them wanted to stop, or the data of all has ended.
+    `stopped` is set after the same step at all ranks: one wanted to stop, the data of all has ended, or the run has.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class SiteLeader(SiteSteps):
 
     A step gathers the others' reports, steps the Optimizer with the samples of all, tells the others how it went and,
     where its model has changed, gives them its parameters and buffers. So before the next batch every rank's model is
-    this one's.
+    this one's, and so it is when they go: behind the last step an average may still have come in.
     """
 
     _commands: LeaderCommands
@@ -134,17 +134,20 @@ class SiteLeader(SiteSteps):
         gradients: LeaderGradients,
         *,
         wants_to_stop: threading.Event | None = None,
+        has_ended: Callable[[], bool] = lambda: False,
         rest: Callable[[], bool] = lambda: False,
         heed: Callable[[], object] | None = None,
     ) -> None:
         """`gradients` fits what the Optimizer was made with; `wants_to_stop` is set when this rank's user wants to.
-        `rest` returns when the site may compute on: until then the other ranks wait with this one. `heed` is told when
-        another rank wants to stop, and has `wants_to_stop` set, perhaps in `rest`; None: it is set at once."""
+        `has_ended`: whether the run has, so that all ranks stop. `rest` returns when the site may compute on: until
+        then the other ranks wait with this one. `heed` is told when another rank wants to stop, and has `wants_to_stop`
+        set, perhaps in `rest`; None: it is set at once."""
         super().__init__(commands.site, commands, gradients, wants_to_stop)
         self._optimizer = optimizer
         inner = optimizer.opt
         self._shared = inner.shared if isinstance(inner, SiteOptimizer) else SharedModel(commands.site, model)
         self._told: StepVerdict | None = None
+        self._has_ended = has_ended
         self._rest = rest
         self._heed = heed or self._wants_to_stop.set
 
@@ -162,12 +165,16 @@ class SiteLeader(SiteSteps):
             gather_reports(self._site, self._site.forming)
             changed = self._optimizer.load_state_from_peers()
             self._rest()
-            self._announce(stop=False)
+            self._announce(stop=self._has_ended())
         return changed
 
     def close(self) -> None:
-        """The other ranks may go; then this one leaves the site. To be called after the Optimizer's shutdown."""
+        """The other ranks get the model as it ends, and may go; then this one leaves the site. To be called after the
+        Optimizer's shutdown."""
+        last = StepVerdict(self.local_epoch, new_parameters=True, new_buffers=True, stop=True)
         try:
+            announce(self._site, last)
+            self._shared.transfer(last)
             self._commands.close()
         except SiteError as error:
             logger.warning("not every rank was there to be let go: %s", error)
@@ -186,7 +193,7 @@ class SiteLeader(SiteSteps):
             # Here all ranks' samples of this step are counted, and the others wait for the verdict, however long.
             self._rest()
             self._commands.check()  # a command may have failed in a thread whose errors nobody sees
-            stop = self._wants_to_stop.is_set() or all(each.ended for each in everyone)
+            stop = self._has_ended() or self._wants_to_stop.is_set() or all(each.ended for each in everyone)
             self._announce(stop=stop, stepped=total.samples > 0)
 
     def _announce(self, *, stop: bool, stepped: bool = False) -> None:
@@ -246,8 +253,10 @@ class SiteMember(SiteSteps):
         return True
 
     def close(self) -> None:
-        """Stays for rank 0's commands until that lets this rank go, then leaves the site. Raises SiteError."""
+        """Stays for rank 0's commands until that lets this rank go with the last model. Raises SiteError."""
         try:
+            with self._all_or_none():
+                self._shared.transfer(hear_verdict(self._site))
             self._follower.join()
         finally:
             self._site.close()

@@ -91,11 +91,9 @@ def run(worlds: Worlds, directory: Path, *settings: str, size: int = 4, **how: A
     return worlds(size, grouped=False).run(train, str(directory), words, how)
 
 
-def assert_equal_models(ranks: list[Any], *, delayed: bool = False) -> None:
-    """`delayed`: the last average is taken in when training has ended, by rank 0 alone, which rounds anew there."""
+def assert_equal_models(ranks: list[Any]) -> None:
     for other in ranks[1:]:
-        for own, theirs in zip(ranks[0][0], other[0], strict=True):
-            torch.testing.assert_close(own, theirs, rtol=1e-6 if delayed else 0.0, atol=1e-7 if delayed else 0.0)
+        assert all(torch.equal(own, theirs) for own, theirs in zip(ranks[0][0], other[0], strict=True))
 
 
 def error_of(tensors: list[torch.Tensor]) -> float:
@@ -120,7 +118,7 @@ MODES: dict[str, tuple[int, list[str]]] = {
 def test_a_site_trains_and_goes_on_from_its_last_state(worlds: Worlds, tmp_path: Path, mode: str) -> None:
     size, settings = MODES[mode]
     first = run(worlds, tmp_path, *settings, "max_epochs=3", size=size)
-    assert_equal_models(first, delayed=LOCAL in settings)
+    assert_equal_models(first)
     assert len({seed for _, (seed, _), *_ in first}) == size
     assert [began for _, (_, began), *_ in first] == [0] * size
     _, _, epochs, _, samples, device = first[0]
@@ -129,7 +127,7 @@ def test_a_site_trains_and_goes_on_from_its_last_state(worlds: Worlds, tmp_path:
     assert sorted(last.optimizer["state"]) == list(range(len(list(SiteSums().build_model().parameters()))))
 
     again = run(worlds, tmp_path, *settings, "max_epochs=6", size=size, restarted=True)
-    assert_equal_models(again, delayed=LOCAL in settings)
+    assert_equal_models(again)
     assert again[0][2] == [4, 5, 6]
     for (_, (seed, before), *_), (_, (same, later), *_) in zip(first, again, strict=True):
         assert seed == same and later > before  # each rank goes on in a stream of its own
@@ -140,7 +138,7 @@ def test_a_site_trains_and_goes_on_from_its_last_state(worlds: Worlds, tmp_path:
 
     other = [*settings, "run_id=other", "optimizer.learning_rate=5e-3", "max_epochs=8"]
     resumed = run(worlds, tmp_path / "other", *other, size=size, resume=[place, "small"])
-    assert_equal_models(resumed, delayed=LOCAL in settings)
+    assert_equal_models(resumed)
     assert resumed[0][2] == [8]
     kept = load_checkpoint(tmp_path / "other" / "home" / "checkpoints" / "epoch-000008", "other").optimizer
     assert {group["lr"] for group in kept["param_groups"]} == {5e-3}

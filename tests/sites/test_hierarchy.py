@@ -81,17 +81,16 @@ def learned(who: float, epochs: int, turns: int) -> torch.Tensor:
     return weights(net) - weights(model())
 
 
-def learn_beside_a_plain_peer(levels: dict[int, int], told: bool, epochs: int, turns: int) -> list[torch.Tensor]:
+def learn_beside_a_plain_peer(levels: dict[int, int], epochs: int, turns: int) -> list[torch.Tensor]:
     """At rank 0: the site's weights and the plain peer's. Each of the two computes half of the samples of an epoch, so
-    that states are averaged with equal weights. `told`: the site ends since it is told to, else since all is done."""
+    that states are averaged with equal weights."""
     ranks, size, own, stop = dist.get_world_size(), 2, dist.get_rank(), threading.Event()
     work = {"epochs": epochs, "turns": turns, "size": size}
     options: dict[str, Any] = {"target": 2 * turns * ranks * size, "wants_to_stop": stop}
     if own:
         with site_rank(levels, **options) as rank:
             learn(rank.steps, rank.net, own, **work)
-            if told:
-                rank.steps.drain()
+            rank.steps.drain()
         return [weights(rank.net)]
     net = model()
     with plain_peer(net, options["target"], "momentum", grad_averager=None, delay_state_averaging=True) as (dht, peer):
@@ -101,25 +100,18 @@ def learn_beside_a_plain_peer(levels: dict[int, int], told: bool, epochs: int, t
             beside = in_thread(lambda: learn(peer, net, PLAIN, **{**work, "size": ranks * size}))
             learn(rank.steps, rank.net, own, **work)
             beside.join()
-            if told:
-                stop.set()
-                rank.steps.drain()
-            else:
-                rank.levels.rest()
+            stop.set()
+            rank.steps.drain()
             for ended in [in_thread(each.state_dict) for each in (peer, rank.optimizer)]:
                 ended.join()  # the last average has come in
     return [weights(rank.net), weights(net)]
 
 
-@pytest.mark.parametrize(
-    ("size", "levels", "told"),
-    [(4, {2: 2, 3: 4}, True), *soak([(2, {100: 2}, False)])],
-    ids=["two levels, told to end", "seldom, done"],
-)
-def test_nothing_learned_is_lost(size: int, levels: dict[int, int], told: bool) -> None:
+@pytest.mark.parametrize(("size", "levels"), [(4, {2: 2, 3: 4}), *soak([(2, {100: 2})])], ids=["two levels", "seldom"])
+def test_nothing_learned_is_lost(size: int, levels: dict[int, int]) -> None:
     epochs, turns = 3, 3
-    results = in_threads(size, learn_beside_a_plain_peer, levels, told, epochs, turns)
-    site, plain = results[0]
+    (site, plain), *others = in_threads(size, learn_beside_a_plain_peer, levels, epochs, turns)
+    assert all(torch.equal(each, site) for (each,) in others), "the average that came in last is in all ranks"
     of_site = sum(learned(rank, epochs, turns) for rank in range(size)) / size
     expected = weights(model()) + (of_site + learned(PLAIN, epochs, turns)) / 2
     torch.testing.assert_close((site + plain) / 2, expected, **TIGHT)

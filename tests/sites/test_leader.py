@@ -22,6 +22,8 @@ from swarmcli.sites.steps import SiteLeader, SiteMember
 from tests.sharding.processes import Worlds
 from tests.sharding.threads import in_threads, ranks
 
+LAST = 5  # epoch of the run
+
 
 class Ask(Command, frozen=True):
     """Rank 0 wants something of the others in the middle of a step."""
@@ -79,7 +81,14 @@ class Trainer:
             sums = LeaderSums(self.commands)
             self.swarm = Swarm(self.net, sums)
             optimizer: Any = self.swarm
-            self.steps = SiteLeader(self.commands, optimizer, self.net, sums, wants_to_stop=self.wants_to_stop)
+            self.steps = SiteLeader(
+                self.commands,
+                optimizer,
+                self.net,
+                sums,
+                wants_to_stop=self.wants_to_stop,
+                has_ended=lambda: optimizer.local_epoch == LAST,
+            )
         else:
             member = MemberSums(self.site, list(self.net.parameters()))
             self.steps = SiteMember(self.site, self.net, member, {Ask: self._answer}, wants_to_stop=self.wants_to_stop)
@@ -110,6 +119,20 @@ class Trainer:
     def weights(self) -> torch.Tensor:
         state = self.net.state_dict().values()
         return torch.cat([each.double().flatten() for each in state])
+
+
+@ranks(2)
+def test_all_stop_where_rank_0_finds_the_run_ended_and_have_what_its_model_is_then() -> None:
+    trainer = Trainer()
+    with trainer.steps:
+        while not trainer.steps.stopped.is_set():
+            trainer.step(4)
+        assert trainer.steps.local_epoch == LAST
+        if trainer.rank == 0:  # an average came in when the last step was over
+            for parameter in trainer.net.parameters():
+                parameter.data.fill_(7.0)
+                parameter.detach().add_(1.0)
+    assert set(trainer.weights().tolist()) == {8.0}
 
 
 @pytest.mark.parametrize("who", [0, 2])
