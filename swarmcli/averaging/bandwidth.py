@@ -25,6 +25,7 @@ WINDOWS = 8  # per round; the fastest one counts
 SAMPLES = 128  # kept of one round; then every second one is dropped
 FIRST_TICK = 0.02  # seconds between the first samples
 LIMITED = 0.6  # of this peer's own limit: a faster rate was slowed down by it
+STOOD_STILL = 1.0  # seconds beyond a tick: this process was frozen, or had no processor; no line shows itself then
 RISE, FALL = 0.5, 0.2  # weight of a new figure that is higher, in logarithms; a lower one may be due to the others
 
 
@@ -37,6 +38,8 @@ class LinkGauge:
         self._passed, self._limit = passed, limit
         self._estimate: float | None = None  # bytes per second
         self.received = 0.0  # bytes per second that came in the last round, at its fastest; 0: next to nothing did
+        # Whether the times of the last round are those of lines: this process ran all along, with the same limit.
+        self.shows = True
         self._samples: list[tuple[float, Traffic]] = []
         self._tick = FIRST_TICK
         self._timer: asyncio.TimerHandle | None = None
@@ -51,7 +54,8 @@ class LinkGauge:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """A round runs in this block."""
-        self._samples, self._tick = [], FIRST_TICK
+        self._samples, self._tick, self.shows = [], FIRST_TICK, True
+        limit = self._limit()
         self._look()
         try:
             yield
@@ -59,7 +63,9 @@ class LinkGauge:
             if self._timer is not None:
                 self._timer.cancel()
             self._note()
-            self._learn()
+            self.shows = self.shows and self._limit() == limit
+            if self.shows:
+                self._learn()
 
     def _look(self) -> None:
         self._note()
@@ -69,7 +75,10 @@ class LinkGauge:
         self._timer = asyncio.get_running_loop().call_later(self._tick, self._look)
 
     def _note(self) -> None:
-        self._samples.append((loop_time(), self._passed()))
+        now = loop_time()
+        if self._samples and now - self._samples[-1][0] > 2 * self._tick + STOOD_STILL:
+            self.shows = False
+        self._samples.append((now, self._passed()))
 
     def _learn(self) -> None:
         seconds = self._samples[-1][0] - self._samples[0][0]

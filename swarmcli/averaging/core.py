@@ -327,8 +327,9 @@ class AveragerCore:
                     self.finder.doubt(round_.group.leader, "it led a round that fell short", lost=True, led=True)
             raise
         finally:
-            received = self.finder.link.received
-            self.finder.lines.receiving = self.finder.round_bytes / received if spoiled and received else 0.0
+            link = self.finder.link
+            slow = spoiled and link.shows and link.received
+            self.finder.lines.receiving = self.finder.round_bytes / link.received if slow else 0.0
             self._learn_from(round_, preformed, withheld, failed)
 
     def _failed_reducers(self, round_: Allreduce, failed: set[PeerID]) -> set[PeerID]:
@@ -346,7 +347,8 @@ class AveragerCore:
         failed: Set[PeerID],
     ) -> None:
         lessons = round_.lessons
-        self.finder.lines.note_sending(lessons.sending, round_.group.bids)
+        if self.finder.link.shows:
+            self.finder.lines.note_sending(lessons.sending, round_.group.bids)
         withheld -= {self.node.peer_id}
         suspects = dict.fromkeys(withheld, "it claimed samples and handed in less than half")
         if not self._service.has_split(round_.group):  # a leader that begins two groups keeps members apart: no fault

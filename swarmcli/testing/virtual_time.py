@@ -43,6 +43,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """Stands in for `time.time()` in here; swarmcli.clock asks for it."""
         return EPOCH + self._now
 
+    def stall(self, seconds: float) -> None:
+        """Time passes, and nothing runs: what a process sees that was frozen, or had no processor."""
+        self._now += seconds
+
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:

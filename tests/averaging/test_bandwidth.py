@@ -68,6 +68,35 @@ def test_a_limit_is_claimed_at_once_and_what_it_hides_is_remembered() -> None:
     virtual_time.run(main())
 
 
+def test_a_round_in_which_this_process_stood_still_or_its_limit_changed_shows_no_line() -> None:
+    limit: float | None = None
+
+    async def main() -> None:
+        nonlocal limit
+        loop, cable = asyncio.get_running_loop(), Cable()
+        assert isinstance(loop, virtual_time.VirtualTimeLoop)
+        gauge = LinkGauge(lambda: cable.total, lambda: limit)
+        with gauge.watching():
+            await cable.carry(2, 8e6, 8e6)
+        assert gauge.shows
+        with gauge.watching():
+            await cable.carry(0.5, 8e6, 8e6)
+            loop.stall(10)
+            await cable.carry(0.1, 8e6, 8e6)
+        assert not gauge.shows
+        assert gauge.claim == pytest.approx(8e6, rel=0.2)
+        with gauge.watching():
+            await cable.carry(60, 8e6, 8e6)
+        assert gauge.shows, "rare ticks of a long round are no standstill"
+        limit = 1e5
+        with gauge.watching():
+            await cable.carry(2, 1e5, 1e5)
+            limit = None
+        assert not gauge.shows
+
+    virtual_time.run(main())
+
+
 async def watched(*stretches: tuple[float, float, float]) -> float | None:
     """What a gauge claims after a round of (seconds, bytes per second sent, and received)."""
     cable = Cable()

@@ -216,3 +216,26 @@ def test_a_pause_that_ends_does_not_have_a_trainer_without_a_seat_say_that_it_co
             await together(quick.run(4), slow.run(4), pause())
 
     virtual_time.run(main(), timeout=3600)
+
+
+def test_a_limit_that_is_lifted_leaves_no_memory_of_a_slow_line() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            one, other, slow = await volunteers(swarm, 3)
+            endpoint, seat = slow.trainer.node.endpoint, slow.core.seat
+
+            async def limit() -> None:
+                for epoch in (3, 9):
+                    await until(lambda epoch=epoch: one.core.position.epoch >= epoch and slow.core.is_averaging)
+                    endpoint.limit_rates(SLOW, SLOW)
+                    seat.review_in_run()
+                    await until(lambda: not slow.core.is_averaging)
+                    endpoint.limit_rates(None, None)
+                    seat.review_in_run()
+                    assert seat.lost is None
+                    await asyncio.sleep(3.0)
+
+            await together(one.run(30), other.run(30), slow.run(30), limit())
+            assert not [each.text for each in slow.said if "your link has been seen" in each.text]
+
+    virtual_time.run(main(), timeout=3600)

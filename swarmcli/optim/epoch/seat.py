@@ -101,6 +101,7 @@ class OwnSeat:
         self.tries = False  # its line was seen to be too slow, and no round has shown since that it is not any more
         self.divided = 1.0  # what its user has set, by the limits of this peer
         self.seconds = 0.0  # that sending takes by these limits
+        self._limit = math.inf  # bytes per second, at the last review
         self.nbytes = averager.finder.round_bytes  # that a round sends, and as much comes in, at most
         self._averager, self._peer, self._target = averager, peer, target
         self._retry = 0.0  # seconds for which what this peer has seen of its line counts
@@ -153,7 +154,9 @@ class OwnSeat:
         bids = {peer: bid for peer, bid in members.items() if peer in others or not bid.sends}
         bids |= {p: Bid(seconds=report.sending) for p, report in others.items() if report.sending or p not in bids}
         self.seconds, self.nbytes = finder.seconds_by_limits, finder.round_bytes
-        if loop_time() >= self._until:  # what was seen of this line is old: the next round shows how it is now
+        before, self._limit = self._limit, link.lower or math.inf
+        # What was seen of this line is old, or was seen under a limit: the next round shows how it is now.
+        if loop_time() >= self._until or self._limit > before:
             lines.own = lines.receiving = 0.0
             self._downloads.clear()
             self._caught_up.clear()
