@@ -5,8 +5,8 @@
     the three have told, or the next       of the first three in that order that have told the middle counts, by
     such epoch begins and two have         number; whoever hears it notes it in its journal
     so many in a row are no better         this peer says in its report behind which epoch it takes the run to end
-    more than half of those who say        the run ends there
-    anything say the same epoch, and so
+    more than half of those who say        the run ends behind the last of these: some have missed an evaluation
+    anything say such an epoch, and so     and say a later one, and nobody would ever agree with them
     many that not all of them can lie
 
 Volunteers are mates, see `optim.peers.follow`: keys cost nothing, and neither does a report, but a seat in a round
@@ -155,16 +155,16 @@ class RunEvaluations:
 
     def _agree(self) -> None:
         """A peer without mates has come just now, or is left alone: it goes by all others who are there, as for the
-        state."""
+        state. Who says that the run ends behind an epoch says that it has ended behind a later one, too."""
         voters = [*filter(self._is_able, self._heard() if self._mates() else self._seen)]
         votes = {peer: self._seen[peer].ends for peer in voters} | {self._own: self.opinion}
         if not self._mates() and len(votes) > 1 and self.opinion is None:
             del votes[self._own]
         votes = {peer: votes[peer] for peer in votes if peer.text == self._settings.evaluator} or votes
-        said = Counter(vote for vote in votes.values() if vote is not None)
-        epoch, count = said.most_common(1)[0] if said else (0, 0)
-        agreed = 2 * count > said.total() and count >= (enough(len(votes)) if len(votes) > 3 else len(votes) // 2 + 1)
-        if epoch and agreed and self.ends_at is None and self._settings.early_stopping_patience:
-            self.ends_at = epoch
+        said = sorted(vote for vote in votes.values() if vote is not None)
+        ends = [epoch for epoch in said if epoch]
+        needed = max(len(said) // 2 + 1, enough(len(votes)) if len(votes) > 3 else len(votes) // 2 + 1)
+        if len(ends) >= needed and self.ends_at is None and self._settings.early_stopping_patience:
+            self.ends_at = epoch = ends[needed - 1]
             times = self._settings.early_stopping_patience
             self._emit(Noticed("info", f"the run ends behind epoch {epoch}: it got no better (evaluations: {times})"))

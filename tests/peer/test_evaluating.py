@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from swarmcli.checkpoints.layout import epoch_of
 from swarmcli.checkpoints.shelf import loss_of
@@ -13,9 +15,10 @@ from swarmcli.events import Evaluated
 from swarmcli.journal import JournalReader
 from swarmcli.optim.peers import directory
 from swarmcli.peer import collaboration
-from tests.peer.roles import Sums
+from tests.peer.roles import PATIENCE, Peer, Sums
 
-EVERY = 5
+EVERY, LAST = 5, 20
+END = f"the run ends behind epoch {LAST}"
 SETTINGS = (
     f"evaluation.every_epochs={EVERY}",
     "evaluation.held_out=0.1",
@@ -27,42 +30,57 @@ SETTINGS = (
 
 
 class KeptAside(Sums):
+    """Whoever computes waits until `peers` are three, and until all of them know what counts of the last evaluation and
+    where the run ends: here epochs take less time than that."""
+
+    peers: tuple[Peer, ...] = ()
+
+    def __init__(self) -> None:
+        self.complete = threading.Event()
+
     def evaluation_batches(self) -> list[dict[str, torch.Tensor]]:
         return [{"features": torch.ones(4, 8)}]
 
+    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            assert self.complete.wait(PATIENCE)
+            due = min(max((peer.epoch for peer in self.peers), default=0) // EVERY * EVERY, LAST - EVERY)
+            for peer in self.peers:
+                peer.until(lambda peer=peer: due in [0, *(event.epoch for event in counted(peer))])
+                peer.until(lambda peer=peer: due < LAST - EVERY or any(END in text for text in peer.notices))
+        return super().loss(model, batch)
+
+
+def counted(peer: Peer) -> list[Evaluated]:
+    return [event for event in peer.events if isinstance(event, Evaluated) and event.peers > 1]
+
 
 @pytest.fixture(autouse=True)
-def task(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collaboration, "build_task", lambda recipe: KeptAside())
-    monkeypatch.setattr(directory, "REFRESH_PERIOD", 0.05)  # epochs are short here
+def task(start: Any, monkeypatch: pytest.MonkeyPatch) -> KeptAside:
+    task = KeptAside()
+    monkeypatch.setattr(collaboration, "build_task", lambda recipe: task)
+    monkeypatch.setattr(directory, "REFRESH_PERIOD", 0.05)
+    return task
 
 
-def test_three_measure_the_same_state_and_the_run_ends_for_everybody(start: Any) -> None:
+def test_three_measure_the_same_state_and_the_run_ends_for_everybody(start: Any, task: KeptAside) -> None:
     monitor = start("monitor", role="monitor", settings=SETTINGS, leave_when_done=True)
-    peers = [monitor, *(start(name, monitor, settings=SETTINGS) for name in ("one", "other"))]
+    task.peers = peers = (monitor, *(start(name, monitor, settings=SETTINGS) for name in ("one", "other")))
+    task.complete.set()
     for peer in peers:
         peer.end()
-    ends = {peer.epoch for peer in peers}
-    # On a busy machine the next epoch may have begun before the evaluation that ends the run was counted.
-    assert len(ends) == 1 and ends.pop() % EVERY <= 1
-    counted = [event for event in monitor.events if isinstance(event, Evaluated) and event.peers > 1]
-    assert counted and all(event.lineage for event in counted)
-    measured = {
-        (event.epoch, event.lineage): set[float]()
-        for peer in peers
-        for event in peer.events
-        if isinstance(event, Evaluated)
-    }
-    for peer in peers:
-        for event in peer.events:
-            if isinstance(event, Evaluated) and event.epoch % EVERY == 0:
-                measured[event.epoch, event.lineage].add(round(event.loss, 5))
-    assert all(len(losses) <= 1 for losses in measured.values()), "everybody has measured the same"
-    assert any("the run ends behind epoch" in text for text in monitor.notices)
+    assert {peer.epoch for peer in peers} == {LAST}
+    agreed = counted(monitor)
+    assert [event.epoch for event in agreed][:3] == [5, 10, 15] and all(event.lineage for event in agreed)
+    measured: dict[tuple[int, str], set[float]] = {}
+    for event in (event for peer in peers for event in peer.events):
+        if isinstance(event, Evaluated):
+            measured.setdefault((event.epoch, event.lineage), set()).add(round(event.loss, 5))
+    assert all(len(losses) == 1 for losses in measured.values()), "everybody has measured the same"
     assert monitor.notices[-1].endswith("; leaving"), "as it was told to"
     with JournalReader(monitor.home / "journal.sqlite") as reader:
         kept = {each.epoch: each for each in reader.evaluations("small")}
-    assert all(kept[event.epoch].peers == event.peers for event in counted), "what counts comes last, and stays"
+    assert all(kept[event.epoch].peers == event.peers for event in agreed), "what counts comes last, and stays"
     for path in (monitor.home / "checkpoints").glob("epoch-*"):
         assert epoch_of(path) not in kept or loss_of(path) == pytest.approx(kept[epoch_of(path)].loss)
         assert f"- on data kept aside: `loss {loss_of(path):.4f}" in (path / "README.md").read_text()

@@ -227,6 +227,21 @@ def test_one_that_says_so_alone_ends_nothing_and_one_that_says_otherwise_keeps_n
     assert newcomer.ends_at == 20, "it goes by those who are there"
 
 
+@pytest.mark.parametrize(
+    ("opinions", "last"),
+    [((20, 25), 25), ((20, 25, 30), 25), ((20, 20, 25, 30), 25), ((20, 20, 20, 30), 20), ((20, 25, 0, 0), None)],
+    ids=str,
+)
+def test_peers_that_have_missed_evaluations_end_where_most_take_the_run_to_have_ended(
+    opinions: tuple[int, ...], last: int | None
+) -> None:
+    swarm = Swarm(PEERS[: len(opinions)], {"early_stopping_patience": 2})
+    for peer, opinion in zip(swarm.peers, opinions, strict=True):
+        swarm.views[peer].opinion = swarm.reports[peer].ends = opinion
+    swarm.look()
+    assert {view.ends_at for view in swarm.views.values()} == {last}
+
+
 def test_what_counted_before_is_remembered_as_far_as_this_peer_has_come() -> None:
     earlier = [Evaluated(epoch, 0.5, 8, {}, lineage_of(epoch), 3) for epoch in (5, 10, 15)]
     own = Evaluated(12, 0.1, 8, {}, lineage_of(12))  # nobody else has measured that
