@@ -8,11 +8,10 @@ gradients, weighted by its samples; all step with the average, and are at the ne
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
-from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.optim.config import IDLE_WAIT, PeerContext
 from swarmcli.optim.epoch.end import LOOK_AROUND, EpochEnd, LastMoment
@@ -45,7 +44,7 @@ class OptimizerCore(Participant):
         self, peer: PeerContext, trained: Trained, mode: Mode | None = None, site: SiteHooks | None = None
     ) -> None:
         super().__init__(peer, mode)
-        node, config = self.node, self.config
+        config = self.config
         self.phase = "joining"
         self.work = self.mode.build(peer, trained, site or SiteHooks())
         self.replica = self.work.replica
@@ -64,7 +63,7 @@ class OptimizerCore(Participant):
         self.succession = Succession(self)
         self._end = EpochEnd(peer, self.work, keeper, self._group, self.survey, self.metrics)
         self._last_seen = self.position  # at the end of the last step
-        self._last_moment = LastMoment(self.tracker, node.endpoint.clock)
+        self._last_moment = LastMoment(self.tracker)
         self.global_steps = 0  # with gradients of this peer in them
 
     @property
@@ -284,7 +283,7 @@ class OptimizerCore(Participant):
                 committed = advanced.committed
                 self.claims.note_round(committed.members, committed.round_id, committed.certificate)
                 self.global_steps += advanced.own_samples > 0
-                self._begin_epoch(committed.contributors)
+                self._begin_epoch()
                 self._group.open(self.position, self._keeper.gathered)
                 if advanced.own_samples and self.seat.note_round():
                     self.seat.tell_that_samples_count()
@@ -294,10 +293,9 @@ class OptimizerCore(Participant):
                 self.directory.announce()
         self._report_samples()
 
-    def _begin_epoch(self, mates: Sequence[PeerID] = ()) -> None:
+    def _begin_epoch(self) -> None:
         with self.tracker.pause_updates():
             self.tracker.update_epoch(self.position.epoch)
-            self._last_moment.begin_epoch(mates)
             self._report_samples()  # there are some already where the trainer did not wait
 
     def reason_to_look(self) -> str:

@@ -8,9 +8,8 @@ will have done the rest before it would be half through with another batch (`Las
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
 from swarmcli.averaging import RoundResult
 from swarmcli.averaging.round.result import Outcome
@@ -24,17 +23,13 @@ from swarmcli.optim.epoch.group import PreformedGroup
 from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.optim.modes.base import Advanced, Timing
 from swarmcli.optim.modes.gradients import GradientWork
-from swarmcli.optim.peers.progress import LocalTrainingProgress, ProgressTrackerCore, seconds_until
+from swarmcli.optim.peers.progress import ProgressTrackerCore
 from swarmcli.optim.peers.report import PeerMetrics
 from swarmcli.optim.peers.survey import Survey
 from swarmcli.optim.state.lineage import solitary_round_id
 
 if TYPE_CHECKING:
-    from swarmcli.clock import Clock
     from swarmcli.optim.epoch.keeper import StateKeeper
-
-_Cause: TypeAlias = Literal["reported", "expected"]
-
 
 # How long a step waits for the end of an epoch
 LOOK_AROUND = 1.0  # seconds between looks whether anybody is left to wait for
@@ -44,73 +39,29 @@ MOST_EPOCHS = 64  # that pass at most until reports are believed again
 
 
 class LastMoment:
-    """How long a step waits, and for which of two reasons: the reports suffice, or they soon should.
+    """How long a step that has just reported its samples waits for the round to begin.
 
     Reports are claims. Each time in a row that no round followed from them, they are believed more seldom: so a peer
     that always reports enough costs the others a wait in one epoch of MOST_EPOCHS, and no more.
     """
 
-    def __init__(self, tracker: ProgressTrackerCore, clock: Clock) -> None:
+    def __init__(self, tracker: ProgressTrackerCore) -> None:
         self._tracker = tracker
-        self._clock = clock
-        self._began = clock.now()
-        self._mates: frozenset[bytes] = frozenset()
-        self._in_vain = Backoff[_Cause](first=1, longest=MOST_EPOCHS)  # epochs without a wait
-        self._cause: _Cause = "reported"  # of the wait under way
-
-    def begin_epoch(self, mates: Iterable[bytes] = ()) -> None:
-        """`mates` took part in the round before, so they begin at the same moment."""
-        self._began, self._mates = self._clock.now(), frozenset(mates)
+        self._in_vain = Backoff[None](first=1, longest=MOST_EPOCHS)  # epochs without a wait
 
     def patience(self, batch_size: int) -> float:
-        """Seconds for which a step that has just reported its samples waits for the round to begin; 0: not at all."""
-        if self._tracker.accumulated_enough_samples:
-            self._cause, seconds = "reported", LAST_CALL
-        else:
-            self._cause, seconds = "expected", self._short_of_a_batch(batch_size)
-        return 0.0 if self._in_vain.rests(self._cause, self._epoch) else seconds
+        """Seconds, at most those of another batch; 0: it does not wait."""
+        rate, left = self._tracker.performance_ema.samples_per_second, self._tracker.seconds_to_round
+        batch = batch_size / rate if rate > 0 else 0.0
+        waits = left < OF_A_BATCH * batch and not self._in_vain.rests(None, self._tracker.local_progress.epoch)
+        return min(batch, left + LAST_CALL) if waits else 0.0
 
     def was_answered(self, begun: bool) -> None:
         """The wait is over; whether the round began. If not, no wait follows in the same epoch."""
         if begun:
-            self._in_vain.forget(self._cause)
+            self._in_vain.clear()
         else:
-            self._in_vain.add(self._cause, self._epoch)
-
-    @property
-    def _epoch(self) -> int:
-        return self._tracker.local_progress.epoch
-
-    def _short_of_a_batch(self, batch_size: int) -> float:
-        tracker = self._tracker
-        rate = tracker.performance_ema.samples_per_second
-        batch = batch_size / rate if rate > 0 else 0.0
-        left = seconds_left_to_others(
-            [self._as_of_this_epoch(report) for report in tracker.reports],
-            tracker.local_progress,
-            tracker.target_batch_size,
-            self._clock.now(),
-        )
-        return min(batch, left + LAST_CALL) if left < OF_A_BATCH * batch else 0.0
-
-    def _as_of_this_epoch(self, report: LocalTrainingProgress) -> LocalTrainingProgress:
-        """A mate's report of an earlier epoch was read before it began with this one, or has not been read anew."""
-        if report.epoch >= self._epoch or report.peer_id not in self._mates:
-            return report
-        return report.model_copy(update={"epoch": self._epoch, "samples_accumulated": 0, "time": self._began})
-
-
-def seconds_left_to_others(
-    others: Iterable[LocalTrainingProgress], local: LocalTrainingProgress, target: int, now: float
-) -> float:
-    """After how many seconds the others at this epoch will have done, by their rates, what it still lacks; infinite if
-    no one else computes. `now` is swarm time."""
-    samples, rate = float(local.samples_accumulated), 0.0
-    for report in others:
-        if report.epoch == local.epoch:
-            rate += report.samples_per_second
-            samples += report.samples_accumulated + max(0.0, now - report.time) * report.samples_per_second
-    return seconds_until(target - samples, rate) if rate > 0 else math.inf
+            self._in_vain.add(None, self._tracker.local_progress.epoch)
 
 
 class EpochEnd:

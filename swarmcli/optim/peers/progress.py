@@ -117,12 +117,12 @@ def expected_samples(
 ) -> float:
     """How many samples of `epoch`, which began at `began`, this peer should have by now.
 
-    All who know a report expect the same, however long ago each has read it. A report of the epoch before was made
-    ahead of the step that everyone took together. No report is drawn out for longer than they take to come.
+    All who know a report expect the same, however long ago each has read it. A young report of an epoch before was made
+    ahead of steps that everyone took together. No report is drawn out for longer than they take to come.
     """
     if report.epoch == epoch:
         samples, since = report.samples_accumulated, report.time
-    elif report.epoch == epoch - 1:
+    elif report.epoch < epoch and now - report.time < LONGEST_DRAWN:
         samples, since = 0, began
     else:
         return 0.0
@@ -287,6 +287,7 @@ class ProgressTrackerCore:
             raise RuntimeError("update_epoch changes what estimates are made of: call it inside pause_updates()")
         epoch = self.local_progress.epoch + 1 if new_epoch is None else new_epoch
         self.local_progress = self._describe(epoch, 0)
+        self._seen_epoch = epoch, self._clock.now()
         self.global_progress = self._estimate()
         self._changed.set()
         self._urgent.set()
