@@ -15,7 +15,7 @@ from typing import Any
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.optim.config import IDLE_WAIT, PeerContext
 from swarmcli.optim.epoch.end import LOOK_AROUND, EpochEnd, LastMoment
-from swarmcli.optim.epoch.group import CrowdedEpochRule, EpochRule, PreformedGroup
+from swarmcli.optim.epoch.group import EpochRule, PreformedGroup
 from swarmcli.optim.epoch.keeper import StateKeeper
 from swarmcli.optim.modes.base import SiteHooks, Timing, Trained, tell_lost
 from swarmcli.optim.modes.gradients import Mode
@@ -49,9 +49,8 @@ class OptimizerCore(Participant):
         self.work = self.mode.build(peer, trained, site or SiteHooks())
         self.replica = self.work.replica
         averager = self.work.averager
-        self._rule = EpochRule(config.target_batch_size)
-        if (size := self.mode.target_group_size) is not None:
-            self._rule = CrowdedEpochRule(self.tracker, size, self.directory.at_work, config.matchmaking_time)
+        size = self.mode.target_group_size
+        self._rule = EpochRule(self.tracker, size, self.directory.at_work, config.matchmaking_time)
         self._keeper = keeper = StateKeeper(peer, self.mode, self.replica, self._rule, self.directory)
         self._averagers = averager, keeper.averaging
         self._group = PreformedGroup(averager, config, self._tasks, self.tracker)

@@ -42,36 +42,10 @@ PATIENCE_WITH_BEGUN = 60.0  # for which a lineage's round that began without thi
 class EpochRule:
     """When an epoch is over for one peer. `samples` are its own, towards the next round.
 
-    Here all peers of a lineage average with each other, so the leader of their group knows what all of them have.
-    """
-
-    def __init__(self, target_batch_size: int) -> None:
-        self.target = target_batch_size
-
-    @property
-    def several(self) -> bool:
-        """Whether, as far as this peer can tell, several groups end the epoch."""
-        return False
-
-    def told(self, samples: int) -> float:
-        """Returns what the leader of the group hears; it begins the round when its members' sum reaches the target."""
-        return samples
-
-    def suffices(self, samples: int) -> bool:
-        """Whether this peer may end the epoch although no round begins."""
-        return samples >= self.target
-
-    def excuses(self, own: LineagePosition, leading: LineagePosition) -> bool:
-        """Whether this peer may stay on its way although another position leads."""
-        return False
-
-
-class CrowdedEpochRule(EpochRule):
-    """The rule where one group holds at most so many peers (`target_group_size`).
-
-    While all fit into one group, it is the rule of one group. With more peers the progress reports say when the epoch
-    is over, and several groups end it, one after the other, within moments. A peer for which no group has room steps
-    with its own gradients when nobody has come for `patience` seconds; the averaging of states brings it back.
+    As long as all peers of a lineage fit into one group, its leader knows what all of them have. With more of them (one
+    group holds `size`) the progress reports say when the epoch is over, and several groups end it, one after the
+    other, within moments. A peer for which no group has room steps with its own gradients when nobody has come for
+    `patience` seconds; the averaging of states brings it back.
 
     The number of peers changes while a run goes on, and each peer goes by its own count until a round begins. Where
     counts differ that costs moments: a leader that sums up samples also begins when a member says that the reports
@@ -79,47 +53,52 @@ class CrowdedEpochRule(EpochRule):
     differently, their lineages part, and the rule for lineages brings them together again.
     """
 
-    def __init__(self, tracker: ProgressTrackerCore, size: int, others: Callable[[], Sized], patience: float) -> None:
+    def __init__(
+        self,
+        tracker: ProgressTrackerCore,
+        size: int | None = None,
+        others: Callable[[], Sized] = tuple,
+        patience: float = math.inf,
+    ) -> None:
         """`others`: the peers that are there beside this one."""
-        super().__init__(tracker.target_batch_size)
+        self.target = tracker.target_batch_size
         self._tracker, self._size, self._others, self._patience = tracker, size, others, patience
         self._crowded_at = -math.inf  # loop time; when there were last more than fit into one group
-        self._over: tuple[int, float] | None = None  # which epoch has been seen to be over, and since when (loop time)
+        self._over = -1, 0.0  # which epoch has been seen to be over, and since when (loop time)
 
     @property
     def several(self) -> bool:
-        """Whether more peers are there than fit into one group; true for `calm` seconds longer, since going back
-        to one group costs everyone a download."""
-        if 1 + len(self._others()) > self._size:
+        """Whether, as far as this peer can tell, several groups end the epoch: more peers are there than fit into one,
+        or were CALM seconds ago, since going back to one group costs everyone a download."""
+        if self._size is not None and 1 + len(self._others()) > self._size:
             self._crowded_at = loop_time()
         return loop_time() - self._crowded_at < CALM
 
     def told(self, samples: int) -> float:
+        """Returns what the leader of the group hears; it begins the round when its members' sum reaches the target."""
         if not self.several:
-            return super().told(samples)
-        return self.target if self._is_over() else 0.0
+            return samples
+        return self.target if self._seconds_over >= 0 else 0.0
 
     def suffices(self, samples: int) -> bool:
+        """Whether this peer may end the epoch although no round begins."""
         if not self.several:
-            return super().suffices(samples)
-        if not self._is_over() or self._over is None:
-            return False
-        epoch, since = self._over
-        patience = LEFT_BEHIND if self._tracker.global_epoch > epoch else math.inf
-        return loop_time() - since >= min(patience, self._patience)
+            return samples >= self.target
+        left_behind = self._tracker.global_epoch > self._tracker.local_progress.epoch
+        return self._seconds_over >= min(LEFT_BEHIND if left_behind else math.inf, self._patience)
 
     def excuses(self, own: LineagePosition, leading: LineagePosition) -> bool:
-        """Another group has ended this epoch a moment earlier."""
+        """Whether this peer may stay on its way although another position leads: another group has ended this epoch a
+        moment earlier."""
         return self.several and leading == own.by_epoch(self.target)
 
-    def _is_over(self) -> bool:
-        epoch = self._tracker.local_progress.epoch
-        if self._over is not None and self._over[0] == epoch:
-            return True
-        if self._tracker.accumulated_enough_samples or self._tracker.global_epoch > epoch:
+    @property
+    def _seconds_over(self) -> float:
+        """Since the reports said that this epoch is over; -inf: they have not."""
+        tracker, epoch = self._tracker, self._tracker.local_progress.epoch
+        if self._over[0] != epoch and (tracker.accumulated_enough_samples or tracker.global_epoch > epoch):
             self._over = epoch, loop_time()
-            return True
-        return False
+        return loop_time() - self._over[1] if self._over[0] == epoch else -math.inf
 
 
 class PreformedGroup:

@@ -48,7 +48,7 @@ class Story:
         self.answering = True
         self.outcomes = list(outcomes)
         self.replica = self.directory = self.claims = self.finder = self
-        self.mode, self.rule = SimpleNamespace(timing=timing), EpochRule(24)
+        self.mode, self.rule = SimpleNamespace(timing=timing), EpochRule(SimpleNamespace(target_batch_size=24))
         self.config = OptimizerConfig("run", 24, **options)
         self.node = SimpleNamespace(peer_id=OWN)
         self.events = Events()

@@ -9,7 +9,7 @@ import torch
 
 from swarmcli.events import RoundFinished, StateDownloaded
 from swarmcli.optim.epoch import group
-from swarmcli.optim.epoch.group import CALM, LEFT_BEHIND, CrowdedEpochRule
+from swarmcli.optim.epoch.group import CALM, LEFT_BEHIND, EpochRule
 from swarmcli.optim.epoch.note import MemberNote, are_apart, are_several
 from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.state.lineage import LineagePosition
@@ -151,9 +151,9 @@ class Reports:
         self.epoch = 0
 
 
-def crowded(reports: Reports, count: Callable[[], int] = lambda: 3) -> CrowdedEpochRule:
+def crowded(reports: Reports, count: Callable[[], int] = lambda: 3) -> EpochRule:
     """The rule of a peer that counts so many peers, where two fit into a group."""
-    return CrowdedEpochRule(reports, 2, lambda: range(count() - 1), patience=5.0)  # type: ignore[arg-type]
+    return EpochRule(reports, 2, lambda: range(count() - 1), patience=5.0)  # type: ignore[arg-type]
 
 
 def test_a_peer_that_comes_and_goes_does_not_change_the_rule_every_time() -> None:
