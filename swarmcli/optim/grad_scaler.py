@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
@@ -23,11 +23,11 @@ class ScaledSteps:
         self,
         core: OptimizerCore,
         parameters: Sequence[torch.Tensor],
-        run: Callable[[Coroutine[Any, Any, bool]], bool],
+        run: Callable[[Callable[[OptimizerCore], Awaitable[bool]]], bool],
         *,
         gradients_are_sums: bool,
     ) -> None:
-        """`parameters` are the model's; `run` waits for a coroutine of the core."""
+        """`parameters` are the model's; `run` waits for what is to be done with the core."""
         self.gradients_are_sums = gradients_are_sums
         self._core = core
         self._parameters = parameters
@@ -44,14 +44,14 @@ class ScaledSteps:
                 self.begun, self._told = True, (core.work.given_up.count, core.global_steps)
             # Kept, so that what happens in a call that is interrupted is told after the next one.
             overflows, steps = self._told
-            self._run(core.step(batch.samples, scale, batch.weight))
+            self._run(lambda core: core.step(batch.samples, scale, batch.weight))
             # Read once: a delayed global step may end at any moment, also right behind an earlier one.
             self._told = core.work.given_up.count, core.global_steps
             scaler.note_step(self, overflow=self._told[0] > overflows, global_steps=self._told[1] - steps)
         elif self.begun and batch.samples:
             raise GradScalerError("step: the gradients were scaled so far; call grad_scaler.step(optimizer)")
         else:
-            self._run(core.step(batch.samples, weight=batch.weight))
+            self._run(lambda core: core.step(batch.samples, weight=batch.weight))
 
     def batch_gradients(self) -> list[torch.Tensor]:
         """Those that the last backward pass wrote; with reused buffers the sums that it added to."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from inspect import isawaitable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
@@ -15,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 import torch
 
 from swarmcli.averaging.checks import as_count, check_flags
+from swarmcli.averaging.shell import CoreRunner
 from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.errors import IdentityError, OptimizerError
 from swarmcli.hivemind_names import names_new_words
 from swarmcli.network.identity import PeerID
-from swarmcli.network.loop_thread import LoopThread
 from swarmcli.optim.arguments import averager_config, choose_timing, clipping, make_scheduler, place_optimizer
 from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription, RefreshOptions
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from swarmcli.dht import DHT
 
 T = TypeVar("T")
-logger = logging.getLogger(__name__)
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -199,14 +197,17 @@ class Optimizer(torch.optim.Optimizer):
             self.scaled_steps = ScaledSteps(core, self._parameters, self._run, gradients_are_sums=reuse_grad_buffers)
         # Reports of the others, whose claims count, and how far the epoch is: for looking, from any thread.
         self.directory, self.claims, self.tracker = self._core.directory, self._core.claims, self._core.tracker
-        self._shutdown_timeout, self._closed = shutdown_timeout, False
         self._stepping, self._stepped = threading.Lock(), False
-        self._thread = LoopThread.acquire()
+        self._runner: CoreRunner[OptimizerCore | AuxiliaryCore] = CoreRunner("the optimizer", shutdown_timeout)
+        self._runner.start(self._begin, wait=True, timeout=None)
+
+    async def _begin(self) -> OptimizerCore | AuxiliaryCore:
         try:
-            self._run(self._core.start())
-        except (Exception, KeyboardInterrupt):
-            self.shutdown()
+            await self._core.start()
+        except BaseException:
+            await self._core.shutdown()
             raise
+        return self._core
 
     def _frozen(
         self,
@@ -268,7 +269,7 @@ class Optimizer(torch.optim.Optimizer):
         if isinstance(self._core, AuxiliaryCore):
             if any(each is not None for each in (closure, batch_size, grad_scaler, weight)):
                 raise OptimizerError("an auxiliary only assists: its step takes no closure, batch size, weight, scaler")
-            self._run(self._core.step())
+            self._run(lambda core: core.step())
             return None
         refuse_partial_sums()
         if not self._stepped:
@@ -285,7 +286,7 @@ class Optimizer(torch.optim.Optimizer):
                 self._core.metrics.note_loss(float(torch.as_tensor(loss).detach()), batch.weight)
         assert self.scaled_steps is not None
         if grad_scaler is None and not self.scaled_steps.begun:
-            self._run(self._core.step(samples, weight=batch.weight))
+            self._run(lambda core: core.step(samples, weight=batch.weight))
         else:
             self.scaled_steps.step(batch, grad_scaler)
         self._stepped = True
@@ -352,13 +353,13 @@ class Optimizer(torch.optim.Optimizer):
     def call(self, action: Callable[[OptimizerCore], Any]) -> Any:
         """Calls `action` with the core on the loop's thread; returns its result, awaited if it is a coroutine. Raises
         OptimizerError for an auxiliary, and where this optimizer or the DHT under it has been shut down."""
-        core = self.core
 
-        async def act() -> Any:
+        async def act(core: OptimizerCore) -> Any:
             result = action(core)
             return await result if isawaitable(result) else result
 
-        return self._run(act())
+        _ = self.core  # there is none for an auxiliary
+        return self._run(act)
 
     # where this peer and the swarm stand
 
@@ -431,12 +432,12 @@ class Optimizer(torch.optim.Optimizer):
         then with `batch_size=0`, which brings what was computed to the round that ends the epoch; `has_handed_in` says
         when that is over. Without such steps nothing is handed in. `leaving`: others hear that it will not come back.
         """
-        self._soon(partial(self._core.pause, leaving=leaving))
+        self._soon(lambda core: core.pause(leaving=leaving))
 
     def resume(self) -> None:
         """Ends a pause, from any thread. Before its next batch the loop calls `load_state_from_peers`, which brings the
         model to where the run is by now."""
-        self._soon(self._core.resume)
+        self._soon(lambda core: core.resume())
 
     @property
     def seat_lost(self) -> SeatLost | None:
@@ -484,31 +485,19 @@ class Optimizer(torch.optim.Optimizer):
         """
         return self._core.has_handed_in
 
-    def _soon(self, action: Callable[[], None]) -> None:
+    def _soon(self, action: Callable[[OptimizerCore | AuxiliaryCore], None]) -> None:
         """On the loop, after all that was asked for before. Without effect once this optimizer has been shut down."""
-
-        async def act() -> None:
-            action()
-
-        with suppress(RuntimeError):  # the loop has ended
-            self._thread.submit(act())
+        with suppress(RuntimeError):  # it has, or the loop has ended
+            self._runner.call(action, wait=False)
 
     # life
 
     def is_alive(self) -> bool:
-        return not self._closed and self.dht.is_alive()
+        return self._runner.is_alive and self.dht.is_alive()
 
     def shutdown(self) -> None:
         """Leaves the run and withdraws what this peer said about itself. The DHT is left running. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            self._thread.run(self._core.shutdown(), self._shutdown_timeout)
-        except TimeoutError:
-            logger.warning("the optimizer did not come to its end within %g s", self._shutdown_timeout)
-        finally:
-            self._thread.release()
+        self._runner.shutdown()
 
     def __enter__(self) -> Optimizer:
         return self
@@ -519,12 +508,14 @@ class Optimizer(torch.optim.Optimizer):
     def __repr__(self) -> str:
         return f"<swarm Optimizer of {self.run_id!r} at epoch {self.local_epoch} around {type(self.opt).__name__}>"
 
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        if self._closed or not self.dht.is_alive():
-            coroutine.close()
-            raise OptimizerError(f"{'this optimizer' if self._closed else 'the DHT under it'} has been shut down")
+    def _run(self, action: Callable[[Any], Awaitable[T]]) -> T:
+        if not self.is_alive():
+            raise OptimizerError(
+                f"{'the DHT under it' if self._runner.is_alive else 'this optimizer'} has been shut down"
+            )
         with in_order(self._devices):
-            return self._thread.run(coroutine)
+            done: T = self._runner.run(action)
+            return done
 
 
 @contextmanager
