@@ -58,7 +58,7 @@ class OptimizerCore(Participant):
         timeout = config.load_state_timeout
         self.frozen = FrozenExchange(trained.frozen, self.replica, self.claims, timeout, averager.at_rest)
         self.catch_up = CatchUp(peer, self.work, self.survey, self.exchange)
-        self.seat = RunSeat(self, averager, self._group, self.catch_up, self.exchange, self.replica)
+        self.seat = RunSeat(self, self._group, self.catch_up, self.exchange, self.replica)
         self.succession = Succession(self)
         self._end = EpochEnd(peer, self.work, keeper, self._group, self.survey, self.metrics)
         self._last_seen = self.position  # at the end of the last step

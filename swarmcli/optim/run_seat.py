@@ -4,40 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING
+from collections import deque
 
+from swarmcli.averaging.seats import MAX_SECONDS, Bid, NoSeat
 from swarmcli.events import Noticed
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.optim.epoch.group import PreformedGroup
-from swarmcli.optim.epoch.seat import OwnSeat
+from swarmcli.optim.epoch.seat import SeatLost
 from swarmcli.optim.participant import Participant
 from swarmcli.optim.peers.catch_up import CatchUp
 from swarmcli.optim.peers.exchange import StateExchange
 from swarmcli.optim.state.lineage import Claim
 from swarmcli.optim.state.replica import Replica
 
-if TYPE_CHECKING:
-    from swarmcli.averaging import AveragerCore
-
 MOST_BEHIND = 2  # epochs, for a state on which a trainer computes
 LOOK_AT_LINE = 5.0  # seconds of a download
+LOOKS_AT_LINE = 4  # the quickest of the last ones counts, also where a download ends and the next begins
+# A line that was seen to be too slow is tried again after so many seconds, then twice as many each time, up to these: a
+# try costs the others TRIAL of an epoch at most, or the donor a part of a state.
+FIRST_RETRY, LONGEST_RETRY = 60.0, 960.0
 
 
-class RunSeat(OwnSeat):
-    """The seat of one trainer or follower, reviewed as its run goes on."""
+class RunSeat:
+    """The seat of one trainer or follower, reviewed as its run goes on: `lost` is None while its samples count. Belongs
+    to the event loop."""
 
     def __init__(
-        self,
-        core: Participant,
-        averager: AveragerCore,
-        group: PreformedGroup,
-        catch_up: CatchUp,
-        exchange: StateExchange,
-        replica: Replica,
+        self, core: Participant, group: PreformedGroup, catch_up: CatchUp, exchange: StateExchange, replica: Replica
     ) -> None:
-        super().__init__(averager, core.node.peer_id, core.config.target_batch_size)
+        self.lost: SeatLost | None = None
+        self.tries = False  # its line was seen to be too slow, and no round has shown since that it is not any more
+        self.divided = 1.0  # what its user has set, by the limits of this peer
+        self.seconds = 0.0  # that sending takes by these limits
+        self._finder = group.averager.finder
+        self.nbytes = self._finder.round_bytes  # that a round sends, and as much comes in, at most
         self._core, self._group, self._catch_up = core, group, catch_up
         self._exchange, self._replica = exchange, replica
+        self._limit = math.inf  # bytes per second, at the last review
+        self._retry = 0.0  # seconds for which what this peer has seen of its line counts
+        self._until = math.inf  # loop time
+        self._downloads = deque[float](maxlen=LOOKS_AT_LINE)  # bytes per second that came in
+        self._caught_up: list[float] = []  # bytes per second that came, each time since the last round with this peer
+        self._since = 0.0  # loop time from which samples do not count
         self._latest = 0, 0.0  # the epoch of the run, as far as this peer knows, and since when, by the loop's time
 
     @property
@@ -66,7 +74,7 @@ class RunSeat(OwnSeat):
         latest = core.claims.leading(Claim(core.position)).epoch
         if latest != self._latest[0]:
             self._latest = latest, loop_time()
-        changed = self.review(self._group.last, core.directory.trainers(), loop_time() - self._latest[1])
+        changed = self._review(loop_time() - self._latest[1])
         lost = self.lost
         if lost is None or lost.follows:
             core.pausing.end("link")
@@ -109,3 +117,73 @@ class RunSeat(OwnSeat):
             if self._exchange.on_its_way and self.note_download(rate):
                 # It takes the first state in any case; if it needs another one by then, it cannot follow the run.
                 self.review_in_run(stays=not core.pausing.away and replica.generation == generation)
+
+    @property
+    def sending(self) -> float:
+        """Seconds that a round takes to send on this peer's line, as others are told; 0: nothing has shown that yet."""
+        return float(f"{self._finder.bid(self._core.config.target_batch_size).seconds:.2g}")
+
+    def note_download(self, rate: float) -> bool:
+        """So many bytes per second came in while this peer downloaded. Returns whether that shows its line by now."""
+        self._downloads.append(rate)
+        if len(self._downloads) < LOOKS_AT_LINE or not any(self._downloads):
+            return False
+        self._note_receiving(max(self._downloads))
+        return True
+
+    def note_catching_up(self, rate: float) -> None:
+        """It came to where the run was once more, by so many bytes per second. If that was the second time since it
+        was in a round, these show its line, where a round takes longer to receive than an epoch lasts."""
+        self._caught_up.append(rate)
+        if len(self._caught_up) > 1:
+            self._note_receiving(max(self._caught_up))
+
+    def note_round(self) -> bool:
+        """It is in step, and its samples count. Returns whether it was tried if its line is quick enough for that."""
+        self._caught_up.clear()
+        tried, self.tries, self._retry = self.tries, False, 0.0
+        return tried
+
+    def _note_receiving(self, rate: float) -> None:
+        self._finder.lines.receiving = min(self._finder.round_bytes / rate, MAX_SECONDS)
+        if self._until < math.inf:
+            self._until = loop_time() + self._retry  # it has been seen now
+
+    def _review(self, epoch_age: float) -> bool:
+        """Decides anew. Returns whether this peer has lost its seat or got it back.
+
+        A peer that has met nobody goes by what those who compute now say of their lines and samples per second.
+        `epoch_age`: seconds since the present epoch began: if those who have seats do not end it, everybody's samples
+        count.
+        """
+        core, finder, lines = self._core, self._finder, self._finder.lines
+        own_id, target, link = core.node.peer_id, core.config.target_batch_size, core.node.endpoint.rates
+        others = core.directory.trainers()
+        members = self._group.last.bids if self._group.last is not None else {}
+        bids = {peer: bid for peer, bid in members.items() if peer in others or not bid.sends}
+        bids |= {p: Bid(seconds=report.sending) for p, report in others.items() if report.sending or p not in bids}
+        self.seconds, self.nbytes = finder.seconds_by_limits, finder.round_bytes
+        before, self._limit = self._limit, link.lower or math.inf
+        # What was seen of this line is old, or was seen under a limit: the next round shows how it is now.
+        if loop_time() >= self._until or self._limit > before:
+            lines.own = lines.receiving = 0.0
+            self._downloads.clear()
+            self._caught_up.clear()
+            self._until, self.tries = math.inf, True
+        own = finder.bid(target)
+        paces = {peer: report.samples_per_second for peer, report in others.items()}
+        seats = lines.seats(bids | {own_id: own}, target, paces)
+        reason = seats.unseated.get(own_id)
+        if reason is None and len(self._caught_up) > 1 and lines.receiving > seats.epoch:
+            reason = NoSeat(lines.receiving, seats.epoch)
+        had, self.lost = self.lost, None
+        self._since = loop_time() if had is None else self._since
+        if reason is not None and min(epoch_age, loop_time() - self._since) <= seats.overdue:
+            seen = own.seconds > self.seconds
+            if seen and self._until == math.inf:
+                self._retry = min(2 * self._retry, LONGEST_RETRY) or FIRST_RETRY
+                self._until = loop_time() + self._retry
+            receives = max(lines.receiving, self.nbytes / (link.download.limit or math.inf))
+            limit = None if seen else link.lower
+            self.lost = SeatLost(reason, self.nbytes, limit, receives <= reason.epoch, self.divided)
+        return (had is None) != (self.lost is None)

@@ -121,8 +121,8 @@ class PreformedGroup:
         self._note: MemberNote | None = None  # what every member of the group is to know of this peer
         self._forming: asyncio.Task[None] | None = None
         self._control: StepControl | None = None  # of the search under way, then of the round
-        self._begun_at = 0.0  # loop time; of the last round that began
-        self._time: Callable[[], float] = float  # the loop's, for threads that have none
+        self._clock = averager.node.endpoint.clock
+        self._begun_at = 0.0  # swarm time; of the last round that began
         self._samples = 0.0
         self._enough_since = math.inf  # since when the reports of all have had enough samples for the epoch
         self._gives_up_after = config.matchmaking_time  # seconds from then, the leader; doubled each time
@@ -155,7 +155,7 @@ class PreformedGroup:
             self._queue = position.lineage, (*others, leader)
         self.position, self.undecided, self._samples, self._note = position, "", 0.0, note
         self._enough_since, self._gives_up_after = math.inf, self._config.matchmaking_time
-        self._since = self.averager.node.endpoint.clock.now() if since is None else since
+        self._since = self._clock.now() if since is None else since
         self._pauses = growing(FIRST_PAUSE, LONGEST_PAUSE)
         self._forming = self._tasks.spawn(self._form(position))
 
@@ -218,7 +218,7 @@ class PreformedGroup:
         under way may take many times as long where links are slow. For any thread."""
         control = self._control
         waits = control is not None and control.group is not None and not control.began_allreduce
-        return bool(self.undecided) or (waits and self._time() > self._begun_at + seconds)
+        return bool(self.undecided) or (waits and self._clock.now() > self._begun_at + seconds)
 
     @property
     def members(self) -> list[PeerID]:
@@ -277,8 +277,7 @@ class PreformedGroup:
                 control = self._control = self.averager.begin_round(self._request(position))
                 control.report(float(self._samples))
                 self.last = await control.begun
-                self._time = asyncio.get_running_loop().time
-                self._begun_at = self._time()
+                self._begun_at = self._clock.now()
                 return
             except FingerprintError as error:
                 self.refused = error
