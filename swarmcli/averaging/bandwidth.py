@@ -54,7 +54,8 @@ class LinkGauge:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """A round runs in this block."""
-        self._samples, self._tick, self.shows = [], FIRST_TICK, True
+        self._samples, self._tick = [], FIRST_TICK
+        self.received, self.shows = 0.0, True
         limit = self._limit()
         self._look()
         try:

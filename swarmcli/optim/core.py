@@ -330,6 +330,7 @@ class OptimizerCore(Participant):
             phase=phase,
             samples_per_second=self.seat.rate,
             sending=self.seat.sending if self.config.description.role == "trainer" else 0.0,
+            limited=self.seat.limited,
             drift=self._keeper.monitor.drift,
             sketch=self._keeper.monitor.told,
             keeps=self.succession.offered and not self.pausing.away,

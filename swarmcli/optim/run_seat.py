@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections import deque
 
-from swarmcli.averaging.seats import MAX_SECONDS, Bid, NoSeat
+from swarmcli.averaging.seats import MAX_SECONDS, NOISE, Bid, NoSeat
 from swarmcli.events import Noticed
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.optim.epoch.group import PreformedGroup
@@ -23,6 +23,7 @@ LOOKS_AT_LINE = 4  # the quickest of the last ones counts, also where a download
 # A line that was seen to be too slow is tried again after so many seconds, then twice as many each time, up to these: a
 # try costs the others TRIAL of an epoch at most, or the donor a part of a state.
 FIRST_RETRY, LONGEST_RETRY = 60.0, 960.0
+EXPLAINED = 4.0  # times what a limit asks for, that it explains: control messages pass first
 
 
 class RunSeat:
@@ -74,6 +75,8 @@ class RunSeat:
         latest = core.claims.leading(Claim(core.position)).epoch
         if latest != self._latest[0]:
             self._latest = latest, loop_time()
+        if self._saw_the_other():
+            self._forget()
         changed = self._review(loop_time() - self._latest[1])
         lost = self.lost
         if lost is None or lost.follows:
@@ -91,6 +94,20 @@ class RunSeat:
             elif not self.tries:
                 self.tell_that_samples_count()
             core.directory.announce()
+
+    def _saw_the_other(self) -> bool:
+        """Whether what this peer saw of its line was another one's: of a pair, the other one is limited by its user."""
+        group, reports = self._group.last, self._core.directory.others
+        senders = {peer for peer, bid in group.bids.items() if bid.sends} if group is not None else set()
+        if len(senders) != 2:
+            return False
+        return any(peer in reports and reports[peer].limited for peer in senders)
+
+    def _forget(self) -> None:
+        """The next round shows this peer's line anew."""
+        self._finder.lines.own = self._finder.lines.receiving = 0.0
+        self._downloads.clear()
+        self._caught_up.clear()
 
     def tell_that_samples_count(self) -> None:
         """Once a round has shown that a line that was tried again is quick enough."""
@@ -122,6 +139,11 @@ class RunSeat:
     def sending(self) -> float:
         """Seconds that a round takes to send on this peer's line, as others are told; 0: nothing has shown that yet."""
         return float(f"{self._finder.bid(self._core.config.target_batch_size).seconds:.2g}")
+
+    @property
+    def limited(self) -> bool:
+        """Whether the limits of this peer's user explain why sending takes so long."""
+        return NOISE < self.sending <= EXPLAINED * self._finder.seconds_by_limits
 
     def note_download(self, rate: float) -> bool:
         """So many bytes per second came in while this peer downloaded. Returns whether that shows its line by now."""
@@ -166,9 +188,7 @@ class RunSeat:
         before, self._limit = self._limit, link.lower or math.inf
         # What was seen of this line is old, or was seen under a limit: the next round shows how it is now.
         if loop_time() >= self._until or self._limit > before:
-            lines.own = lines.receiving = 0.0
-            self._downloads.clear()
-            self._caught_up.clear()
+            self._forget()
             self._until, self.tries = math.inf, True
         own = finder.bid(target)
         paces = {peer: report.samples_per_second for peer, report in others.items()}

@@ -206,6 +206,7 @@ class PeerReport(pydantic.BaseModel):
     samples_per_second: float = Field(ge=0.0, lt=1e12, allow_inf_nan=False)
     # Seconds that a round takes to send on its line; 0: it sends none, or nothing has shown that yet.
     sending: float = Field(default=0.0, ge=0.0, le=MAX_SECONDS, allow_inf_nan=False)
+    limited: bool = False  # its user's limit explains why sending takes so long
     client_mode: bool  # nobody can dial it directly
     addresses: list[_Address] = Field(max_length=MAX_ADDRESSES)  # in client mode those at relays
     loss: _Loss | None  # mean over this peer's last epoch; None: it computes none, or the loss is told to nobody
