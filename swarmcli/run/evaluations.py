@@ -77,7 +77,7 @@ class RunEvaluations:
         if not every or not is_settled(own.phase):
             return
         for counted in filter(lambda each: each.epoch <= own.epoch, self._earlier):
-            self._count(counted)
+            self._count(counted, counted.epoch)
         self._earlier = []
         for peer in self._heard():
             voice = self._seen[peer].evaluation
@@ -89,7 +89,7 @@ class RunEvaluations:
         for epoch in sorted(self._told):
             if (not self._counted or epoch > self._counted[-1].epoch) and (outcome := self._outcome(epoch)):
                 self._emit(outcome)
-                self._count(outcome)
+                self._count(outcome, own.epoch)
         self._agree()
 
     def _heard(self) -> Collection[PeerID]:
@@ -135,22 +135,23 @@ class RunEvaluations:
             len(heard),
         )
 
-    def _count(self, voice: Evaluated) -> None:
+    def _count(self, voice: Evaluated, here: int) -> None:
+        """`here`: the epoch at which this peer hears of it."""
         self._counted.append(voice)
         self.best = min(self._counted, key=lambda each: each.loss)
         patience = self._settings.early_stopping_patience
         if patience and not self.opinion and len(self._counted) > patience:
-            self.opinion = self._end(patience)
+            self.opinion = self._end(patience, here)
 
-    def _end(self, patience: int) -> int:
-        """The epoch for evaluations behind the one at which patience ran out, so that everybody can have heard of it
-        before they are there. 0: it has not run out."""
+    def _end(self, patience: int, here: int) -> int:
+        """The next epoch for evaluations once patience has run out, so that everybody can have heard of it before they
+        are there. 0: it has not run out."""
         best, since = math.inf, 0
         for voice in self._counted:
             since = 0 if voice.loss < best - self._settings.early_stopping_threshold else since + 1
             best = min(best, voice.loss)
             if since >= patience:
-                return voice.epoch + self._settings.every_epochs
+                return (max(voice.epoch, here) // self._settings.every_epochs + 1) * self._settings.every_epochs
         return 0
 
     def _agree(self) -> None:

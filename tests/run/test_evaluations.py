@@ -208,6 +208,12 @@ def test_a_run_that_gets_no_better_ends_at_the_next_evaluation_for_everybody() -
     for epoch, loss in ((5, 0.5), (10, 0.45), (15, 0.41)):  # better by less than that is no better
         alone.evaluate(epoch, loss)
     assert alone.views[PEERS[0]].ends_at == 20
+    slow = Swarm(PEERS[:1], {"early_stopping_patience": 1})
+    slow.evaluate(5, 0.5)
+    slow.tell(PEERS[0], 10, 0.5)
+    slow.come_to(17)  # epochs take less time than an evaluation
+    slow.look()
+    assert slow.views[PEERS[0]].ends_at == 20, "where nobody is yet"
 
 
 def test_one_that_says_so_alone_ends_nothing_and_one_that_says_otherwise_keeps_nobody() -> None:
