@@ -307,10 +307,10 @@ class OptimizerCore(Participant):
             return "this peer has paused"
         if self._group.begun:
             return ""  # the others wait for this peer's gradients
-        if self._group.undecided:
-            return self._group.undecided
         if self._keeper.strayed:
             return "its parameters had drifted away from the others'"
+        if self._group.undecided:
+            return self._group.undecided
         leading = self.claims.leading(Claim(self.position))
         behind = leading != self.position and not self._rule.excuses(self.position, leading)
         return "another lineage leads" if behind else ""

@@ -40,6 +40,7 @@ class Memory:
     def __init__(self) -> None:
         self.newcomer = True  # this peer has been in no group yet
         self.mates: frozenset[PeerID] = frozenset()  # members of its last group, which it expects again for a while
+        self.last_tag: bytes | None = None  # of the last group
         self.only_mates = False  # of the peers that look for no group now, only mates are waited for
         self.holders: dict[PeerID, Candidate] = {}  # the peers of the bucket, as they last declared themselves
         self._finished: Recent[PeerID, bytes] = Recent(MAX_CANDIDATES)  # peer → its last search known to have ended
@@ -86,6 +87,7 @@ class Memory:
             self._missed.pop(member.peer_id, None)
         self.mates = frozenset(member.peer_id for member in group.members) if await_mates else frozenset()
         self.only_mates = self.newcomer = False
+        self.last_tag = group.tag
 
     def waits_for(self, peer: PeerID) -> bool:
         """Whether a group may stay open for this peer."""
@@ -134,7 +136,8 @@ class Candidates:
         """`out`: see below. Where the request is for the only round of its tag, a peer that began another search after
         `request.since` (None: after this one) has had that round, see `outweigh`."""
         self.entries: dict[PeerID, Entry] = {}
-        self.mates = set(memory.mates - {me.peer_id})  # of the last group, without those found lost
+        # Members of the last group, without those found lost; and who has just missed it.
+        self.mates = set(memory.mates - {me.peer_id})
         # A preformed group works while it waits; it would wait at every end for peers that only hold the bucket.
         self.awaits_holders = request.target is None and not memory.only_mates
         self.out = dict(out or {})  # peers that may not be in a group with this one → until then
@@ -168,6 +171,11 @@ class Candidates:
         if self._only_one and candidate.tag != self._me.tag and candidate.search > self._since:
             self.elsewhere.add(peer)
         if candidate.bucket != self._me.bucket or peer == self._me.peer_id:
+            # It missed the round that led here, and comes once it has replayed that. Where epochs take but ten round
+            # trips, it would come too late for ever.
+            late = self._only_one and candidate.looking and candidate.tag == self._memory.last_tag != self._me.tag
+            if late and self._memory.waits_for(peer):
+                self.mates.add(peer)
             return
         later = known is None or candidate.search > known.candidate.search
         if not candidate.looking:
@@ -212,8 +220,9 @@ class Candidates:
             self.finish(peer)
         self.pass_over([peer, *(others if told else ())], until)
 
-    def outweigh(self, followers: Collection[PeerID]) -> bool:
-        """Whether at least as many as this peer and its followers have begun without them.
+    def outweigh(self, company: Collection[PeerID]) -> bool:
+        """Whether at least as many as this peer and its `company`, its followers and others that look, have begun
+        without them.
 
         Where there is one round for all, two groups of one tag that both begin would be two averages, and separate
         their members for good. So a group that would be no larger than the one that has begun gives up, and its members
@@ -222,7 +231,7 @@ class Candidates:
         knows the members of the round that led here, only these count: keys cost nothing.
         """
         begun = self.elsewhere.intersection(self._queue) if self._queue else self.elsewhere
-        return self._only_one and len(begun.difference(followers)) >= 1 + len(followers)
+        return self._only_one and len(begun.difference(company)) >= 1 + len(company)
 
     def pass_over(self, peers: Iterable[PeerID], until: float) -> None:
         """Leaves these peers aside for a while, unless they speak or begin another search."""

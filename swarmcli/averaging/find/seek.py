@@ -456,7 +456,7 @@ class Search:
         begins = due_at <= now and lobby.has_enough
         if (begins or now >= lobby.close_at) and not full:
             self._around.memory.note_missed(missing)  # later searches do not wait for them
-        if now >= known.settled_at and known.outweigh(lobby.followers):
+        if known.outweigh(lobby.followers.keys() | {entry.peer_id for entry in known.present(now)}):
             raise RoundMissed("the round has begun without this peer")
         if begins:
             return None

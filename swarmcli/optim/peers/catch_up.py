@@ -131,9 +131,13 @@ class CatchUp:
                 donors = self._directory.by_convenience(holders)
                 self.waits = ""
                 try:
-                    await self._take_over(wanted, donors, reason)
+                    bridged = await self._bridge(wanted, donors, reason)
+                    if not bridged:
+                        await self._download_and_go_on(wanted, donors, reason)
                     changed, moved, self.stranded, returns = True, loop_time(), False, False
                     pauses = growing(FIRST_PAUSE, LONGEST_PAUSE)
+                    if bridged and self.settled:  # to ask once more would cost it its place in a short epoch's group
+                        return True
                 except StateDownloadError as error:
                     logger.info("the state of epoch %d was not downloaded: %s", wanted.epoch, error)
                     if self._replica.state.torn:
@@ -219,10 +223,8 @@ class CatchUp:
             self._events.emit(Noticed("error", text))
         return self._proceed_alone
 
-    async def _take_over(self, wanted: LineagePosition, donors: Sequence[PeerID], reason: str) -> None:
-        """Brings this peer to `wanted`, and on from there if a download took longer than an epoch."""
-        if await self._bridge(wanted, donors, reason):
-            return
+    async def _download_and_go_on(self, wanted: LineagePosition, donors: Sequence[PeerID], reason: str) -> None:
+        """Brings this peer to `wanted` by its state, and on from there if that took longer than an epoch."""
         later = deque[KeptRound]()
         async with beside(self._collect(wanted, later, donors)):
             await self._download(wanted, donors, reason)

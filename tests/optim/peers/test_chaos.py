@@ -21,6 +21,7 @@ class Chaos:
         self.random = random.Random(seed)
         self.work: dict[Trainer, asyncio.Task[None]] = {}
         self.parted = False
+        self.frozen = set[Trainer]()  # cut off like that, and its own work goes on
         self.changes: dict[Trainer, list[StateDownloaded | RoundsReplayed]] = {}  # of its state, that it has told
 
     def follow(self, trainer: Trainer) -> None:
@@ -30,13 +31,14 @@ class Chaos:
 
     @property
     def forks(self) -> list[int]:
-        """Epochs that peers have entered by unlike rounds."""
-        entered = defaultdict[int, set[str]](set)
+        """Epochs that peers have entered by unlike rounds, beside those of one that was frozen and went on alone."""
+        entered = defaultdict[int, dict[str, set[Trainer]]](lambda: defaultdict(set))
         for trainer in self.changes:
             for ended in trainer.epochs:
                 if ended.samples:
-                    entered[ended.epoch].add(ended.lineage)
-        return [epoch for epoch, lineages in entered.items() if len(lineages) > 1]
+                    entered[ended.epoch][ended.lineage].add(trainer)
+        rounds = {epoch: [who for who in by.values() if not who <= self.frozen] for epoch, by in entered.items()}
+        return [epoch for epoch, each in rounds.items() if len(each) > 1]
 
     async def join(self) -> None:
         draw = self.random
@@ -63,7 +65,9 @@ class Chaos:
             await trainer.core.shutdown()
 
     async def freeze(self) -> None:
-        peer = self.random.choice(list(self.work)).node.peer_id
+        trainer = self.random.choice(list(self.work))
+        peer = trainer.node.peer_id
+        self.frozen.add(trainer)
         self.swarm.network.freeze(peer)
         await asyncio.sleep(self.random.uniform(0.5, 15))
         self.swarm.network.thaw(peer)
@@ -83,7 +87,7 @@ class Chaos:
             )()
 
 
-@pytest.mark.parametrize(("seed", "epochs"), [(5, 13), *soak((seed, 30) for seed in range(8))])
+@pytest.mark.parametrize(("seed", "epochs"), [(5, 13), *soak((seed, 30) for seed in (*range(8), 9, 11, 12, 17))])
 def test_whatever_happens_the_survivors_are_bit_identical(seed: int, epochs: int) -> None:
     async def main() -> None:
         async with Swarm(seed=seed, latency=random.Random(seed).choice([0.002, 0.01, 0.05])) as swarm:
@@ -103,7 +107,8 @@ def test_whatever_happens_the_survivors_are_bit_identical(seed: int, epochs: int
                 held = {ended.lineage for ended in trainer.epochs if ended.samples}
                 told = {change.lineage for change in chaos.changes[trainer]}
                 assert {ended.lineage for ended in trainer.epochs} <= held | told
-            # Whoever dies or freezes may hold the only certificate of one epoch; only a cut lets peers train apart.
-            assert chaos.parted or len(chaos.forks) <= 1, chaos.forks
+            assert chaos.parted or not chaos.forks, chaos.forks
+            most = max(map(len, chaos.changes.values()))
+            assert chaos.parted or most <= 6, f"a peer came back {most} times"
 
     virtual_time.run(main(), seed=seed, timeout=600)

@@ -57,6 +57,27 @@ def test_two_halves_that_trained_apart(seed: int, half: int) -> None:
     virtual_time.run(main(), seed=seed, timeout=500)
 
 
+@pytest.mark.parametrize(("pace", "own"), [(0.3, 0.25), *soak([(0.2, 0.35), (0.2, 0.15), (0.3, 0.35), (0.4, 0.15)])])
+def test_whoever_comes_while_epochs_take_ten_round_trips_is_in_a_group_soon(pace: float, own: float) -> None:
+    """`own`: seconds for which the newcomer computes between two looks."""
+
+    async def main() -> None:
+        async with Swarm(latency=0.05) as swarm, Work() as work:
+            there = [await swarm.trainer(seed=1, pace=pace) for _ in range(3)]
+            work.begin(*there)
+            await until(lambda: min(trainer.epoch for trainer in there) >= 4)
+            late = await swarm.trainer(seed=1, pace=own)
+            arrivals, begun = Arrivals(late), there[0].epoch
+            work.begin(late)
+            async with asyncio.timeout(15):
+                await until(lambda: bool(late.used))
+            assert len(arrivals.replays) <= 3
+            waits = [ended.seconds for ended in there[0].epochs if ended.epoch > begun]
+            assert sum(seconds > 1.6 for seconds in waits) <= 2, "they wait for it a second, twice at most"
+
+    virtual_time.run(main(), timeout=100)
+
+
 @pytest.mark.parametrize(("seed", "count", "epochs"), [(0, 4, 2), *soak([(0, 10, 8), (1, 10, 8), (2, 10, 8)])])
 def test_many_that_start_within_one_epoch_do_not_fork(seed: int, count: int, epochs: int) -> None:
     """The first epoch is shorter than a step of some: whoever comes too late for its round replays it."""
