@@ -12,7 +12,7 @@ from tests.adversary.lies import Liar
 from tests.averaging.averagers import Peer
 from tests.optim.optim_swarm import TARGET, Swarm, Trainer, together
 
-PACE = 2.0  # seconds that a sample takes
+PACE = 0.5  # seconds that a sample takes
 
 
 def liar_of(peer: Peer | Trainer) -> Liar:
