@@ -285,7 +285,8 @@ class AveragerCore:
                 if by_differences and not self.config.auxiliary:
                     tensors = await on_executor(nbytes, reference.subtracted_from, tensors)
                 exact = self._by_differences and not by_differences
-                round_, pledges = self._make_round(control, group, weight, tensors, exact)
+                waited = chronicle.seconds[AveragingStage.AWAITING_TRIGGER.value]
+                round_, pledges = self._make_round(control, group, weight, tensors, exact, waited)
                 result = await self._run_round(round_, pledges, preformed=control.request.target is not None)
                 self.finder.experience.note(result.weights, (member.peer_id for member in group.members))
                 if result.total_weight > 0 and result.averages:
@@ -316,8 +317,6 @@ class AveragerCore:
         except RoundFailed:
             self._sending = round_.lessons.slowest(loop_time() - began)
             failed = self._failed_reducers(round_, set(round_.lessons.failed))
-            if round_.unreached and round_.group.leader != self.node.peer_id:  # it may have listed keys, or they died
-                self.finder.doubt(round_.group.leader, "it gave work to somebody who is not there", lost=True, led=True)
             spoiled = not failed  # what came in as slowly as a slow reducer sends shows nothing of this link
             if pledges is not None and pledges.withheld:
                 withheld = pledges.withheld - (round_.lessons.sending.keys() & round_.left_out)  # these were slow
@@ -330,6 +329,8 @@ class AveragerCore:
             link = self.finder.link
             slow = spoiled and link.shows and link.received
             self.finder.lines.receiving = self.finder.round_bytes / link.received if slow else 0.0
+            if round_.misled:
+                self.finder.doubt(round_.group.leader, round_.misled, lost=round_.by_accident, led=True)
             self._learn_from(round_, preformed, withheld, failed)
 
     def _failed_reducers(self, round_: Allreduce, failed: set[PeerID]) -> set[PeerID]:
@@ -364,7 +365,13 @@ class AveragerCore:
             self.trust.suspect(peer, "it failed as a reducer", seat=False, work=True)
 
     def _make_round(
-        self, control: StepControl, group: Group, weight: float, tensors: Sequence[torch.Tensor], exact: bool
+        self,
+        control: StepControl,
+        group: Group,
+        weight: float,
+        tensors: Sequence[torch.Tensor],
+        exact: bool,
+        waited: float,
     ) -> tuple[Allreduce, Pledges | None]:
         target, pledges = control.request.target, None
         seats = self.finder.lines.seats(group.bids, target)
@@ -390,6 +397,7 @@ class AveragerCore:
             pledges=pledges,
             seats=seats,
             quickly=quickly(0.0 if target is None else max(usual, planned), self._sending),
+            late=waited > options.to_begin / 2,
         )
         return round_, pledges
 

@@ -128,7 +128,7 @@ def stuff(liar: Liar, keys: list[Identity]) -> None:
 
     def signed_by_all(saying: Saying, word: RoundWord) -> RoundWord:
         heard, group = saying.agreement.told.get(saying.member), saying.agreement.mates.group
-        held = [sheet.digest for sheet in heard.known.sheets if sheet.kind == "echo"] if heard is not None else []
+        held = [sheet.digest for sheet in heard.known if sheet.kind == "echo"] if heard is not None else []
         present = [key for key in (liar.endpoint.identity, *keys) if key.peer_id in group]
         liar.told.extend(["an outcome"] if held else [])
         return saying.without_own(word, *(saying.signed(kind, digest, present) for digest in held for kind in KINDS))

@@ -75,6 +75,26 @@ async def test_a_leader_that_sends_no_list_leads_nobody() -> None:
         assert all(peer.core.trust.has_no_seat(first.peer_id) for peer in honest)
 
 
+@simulated
+async def test_a_leader_that_pads_its_list_and_sends_its_parts_has_no_seat_in_the_next_group() -> None:
+    async with Averagers(4) as swarm:
+        *honest, last = peers = await swarm.add(4, allreduce=OPTIONS)
+        await all_outcomes([peer.begin() for peer in peers])
+        liar = liar_of(last)
+        hurry_to_the_front(liar)
+        keys = [
+            Member(Identity.from_seed(number).peer_id, bandwidth=0.0, addresses=(f"memory://9.{number}.0.1:1",))
+            for number in range(900, 906)
+        ]
+        alter_list(liar, lambda others: [*others, *keys])
+        controls = [peer.begin(target=30.0, allow_retries=False) for peer in peers]
+        for control in controls:
+            control.report(10.0)
+        assert not any(isinstance(each, RoundResult) for each in await all_outcomes(controls[:-1]))
+        controls[-1].cancel()
+        assert liar.told and all(peer.core.trust.has_no_seat(last.peer_id) for peer in honest)
+
+
 @pytest.mark.parametrize("auxiliary", [False, True])
 @simulated
 async def test_a_leader_that_gives_work_to_nobody_spoils_two_rounds(auxiliary: bool) -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from swarmcli.averaging.control import RoundRequest, StepControl
 from swarmcli.averaging.group import Member
+from swarmcli.averaging.round.buffers import Average, root_of
+from swarmcli.averaging.seats import Seats
 from swarmcli.network import Identity
 from tests.adversary.company import go_on, liar_of, trained
 from tests.adversary.leading import alter_list
@@ -165,6 +167,57 @@ async def test_a_reducer_that_keeps_the_others_out_costs_a_round_once_and_reduce
         disturbed = [each.outcome for each in honest[0].rounds].count("failed")
         assert liar.told and 1 <= disturbed <= 2, "when it is found out, and once more where it leads"
         assert not results[-1].reduced.get(last.peer_id)
+
+
+@simulated
+async def test_a_leader_that_gives_all_work_to_itself_averages_nothing_alone() -> None:
+    async with Averagers(5) as swarm:
+        *honest, last = peers = await swarm.add(4, shapes=((200, 200), (40,)))
+        await all_results([peer.begin() for peer in peers])
+        liar = keep_out(last)
+        hurry_to_the_front(liar)
+        divide = last.core.finder._divide
+
+        def alone(said: list[Member], seats: Seats) -> Any:
+            return divide(said, seats)[0], (1.0, *(0.0 for _ in said[1:]))
+
+        last.core.finder._divide = alone  # type: ignore[method-assign]
+        for _ in range(3):
+            controls = [peer.begin() for peer in peers]
+            results = await all_results(controls[:-1])
+            controls[-1].cancel()
+            assert {peer.peer_id for peer in honest} <= set(results[0].contributors)
+        assert liar.told
+
+
+@simulated
+async def test_a_reducer_that_keeps_the_others_out_gets_no_vote_by_an_accomplice_that_gives_copies() -> None:
+    async with Averagers(5) as swarm:
+        peers = await swarm.add(8, shapes=((200, 200), (40,)))
+        await all_results([peer.begin() for peer in peers])
+        *honest, helper, last = peers
+        liar = keep_out(last)
+        on_each_exchange(liar_of(helper), lambda exchange: setattr(exchange, "_take_up", takes_all(exchange)))
+        on_each_exchange(liar_of(last), lambda exchange: setattr(exchange, "_take_up", takes_all(exchange)))
+        for _ in range(2):
+            controls = [peer.begin() for peer in peers]
+            results = await all_results(controls[:-2])
+            for control in controls[-2:]:
+                control.cancel()
+            assert {results[0].weights.get(peer.peer_id) for peer in honest} == {1.0}, results[0].left_out
+        assert liar.told
+
+
+def takes_all(exchange: Any) -> Callable[[list[Average]], None]:
+    """It has all averages, whatever is wrong with them."""
+
+    def take(averages: list[Average]) -> None:
+        own = [each for each in averages if each.part.reducer == exchange.mates.me]
+        if own:
+            exchange._means.signed.sign(exchange.mates.me, exchange.mates.endpoint.identity, root_of(own))
+        exchange.holdings.put(averages)
+
+    return take
 
 
 @simulated

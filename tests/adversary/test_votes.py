@@ -9,8 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from swarmcli.averaging import RoundResult
+from swarmcli.averaging.certificate import sign_word
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round.agreement import Agreement
+from swarmcli.averaging.round.messages import RoundWord
+from swarmcli.averaging.round.outcome import Sheet
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.events import PeerBanned
 from swarmcli.testing import virtual_time
@@ -97,6 +100,23 @@ def test_one_that_tells_of_words_that_it_does_not_give_is_seldom_asked(monkeypat
     options = AllreduceOptions(part_size_bytes=1024, allreduce_timeout=ROUND)
     _, _, took = beside("words that it does not give", [1], 2, options=options)
     assert len(asked) <= took + 1
+
+
+def test_an_unlike_vote_after_the_round_bans_its_author_everywhere() -> None:
+    async def main() -> None:
+        async with Swarm([Kind() for _ in range(4)]) as swarm:
+            assert all(isinstance(outcome, RoundResult) for outcome in await swarm.round())
+            for peer in swarm.peers:
+                peer.service.peer_trust.start()
+                peer.service.peer_trust.enter(member.peer_id for member in swarm.formed.members)
+            liar, other = swarm.peers[3].endpoint, b"another result".ljust(32)
+            sheet = Sheet("vote", other, {3: sign_word(liar.identity, swarm.formed.group_id, "vote", other)})
+            word = RoundWord(swarm.formed.group_id, "over", seen=(), known=(sheet,))
+            await liar.call(swarm.peers[0].peer_id, "allreduce.outcome.test", word, RoundWord, timeout=5)
+            await asyncio.sleep(1)
+            assert all(peer.service.peer_trust.is_banned(liar.peer_id) for peer in swarm.peers[:3])
+
+    virtual_time.run(main(), timeout=2000)
 
 
 def test_blame_for_everybody_names_nobody_else() -> None:

@@ -24,6 +24,7 @@ from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.mates import GroupMates
 from swarmcli.averaging.round.messages import RoundWord, Standing
 from swarmcli.averaging.round.outcome import Action, Next, RoundOutcome, Seen, View, exceeds
+from swarmcli.averaging.trust import PeerTrust
 from swarmcli.errors import CallTimeout, NetworkError, UnknownMethod
 from swarmcli.network import Endpoint
 from swarmcli.network.loop_thread import loop_time
@@ -104,8 +105,9 @@ class Met:
 class Agreement:
     """One member's side of the talk about one round's outcome. It answers for its words as long as it is remembered."""
 
-    def __init__(self, mates: GroupMates, outcome: RoundOutcome) -> None:
-        self.mates, self.outcome = mates, outcome
+    def __init__(self, mates: GroupMates, outcome: RoundOutcome, trust: PeerTrust) -> None:
+        """`trust` gets the proofs."""
+        self.mates, self.outcome, self._trust = mates, outcome, trust
         self.begun = False  # this member has taken up its part in the round, or has declined it
         self.over = False  # this member takes no part in the round any more
         self.told: dict[int, RoundWord] = {}  # the last word of each member
@@ -198,6 +200,12 @@ class Agreement:
         if self.outcome.certificate is None:
             self.outcome.give_up()
         self.note_own()
+        self._ban_liars()
+
+    def _ban_liars(self) -> None:
+        """Not before its round is over here: whoever is refused in the middle would only hold it up."""
+        for proof in self.outcome.proofs.values():
+            self._trust.ban(proof)
 
     def note_own(self) -> None:
         """Something has changed here that the others should hear."""
@@ -280,6 +288,8 @@ class Agreement:
             self._last_news = loop_time()
         elif before is None or (before.busy != word.busy and loop_time() <= self._late_at):
             self._last_news = loop_time()  # but not for ever: a liar may say now this, now that
+        if self.over:
+            self._ban_liars()
         self._bell.ring()
 
     # Talking
@@ -348,7 +358,7 @@ class Agreement:
         members, word = self.mates.group.members, self.told.get(member)
         if members[member].dialable or word is None or not self.mates.is_connected(member):
             return False
-        lacking = {author for sheet in self.outcome.beyond(word.seen or ()).sheets for author in sheet.signatures}
+        lacking = {author for sheet in self.outcome.beyond(word.seen or ()) for author in sheet.signatures}
         return any(not members[author].dialable for author in lacking - {member})
 
     async def _wait(self, seconds: float) -> None:

@@ -58,13 +58,14 @@ class Allreduce:
         pledges: Pledges | None = None,
         seats: Seats | None = None,
         quickly: float = math.inf,
+        late: bool = False,
     ) -> None:
         """`tensors` must not change until `run` has returned. `weight` is of this member's tensors in the mean; with
         zero it takes part and adds nothing. `samples`: that they come of, if these are not the weight. An auxiliary's
         tensors only tell shapes and types, and it has no weight. `program`: what is averaged in several phases, instead
         of the tensors, which tell shapes and types then. `pledges`: what the members have claimed; nobody votes for a
         result that falls short of it. `seats`: whom this member waits for; None: all alike. `quickly`: seconds for the
-        round once all members have begun.
+        round once all members have begun. `late`: it begins when others may have given it up.
 
         Raises ValueError for a weight that is neither zero nor one that reducers accept, and for tensors that have
         no mean; KeyError if this peer is not in the group.
@@ -73,7 +74,7 @@ class Allreduce:
             raise ValueError(f"weight must be 0, or {MIN_WEIGHT} to {MAX_WEIGHT}, got {weight}")
         self.group, self.lessons = group, Lessons()  # these are known once `run` has ended, however it ended
         self.left_out = frozenset[PeerID]()  # so is who was left out of some part …
-        self.unreached = frozenset[PeerID]()  # … and which failed reducers are neither connected nor have said anything
+        self.misled, self.by_accident = "", True  # … and how the leader led badly; whether that may be no fault of it
         self._auxiliary = group.members[group.index_of(service.endpoint.peer_id)].auxiliary
         self._service, self._options = service, options if options is not None else AllreduceOptions()
         self._tensors, self._weight = list(tensors), weight
@@ -87,7 +88,7 @@ class Allreduce:
         self._results: list[torch.Tensor] | None = None  # None: not all averages are here
         self._digest: bytes | None = None  # theirs
         self._pledges, self._refused = pledges, ""  # why this member does not vote for them
-        self._seats, self._quickly = seats or Seats(), quickly
+        self._how = seats or Seats(), quickly, late
         self._trouble, self._suspects = "", dict[PeerID, str]()  # why averages are missing here, and by whose fault
         self._late = False  # averages had to be fetched after the commit
         self._agreement: Agreement
@@ -181,8 +182,7 @@ class Allreduce:
             inputs = tensors, self._weight, self._samples
             mine = await on_executor(layout.nbytes, _checked_inputs, *inputs)
             results = Results(layout, self._service.memory.take(layout.nbytes))
-        round_id, expected = self.group.group_id, (self._seats, self._quickly)
-        exchange = PartExchange(self._service, group, round_id, plan, mine, results, options, *expected)
+        exchange = PartExchange(self._service, group, self.group.group_id, plan, mine, results, options, *self._how)
         self._exchanges.append(exchange)
         self._service.host(exchange)
         self._reducing.append(asyncio.create_task(exchange.reduce()))
@@ -222,7 +222,8 @@ class Allreduce:
         """All averages are here, and these are the results."""
         self._results, self._digest = results, self._chain()
         parts = self._exchanges[-1].holdings.averages if self._exchanges else ()
-        if self._pledges is not None:
+        self._refused = next(filter(None, (exchange.judge() for exchange in self._exchanges)), "")
+        if self._pledges is not None and not self._refused:
             self._refused = self._pledges.refuses(contributions(self.group, parts, self._options)[1])
         self._trouble = self._refused or self._trouble
 
@@ -353,19 +354,23 @@ class Allreduce:
         peers = {self.group.members[index].peer_id: "" for index in sorted(named) if index < len(self.group)}
         return tuple(peers | self._suspects)
 
-    def _padding(self) -> dict[PeerID, str]:
-        """The leader, if more of the voters that it has listed are out of reach than can be hostile."""
-        if not hasattr(self, "_agreement"):  # the round has been here before
-            return {}
+    def _judge_leader(self) -> None:
+        """Whom it has listed, and to whom it has given work, in a round that ends without a result."""
         outcome, mates = self._agreement.outcome, self._agreement.mates
         absent = {index for index in outcome.quorum.voters if not (outcome.met(index) or mates.is_connected(index))}
-        padded = outcome.quorum.guarded and mates.me != 0 and outcome.quorum.weight(absent) > outcome.quorum.hostile
-        return {self.group.leader: "it listed members whom nobody can reach"} if padded else {}
+        failed = {index for exchange in self._exchanges for index in exchange.failed}
+        alone = {index for exchange in self._exchanges for index in exchange.kept_out}
+        if outcome.quorum.guarded and outcome.quorum.weight(absent) > outcome.quorum.hostile:
+            self.misled, self.by_accident = "it listed members whom nobody can reach", False
+        elif alone:
+            self.misled, self.by_accident = "it gave work to a member that leaves others out", 0 not in alone
+        elif any(not mates.is_connected(index) for index in failed - self._agreement.told.keys()):
+            self.misled = "it gave work to somebody who is not there"
 
     def _let_go(self, committed: bool) -> None:
         """Frees the memory: errors hold on to the frames that they came through, and so to this object."""
-        if not committed:
-            self.lessons.add(Lessons(self._padding()))
+        if not committed and hasattr(self, "_agreement") and self._agreement.mates.me:
+            self._judge_leader()
         failed = set[int]()
         for exchange in self._exchanges:
             self.left_out |= {self.group.members[index].peer_id for index in exchange.left_out}
@@ -382,9 +387,6 @@ class Allreduce:
         if hasattr(self, "_agreement"):
             told = (word.failed for index, word in self._agreement.told.items() if index not in failed)
             self.lessons.elsewhere = failed <= set[int]().union(*told)
-            mates = self._agreement.mates
-            strange = (index for index in failed - self._agreement.told.keys() if not mates.is_connected(index))
-            self.unreached = frozenset(map(mates.peer, strange))
         self._exchanges.clear()
         self._results = None
         del self._tensors, self._program

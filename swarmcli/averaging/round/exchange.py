@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from swarmcli.averaging.bandwidth import MAX_CLAIM, MIN_CLAIM
+from swarmcli.averaging.certificate import Quorum
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.auditing import Audits
@@ -51,8 +52,9 @@ class PartExchange:
         options: AllreduceOptions,
         seats: Seats,
         quickly: float,
+        late: bool,
     ) -> None:
-        """`mine` and `results`: None for an auxiliary. `seats`, `quickly`: see Allreduce."""
+        """`mine` and `results`: None for an auxiliary. `seats`, `quickly`, `late`: see Allreduce."""
         self.group, self.round_id, self.holdings = group, round_id, Holdings(plan, results)
         self.mates = mates = GroupMates(service.endpoint, service.method, group, round_id)
         self._service, self._plan = service, plan
@@ -65,8 +67,10 @@ class PartExchange:
         tempo.grace = max(NOISE, TRIAL * seats.epoch) + trip
         tempo.quickly = quickly if others else math.inf
         self.holdings.signed = signed = SignedLists(group, service.prefix, service.peer_trust)
-        self.faults = Faults()
-        means = CommonMeans(mates, plan, frozenset(senders), mine, results, options, signed, tempo, self.faults)
+        self.faults, self.kept_out = Faults(), dict[int, str]()  # reducers that left members out → how
+        in_time = Quorum.of(group, options.trust).guarded and not late
+        sides = frozenset(senders), mine, results, options, signed, tempo, self.faults, in_time
+        means = CommonMeans(mates, plan, *sides)
         self.audits = Audits(means, service.prefix, service.peer_trust) if options.audit > 0 else None
         self._means = means
         note_inputs = None if self.audits is None else self.audits.note_inputs
@@ -120,8 +124,7 @@ class PartExchange:
             self.faults.complaint = f"not done within {loop_time() - began:.0f} s"
 
     def _take_up(self, averages: list[Average]) -> None:
-        """Takes the averages that count. Parts without senders do not, unless all parts have none; nor do those of a
-        reducer that kept half of the members out."""
+        """Takes the averages that count. Parts without senders do not, unless all parts have none."""
         me, failed = self.mates.me, self.faults.failed
         own = [each for each in averages if each.part.reducer == me]
         if own and me not in failed:
@@ -129,10 +132,18 @@ class PartExchange:
         counts = any(average.senders for average in averages)
         for part in [average.part for average in averages if counts and not average.senders]:
             failed.setdefault(part.reducer, f"nobody's tensors arrived for part {part.index}")
-        alone = keeping_out(averages if counts else [])
-        for reducer in alone:
-            failed.setdefault(reducer, "half of the members that others have averaged are not in its parts")
-        self.holdings.put(each for each in averages if each.part.reducer not in alone and (each.senders or not counts))
+        self.holdings.put(each for each in averages if each.senders or not counts)
+
+    def judge(self) -> str:
+        """All averages are here. Returns why this member does not vote for them: reducers that kept members out have
+        failed, whoever gave their averages."""
+        averages = self.holdings.averages
+        half = "half of the members that others have averaged are not in its parts"
+        unlike = dict.fromkeys(keeping_out(averages), half)
+        alone = dict.fromkeys(self.faults.keeps_out, "this member is not in its parts, which it had brought")
+        self.kept_out = alone | unlike
+        self.faults.failed |= self.kept_out
+        return next(iter(self.kept_out.values()), "")
 
     @forgetful
     async def audit(self) -> None:

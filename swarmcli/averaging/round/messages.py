@@ -50,7 +50,7 @@ class RoundWord(msgspec.Struct, frozen=True):
     failed: Indices = ()
     reason: Words = ""
     seen: Seen | None = None
-    known: Known = Known()
+    known: Known = ()
     asks: bool = False
 
 

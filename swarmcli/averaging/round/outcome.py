@@ -41,7 +41,6 @@ from swarmcli.averaging.group import MAX_MEMBERS, Group
 from swarmcli.network.identity import Identity, verify
 
 MOST_SHEETS = 16  # of one message. Honest members name one digest, and a sheet of each kind; liars may name more
-MOST_PROOFS = 4  # of one message; each takes two checks of a signature
 
 Bitmap = Annotated[bytes, msgspec.Meta(max_length=MAX_MEMBERS // 8)]
 
@@ -62,14 +61,9 @@ class SeenSheet(msgspec.Struct, frozen=True):
     members: Bitmap
 
 
+# Somebody knows this of a round's outcome, or a part of it; and has seen these words.
+Known: TypeAlias = Annotated[tuple[Sheet, ...], msgspec.Meta(max_length=MOST_SHEETS)]
 Seen: TypeAlias = Annotated[tuple[SeenSheet, ...], msgspec.Meta(max_length=MOST_SHEETS)]
-
-
-class Known(msgspec.Struct, frozen=True):
-    """Somebody knows this of a round's outcome, or a part of it."""
-
-    sheets: Annotated[tuple[Sheet, ...], msgspec.Meta(max_length=MOST_SHEETS)] = ()
-    proofs: Annotated[tuple[DoubleWord, ...], msgspec.Meta(max_length=MOST_PROOFS)] = ()
 
 
 class Action(Enum):
@@ -225,18 +219,13 @@ class RoundOutcome:
         """Takes what another one shows. False signatures are passed over, and the rest of their sheet with them: so a
         liar costs one check for each sheet. Returns whether anything was new. Never raises."""
         before = self._count()
-        for sheet in known.sheets:
+        for sheet in known:
             if (sheet.kind == "give-up") == (sheet.digest == NOTHING):
                 self._take(sheet)
-        for proof in known.proofs:
-            if proof.group_id == self.group.group_id and proof.culprit in self.group:
-                member = self.group.index_of(proof.culprit)
-                if member not in self.proofs and member in self.quorum.voters and proof.verify():
-                    self.proofs[member] = proof
         return self._count() > before
 
     def _count(self) -> int:
-        return len(self.proofs) + sum(map(len, self._words.values()))
+        return sum(map(len, self._words.values()))
 
     def _take(self, sheet: Sheet) -> None:
         words = self._words.get((sheet.kind, sheet.digest), {})
@@ -273,7 +262,7 @@ class RoundOutcome:
             known = words.keys() if of is None else words.keys() & of
             if lacking := {member: words[member] for member in known - has.get(word, set())}:
                 sheets.append(Sheet(*word, dict(sorted(lacking.items()))))
-        return Known(tuple(sheets), tuple(self.proofs.values())[:MOST_PROOFS])
+        return tuple(sheets)
 
     def _most_signed(self) -> list[tuple[tuple[Kind, bytes], dict[int, bytes]]]:
         """As many sheets as a message takes: this member's own words first, then those with most votes behind them of

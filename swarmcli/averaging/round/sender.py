@@ -6,6 +6,7 @@ import asyncio
 import statistics
 from collections.abc import Callable, Sequence
 
+from swarmcli.averaging.aggregators.base import largest
 from swarmcli.averaging.audit.signed import digest_of
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, TO_OPEN
 from swarmcli.averaging.round.auditing import Audits
@@ -18,7 +19,7 @@ from swarmcli.averaging.round.messages import (
     PartHeader,
     SenderTerms,
 )
-from swarmcli.averaging.round.pace import LaggedError, Pace
+from swarmcli.averaging.round.pace import LEAST, LaggedError, Pace
 from swarmcli.averaging.round.plan import Part
 from swarmcli.averaging.round.reducer import Reducer
 from swarmcli.averaging.shares import reducer_opens
@@ -40,6 +41,7 @@ from swarmcli.tasks import beside, forget, forgetful, on_executor, unless_silent
 # How exactly the end of sending is seen: rare looks would take a quick line for a slow one, see `averaging/seats.py`
 FIRST_LOOK = 0.01  # seconds from a look at the bytes on their way to the next, at least
 LATE_BY = 0.1  # of the seconds that sending takes, at most
+GATE = 1000.0  # times what others hold, for a number that an aggregator may leave out of an average
 
 
 class _ReducerVisit:
@@ -62,7 +64,7 @@ class PartSender:
         self._pace, self._parts_pace = pace, parts_pace
         me, members = means.mates.me, means.mates.group.members
         self._reducers = [index for index in means.plan.by_reducer if index != me and means.mine is not None]
-        self._sent = 0  # reducers that have got all of their parts
+        self._began, self._whole = loop_time(), set[int]()  # reducers that have got all of their parts
         self._took = list[float]()  # seconds that sending to each took; to one that was given up, would have taken
         visitors = (index for index in self._reducers if reducer_opens(members[index], members[me]))
         self._visits = {reducer: _ReducerVisit() for reducer in visitors}
@@ -197,13 +199,14 @@ class PartSender:
                 fraction = 1.0 if whole else min(1.0, max((stream.leaving - before) / expected, 1e-6))
                 self._took.append((loop_time() - began) / fraction)
                 sending[self._mates.me] = statistics.median_low(self._took)
-        self._sent += 1
-        if self._sent == (1 + len(self._reducers)) // 2:  # it is not this member's own way out that is slow
+        self._whole.add(parts[0].reducer)
+        if len(self._whole) == (1 + len(self._reducers)) // 2:  # it is not this member's own way out that is slow
             self._parts_pace.note_end()
 
     async def _receive(self, reducer: int, results: Results, stream: Stream, averages: list[Average]) -> None:
         """Receives all averages of a reducer, and its signature for them."""
-        patience = self._means.options.for_reducer
+        patience, mine = self._means.options.for_reducer, self._means.mine
+        expected = self._means.in_time and mine is not None and mine.weight > 0
         for part in self._means.plan.by_reducer[reducer]:
             async with unless_silent(stream, patience):
                 header, payload = await stream.receive(AverageHeader, _memory_for(part, results))
@@ -212,7 +215,12 @@ class PartSender:
                 raise ProtocolViolation("an average with no hash of its inputs, or one that nobody asked for")
             if (header.tensor is None) != (not header.senders):
                 raise ProtocolViolation("an average that does not fit the senders it names")
+            quick = reducer in self._whole or loop_time() < self._began + LEAST
             averages.append(await on_executor(part.descriptor.nbytes, _decode, part, results, header, payload))
+            if expected and self._mates.me not in header.senders:
+                expected = quick  # a slow member is left out from some part on
+                if quick and mine is not None and not (header.senders and _is_beyond_gate(mine, results, part)):
+                    self._faults.keeps_out.add(reducer)
         async with unless_silent(stream, patience):
             farewell, _ = await stream.receive(Farewell)
         if not self._means.signed.take(reducer, farewell.averages, root_of(averages)):
@@ -230,6 +238,11 @@ def check_senders(senders: Sequence[int], weights: Sequence[float], allowed: fro
         raise ProtocolViolation("an average of members who have no tensors in this group")
     if not all(MIN_WEIGHT <= weight <= MAX_WEIGHT for weight in weights):
         raise ProtocolViolation("an average with impossible weights")
+
+
+def _is_beyond_gate(mine: Inputs, results: Results, part: Part) -> bool:
+    """Whether a member's values are so much larger than an average that its reducer may have left them out for that."""
+    return largest(mine.part(part)) > GATE * largest(results.part(part))
 
 
 def _encoded(mine: Inputs, part: Part, audits: Audits | None) -> tuple[TensorMessage, bytes | None]:

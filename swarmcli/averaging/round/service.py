@@ -146,8 +146,6 @@ class AllreduceService:
         try:
             yield agreement
         finally:
-            for proof in agreement.outcome.proofs.values():
-                self.peer_trust.prove(proof)
             agreement.leave()
             self._end_exchanges(group)
             self._show(agreement)
@@ -304,7 +302,7 @@ class AllreduceService:
         if agreement is None:
             met = Met(group, self.endpoint, Quorum.of(group, self._trust))
             outcome = RoundOutcome(group, self.endpoint.identity, self._trust, met)
-            agreement = Agreement(GroupMates(self.endpoint, self.method, group), outcome)
+            agreement = Agreement(GroupMates(self.endpoint, self.method, group), outcome, self.peer_trust)
             self._agreements[group.group_id] = agreement
         for group_id in [each for each, talk in self._agreements.items() if talk.over]:
             members = sum(len(each.mates) for each in self._agreements.values())

@@ -31,10 +31,10 @@ def lie_about_tensors(liar: Liar, change: Change) -> None:
     core, had = liar.averager, list[Tensors]()
     make = core._make_round
 
-    def make_with_lies(control: Any, group: Any, weight: float, tensors: Tensors, exact: bool) -> Any:
+    def make_with_lies(control: Any, group: Any, weight: float, tensors: Tensors, *how: Any) -> Any:
         had.append([tensor.detach().clone() for tensor in tensors])
         liar.told.append("a gradient")
-        return make(control, group, weight, change(had, liar.random), exact)
+        return make(control, group, weight, change(had, liar.random), *how)
 
     core._make_round = make_with_lies  # type: ignore[method-assign]
 

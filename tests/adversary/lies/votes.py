@@ -14,7 +14,7 @@ from swarmcli.averaging.certificate import NOTHING, Kind, sign_word
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.agreement import Agreement
 from swarmcli.averaging.round.messages import RoundWord
-from swarmcli.averaging.round.outcome import Known, SeenSheet, Sheet
+from swarmcli.averaging.round.outcome import SeenSheet, Sheet
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.errors import CallRefused
 from swarmcli.network.identity import SIGNATURE_BYTES, Identity, PeerID
@@ -41,10 +41,10 @@ class Saying:
     def without_own(self, word: RoundWord, *more: Sheet) -> RoundWord:
         """The word without what the liar has honestly signed, with these sheets instead."""
         me, sheets = self.agreement.mates.me, []
-        for sheet in word.known.sheets:
+        for sheet in word.known:
             others = {member: each for member, each in sheet.signatures.items() if member != me}
             sheets += [msgspec.structs.replace(sheet, signatures=others)] if others else []
-        return msgspec.structs.replace(word, known=Known((*sheets, *more)))
+        return msgspec.structs.replace(word, known=(*sheets, *more))
 
 
 def alter_words(liar: Liar, alter: Callable[[Saying, RoundWord], RoundWord]) -> None:
@@ -125,7 +125,7 @@ def sign_two(liar: Liar) -> None:
 def vote_and_give_up(liar: Liar) -> None:
     def alter(saying: Saying, word: RoundWord) -> RoundWord:
         gives_up = saying.signed("give-up", NOTHING)
-        return msgspec.structs.replace(word, known=Known((*word.known.sheets, gives_up)))
+        return msgspec.structs.replace(word, known=(*word.known, gives_up))
 
     alter_words(liar, alter)
 

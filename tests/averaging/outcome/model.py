@@ -174,11 +174,11 @@ class Round:
         """Liars show one member some of all that they ever heard or could sign."""
         index, node = self.one()
         shown = list[Sheet]()
-        for sheet in self.heard.beyond(()).sheets:
+        for sheet in self.heard.beyond(()):
             some = {each: signed for each, signed in sheet.signatures.items() if self.random.random() < 0.6}
             shown += [replace_sheet(sheet, some)] if some and self.random.random() < 0.5 else []
         if index in self.awake():
-            self.tell(node, Known(tuple(shown)))
+            self.tell(node, tuple(shown))
 
     def seen_by(self, node: Node) -> View:
         """What the node's own connections show: the dead are out of reach, the frozen are not for a while, and liars

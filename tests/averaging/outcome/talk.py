@@ -14,6 +14,7 @@ from swarmcli.averaging.round.mates import GroupMates
 from swarmcli.averaging.round.messages import RoundWord
 from swarmcli.averaging.round.outcome import Action, RoundOutcome
 from swarmcli.averaging.shares import reducing_shares
+from swarmcli.averaging.trust import PeerTrust
 from swarmcli.network import Endpoint, Identity, PeerID, wire
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.testing import MemoryNetwork
@@ -56,7 +57,8 @@ class Voter:
     def join(self, group: Group) -> None:
         met = Met(group, self.endpoint, Quorum.of(group, "strangers"))
         outcome = RoundOutcome(group, self.endpoint.identity, met=met)
-        self.agreement = Agreement(GroupMates(self.endpoint, lambda name: name, group), outcome)
+        mates, trust = GroupMates(self.endpoint, lambda name: name, group), PeerTrust(self.endpoint, "test")
+        self.agreement = Agreement(mates, outcome, trust)
         ask = self.agreement.mates.ask
 
         async def counted(index: int, name: str, request: RoundWord, answer: type[RoundWord]) -> RoundWord:

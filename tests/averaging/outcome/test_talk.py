@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from swarmcli.averaging.round.messages import RoundWord
-from swarmcli.averaging.round.outcome import Action, Known, SeenSheet
+from swarmcli.averaging.round.outcome import Action, SeenSheet
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.testing import virtual_time
 from tests.averaging.outcome.talk import EXCHANGE, Holder, Voter, agree, voters_of
@@ -68,7 +68,7 @@ async def _beside(
 
 def test_who_says_that_it_still_works_is_waited_for_as_long_as_exchanges_may_take_and_not_longer() -> None:
     def works(word: RoundWord) -> RoundWord:
-        return replace(word, busy=True, settled=False, known=Known())
+        return replace(word, busy=True, settled=False, known=())
 
     others, took = virtual_time.run(_beside(works, 3, Holder(digest=None)))
     assert [voter.end for voter in others] == [Action.DEAD] * 3
@@ -79,7 +79,7 @@ def test_who_tells_of_words_and_does_not_give_them_is_not_asked_for_them_again_a
     votes = SeenSheet("vote", b"another".ljust(32), b"\x0f")
 
     def promises(word: RoundWord) -> RoundWord:
-        return replace(word, known=Known(), seen=(votes,))
+        return replace(word, known=(), seen=(votes,))
 
     others, _ = virtual_time.run(_beside(promises, 2))
     assert [voter.end for voter in others] == [Action.UNDECIDED] * 2
