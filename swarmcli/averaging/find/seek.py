@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from swarmcli.averaging.config import MatchmakingOptions
+from swarmcli.averaging.config import MAX_TERM_LENGTH, MatchmakingOptions
 from swarmcli.averaging.control import StepControl
 from swarmcli.averaging.find.candidates import Candidates, Entry, Memory
 from swarmcli.averaging.find.declarations import Declarations
@@ -76,6 +76,7 @@ MIN_PUSH = 0.05  # seconds between two reports of progress …
 PUSHES_PER_SECOND = 100.0  # … and from all followers of a leader together
 OVERDUE = 0.75  # seconds after the end of the time, at which a leader that could have begun must have
 TOO_FEW = 18.0  # seconds for which a peer follows one that has too few members when the time is up, if it may try again
+MAX_KEYS = 32  # of the terms in which another peer differs, that are remembered of it: strangers may name many
 NEVER_BEGAN = "it gathered a group and did not begin it"
 
 logger = logging.getLogger(__name__)
@@ -337,6 +338,7 @@ class Search:
         self.drop(peer, lost=not refused, ended=refused)
 
     def _note_conflict(self, peer: PeerID, keys: tuple[str, ...], since: float) -> None:
+        keys = tuple(key[:MAX_TERM_LENGTH] for key in keys[:MAX_KEYS])
         if peer not in self.known.conflicts:
             reason = f"its recipe differs from ours in: {', '.join(keys)}"
             self._endpoint.events.emit(PeerRefused(peer.text, reason, what="group"))

@@ -19,6 +19,8 @@ from collections.abc import Sequence, Set
 from contextlib import suppress
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from swarmcli.averaging.certificate import Quorum
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.mates import GroupMates
@@ -282,7 +284,8 @@ class Agreement:
         self.outcome.met(member)  # while it is connected
         self._rests.pop(member, None)
         self._spoke[member] = loop_time()
-        before, self.told[member] = self.told.get(member), word
+        failed = tuple(sorted({*word.failed} & {*range(len(self.mates))}))
+        before, self.told[member] = self.told.get(member), replace(word, failed=failed, known=())
         if self.outcome.learn(word.known):
             self._news += 1
             self._last_news = loop_time()

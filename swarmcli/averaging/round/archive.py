@@ -161,9 +161,13 @@ class KeptRound:
             if average.digest != digest_at(record.digests, part):
                 raise ValueError(f"part {part.index} is not what the digest of the round names")
             averages.append(average)
-        counted = {(peers.get(sender), each.weight) for sender, each in contributions_to(averages).items()}
-        if counted != set(zip(record.contributors, record.weights, strict=True)):
-            raise ValueError("other weights than those of its parts, for which its group has signed")
+        counted = {peers.get(sender): each for sender, each in contributions_to(averages).items()}
+        named = dict(zip(record.contributors, zip(record.weights, record.samples_of, strict=True), strict=True))
+        # Samples may count for less than was told: they are bounded by what the group's list says.
+        if counted.keys() != named.keys() or any(
+            named[peer][0] != each.weight or named[peer][1] > each.samples for peer, each in counted.items()
+        ):
+            raise ValueError("other weights or more samples than in its parts, for which its group has signed")
 
 
 class RoundArchive:

@@ -316,9 +316,14 @@ class Audits:
             senders = [each.sender for each in header.claim.inputs]
             # Inputs of anybody twice, or of nobody here, prove a lie by their list alone: of others none is taken.
             named = senders == sorted({*senders} & {*range(len(self.group))})
-            messages = {sender: await self._receive_input(part, stream) for sender in senders if named}
-        proof = self._proof(part, header.claim, bytes(exhibits[0]), average, messages)
-        if await on_executor(nbytes * len(messages), proof.verify):
+            messages = dict[int, TensorMessage]()
+            proof = self._proof(part, header.claim, bytes(exhibits[0]), average, messages)
+            signed = await on_executor(nbytes, proof.is_signed)
+            for each in header.claim.inputs if named and signed else ():  # and none behind one that was not signed
+                messages[each.sender] = await self._receive_input(part, stream)
+                if not await on_executor(nbytes, proof.shows, each):
+                    break
+        if signed and await on_executor(nbytes * len(messages), proof.verify):
             self._convict(proof)
         else:
             self._trust.suspect(self._mates.peer(accuser), "it called an average false that is true")

@@ -212,7 +212,7 @@ class AllreduceService:
     @forgetful
     async def _exchange(self, peer: PeerID, request: OpenExchange, stream: Stream) -> None:
         self.peer_trust.check(peer)
-        self._compare_lists(request)
+        self._compare_lists(peer, request)
         exchange = await self._begun(request.group_id)
         await exchange.take_stream(_member(exchange.group, peer), request, stream)
 
@@ -260,12 +260,12 @@ class AllreduceService:
             agreement = self._agreement_for(group)
         return agreement.answer(_member(agreement.mates.group, peer), word)
 
-    def _compare_lists(self, request: OpenExchange) -> None:
+    def _compare_lists(self, peer: PeerID, request: OpenExchange) -> None:
         """If the leader has begun another round with the same members, this member takes no part in that, and raises
         CallRefused."""
         known = self._expected.keys() | self._agreements.keys() | self._exchanges.keys()
         for group in self._expected.values():
-            if request.group_id not in known and group.has_listed(request.group_id, request.listed):
+            if peer in group and request.group_id not in known and group.has_listed(request.group_id, request.listed):
                 ids, signatures = (group.group_id, request.group_id), (group.listed, request.listed)
                 self.peer_trust.prove(TwoGroups(group.leader, group.members[0].search, ids, signatures))
                 raise CallRefused("unknown", "the leader has begun another group at the same time")

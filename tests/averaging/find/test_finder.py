@@ -182,3 +182,16 @@ async def test_impossible_values_end_the_connection_and_nothing_else(wrong: dict
             await at_leader.say(message, Join)
         assert len(at_leader.victim.search.lobby) == 3
         await finish(peers, controls)
+
+
+@within(3600)
+async def test_little_is_remembered_of_a_stranger_with_many_other_terms() -> None:
+    async with Averagers(2) as swarm:
+        peers, controls, at_leader, _ = await preformed(swarm)
+        me = candidate_of(at_leader.endpoint.peer_id, listening=False)
+        terms = {f"{number:>250}": "" for number in range(512)}
+        answer = await at_leader.say(msgspec.structs.replace(join_of(me), terms=terms))
+        assert answer.verdict == "terms"
+        ((keys, _),) = at_leader.victim.search.known.conflicts.values()
+        assert sum(map(len, keys)) < 10_000
+        await finish(peers, controls)

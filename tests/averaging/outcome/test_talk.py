@@ -10,10 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from swarmcli.averaging.round.messages import RoundWord
-from swarmcli.averaging.round.outcome import Action, SeenSheet
+from swarmcli.averaging.round.outcome import Action, SeenSheet, Sheet
+from swarmcli.network import wire
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.testing import virtual_time
-from tests.averaging.outcome.talk import EXCHANGE, Holder, Voter, agree, voters_of
+from tests.averaging.outcome.talk import DIGEST, EXCHANGE, Holder, Voter, agree, voters_of
 
 MEMBERS = 24
 SIGNATURE = 64  # bytes
@@ -73,6 +74,21 @@ def test_who_says_that_it_still_works_is_waited_for_as_long_as_exchanges_may_tak
     others, took = virtual_time.run(_beside(works, 3, Holder(digest=None)))
     assert [voter.end for voter in others] == [Action.DEAD] * 3
     assert EXCHANGE < took < EXCHANGE + 5.0
+
+
+def test_of_a_word_nobody_keeps_more_than_what_it_says_of_its_teller() -> None:
+    """Rounds are remembered for late questions: a megabyte of each word would be gigabytes."""
+
+    async def main() -> int:
+        async with voters_of(4) as (_, voters):
+            agreement = voters[0].agreement
+            assert agreement is not None
+            forged = Sheet("vote", DIGEST, dict.fromkeys(range(4096), bytes(64)))
+            round_id, blamed = agreement.mates.group.group_id, (3,) * 4096
+            agreement.answer(3, RoundWord(round_id, "running", failed=blamed, seen=(), known=(forged,) * 3))
+            return len(wire.encode(agreement.told[3]))
+
+    assert virtual_time.run(main()) < 1000
 
 
 def test_who_tells_of_words_and_does_not_give_them_is_not_asked_for_them_again_and_again() -> None:

@@ -110,6 +110,10 @@ async def test_a_donor_can_change_nothing_for_which_the_group_has_signed() -> No
         refused = {event.peer: event.reason for event in events if isinstance(event, PeerRefused)}
         assert "not what the digest" in refused[keepers.donors[0].text]
         assert "other weights" in refused[keepers.donors[1].text]
+        fewer, more = told.record.weights[0] / 2, told.record.weights[1] + told.record.weights[0] / 2
+        record = msgspec.structs.replace(told.record, samples=(fewer, more, *told.record.weights[2:]))
+        with pytest.raises(ValueError, match="other weights"):  # one member has some of another one's credit
+            replace(told, record=record).prove(keepers.layout, keepers.swarm.options.part_size_bytes)
 
 
 @simulated
