@@ -127,8 +127,8 @@ def stuff(liar: Liar, keys: list[Identity]) -> None:
         return [*said, *phantoms], (1.0, *[0.0] * (len(said) + len(keys) - 1))
 
     def signed_by_all(saying: Saying, word: RoundWord) -> RoundWord:
-        heard, group = saying.agreement.told.get(saying.member), saying.agreement.mates.group
-        held = [sheet.digest for sheet in heard.known if sheet.kind == "echo"] if heard is not None else []
+        heard, group = saying.agreement.outcome.beyond(()), saying.agreement.mates.group
+        held = [sheet.digest for sheet in heard if sheet.kind == "echo" and saying.member in sheet.signatures]
         present = [key for key in (liar.endpoint.identity, *keys) if key.peer_id in group]
         liar.told.extend(["an outcome"] if held else [])
         return saying.without_own(word, *(saying.signed(kind, digest, present) for digest in held for kind in KINDS))

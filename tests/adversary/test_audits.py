@@ -156,7 +156,7 @@ async def test_an_accusation_brings_no_input_for_which_its_reducer_has_not_signe
         peers, dishonest, liar = await beside_a_liar(swarm, "inputs without end")
         await rounds(peers, dishonest)
         assert liar.told and not any(map(banned, peers))
-        assert not heard, "its reducer has not signed for that"
+        assert max(heard.values()) == 1, "nothing on the stream of an accusation, but for what auditors draw themselves"
         assert all(peer.core.trust.has_no_seat(dishonest.peer_id) for peer in peers)
 
 

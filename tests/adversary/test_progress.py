@@ -5,21 +5,28 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from swarmcli.averaging.audit.signed import digest_of
 from swarmcli.averaging.control import RoundRequest, StepControl
 from swarmcli.averaging.group import Member
 from swarmcli.averaging.round.buffers import Average, root_of
 from swarmcli.averaging.seats import Seats
+from swarmcli.errors import RoundFailed
 from swarmcli.network import Identity
 from tests.adversary.company import go_on, liar_of, trained
 from tests.adversary.leading import alter_list
 from tests.adversary.lies import Liar
 from tests.adversary.lies.base import hurry_to_the_front, on_each_exchange
 from tests.averaging.averagers import Averagers, Peer, all_results, assert_one_group
+from tests.averaging.rounds import Kind
+from tests.averaging.rounds import Swarm as RoundSwarm
 from tests.optim.optim_swarm import TARGET, Swarm, Trainer, until
 from tests.simulation import simulated
 from tests.suites import soak
@@ -206,6 +213,28 @@ async def test_a_reducer_that_keeps_the_others_out_gets_no_vote_by_an_accomplice
                 control.cancel()
             assert {results[0].weights.get(peer.peer_id) for peer in honest} == {1.0}, results[0].left_out
         assert liar.told
+
+
+@simulated
+async def test_a_reducer_that_names_who_has_sent_nothing_makes_no_honest_one_fail() -> None:
+    async with RoundSwarm([Kind(weight=float(number < 2)) for number in range(5)]) as swarm:
+        service = swarm.peers[0].service
+
+        def names_all(exchange: Any) -> None:
+            finish = exchange._reducer._finish
+
+            def with_all(position: int) -> Average:
+                average = finish(position)
+                named = tuple(range(5)), (1.0,) * 5
+                digest = digest_of(average.part.index, *named, average.message)
+                return replace(average, senders=named[0], weights=named[1], digest=digest)
+
+            exchange._reducer._finish = with_all
+
+        averager = SimpleNamespace(_service=service)
+        on_each_exchange(Liar(random.Random(0), swarm.peers[0].endpoint, averager=averager), names_all)  # type: ignore[arg-type]
+        for outcome in (await swarm.round())[1:]:
+            assert isinstance(outcome, RoundFailed) and outcome.suspects == (swarm.peers[0].peer_id,)
 
 
 def takes_all(exchange: Any) -> Callable[[list[Average]], None]:

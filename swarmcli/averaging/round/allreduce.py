@@ -359,7 +359,7 @@ class Allreduce:
         outcome, mates = self._agreement.outcome, self._agreement.mates
         absent = {index for index in outcome.quorum.voters if not (outcome.met(index) or mates.is_connected(index))}
         failed = {index for exchange in self._exchanges for index in exchange.failed}
-        alone = {index for exchange in self._exchanges for index in exchange.kept_out}
+        alone = {index for exchange in self._exchanges for index in exchange.faults.untrue}
         if outcome.quorum.guarded and outcome.quorum.weight(absent) > outcome.quorum.hostile:
             self.misled, self.by_accident = "it listed members whom nobody can reach", False
         elif alone:

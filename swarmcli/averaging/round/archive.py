@@ -162,7 +162,8 @@ class KeptRound:
                 raise ValueError(f"part {part.index} is not what the digest of the round names")
             averages.append(average)
         counted = {peers.get(sender): each for sender, each in contributions_to(averages).items()}
-        named = dict(zip(record.contributors, zip(record.weights, record.samples_of, strict=True), strict=True))
+        numbers = zip(record.weights, record.samples_of, strict=True)
+        named: dict[PeerID | None, tuple[float, float]] = dict(zip(record.contributors, numbers, strict=True))
         # Samples may count for less than was told: they are bounded by what the group's list says.
         if counted.keys() != named.keys() or any(
             named[peer][0] != each.weight or named[peer][1] > each.samples for peer, each in counted.items()

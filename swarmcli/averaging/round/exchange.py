@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import math
 import statistics
-from collections.abc import Sequence
 from itertools import chain
 
 from swarmcli.averaging.bandwidth import MAX_CLAIM, MIN_CLAIM
-from swarmcli.averaging.certificate import Quorum
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.auditing import Audits
@@ -36,6 +34,8 @@ from swarmcli.events import PeerRefused
 from swarmcli.network import Stream
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.tasks import forgetful
+
+UNTRUE = "its parts lack this member's, which it had in time, or have such as this member has not sent"
 
 
 class PartExchange:
@@ -67,8 +67,8 @@ class PartExchange:
         tempo.grace = max(NOISE, TRIAL * seats.epoch) + trip
         tempo.quickly = quickly if others else math.inf
         self.holdings.signed = signed = SignedLists(group, service.prefix, service.peer_trust)
-        self.faults, self.kept_out = Faults(), dict[int, str]()  # reducers that left members out → how
-        in_time = Quorum.of(group, options.trust).guarded and not late
+        self.faults = Faults()
+        in_time = options.trust == "strangers" and not late and mates.peer(mates.me) not in seats.unwaited
         sides = frozenset(senders), mine, results, options, signed, tempo, self.faults, in_time
         means = CommonMeans(mates, plan, *sides)
         self.audits = Audits(means, service.prefix, service.peer_trust) if options.audit > 0 else None
@@ -135,15 +135,10 @@ class PartExchange:
         self.holdings.put(each for each in averages if each.senders or not counts)
 
     def judge(self) -> str:
-        """All averages are here. Returns why this member does not vote for them: reducers that kept members out have
-        failed, whoever gave their averages."""
-        averages = self.holdings.averages
-        half = "half of the members that others have averaged are not in its parts"
-        unlike = dict.fromkeys(keeping_out(averages), half)
-        alone = dict.fromkeys(self.faults.keeps_out, "this member is not in its parts, which it had brought")
-        self.kept_out = alone | unlike
-        self.faults.failed |= self.kept_out
-        return next(iter(self.kept_out.values()), "")
+        """All averages are here. Returns why this member does not vote for them: reducers that say untruly what it has
+        brought have failed, whoever gave their averages."""
+        self.faults.failed |= dict.fromkeys(self.faults.untrue, UNTRUE)
+        return UNTRUE if self.faults.untrue else ""
 
     @forgetful
     async def audit(self) -> None:
@@ -204,13 +199,3 @@ class PartExchange:
     @property
     def bytes_received(self) -> int:
         return sum(stream.bytes_received for stream in chain(self._sender.streams, self._receiver.streams))
-
-
-def keeping_out(averages: Sequence[Average]) -> set[int]:
-    """Reducers whose parts lack half of the members, and two at least, that are in the parts of others. One slow sender
-    may be late for one reducer alone."""
-    counted: dict[int, set[int]] = {}
-    for average in averages:
-        counted.setdefault(average.part.reducer, set(average.senders)).intersection_update(average.senders)
-    everyone = set[int]().union(*counted.values())
-    return {reducer for reducer, senders in counted.items() if 2 * len(senders) <= len(everyone) > len(senders) + 1}

@@ -22,7 +22,7 @@ class Faults:
     failed     reducers whose averages did not come here, or do not count
     doubted    members that kept this one waiting in vain, or did not show what they signed
     lost       of these, those whose connections broke
-    keeps_out  reducers that left this member out of parts in time for which they had its own
+    untrue     reducers whose averages lack what this member had brought in time, or have what it has not
     complaint  why averages are missing through no reducer's fault
     """
 
@@ -31,7 +31,7 @@ class Faults:
     failed: dict[int, str] = field(default_factory=dict)
     doubted: dict[int, str] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
-    keeps_out: set[int] = field(default_factory=set)
+    untrue: set[int] = field(default_factory=set)
     complaint: str = ""
 
     @property
@@ -46,7 +46,7 @@ class CommonMeans:
 
     senders        indices of all members whose tensors may be in an average
     mine, results  None for an auxiliary, which sends nothing and has no use for averages
-    in_time        this member begins when the others may expect it, in a group with a hostile minority
+    in_time        this member begins when the others expect it, and they wait for it; some of them may be hostile
     """
 
     mates: GroupMates

@@ -75,6 +75,11 @@ class Tempo:
             self.deadline.reschedule(min(ends, self.all_begun + self.quickly))
 
     @property
+    def soonest(self) -> float:
+        """Seconds for which every reducer waits for a sender that is waited for."""
+        return max(LEAST, self._planned)
+
+    @property
     def patience(self) -> float:
         """Seconds for one sender."""
         usual = statistics.median(self.took) if self.took else 0.0

@@ -19,7 +19,7 @@ from swarmcli.averaging.round.messages import (
     PartHeader,
     SenderTerms,
 )
-from swarmcli.averaging.round.pace import LEAST, LaggedError, Pace
+from swarmcli.averaging.round.pace import LaggedError, Pace
 from swarmcli.averaging.round.plan import Part
 from swarmcli.averaging.round.reducer import Reducer
 from swarmcli.averaging.shares import reducer_opens
@@ -173,7 +173,7 @@ class PartSender:
 
         try:
             async with beside(self._send(parts, mine, stream)), self._pace.keeping_up(reducer, come):
-                await self._receive(reducer, results, stream, averages)
+                await self._receive(reducer, mine, results, stream, averages)
         except LaggedError:  # whoever reduces all of a round brings no parts here, and its averages show its line
             sending, seconds = self._means.tempo.sending, (loop_time() - began) / min(1.0, max(come(), 1e-6))
             sending[reducer] = max(seconds, sending.get(reducer, 0.0))
@@ -203,10 +203,11 @@ class PartSender:
         if len(self._whole) == (1 + len(self._reducers)) // 2:  # it is not this member's own way out that is slow
             self._parts_pace.note_end()
 
-    async def _receive(self, reducer: int, results: Results, stream: Stream, averages: list[Average]) -> None:
+    async def _receive(
+        self, reducer: int, mine: Inputs, results: Results, stream: Stream, averages: list[Average]
+    ) -> None:
         """Receives all averages of a reducer, and its signature for them."""
-        patience, mine = self._means.options.for_reducer, self._means.mine
-        expected = self._means.in_time and mine is not None and mine.weight > 0
+        patience, in_time = self._means.options.for_reducer, self._means.in_time
         for part in self._means.plan.by_reducer[reducer]:
             async with unless_silent(stream, patience):
                 header, payload = await stream.receive(AverageHeader, _memory_for(part, results))
@@ -215,12 +216,13 @@ class PartSender:
                 raise ProtocolViolation("an average with no hash of its inputs, or one that nobody asked for")
             if (header.tensor is None) != (not header.senders):
                 raise ProtocolViolation("an average that does not fit the senders it names")
-            quick = reducer in self._whole or loop_time() < self._began + LEAST
+            quick = reducer in self._whole or loop_time() < self._began + self._means.tempo.soonest
             averages.append(await on_executor(part.descriptor.nbytes, _decode, part, results, header, payload))
-            if expected and self._mates.me not in header.senders:
-                expected = quick  # a slow member is left out from some part on
-                if quick and mine is not None and not (header.senders and _is_beyond_gate(mine, results, part)):
-                    self._faults.keeps_out.add(reducer)
+            there = self._mates.me in header.senders
+            if in_time and there != (mine.weight > 0):
+                in_time = quick  # a slow member is left out from some part on
+                if there or (quick and not (header.senders and _is_beyond_gate(mine, results, part))):
+                    self._faults.untrue.add(reducer)
         async with unless_silent(stream, patience):
             farewell, _ = await stream.receive(Farewell)
         if not self._means.signed.take(reducer, farewell.averages, root_of(averages)):
