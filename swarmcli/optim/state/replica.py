@@ -21,8 +21,7 @@ from swarmcli.network.loop_thread import offload
 from swarmcli.optim.state.buffers import Buffers
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
-from swarmcli.tasks import OFFLOAD_FROM, on_executor
-from swarmcli.threads import on_all_threads, on_one_thread
+from swarmcli.tasks import OFFLOAD_FROM, on_all_processors, on_executor
 
 T = TypeVar("T")
 
@@ -78,9 +77,12 @@ class Replica:
         interpreter from this one and back, takes up to 6 ms on a busy machine.
         """
         async with self._lock:
-            if self._nbytes < OFFLOAD_FROM:
-                return on_one_thread(action)
-            return await offload(lambda: on_all_threads(action))
+            return await on_all_processors(self._nbytes, action)
+
+    async def _beside(self, work: Callable[[], T]) -> T:
+        """Runs `work`, which takes no processor from the trainer, while nobody else reads or changes the state."""
+        async with self._lock:
+            return await on_executor(self._nbytes, work)
 
     @property
     def may_gather(self) -> bool:
@@ -112,13 +114,11 @@ class Replica:
 
     async def publish(self) -> None:
         """The model computes with the present parameters from now on. To be called while the trainer waits."""
-        async with self._lock:
-            await on_executor(self._nbytes, lambda: self._publish(self.placement.publish))
+        await self._beside(lambda: self._publish(self.placement.publish))
 
     async def rest(self) -> None:
         """The same, to be saved: what the model has learned beside the state comes back when it is published again."""
-        async with self._lock:
-            await on_executor(self._nbytes, lambda: self._publish(self.placement.rest))
+        await self._beside(lambda: self._publish(self.placement.rest))
 
     def _publish(self, publish: Callable[[], None]) -> None:
         publish()
@@ -126,13 +126,11 @@ class Replica:
 
     async def check(self) -> None:
         """Raises OptimizerError if something was changed that must stay; see ParameterPlacement.check."""
-        async with self._lock:
-            self.placement.check()
+        await self._beside(self.placement.check)
 
     async def capture(self) -> CapturedState:
         """A copy that later steps do not change."""
-        async with self._lock:
-            return await on_executor(self._nbytes, lambda: self.state.capture().clone())
+        return await self._beside(lambda: self.state.capture().clone())
 
     async def restore(self, captured: CapturedState) -> None:
         """Takes over a state. ValueError: it does not fit. For other errors see TrainingState.restore."""
@@ -148,8 +146,7 @@ class Replica:
 
     async def checkpoint(self) -> dict[str, Any]:
         """See TrainingState.checkpoint. The digest of a large model takes seconds, and the loop goes on meanwhile."""
-        async with self._lock:
-            return await on_executor(self._nbytes, self.state.checkpoint)
+        return await self._beside(self.state.checkpoint)
 
     async def load_checkpoint(
         self, state_dict: Mapping[str, Any], accepted: Callable[[], Awaitable[None]] | None = None

@@ -300,10 +300,6 @@ class TrainingState:
 
         return install
 
-    def load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
-        """Takes over what `checkpoint` returned, see `read_checkpoint`."""
-        self.read_checkpoint(checkpoint)()
-
     def _settings_in(
         self, checkpoint: Mapping[str, Any], swarm: Mapping[str, Any]
     ) -> tuple[list[dict[str, Any]], dict[str, Any], list[dict[str, Any]], Mapping[Any, Any]]:

@@ -76,7 +76,7 @@ def test_a_checkpoint_of_another_version_is_read(schedule: str, old_writer: bool
     for checkpoint in (saved, former):
         with torch.no_grad():
             reader.parameters[0].copy_(writer.parameters[0])
-        reader.load_checkpoint(checkpoint)
+        reader.read_checkpoint(checkpoint)()
         assert manifest(reader) == manifest(writer)
     assert reader.optimizer.param_groups[0]["foreach"] is old_writer, "how it computes is each peer's own"
 
@@ -124,7 +124,7 @@ def test_who_resumes_with_a_longer_schedule_gets_it_and_is_told(make: Any, caplo
     """At the end of the checkpoint's own the rate is 0, from which no recursion comes back."""
     saved = state_with(make(4), 4).checkpoint()
     longer = state_with(make(8), 0)
-    longer.load_checkpoint(saved)
+    longer.read_checkpoint(saved)()
     assert longer.position.epoch == 4
     assert rates(longer, 4) == pytest.approx(rates(state_with(make(8), 4), 4))
     assert "not the checkpoint's (unlike: " in caplog.text
@@ -133,6 +133,6 @@ def test_who_resumes_with_a_longer_schedule_gets_it_and_is_told(make: Any, caplo
 def test_an_equal_schedule_goes_on_as_the_checkpoint_says(caplog: pytest.LogCaptureFixture) -> None:
     saved = state_with(linear(8), 4).checkpoint()
     again = state_with(linear(8), 0)
-    again.load_checkpoint(saved)
+    again.read_checkpoint(saved)()
     assert rates(again, 4) == rates(state_with(linear(8), 4), 4)
     assert not caplog.text
