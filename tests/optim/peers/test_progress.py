@@ -8,10 +8,12 @@ from pydantic import ValidationError
 from swarmcli.optim.config import RefreshOptions
 from swarmcli.optim.peers.progress import (
     FAR_AHEAD,
+    LONGEST_DRAWN,
     LocalTrainingProgress,
     PerformanceEMA,
     borne_out,
     estimate_global_progress,
+    expected_samples,
     refresh_period,
 )
 
@@ -77,6 +79,24 @@ def test_time_that_remains(others, local, seconds_left) -> None:
 )
 def test_refresh_period_follows_the_drift_estimate(seconds_left, peers, expected) -> None:
     assert refresh_period(seconds_left, peers, OPTIONS) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("told", "samples"),
+    [
+        pytest.param(report(2, 3, 40, 5.0), 40, id="as it has just told"),
+        pytest.param(report(2, 3, 40, 5.0, age=2.0), 50, id="and what it did since"),
+        pytest.param(report(2, 3, 40, 5.0, age=-3.0), 40, id="a clock that runs ahead adds nothing"),
+        pytest.param(report(2, 3, 0, 5.0, age=100.0), LONGEST_DRAWN * 5, id="for as long as reports take to come"),
+        pytest.param(report(2, 3, 98, 5.0, age=2.0), 100, id="no more than an epoch has"),
+        pytest.param(report(2, 2, 77, 5.0, age=6.0), 20, id="of the epoch before: since this one began"),
+        pytest.param(report(2, 0, 77, 5.0, age=6.0), 20, id="of an earlier one: epochs are shorter than reports apart"),
+        pytest.param(report(2, 2, 77, 5.0, age=LONGEST_DRAWN), 0, id="an old one of an earlier epoch"),
+        pytest.param(report(2, 4, 77, 5.0), 0, id="of a later epoch"),
+    ],
+)
+def test_how_many_samples_a_report_stands_for(told, samples) -> None:
+    assert expected_samples(told, 3, NOW - 4.0, 100, NOW) == pytest.approx(samples)
 
 
 @pytest.mark.parametrize(("age", "counts"), [(61.0, False), (60.0, True), (0.0, True), (-5.0, True), (-5.1, False)])
