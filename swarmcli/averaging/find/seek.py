@@ -142,6 +142,8 @@ class LeaderCall:
             if not call.done():
                 call.cancel()
                 await asyncio.wait({call})
+            if not call.cancelled():
+                call.exception()  # read, also where this search was cancelled at the same moment: nobody else is told
 
     def hang_up(self, peer: PeerID, why: Exception | None = None) -> None:
         """Ends the call if it is to this peer."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
+from swarmcli.averaging.find import seek
 from swarmcli.averaging.find.messages import Candidate
+from swarmcli.errors import CallTimeout
 from tests.averaging.searchers import Searcher, Searchers
 from tests.simulation import now, within
 from tests.suites import soak
@@ -120,3 +123,30 @@ async def test_a_leader_that_only_beats_holds_nobody(members: int, least: float,
         assert follower.trust.has_no_seat(leader.peer_id) is (members == 2)
         for task in searches.values():
             task.cancel()
+
+
+@within(60)
+async def test_a_search_that_is_cancelled_as_its_leader_is_lost_tells_nobody_of_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody waits for the call any more, and the loop would print its error."""
+    printed: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: printed.append(context))
+    async with Searchers(0) as swarm:
+        peers = [await swarm.add() for _ in range(2)]
+
+        async def ask(call: seek.LeaderCall, candidate: Candidate, timeout: float) -> object:
+            if timeout != seek.ON_THE_CALL:
+                return await asks(call, candidate, timeout)
+            for search in searches:
+                search.cancel()
+            raise CallTimeout("lost")
+
+        asks = seek.LeaderCall.ask
+        monkeypatch.setattr(seek.LeaderCall, "ask", ask)
+        searches = [asyncio.ensure_future(peer.find()) for peer in peers]
+        await asyncio.wait(searches)
+        assert all(search.cancelled() for search in searches)
+        searches.clear()
+    gc.collect()
+    assert not printed
