@@ -82,7 +82,6 @@ class AllreduceService:
         self._audits: Recent[bytes, Audits] = Recent(AUDITED)  # of the last exchanges: accusations may come late
         self._kept: dict[bytes, Holdings] = {}  # of the round that was committed last, by exchange
         self._copies: dict[PeerID, asyncio.Timeout] = {}  # of these averages, that members take at the moment
-        self._forget: asyncio.TimerHandle | None = None
         self._beginning: WeakValueDictionary[bytes, Bell] = WeakValueDictionary()  # by exchange, of calls that wait
         self._showing = TaskOwner()
         self._closed = False
@@ -113,8 +112,6 @@ class AllreduceService:
             self._closed = True
             self.endpoint.withdraw(*self._served)
             self.make_room()
-            if self._forget is not None:
-                self._forget.cancel()
             self.memory.forget()
             self._tell_begun(list(self._beginning))
 
@@ -146,9 +143,7 @@ class AllreduceService:
         try:
             yield agreement
         finally:
-            agreement.leave()
-            self._end_exchanges(group)
-            self._show(agreement)
+            self._leave(agreement)
 
     def host(self, exchange: HostedExchange) -> None:
         """From now on the exchange gets the streams for it, until its round ends."""
@@ -166,46 +161,33 @@ class AllreduceService:
     def decline(self, group: Group) -> None:
         """This member takes no part in a round of which the others know: it tells them that it will never vote."""
         if self.endpoint.peer_id in group:  # otherwise its leader has made it up
-            agreement = self._agreement_for(group)
-            agreement.leave()
-            self._end_exchanges(group)
-            self._show(agreement)
+            self._leave(self._agreement_for(group))
 
-    def _show(self, agreement: Agreement) -> None:
-        if not self._closed:
-            self._showing.spawn(agreement.show())
-
-    def _end_exchanges(self, group: Group) -> None:
-        ids = [each.group_id for each in phases_of(group)]
+    def _leave(self, agreement: Agreement) -> None:
+        agreement.leave()
+        ids = [each.group_id for each in phases_of(agreement.mates.group)]
         for group_id in ids:
             self._exchanges.pop(group_id, None)
             self._past[group_id] = None
         self._tell_begun(ids)
+        if not self._closed:
+            self._showing.spawn(agreement.show())
 
     def keep(self, group_id: bytes, holdings: Holdings) -> None:
         """Keeps committed averages for members that lack some; until the next round, and not for long."""
         self._kept[group_id] = holdings
-        if self._forget is not None:
-            self._forget.cancel()
-        self._forget = asyncio.get_running_loop().call_later(KEPT, self.release)
+        asyncio.get_running_loop().call_later(KEPT, self._kept.pop, group_id, None)
 
     def make_room(self) -> None:
         """Lets go of the kept averages, and ends copies of them: whoever takes one slowly would hold their memory
         beside that of each later round."""
-        self.release()
+        self._kept.clear()
         for peer in self._copies:
             self._end_copy(peer)
 
     def _end_copy(self, peer: PeerID) -> None:
         if peer in self._copies and not self._copies[peer].expired():
             self._copies[peer].reschedule(loop_time())
-
-    def release(self) -> None:
-        """Lets go of the kept averages. Copies that have begun go on."""
-        self._kept.clear()
-        if self._forget is not None:
-            self._forget.cancel()
-            self._forget = None
 
     # Handlers
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import statistics
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as changed
 
 from swarmcli.averaging.find.messages import METHODS, Answer, Join, Offer, method_name
 from swarmcli.averaging.group import Group
 from swarmcli.errors import CallRefused
+from tests.adversary.test_hearsay import evidence_against
 from tests.averaging.searchers import Searcher, Searchers
 from tests.simulation import now, within
 from tests.suites import soak
@@ -149,3 +152,34 @@ async def test_a_newcomer_with_a_wrong_recipe_is_told_when_the_time_is_up_unless
         else:
             assert "FingerprintError" in victim.failures[0] and "seed" in victim.failures[0]
             assert 4.9 < now() - began < 6.5
+
+
+@within(3600)
+async def test_nobody_asks_a_banned_peer_of_which_another_one_tells() -> None:
+    async with Searchers(3) as swarm:
+        victim, (namer, culprit), joins = await impostors(swarm, 2)
+        asked, addresses = list[Searcher](), culprit.node.endpoint.addresses
+
+        async def name(peer: Any, join: Join) -> Answer:
+            asked.append(namer)
+            return Answer(
+                "ask", to=replace(join.candidate, peer_id=culprit.peer_id, addresses=addresses, search=bytes(16))
+            )
+
+        async def hear(peer: Any, join: Join) -> Answer:
+            asked.append(culprit)
+            return Answer("full")
+
+        for peer, answer in ((namer, name), (culprit, hear)):
+            peer.node.endpoint.withdraw(method_name("test", Join))
+            peer.node.endpoint.serve(method_name("test", Join), Join, answer)
+        victim.finder._trust.ban(evidence_against(culprit.node.endpoint.identity))
+        search = asyncio.get_running_loop().create_task(victim.find())
+        await asyncio.sleep(0.5)
+        assert victim.finder.search is not None
+        join = changed(joins[0], terms=victim.finder.search.own.terms)
+        await namer.node.endpoint.call(victim.peer_id, method_name("test", Join), join, Answer, timeout=3)
+        await asyncio.sleep(10)
+        search.cancel()
+        await asyncio.wait([search])
+        assert set(asked) == {namer}
