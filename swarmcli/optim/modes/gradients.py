@@ -288,13 +288,16 @@ class GradientWork:
         Gradients of epochs that are over, accumulated or frozen, are dropped. False, and nothing changed: it leads
         elsewhere.
         """
-        if self._mode.target_group_size is None:
-            return False  # whoever claims such a lineage has not come to it by rounds
-        passed = await self.replica.pass_by(wanted, lambda position: position.by_epoch(self._target))
-        if passed:
-            self.replica.state.apart = True
-            await self.drop()
-        return passed
+        path = [self.replica.position]
+        while path[-1].epoch < wanted.epoch:
+            path.append(path[-1].by_epoch(self._target))
+        if self._mode.target_group_size is None or path[-1] != wanted:
+            return False  # where one group ends all epochs, whoever claims such a lineage has not come to it by rounds
+        for position in path[1:]:
+            await self.replica.change(partial(self.replica.state.end_epoch, position))
+        self.replica.state.apart = True
+        await self.drop()
+        return True
 
     async def drop(self) -> None:
         """Drops what was accumulated or frozen: it belongs to parameters that are gone."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -100,17 +99,6 @@ class Replica:
         """Runs `action` while nobody else reads or changes the state. It may wait: it is never on the event loop."""
         async with self._lock:
             return await offload(action)
-
-    async def pass_by(self, wanted: LineagePosition, following: Callable[[LineagePosition], LineagePosition]) -> bool:
-        """Ends epochs up to `wanted` without a step; False, and nothing changed, if `following` leads elsewhere."""
-        path = [self.position]
-        while path[-1].epoch < wanted.epoch:
-            path.append(following(path[-1]))
-        if path[-1] != wanted:
-            return False
-        for position in path[1:]:
-            await self.change(partial(self.state.end_epoch, position))
-        return True
 
     async def publish(self) -> None:
         """The model computes with the present parameters from now on. To be called while the trainer waits."""
