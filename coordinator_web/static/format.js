@@ -60,6 +60,11 @@ export function ago(seconds) {
   return seconds < 5 ? "now" : `${roughly(seconds)} ago`;
 }
 
+/* What a peer's report says may be old, where many report or its line is slow. */
+export function asOf(peer, now) {
+  return peer.told !== null && now - peer.told > 30 ? `as of ${ago(now - peer.told)}` : "";
+}
+
 export function clock(time) {
   return new Date(time * 1000).toLocaleTimeString("en-GB");
 }

@@ -3,7 +3,7 @@
 import { again, get } from "/static/api.js";
 import { Chart } from "/static/chart.js";
 import { $, element, few, reconcile, say, write } from "/static/dom.js";
-import { ago, bytes, clock, count, day, decimal, doing, hours, percent, rate, reached, tiny } from "/static/format.js";
+import { ago, asOf, bytes, clock, count, day, decimal, doing, hours, percent, rate, reached, tiny } from "/static/format.js";
 import { follow, here } from "/static/live.js";
 
 const REFRESH_SECONDS = 2;
@@ -31,7 +31,8 @@ function draw({ peer, first_seen: first, history, rounds, contribution }) {
   const trains = peer.role === "trainer";
   write($("peer-role"), peer.me ? `${peer.role}, the one that shows this page` : peer.role);
   write($("peer-name"), peer.name || peer.peer_id.slice(0, 10));
-  write($("peer-id"), [peer.peer_id, peer.device, reached(peer)].filter(Boolean).join(" · "));
+  const now = here.state?.run.now ?? Date.now() / 1000;
+  write($("peer-id"), [peer.peer_id, peer.device, reached(peer), asOf(peer, now)].filter(Boolean).join(" · "));
   write($("health"), doing(peer.health));
   document.body.dataset.health = peer.health;
   write($("peer-epoch"), count(peer.epoch));
@@ -39,7 +40,6 @@ function draw({ peer, first_seen: first, history, rounds, contribution }) {
   write($("peer-rate"), trains ? rate(peer.samples_per_second) : "–");
   write($("peer-share"), trains ? percent(peer.share) : "–");
   write($("peer-loss"), trains ? decimal(peer.loss) : "–");
-  const now = here.state?.run.now ?? Date.now() / 1000;
   write($("peer-seen"), peer.me ? "now" : ago(now - peer.last_seen));
   write($("peer-first"), first === null ? "\u00a0" : `first ${day(first)}`);
   say($("trouble"), peer.trouble);

@@ -2,7 +2,7 @@
 
 import { again, get } from "/static/api.js";
 import { $, cell, element, peerPath, row, say, write } from "/static/dom.js";
-import { ago, count, decimal, doing, percent, plural, rate, reached, tiny } from "/static/format.js";
+import { ago, asOf, count, decimal, doing, percent, plural, rate, reached, tiny } from "/static/format.js";
 import { WindowedRows } from "/static/windowed.js";
 
 const IDLE = ["not answering", "left", "lost", "follows", "catching up"]; // they add nothing at this moment
@@ -71,7 +71,7 @@ function updatePeer(node, peer) {
   at(".name").href = peerPath(peer.peer_id);
   at(".who").title = peer.peer_id;
   at(".tag").hidden = !peer.me;
-  const details = [peer.name && peer.name !== short(peer) ? short(peer) : "", peer.device, reached(peer)];
+  const details = [peer.name && peer.name !== short(peer) ? short(peer) : "", peer.device, reached(peer), asOf(peer, now)];
   write(at(".who .sub"), details.filter(Boolean).join(" · "));
   write(at(".role"), peer.role);
   write(at(".epoch .value"), count(peer.epoch));

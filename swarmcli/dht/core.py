@@ -142,7 +142,14 @@ class NodeCore:
         """Runs the lookups. With `all_at_once` all replicas are asked side by side where they are probably known."""
         known = all_at_once and self._knows_around(lookups)
         parallel = max(self.parallel, self.num_replicas) if known else self.parallel
-        await traverse(lookups, ask, parallel=parallel, slow_after=self.limits.slow_after, hearsay=self.hearsay)
+        slow_after = max(self.limits.slow_after, 2 * self._nearest_trip)
+        await traverse(lookups, ask, parallel=parallel, slow_after=slow_after, hearsay=self.hearsay)
+
+    @property
+    def _nearest_trip(self) -> float:
+        """Seconds to the nearest connected peer and back: where even these are many, this node's own line is slow, and
+        answers that come late are no reason to ask others as well. 0: nobody is connected."""
+        return min(filter(None, map(self.endpoint.round_trip, self.endpoint.connected())), default=0.0)
 
     def breadth(self, lookups: Sequence[Lookup]) -> int:
         """How many contacts an answer should name. In a known neighbourhood as many as there are replicas, which is
@@ -152,13 +159,15 @@ class NodeCore:
     def _knows_around(self, lookups: Sequence[Lookup]) -> bool:
         return all(self.contacts.table.knows_around(lookup.target) for lookup in lookups)
 
-    async def explore(self, target: int) -> None:
-        """A search of full width: everyone near the target hears of this node, and this node of them."""
+    async def explore(self, target: int, width: int | None = None) -> Lookup:
+        """Everyone near the target, so many or (None) a full bucket, hears of this node, and this node of them."""
+        lookup = self.new_lookup(target, width or self.bucket_size)
 
         async def ask(contact: Contact, asking: Sequence[Lookup]) -> list[Contact]:
-            return await self.find_nodes(contact, asking, self.bucket_size)
+            return await self.find_nodes(contact, asking, lookup.width)
 
-        await self.traverse([self.new_lookup(target, self.bucket_size)], ask)
+        await self.traverse([lookup], ask)
+        return lookup
 
     # Judging records
 
@@ -223,10 +232,10 @@ class NodeCore:
         return contact if contact.addresses else None
 
     async def find(
-        self, contact: Contact, questions: Sequence[Question], *, contacts: int, values: bool
+        self, contact: Contact, questions: Sequence[Question], *, contacts: int, values: bool, room: int = 0
     ) -> tuple[FindReply, Sequence[Contact]]:
         """One message with at most MAX_TARGETS questions; also the neighbours that the answer names."""
-        request = FindRequest(self.listening, tuple(questions), contacts, values)
+        request = FindRequest(self.listening, tuple(questions), contacts, values, room)
         reply = await self._ask(contact, messages.FIND, request, FindReply)
         if len(reply.answers) != (len(questions) if values else 0):
             raise self.impossible(contact.peer_id, "as many answers as questions were expected")
@@ -317,7 +326,7 @@ class NodeCore:
 
     def _timeout(self, peer: PeerID, request: msgspec.Struct) -> float:
         """Ten measured round trips, within bounds, and time for the way of what is sent over a slow link."""
-        longest = self.limits.call_timeout
+        longest = max(self.limits.call_timeout, 10 * self._nearest_trip)
         measured = self.endpoint.round_trip(peer)
         patience = longest if measured is None else min(longest, max(self.limits.shortest_timeout, 10 * measured))
         if isinstance(request, messages.StoreRequest):

@@ -50,14 +50,17 @@ class FindRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     questions: Annotated[tuple[Question, ...], msgspec.Meta(max_length=MAX_TARGETS)]
     contacts: int = 0  # wanted per question
     values: bool = False
+    room: int = 0  # bytes of records that the asker takes, though always one record; 0: as many as fit in a message
 
 
 class FindAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Records of one question in the order in which they were stored; `more` follow after `cursor`."""
+    """Records of one question in the order in which they were stored; `more` follow after `cursor`. The replica holds
+    `count` under that id in all."""
 
     records: Records = ()
     cursor: int = 0
     more: bool = False
+    count: int = 0
 
 
 class FindReply(msgspec.Struct, frozen=True):

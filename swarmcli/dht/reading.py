@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,9 @@ class KeyRead:
     # How far each replica has been read: which life of it, and up to which of its numbers.
     cursors: dict[PeerID, tuple[int, int]] = field(default_factory=dict)
     outdated: int = 0  # records that came after a newer one of the same owner
+    counts: dict[PeerID, int] = field(default_factory=dict)  # of all records that each replica holds
+    taken: int = 0  # bytes of records that replicas have sent
+    behind: bool = False  # the last replica had more than was wanted
     _tellers: dict[bytes, Hashable] = field(default_factory=dict)  # of each record, by subkey
     _count: Counter[Hashable] = field(default_factory=Counter)  # of records that each of them has told …
     _bytes: Counter[Hashable] = field(default_factory=Counter)  # … and of their bytes
@@ -109,9 +113,10 @@ def read_own(core: NodeCore, reading: KeyRead) -> None:
 
 
 async def read_replica(
-    core: NodeCore, contact: Contact, reads: Sequence[KeyRead], *, contacts: int = 0
+    core: NodeCore, contact: Contact, reads: Sequence[KeyRead], *, contacts: int = 0, most: int = 0
 ) -> list[Contact]:
-    """Reads what one replica holds (or has changed), page by page; also the neighbours that it names."""
+    """Reads what one replica holds (or has changed), page by page; also the neighbours that it names. `most`: bytes, of
+    one page; 0: all."""
     peer = contact.peer_id
     found: list[Contact] = []
     left = list(reads)
@@ -120,17 +125,20 @@ async def read_replica(
     while left:
         now_reading = left[: messages.MAX_TARGETS]
         questions = [each.question(peer) for each in now_reading]
-        reply, neighbours = await core.find(contact, questions, contacts=contacts, values=True)
+        reply, neighbours = await core.find(contact, questions, contacts=contacts, values=True, room=most)
         found.extend(neighbours)
         prefix = core.writer(peer).prefix
         teller = peer if prefix.shared else prefix  # identities cost nothing: those of one network tell as much as one
         unfinished: list[KeyRead] = []
         for each, answer in zip(now_reading, reply.answers, strict=True):
             room -= len(answer.records)
-            room_bytes -= sum(record.size for record in answer.records)
+            size = sum(record.size for record in answer.records)
+            room_bytes -= size
+            each.taken += size
             each.take(await core.checked(answer.records, each.target, peer), teller, core.limits)
-            each.cursors[peer] = (reply.instance, answer.cursor)
-            if answer.more:
+            each.cursors[peer], each.counts[peer] = (reply.instance, answer.cursor), answer.count
+            each.behind = answer.more
+            if answer.more and not most:
                 unfinished.append(each)
         if min(room, room_bytes) < 0 or (unfinished and not any(answer.records for answer in reply.answers)):
             raise core.impossible(peer, "an answer without an end")
@@ -144,6 +152,8 @@ class Follower:
 
     Each replica is asked only for what it has stored since it was last read. A replica that restarted counts anew,
     which its reply shows; then all of it is read again. Concurrent refreshes do no harm, but each asks for itself.
+
+    A reader with room for so many bytes asks one replica each time, the next when that has no more to say.
     """
 
     def __init__(self, core: NodeCore, key: str, *, only_bytes: bool = False) -> None:
@@ -156,6 +166,7 @@ class Follower:
         self._replicas: Sequence[Contact] = ()
         self._near: Sequence[Contact] = ()  # the contacts nearest to the key when the replicas were last looked up
         self._search_at = float("-inf")  # loop time
+        self._turn = int.from_bytes(core.peer_id[:2])  # readers begin with unlike replicas
         self._seen: dict[bytes, tuple[Record, Subkey, ValueWithExpiration]] = {}
         self.refused = core.checker.watch(key)  # rule → how many records under the key did not pass it here
 
@@ -164,30 +175,67 @@ class Follower:
         """How often a replica told of a record whose owner had replaced it: it lags, or repeats old ones on purpose."""
         return self._read.outdated
 
-    async def refresh(self) -> dict[Subkey, ValueWithExpiration]:
-        """Subkey → value, as of now. Replicas that do not answer are left out; nothing is raised for them."""
+    @property
+    def taken(self) -> int:
+        """Bytes of records that replicas have sent so far."""
+        return self._read.taken
+
+    @property
+    def behind(self) -> bool:
+        """Whether the last replica that was asked had more than there was room for."""
+        return self._read.behind
+
+    @property
+    def size(self) -> int:
+        """Bytes of the records under the key, those read and as many of their kind as there are besides."""
+        records = self._read.records.values()
+        return sum(record.size for record in records) * self.count // max(1, len(records))
+
+    @property
+    def count(self) -> int:
+        """How many records there are under the key: those read, or as many as every replica holds that was asked."""
+        return max(len(self._read.records), min(self._read.counts.values(), default=0))
+
+    async def refresh(self, room: float = math.inf) -> dict[Subkey, ValueWithExpiration]:
+        """Subkey → value, as of now. Replicas that do not answer are left out; nothing is raised for them. `room`:
+        bytes of records that may come, of one of them."""
         near = self._core.contacts.table.nearest_apart(self._read.target, self._core.num_replicas)
         # Where others have come nearer than the replicas, whoever writes writes there: in a network that is small and
         # grows, not one of the former replicas may be left after seconds.
-        if loop_time() >= self._search_at or near != self._near or not await self._read_replicas():
+        if loop_time() >= self._search_at or near != self._near or not await self._read_replicas(room):
             self._near = near
-            await self._search()
+            await self._search(room)
         self._update(self._core.now())
         return {subkey: value for _, subkey, value in self._seen.values()}
 
-    async def _search(self) -> None:
-        (lookup,) = await read(self._core, [self._read], latest=True)
-        self._search_at = loop_time() + self._core.limits.follow_interval
+    async def _search(self, room: float) -> None:
+        if room < math.inf:
+            lookup = await self._core.explore(self._read.target, self._core.num_replicas)
+        else:
+            (lookup,) = await read(self._core, [self._read], latest=True)
+        # A search costs some kilobytes, of which a node that rests has not many to spare; it looks up replicas that are
+        # lost, or that others have come before, in any case.
+        self._search_at = loop_time() + self._core.limits.follow_interval * (4 if self._core.rests else 1)
         self._replicas = lookup.nearest()
         current = {contact.peer_id for contact in self._replicas} | {self._core.peer_id}
         self._read.cursors = {peer: cursor for peer, cursor in self._read.cursors.items() if peer in current}
+        self._read.counts = {peer: count for peer, count in self._read.counts.items() if peer in current}
+        if room < math.inf:
+            await self._read_replicas(room)
 
-    async def _read_replicas(self) -> bool:
-        """Whether all of them answered."""
+    async def _read_replicas(self, room: float) -> bool:
+        """Whether all that were asked answered."""
         read_own(self._core, self._read)
         others = [contact for contact in self._replicas if contact.peer_id != self._core.peer_id]
+        if room <= 0:
+            others = []
+        elif room < math.inf and others:
+            self._turn += not self._read.behind
+            others = [others[self._turn % len(others)]]
+        most = math.ceil(room) if room < math.inf else 0
         answers = await gather_answers(
-            [read_replica(self._core, contact, [self._read]) for contact in others], (NetworkError, DHTError)
+            [read_replica(self._core, contact, [self._read], most=most) for contact in others],
+            (NetworkError, DHTError),
         )
         return bool(self._replicas) and all(answer is not None for answer in answers)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Hashable, Sequence
 
 from swarmcli.dht import messages
@@ -65,13 +66,14 @@ class DHTService:
         return messages.PingReply(self._core.listening)
 
     async def find(self, peer: PeerID, request: messages.FindRequest) -> messages.FindReply:
-        """Neighbours of the targets and, if asked for, the records under them, cut at the size of a reply.
+        """Neighbours of the targets and, if asked for, the records under them, cut at the size of a reply or at the
+        room that the asker has.
 
         Refuses ("busy") who has had more looked up than one peer, or one prefix, may.
         """
         self._charge(peer, len(request.questions))
         self._core.heard_from(peer, request.listening)
-        room, left = self._core.limits.max_reply, messages.MAX_RECORDS
+        room, left = min(request.room or math.inf, self._core.limits.max_reply), messages.MAX_RECORDS
         answers: list[FindAnswer] = []
         async for question in breathing(request.questions if request.values else ()):
             answer, room = self._answer(question, room, left)
@@ -138,22 +140,25 @@ class DHTService:
             return Outcome(verdict, self._core.storage.find(key_id(record.key), record.subkey))
         return Outcome(verdict)
 
-    def _answer(self, question: messages.Question, room: int, left: int) -> tuple[FindAnswer, int]:
+    def _answer(self, question: messages.Question, room: float, left: int) -> tuple[FindAnswer, float]:
         """Answers with the records that were stored after the question's cursor, as far as `room` bytes and `left`
         records allow; and the room that is left."""
         cursor = question.cursor if question.instance == self._core.instance else 0
         if room <= 0 or left <= 0:  # nothing fits any more, so nothing is looked up
             return FindAnswer((), cursor, more=True), 0
         entry = self._core.storage.entry(id_from_bytes(question.target), self._core.now())
+        if entry is None:
+            return FindAnswer((), cursor), room
         records: list[Record] = []
-        for stored in entry.since(cursor) if entry is not None else ():
+        for stored in entry.since(cursor):
             size = stored.record.size
-            if size > room or len(records) >= left:
-                return FindAnswer(tuple(records), cursor, more=True), room
+            first = not records and left == messages.MAX_RECORDS  # of the message: it comes whatever the asker's room
+            if (size > room and not first) or len(records) >= left:
+                return FindAnswer(tuple(records), cursor, True, len(entry.records)), room
             room -= size
             records.append(stored.record)
             cursor = stored.version
-        return FindAnswer(tuple(records), cursor), room
+        return FindAnswer(tuple(records), cursor, False, len(entry.records)), room
 
     async def _neighbours(self, asker: PeerID, targets: Sequence[int], count: int) -> tuple[Contact, ...]:
         """The nearest known nodes of each target, once each, without the asker."""

@@ -37,10 +37,11 @@ async def write(core: NodeCore, records: Sequence[Record]) -> list[StoreResult]:
     # Where the neighbourhood is known, storing is itself the search: the replies name nodes that are nearer.
     known = {target for target in lookups if core.contacts.table.knows_around(target)}
     tried: set[tuple[PeerID, int]] = set()  # (peer, index of record)
+    named = 0 if core.rests else core.num_replicas  # neighbours take more of a slow line than what is stored
 
     async def store_at(contact: Contact, indices: Sequence[int]) -> list[Contact]:
         tried.update((contact.peer_id, index) for index in indices)
-        outcomes, found = await deliver(core, contact, [records[index] for index in indices], core.num_replicas)
+        outcomes, found = await deliver(core, contact, [records[index] for index in indices], named)
         for index, outcome in zip(indices, outcomes, strict=True):
             _note(core, results[index], records[index], outcome, contact.peer_id)
         return found

@@ -64,6 +64,7 @@ class PeerStatus:
     share: float | None = None  # of the samples of the last epochs, 0 to 1; None: unknown
     loss: float | None = None
     last_seen: float = 0.0
+    told: float | None = None  # the moment of the report that says all this; None: the moment of the status
     health: Health = "in step"
     trouble: str = ""  # why its last round did not succeed, by its own account; "" when it did
     drift: float | None = None  # of its parameters from the others', relative to their length; None: unknown

@@ -249,16 +249,16 @@ class RunWatch:
         rows = [_row(self._peer.peer_id, own, expected, shares, last_seen=now, health=health, me=True)]
         endpoint = self._peer.dht.endpoint
         for peer, report in others.items():
-            age = optimizer.directory.age(peer)
+            age, reported = optimizer.directory.age(peer), optimizer.directory.report_age(peer)
             if not optimizer.directory.is_there(peer):
                 health = "not answering"
             elif peer in apart and not _pauses(report):
                 health = "waiting" if apart[peer].phase == "stranded" else "another model"
             else:
-                health = self._health(report, own, epoch, age)
+                health = self._health(report, own, epoch, reported)
             # In whole tenths: a page is sent what has changed, and a moment that is told from an age never stays.
-            heard, way = round(now - age, 1), way_of(endpoint.seen(peer))
-            rows.append(_row(peer, report, expected, shares, last_seen=heard, health=health, way=way))
+            heard, told, way = round(now - age, 1), round(now - reported, 1), way_of(endpoint.seen(peer))
+            rows.append(_row(peer, report, expected, shares, last_seen=heard, told=told, health=health, way=way))
         return rows
 
     def _health(self, report: PeerReport, own: PeerReport, epoch: int, age: float) -> Health:
@@ -309,6 +309,7 @@ def _row(
     *,
     last_seen: float,
     health: Health,
+    told: float | None = None,
     way: Way | None = None,
     me: bool = False,
 ) -> PeerStatus:
@@ -318,6 +319,7 @@ def _row(
         peer_id=peer.text,
         me=me,
         last_seen=last_seen,
+        told=told,
         health=health,
         share=shares.get(peer.text),
         role=report.role,

@@ -86,13 +86,14 @@ SLOW_LINES = {"10 kB/s": (10e3, 10e3, 0.4), "100 kB/s in": (10e3, 100e3, 0.4), "
 
 
 @pytest.mark.parametrize(
-    ("others", "line"), [(2, "10 kB/s"), *soak([(1, "10 kB/s"), *((4, line) for line in SLOW_LINES)])]
+    ("others", "line"),
+    [(2, "10 kB/s"), *soak([(1, "10 kB/s"), (7, "10 kB/s"), *((4, line) for line in SLOW_LINES)])],
 )
 def test_a_newcomer_behind_a_slow_line_that_no_limit_tells_of_hears_so_and_costs_the_others_nothing(
     others: int, line: str
 ) -> None:
     """Its download shows the line, or a second one that does not get it into step: it never meets a round, and does
-    not download for ever."""
+    not download for ever. From then on what is neither averaging nor state takes a tenth of its line at most."""
     up, down, latency = SLOW_LINES[line]
     far: list[PeerID] = []
 
@@ -109,6 +110,10 @@ def test_a_newcomer_behind_a_slow_line_that_no_limit_tells_of_hears_so_and_costs
             assert now() - began < 60
             took = await epochs_of(quick, 4)
             assert max(took) < 2 * usual + 3, took
+            before = slow.node.endpoint.moved[""]
+            await asyncio.sleep(60.0)
+            rest = slow.node.endpoint.moved[""] - before
+            assert max(rest.sent / up, rest.received / down) < 0.1 * 60, rest
             assert quick[0].epoch - first > 0.9 * (now() - began) / usual - 1
             told = next(text for text in slow.said if "samples cannot count" in text)
             assert "your link has been seen to need" in told

@@ -46,7 +46,7 @@ class FakeOptimizer:
     def __init__(self, target: int, epoch: int = 0) -> None:
         self.target, self.rate, self.phase, self.local_epoch = target, 64.0, "training", epoch
         self.role = "trainer"
-        self.age = 1.0
+        self.age, self.report_age = 1.0, 1.0
         self.others: dict[PeerID, SimpleNamespace] = {}
         self.seen: dict[PeerID, SeenPeer] = {}
         self.apart: dict[PeerID, SimpleNamespace] = {}
@@ -70,7 +70,11 @@ class FakeOptimizer:
 
     @property
     def directory(self) -> SimpleNamespace:
-        return SimpleNamespace(age=lambda peer: self.age, is_there=lambda peer: peer not in self.silent)
+        return SimpleNamespace(
+            age=lambda peer: self.age,
+            report_age=lambda peer: self.report_age,
+            is_there=lambda peer: peer not in self.silent,
+        )
 
     @property
     def claims(self) -> SimpleNamespace:
@@ -249,8 +253,9 @@ def test_who_is_in_step(changes: dict[str, Any], expected: str) -> None:
 def test_an_old_report_of_a_quick_run_does_not_make_a_peer_look_behind_and_where_all_pause_the_run_waits() -> None:
     optimizer = FakeOptimizer(0, epoch=7)
     optimizer.others = {BOB: told("bob", 3, time=-9.0)}
-    optimizer.age = 2.5
-    assert watching(optimizer, 1.0).look().peers[1].health == "in step"
+    optimizer.age, optimizer.report_age = 0.0, 2.5  # it is connected
+    status = watching(optimizer, 1.0).look()
+    assert status.peers[1].health == "in step" and status.peers[1].told == 97.5
     assert watching(optimizer, 10.0).look().peers[1].health == "behind"
     optimizer.others, optimizer.pause = {BOB: told("bob", 7, pause="paused")}, "paused"
     status = watching(optimizer).look()

@@ -1,4 +1,8 @@
-"""One signed record per peer under one DHT key: each peer writes its own and reads everybody's."""
+"""One signed record per peer under one DHT key: each peer writes its own and reads everybody's.
+
+However many peers write, each reads a bounded number of bytes per second, of one replica after the other, and so
+replicas send a bounded number. Each writes as rarely as it takes the others to read the reports of all.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +14,32 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import pydantic
 
 from swarmcli.dht import OwnedSubkey
-from swarmcli.network import wire
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.loop_thread import loop_time
 
 if TYPE_CHECKING:
     from swarmcli.dht import DHTNode
+    from swarmcli.dht.records import Subkey, ValueWithExpiration
 
 Record = TypeVar("Record", bound=pydantic.BaseModel)
 
 # Bytes per second of one board that a peer reads, and that a replica sends, however many peers write on it. A peer has
-# two boards, of progress and of what peers say of themselves: together they take twice that.
-READ_RATE, REPLICA_RATE = 10e3, 100e3
-REPLICAS = 5  # each of them gives every report to every reader
-OVERHEAD = 150  # bytes of a report beside its value: owner, signature, expiration, framing
+# two boards, of progress and of what peers say of themselves: together, with framing and with what newcomers read at
+# once, a peer is to receive 20 kB/s and a replica to send 200.
+READ_RATE, REPLICA_RATE = 9e3, 80e3
+REPLICAS = 5  # that share the readers; and each writer writes to all of them
+USUAL = 1000.0  # bytes of a report, where none has been read yet
+FIRST = 16  # reports that whoever comes reads at once
+SPARE = 1.5  # times the reports of all, that a peer reads at once at most
 BURST = 4  # reports that may go out one after the other where something happens; then one for each period
-OF_A_LINE = 0.05  # that each of the two boards takes each way of a line that is known to be slow
+OF_A_LINE = 0.02  # that each of the two boards takes each way of a line that is known to be slow
 LIVES = 3  # periods, for which a report lives at least
 logger = logging.getLogger(__name__)
 
 
-def period_of(peers: int, nbytes: int) -> float:
-    """Seconds between two reports of so many bytes of each of so many peers, see READ_RATE and REPLICA_RATE."""
-    return max(peers * nbytes * min(peers, REPLICAS) / READ_RATE, peers**2 * nbytes / REPLICA_RATE)
+def rate_of(peers: int) -> float:
+    """Bytes per second of a board that each of so many peers reads, see READ_RATE and REPLICA_RATE."""
+    return min(READ_RATE, REPLICAS * REPLICA_RATE / peers)
 
 
 class Board(Generic[Record]):
@@ -50,10 +57,13 @@ class Board(Generic[Record]):
         self.records: dict[PeerID, Record] = {}  # as of the last refresh, this peer's own included
         self._model = model
         self._follower = node.follow(key)
+        self._read: dict[Subkey, tuple[ValueWithExpiration, Record | None]] = {}  # as it came, and as it was read
         self._subkey = node.own_subkey(identity=identity)
         self._published = False
-        self._nbytes = 0  # of this peer's last report
+        self._peers, self._size = 1, USUAL  # that write here, and bytes of the reports of all; as of the last refresh
+        self._lived = expiration  # seconds, for which the last report was to count
         self._credit, self._credited = float(BURST), 0.0  # reports that may go out now, and the loop time of that
+        self._room, self._read_at = FIRST * USUAL, math.inf  # bytes that may be read now, and the loop time of that
         self.line = math.inf  # bytes per second of this peer's line, where that is known to be slow
         self._reading = asyncio.Lock()  # a follower reads for one at a time
 
@@ -69,22 +79,32 @@ class Board(Generic[Record]):
         return sum(self._follower.refused.values()) + self._unreadable
 
     @property
-    def period(self) -> float:
-        """Seconds between two reports of each peer with which all of them stay within their rates: the more peers, the
-        rarer they report."""
-        return period_of(len(self.records), self._nbytes)
+    def pause(self) -> float:
+        """Seconds between two reports of this peer: for so long it reads what all have to say. The more peers, and the
+        slower its own line, the rarer."""
+        writes = self._size * max(1.0, REPLICAS / self._peers)  # each report goes to each replica
+        return max(self._size / rate_of(self._peers), writes / (OF_A_LINE * self.line))
 
     @property
-    def pause(self) -> float:
-        """Seconds between two reports of this peer, and half of them between two looks at the others': longer than the
-        period where its own line is slow."""
-        replicas = min(max(1, len(self.records)), REPLICAS)
-        return max(self.period, 2 * max(1, len(self.records)) * self._nbytes * replicas / (OF_A_LINE * self.line))
+    def look(self) -> float:
+        """Seconds between two looks at the others' reports: the pause; until it has read all, for a few more each."""
+        few = FIRST * USUAL / self._rate
+        return min(self.pause, few) if self._follower.behind else self.pause
+
+    @property
+    def _rate(self) -> float:
+        """Bytes per second that this peer reads."""
+        return min(rate_of(self._peers), OF_A_LINE * self.line)
 
     @property
     def lives(self) -> float:
         """Seconds for which a report counts."""
         return max(self.expiration, LIVES * self.pause)
+
+    @property
+    def renewal(self) -> float:
+        """Seconds after which this peer reports again, in time also where it knew nobody yet when it last did."""
+        return min(self.pause, self._lived / 2)
 
     def turn_in(self) -> float:
         """Seconds until this peer may report again."""
@@ -92,8 +112,8 @@ class Board(Generic[Record]):
         return max(0.0, (1.0 - self._credit) * self.pause)
 
     def _earn(self) -> None:
-        now, period = loop_time(), self.pause
-        earned = (now - self._credited) / period if period > 0 else float(BURST)
+        now = loop_time()
+        earned = (now - self._credited) / self.pause
         self._credit, self._credited = min(float(BURST), self._credit + earned), now
 
     async def publish(self, record: Record) -> bool:
@@ -101,20 +121,29 @@ class Board(Generic[Record]):
         self._published = True
         self._earn()
         self._credit -= 1
-        value = record.model_dump()
-        self._nbytes = OVERHEAD + len(wire.encode(value))
-        return await self._node.store(self.key, value, self._node.endpoint.clock.now() + self.lives, self._subkey)
+        self._lived = self.lives
+        expires = self._node.endpoint.clock.now() + self._lived
+        return await self._node.store(self.key, record.model_dump(), expires, self._subkey)
 
     async def refresh(self) -> dict[PeerID, Record]:
-        """Reads what changed since the last time and returns all records that have not expired."""
-        records: dict[PeerID, Record] = {}
+        """Reads what changed since the last time, as far as its rate allows, and returns all records that have not
+        expired."""
         async with self._reading:
-            for subkey, entry in (await self._follower.refresh()).items():
-                record = self._read(subkey, entry.value)
-                if record is not None and isinstance(subkey, OwnedSubkey):
-                    records[subkey.owner] = record
-        self.records = records
-        return records
+            earned = self._rate * max(0.0, loop_time() - self._read_at)
+            self._room, self._read_at = max(self._room, min(SPARE * self._size, self._room + earned)), loop_time()
+            taken = self._follower.taken
+            found = await self._follower.refresh(max(0.0, self._room))
+            self._room -= self._follower.taken - taken
+            self._peers, self._size = max(1, self._follower.count), self._follower.size or USUAL
+            before, self._read = self._read, {}
+            for subkey, entry in found.items():
+                known = before.get(subkey)
+                if known is None or known[0] is not entry:
+                    known = entry, self._parsed(subkey, entry.value)
+                self._read[subkey] = known
+        owned = ((subkey, record) for subkey, (_, record) in self._read.items() if isinstance(subkey, OwnedSubkey))
+        self.records = {subkey.owner: record for subkey, record in owned if record is not None}
+        return self.records
 
     async def withdraw(self) -> None:
         """Takes this peer's record back, so that readers no longer see it."""
@@ -122,7 +151,7 @@ class Board(Generic[Record]):
             await self._node.withdraw(self.key, self._subkey)
             self._published = False
 
-    def _read(self, subkey: object, value: object) -> Record | None:
+    def _parsed(self, subkey: object, value: object) -> Record | None:
         try:
             if isinstance(subkey, OwnedSubkey):
                 return self._model.model_validate(value)

@@ -103,7 +103,7 @@ class PeerDirectory:
             logger.warning("this peer's report was not stored: %s", error)
 
     async def _keep_publishing(self) -> None:
-        await set_within(self._changed, max(RENEWAL, self._board.pause))
+        await set_within(self._changed, max(RENEWAL, self._board.renewal))
         await asyncio.sleep(self._board.turn_in())
         await self._publish()
 
@@ -133,7 +133,7 @@ class PeerDirectory:
         return self.others
 
     async def _keep_reading(self) -> None:
-        await asyncio.sleep(max(REFRESH_PERIOD, self._board.pause / 2))
+        await asyncio.sleep(max(REFRESH_PERIOD, self._board.look))
         await self.refresh()
 
     def _tell(self, peer: PeerID, report: PeerReport, before: PeerReport | None, gone: Gone = "") -> None:
@@ -171,14 +171,16 @@ class PeerDirectory:
         since it made that. From any thread."""
         if self.endpoint.is_connected(peer):
             return True
-        fresh = max(FRESH, 2 * self._board.period)  # many peers report more rarely
+        fresh = FRESH + 2 * self._board.pause  # many peers report more rarely
         return self.age(peer) < fresh and self.others[peer].time > self._ended.get(peer, -math.inf)
 
     def age(self, peer: PeerID) -> float:
         """Seconds since the last word of a peer: 0 of one that is connected, infinite of one without a report. From any
         thread."""
-        if self.endpoint.is_connected(peer):
-            return 0.0
+        return 0.0 if self.endpoint.is_connected(peer) else self.report_age(peer)
+
+    def report_age(self, peer: PeerID) -> float:
+        """Seconds since a peer reported; infinite for one without a report. From any thread."""
         report = self.others.get(peer)
         return math.inf if report is None else max(0.0, self.endpoint.clock.now() - report.time)
 

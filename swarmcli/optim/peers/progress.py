@@ -442,7 +442,7 @@ class ProgressTrackerCore:
         left = self.global_progress.eta_next_epoch - self._clock.now()
         period = refresh_period(left, self.global_progress.num_peers, self.options)
         most = max(self.options.default_refresh_period, self.options.min_refresh_period)
-        return max(min(period, most), self._board.pause)
+        return max(min(period, most), self._board.renewal)
 
     async def _keep_reading(self) -> None:
         self._moved.clear()  # before reading: an epoch that ends meanwhile is read after once more
@@ -450,5 +450,5 @@ class ProgressTrackerCore:
             await self.refresh()
         except SwarmError as error:
             logger.warning("progress was not read: %s", error)
-        await asyncio.sleep(max(self.options.min_refresh_period, self._board.pause / 2))
+        await asyncio.sleep(max(self.options.min_refresh_period, self._board.look))
         await set_within(self._moved, self.global_progress.next_fetch_time - self._clock.now())
