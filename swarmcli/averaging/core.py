@@ -349,7 +349,7 @@ class AveragerCore:
     ) -> None:
         lessons = round_.lessons
         if self.finder.link.shows:
-            self.finder.lines.note_sending(lessons.sending, round_.group.bids)
+            self.finder.lines.note_sending(lessons.sending, round_.group.bids, self.finder.seconds_by_limits)
         withheld -= {self.node.peer_id}
         suspects = dict.fromkeys(withheld, "it claimed samples and handed in less than half")
         if not self._service.has_split(round_.group):  # a leader that begins two groups keeps members apart: no fault

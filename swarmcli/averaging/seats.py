@@ -152,15 +152,17 @@ class Lines:
         lines = {peer: self._lines.get(peer) or LineSeen() for peer in bids}
         return decide(bids, target, {p: replace(line, pace=line.pace or said.get(p, 0.0)) for p, line in lines.items()})
 
-    def note_sending(self, taken: Mapping[PeerID, float], bids: Mapping[PeerID, Bid]) -> None:
+    def note_sending(self, taken: Mapping[PeerID, float], bids: Mapping[PeerID, Bid], limited: float = 0.0) -> None:
         """Seconds that each sender of a round has `taken` here, this peer itself among them. For one that was left out,
-        they are estimated from the parts that arrived. `bids`: of the group."""
+        they are estimated from the parts that arrived. `bids`: of the group. `limited`: seconds that this peer needs
+        by its limits now, which may have come after its bid."""
         for peer, seconds in taken.items():
             shown = min(max(seconds, LEAST), MAX_SECONDS)
             if peer == self._own:
                 self.own = shown
-            else:  # its own word, which may be of a limit, may explain the time
-                self._line(peer).seconds = shown if shown > SLOWER * bids[peer].seconds else 0.0
+            else:  # its own word, which may be of a limit, or a limit of this peer may explain the time
+                explained = max(bids[peer].seconds, limited)
+                self._line(peer).seconds = shown if shown > SLOWER * explained else 0.0
 
     def note_committed(self, began: float, now: float, weights: Mapping[PeerID, float]) -> None:
         """A round that began at `began` has committed `now`, with so many samples of each member."""
