@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -63,6 +64,7 @@ class Swarm:
     ) -> None:
         self.network = MemoryNetwork(seed=seed, latency=latency, bandwidth=bandwidth)
         self.options = options or AllreduceOptions(part_size_bytes=1024)
+        self.quickly = math.inf  # seconds for a round once all have begun, where an averager knows the lines
         generator = torch.Generator().manual_seed(seed)
         self.peers: list[Peer] = []
         self.events: list[Event] = []  # of all peers
@@ -114,7 +116,8 @@ class Swarm:
         with peer.service.expecting(group):
             await asyncio.sleep(peer.kind.delay)
             peer.before = [tensor.clone() for tensor in peer.tensors]
-            round_ = Allreduce(peer.service, group, peer.tensors, weight=peer.kind.weight, options=self.options)
+            weight, seconds = peer.kind.weight, self.quickly
+            round_ = Allreduce(peer.service, group, peer.tensors, weight=weight, options=self.options, quickly=seconds)
             try:
                 return await round_.run()
             except (RoundFailed, RoundUndecided) as error:

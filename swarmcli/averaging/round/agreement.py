@@ -135,7 +135,7 @@ class Agreement:
     async def run(self, parts: Parts, seconds: float) -> Next:
         """Takes part until the outcome is known, or known to stay unknown here. `seconds`: the time of the exchange."""
         self._parts = parts
-        self._late_at = loop_time() + seconds + 2 * self.mates.slowest_round_trip + CLOCKS
+        self.end_at(loop_time() + seconds)
         try:
             async with beside(self._talk_to_all()):
                 while True:
@@ -158,6 +158,10 @@ class Agreement:
         finally:
             self._lacked = parts.lacks
             self._parts = None
+
+    def end_at(self, moment: float) -> None:
+        """First-hand votes end then (loop time): T1. Give-ups begin a little later: T2."""
+        self._late_at = min(self._late_at, moment + 2 * self.mates.slowest_round_trip + CLOCKS)
 
     async def _fetch(self, digest: bytes) -> None:
         """Asks each member that may hold this result for it, once, but for those that have just been too slow to bring

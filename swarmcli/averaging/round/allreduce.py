@@ -142,7 +142,8 @@ class Allreduce:
         tensors, over = await self._compute(advance, phases, None)
         while not over:
             exchange = await self._begin(tensors)
-            await exchange.gather()
+            if not await exchange.gather():
+                self._agreement.end_at(loop_time())
             if exchange.holdings.digest is not None:
                 await exchange.audit()
             if exchange.holdings.digest is None or (exchange.audits is not None and exchange.audits.liars):
@@ -342,8 +343,8 @@ class Allreduce:
         return self._trouble or next(filter(None, told), "too many members are out of reach")
 
     def _named(self) -> tuple[PeerID, ...]:
-        """Members by whose fault averages are missing: reducers that failed here or at more members than may lie, and
-        whoever signed unlike words."""
+        """Members by whose fault averages are missing: reducers that failed here or at more members than may lie,
+        whoever signed unlike words, and, where somebody holds the result, whoever lacks it and names nobody."""
         quorum, failed = self._agreement.outcome.quorum, {*self.lacks[1]}
         tellers: dict[int, set[int]] = {}
         for teller, word in self._agreement.told.items():
@@ -351,6 +352,8 @@ class Allreduce:
                 tellers.setdefault(member, set()).add(teller)
         named = {member for member, by in tellers.items() if quorum.weight(by) > quorum.hostile}
         named |= (failed | self._agreement.outcome.proofs.keys()) - {self._agreement.mates.me}
+        if self._digest is not None or self._agreement.outcome.named:
+            named |= {teller for teller, word in self._agreement.told.items() if word.reason and not word.failed}
         peers = {self.group.members[index].peer_id: "" for index in sorted(named) if index < len(self.group)}
         return tuple(peers | self._suspects)
 

@@ -111,17 +111,20 @@ class PartExchange:
             await self._receiver.serve(member, stream)
 
     @forgetful
-    async def gather(self) -> None:
-        """Exchanges everything. Afterwards the holdings are whole, or `faults` say what is missing."""
+    async def gather(self) -> bool:
+        """Exchanges everything. Afterwards the holdings are whole, or `faults` say what is missing. Returns whether it
+        ended in time."""
         began = loop_time()
         try:
             async with asyncio.timeout(self._time) as self._tempo.deadline:
                 self._take_up(await self._sender.gather(self._reducer))
                 self._tempo.deadline = None
+                return True
         except TimeoutError:
             await self.end()
             self.faults.failed.clear()
             self.faults.complaint = f"not done within {loop_time() - began:.0f} s"
+            return False
 
     def _take_up(self, averages: list[Average]) -> None:
         """Takes the averages that count. Parts without senders do not, unless all parts have none."""

@@ -10,6 +10,7 @@ import pytest
 
 from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions
+from swarmcli.averaging.round.pace import quickly
 from swarmcli.errors import RoundFailed
 from tests.averaging.rounds import Kind, Outcome, Swarm
 from tests.simulation import within
@@ -40,6 +41,7 @@ class Slow(Swarm):
 
     def __init__(self, kinds: list[Kind], latency: float = 0.01, options: AllreduceOptions = OPTIONS) -> None:
         super().__init__(kinds, shapes=((SIZE // 4,),), options=options, latency=latency)
+        self.quickly = quickly(0.2, 0.0)
         for kind, peer in zip(kinds, self.peers, strict=True):
             self.network.set_bandwidth(peer.peer_id, kind.bandwidth if kind.bandwidth >= 1e5 else LINK)
 
@@ -78,7 +80,7 @@ def check_others(swarm: Slow, ends: list[tuple[float, Outcome]], slow: int, at_m
 
 LIMITS = [(CRAWL, None), (None, CRAWL), (CRAWL, CRAWL)]
 LIMITED = [
-    ("led by the slow one", None, CRAWL, 0.0),
+    ("led by the slow one", None, CRAWL, 0.2),
     ("four", CRAWL, CRAWL, 0.0),
     ("the slow one reduces nothing", CRAWL, None, 0.0),
 ]
