@@ -12,7 +12,6 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from functools import reduce
 from operator import or_
 from typing import Any, TypeVar
@@ -57,12 +56,11 @@ class LeaderCommands:
         self._left = False
         self.failed: SiteError | None = None
 
-    def run(self, command: Command, transfer: Callable[[], T] = _NOTHING, *, patience: float | None = None) -> T:
+    def run(self, command: Command, transfer: Callable[[], T] = _NOTHING) -> T:
         """Has every other rank carry it out, runs `transfer`, this rank's own part, meanwhile, and returns its value.
 
-        When it returns all ranks are done. `patience`: seconds for the others to say so after this rank's own part;
-        None: the site's timeout. Raises SiteError; an error of `transfer` goes to the caller as it is, and the site is
-        broken by it all the same.
+        When it returns all ranks are done: the others have the site's timeout to say so after this rank's own part.
+        Raises SiteError; an error of `transfer` goes to the caller as it is, and the site is broken by it all the same.
         """
         with self._lock:
             self.check()
@@ -72,9 +70,8 @@ class LeaderCommands:
             try:
                 self._send(command)
                 result = transfer()
-                limit = self.site.timeout if patience is None else timedelta(seconds=patience)
                 for rank in self.site.others:
-                    receive_tensors(self.site.commands, [torch.empty(1, dtype=torch.uint8)], rank, limit)
+                    receive_tensors(self.site.commands, [torch.empty(1, dtype=torch.uint8)], rank, self.site.timeout)
                 done = True
             finally:  # also for a KeyboardInterrupt: the others wait in the middle of the command
                 if not done:

@@ -48,15 +48,14 @@ class SiteOptimizer(torch.optim.Optimizer):
         *,
         commands: LeaderCommands,
         shared: SharedModel,
-        shares: Sequence[float] | float | None = None,
         **defaults: Any,
     ) -> None:
-        """All ranks make theirs at the same time, the others by ShareOfOptimizer with equal arguments; `shares` as in
-        ZeroRedundancyOptimizer. `shared`: the site's model, whose parameters these are.
+        """All ranks make theirs at the same time, the others by ShareOfOptimizer with equal arguments. `shared`: the
+        site's model, whose parameters these are.
 
         Raises SiteError if a rank does not come.
         """
-        self.zero = _share(commands.site, params, optimizer_class, shares, defaults)
+        self.zero = _share(commands.site, params, optimizer_class, defaults)
         super().__init__(self.zero.param_groups, self.zero.defaults)
         self._commands, self.shared = commands, shared
         self.statistics = SiteStatistics(commands, ShareOfStatistics(commands.site, self.zero))
@@ -111,10 +110,9 @@ class ShareOfOptimizer:
         optimizer_class: type[torch.optim.Optimizer],
         *,
         site: Site,
-        shares: Sequence[float] | float | None = None,
         **defaults: Any,
     ) -> None:
-        self.zero = _share(site, params, optimizer_class, shares, defaults)
+        self.zero = _share(site, params, optimizer_class, defaults)
         self._site = site
         self._statistics = ShareOfStatistics(site, self.zero)
 
@@ -145,11 +143,10 @@ def _share(
     site: Site,
     params: Any,
     optimizer_class: type[torch.optim.Optimizer],
-    shares: Sequence[float] | float | None,
     defaults: Mapping[str, Any],
 ) -> ZeroRedundancyOptimizer:
     site.meet()
-    return ZeroRedundancyOptimizer(params, optimizer_class, process_group=site.commands, shares=shares, **defaults)
+    return ZeroRedundancyOptimizer(params, optimizer_class, process_group=site.commands, **defaults)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,8 @@ class Site:
     `carrier` is where tensors have to lie that are summed over the ranks: this process's device, or host memory.
     """
 
+    forming: ClassVar = timedelta(minutes=5)  # until all have started and found each other
+
     def __init__(
         self,
         rank: int,
@@ -42,12 +44,11 @@ class Site:
         timeout: float,
         device: torch.device,
         owns_world: bool,
-        forming: float = 300.0,
     ) -> None:
-        """For `form`. `owns_world`: the world was made for this site and ends with it. `forming`: see there."""
+        """For `form`. `owns_world`: the world was made for this site and ends with it."""
         self.rank, self.size = rank, size
         self.pace, self.commands = pace, commands
-        self.timeout, self.forming = timedelta(seconds=timeout), timedelta(seconds=forming)
+        self.timeout = timedelta(seconds=timeout)
         self.device = device
         self.carrier = device if "nccl" in dist.get_backend_config(commands) else torch.device("cpu")
         self._owns_world = owns_world
@@ -60,26 +61,25 @@ class Site:
         timeout: float = 60.0,
         device: torch.device | None = None,
         store: Path | None = None,
-        forming: float = 300.0,
     ) -> Site:
         """Meets the other processes that the environment (RANK, WORLD_SIZE, torchrun's) tells of, or takes the world
         that there is.
 
         All of them call this. `timeout`: seconds that one process waits for the others where nobody waits for the
         swarm; `device`: where this process computes; `store`: a file at which processes of one machine meet, new for
-        each site (None: at the store that the environment names). `forming`: seconds until all have
-        started and found each other; SiteError when they have not.
+        each site (None: at the store that the environment names). SiteError when they have not found each other within
+        `forming`.
         """
         if timeout <= 0:
             raise ValueError(f"timeout={timeout!r}: expected a positive number of seconds")
         owns_world = not dist.is_initialized()
         with named("the processes of this site did not come together"):
             if owns_world and store is not None:
-                meet_at_file(store, forming)
+                meet_at_file(store, cls.forming.total_seconds())
             elif owns_world and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-                meet_at_agents_store(forming)
+                meet_at_agents_store(cls.forming.total_seconds())
             elif owns_world:
-                dist.init_process_group("gloo", timeout=timedelta(seconds=forming))
+                dist.init_process_group("gloo", timeout=cls.forming)
             backend = "cpu:gloo,cuda:nccl" if _all_have_own(device) else "gloo"
             pace, commands = (dist.new_group(backend=backend, timeout=timedelta(seconds=timeout)) for _ in range(2))
         if pace is None or commands is None:
@@ -92,7 +92,6 @@ class Site:
             timeout=timeout,
             device=device or torch.device("cpu"),
             owns_world=owns_world,
-            forming=forming,
         )
 
     @property

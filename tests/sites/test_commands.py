@@ -102,7 +102,7 @@ def test_orders_of_several_threads_do_not_mix() -> None:
 
 def fail_in(kind: str) -> list[str]:
     """What each rank's main thread, which waits in the pace group, and its commands end with."""
-    with Site.form(timeout=1000) as site:
+    with Site.form(timeout=0.2 if kind == "slow" else 1000) as site:
         worker = Worker(site) if site.rank else None
         commands = None if site.rank else LeaderCommands(site)
         said = []
@@ -116,7 +116,7 @@ def fail_in(kind: str) -> list[str]:
             elif kind == "unknown":
                 commands.run(Unknown())
             elif kind == "slow":
-                commands.run(Dawdle(), patience=0.2)
+                commands.run(Dawdle())
         except (SiteError, RuntimeError, ZeroDivisionError) as error:
             said.append(type(error).__name__)
         if worker is not None:
