@@ -277,25 +277,6 @@ async def test_whoever_cancels_while_the_group_forms_is_missed_at_once(who: str)
 
 
 @within(3600)
-async def test_group_bits_move_and_mix() -> None:
-    async with Averagers(15) as swarm:
-        peers = [
-            await swarm.add_one(initial_group_bits=f"{number:02b}"[-2:], matchmaking={"target_group_size": 2})
-            for number in (0, 0, 1, 1, 2, 2, 3, 3)
-        ]
-        results = await all_results([peer.begin() for peer in peers])
-        assert {len(result) for result in results} == {2}
-        bits = {peer.peer_id: peer.core.finder.group_bits for peer in peers}
-        for result in results:
-            assert len({bits[peer] for peer in result}) == 2  # group mates part
-            assert all(len(each) == 2 for each in bits.values())
-        peers[0].core.finder.set_group_bits("11")
-        assert peers[0].core.finder.group_bits == "11"
-        with pytest.raises(ValueError, match="group bits"):
-            peers[0].core.finder.set_group_bits("012")
-
-
-@within(3600)
 async def test_tries_that_fail_at_once_are_spaced_out() -> None:
     async with Averagers(18) as swarm:
         (peer,) = await swarm.add(1)

@@ -57,10 +57,6 @@ class Watched:
         times = [moment for moment, _ in self.moments]
         return [b - a for a, b in itertools.pairwise(times) if since <= b <= until]
 
-    def first_contribution(self, since: float) -> tuple[int, float]:
-        """The epoch whose average first held its gradients after this moment, and when that was."""
-        return next((event.epoch - 1, moment) for moment, event in self.moments if moment > since and event.own_samples)
-
 
 class Oracle:
     """Watches every trainer of a swarm. Make it before they are started."""

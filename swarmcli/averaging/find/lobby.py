@@ -70,7 +70,6 @@ class Lobby:
         members' claims counts towards the target."""
         self.options, self.target = options, target
         self.followers: dict[PeerID, OpenCall] = {}
-        self.crowded_out: set[PeerID] = set()  # the group does not wait for them, since its list has no room
         self.own_progress = 0.0
         self.opens_at = -math.inf  # the group does not begin before this time
         self.close_at = now + options.min_matchmaking_time
@@ -100,7 +99,6 @@ class Lobby:
         while sum(each.nbytes for each in self.followers.values()) > MAX_LISTED:
             # The last to come of equal ones.
             largest = max(reversed(self.followers), key=lambda peer: self.followers[peer].nbytes)
-            self.crowded_out.add(largest)
             self._end(largest, Answer("full"))
         return new.answer
 

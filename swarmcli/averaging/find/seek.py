@@ -159,6 +159,9 @@ class LeaderCall:
         answer: Answer = await self._send(candidate.peer_id, join, timeout)
         return answer
 
+    def can_ask(self, candidate: Candidate) -> bool:
+        return bool(candidate.dialable) or self._endpoint.is_connected(candidate.peer_id)
+
     def patience(self, peer: PeerID) -> float:
         """Seconds that an answer to a beat, or a beat, may take."""
         return max(self._options.request_timeout, BEAT_TRIPS * (self._endpoint.round_trip(peer) or 0.0))
@@ -396,10 +399,7 @@ class Search:
 
     def _before(self, now: float) -> list[Entry]:
         """Those that may lead this peer, by rank."""
-        return [e for e in self.known.present(now) if e.rank < self.rank and self._can_reach(e.candidate)]
-
-    def _can_reach(self, candidate: Candidate) -> bool:
-        return bool(candidate.dialable) or self._endpoint.is_connected(candidate.peer_id)
+        return [e for e in self.known.present(now) if e.rank < self.rank and self.call.can_ask(e.candidate)]
 
     async def _follow(self, leader: Candidate, outdated: Callable[[], bool]) -> Group | None:
         """Asks a leader and stays on the call until its group begins; None: this peer has to look on."""
@@ -453,7 +453,7 @@ class Search:
         self._tell_others(now)
         share = lobby.share(known.others(now), len(self._before(now)))
         full, shared = len(lobby) >= share.most, len(lobby) >= share.least and now >= self._began + CROWD
-        missing = known.missing(now, holders=not shared) - lobby.followers.keys() - lobby.crowded_out
+        missing = known.missing(now, holders=not shared) - lobby.followers.keys()
         # The last round's mates do not settle again.
         settled_at = now if known.mates and known.mates <= lobby.followers.keys() else known.settled_at
         due_at = lobby.due_at(now, missing=bool(missing or self.me.bits), full=full, settled_at=settled_at)
@@ -479,7 +479,7 @@ class Search:
         first = True
         for entry in self.known.present(now):
             peer = entry.peer_id
-            if entry.rank < self.rank or peer in self.lobby.followers or not self._can_reach(entry.candidate):
+            if entry.rank < self.rank or peer in self.lobby.followers or not self.call.can_ask(entry.candidate):
                 continue
             if now >= max(entry.told_at + self.options.request_timeout, entry.since + (0.0 if first else BY_ITSELF)):
                 entry.told_at = now

@@ -42,17 +42,6 @@ def grid(peers: int, bits: int) -> list[str]:
     return [f"{number % 2**bits:0{bits}b}" for number in range(peers)]
 
 
-@pytest.mark.parametrize(("count", "sizes"), [(9, [4, 5]), *soak([(17, [5, 6, 6]), (20, [5, 5, 5, 5])])])
-@within(3600)
-async def test_a_remainder_is_shared_among_all_groups(count: int, sizes: list[int]) -> None:
-    async with Searchers(1, target_group_size=max(sizes)) as swarm:
-        peers = [await swarm.add() for _ in range(count)]
-        await asyncio.sleep(1)
-        await spread_mean(swarm, peers, 1)
-        groups = {peer.groups[0].group_id: len(peer.groups[0]) for peer in peers}
-        assert sorted(groups.values()) == sizes
-
-
 async def spread_mean(swarm: Searchers, peers: list[Searcher], rounds: int) -> list[tuple[float, float]]:
     """Rounds in which all of these begin within 0.3 s. What is left of the variance after each, and what would be
     expected of random groups."""

@@ -40,18 +40,6 @@ async def test_min_group_size_and_retries() -> None:
         assert late.waits[0] < 1.5
 
 
-@pytest.mark.parametrize("time", [2.0, 6.0])
-@within(3600)
-async def test_min_matchmaking_time_is_an_upper_bound(time: float) -> None:
-    """Complete groups start at once; for one that is expected and does not come, the others wait so long."""
-    async with Searchers(0, min_matchmaking_time=time) as swarm:
-        peers = [await swarm.add() for _ in range(4)]
-        assert await find_all(peers) == [4] * 4
-        assert max(peer.waits[-1] for peer in peers) < 1.0
-        assert await find_all(peers[:3]) == [3] * 3  # the fourth was in the last round, and is there
-        assert all(time - 0.5 < peer.waits[-1] < time + 1 for peer in peers[:3])
-
-
 def test_request_timeout_is_kept_below_min_matchmaking_time(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert MatchmakingOptions(request_timeout=9.0, min_matchmaking_time=4.0).request_timeout == 4.0
