@@ -30,45 +30,44 @@ def test_a_step_that_only_accumulates_waits_for_no_one() -> None:
     virtual_time.run(main())
 
 
-def test_an_epoch_tells_who_gave_what() -> None:
+def test_an_epoch_tells_all_alike_who_gave_what_and_how_far_its_step_went() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
-            small, large = [await swarm.trainer(seed=1, batch_size=size) for size in (2, 6)]
+            small, large = [await swarm.trainer(seed=1, batch_size=size, scheduler=lambda _: None) for size in (2, 6)]
+            monitor = await swarm.trainer(seed=1, role="monitor", scheduler=lambda _: None)
+            told = [record(peer.node, EpochCredited) for peer in (small, monitor)]
             small.core.metrics.note_loss(3.0, 2)
             small.core.metrics.note_loss(float("nan"), 2)
             small.core.metrics.note_loss(1.0, 6)
-            await together(small.train(3), large.train(3))
+            await together(small.train(3), large.train(3), monitor.follow(3))
             for before, after in zip(small.epochs, small.epochs[1:], strict=False):
                 assert after.epoch == before.epoch + 1
                 assert after.lineage != before.lineage
-            for mine, yours in zip(small.epochs, large.epochs, strict=True):
+            for mine, yours, theirs in zip(small.epochs, large.epochs, monitor.epochs, strict=True):
                 assert mine.samples == yours.samples == mine.own_samples + yours.own_samples
                 assert mine.lineage == yours.lineage
                 assert mine.peers == yours.peers == 2
                 assert 0 < mine.averaging_seconds < mine.seconds
-            assert small.epochs[0].loss == pytest.approx(1.5)
+                norms = mine.gradient_norm, mine.update_norm
+                assert norms == (yours.gradient_norm, yours.update_norm) == (theirs.gradient_norm, theirs.update_norm)
+            first = small.epochs[0]
+            assert first.gradient_norm is not None and first.gradient_norm > 0
+            assert first.update_norm == pytest.approx(0.02 * first.gradient_norm)  # the rate of `momentum`
+            assert first.loss == pytest.approx(1.5)
             assert small.epochs[1].loss is None
             report = small.core.report()
             assert report.loss == pytest.approx(1.5)
             assert (report.epoch, report.last_outcome) == (3, "committed")
             assert report.samples == sum(event.own_samples for event in small.epochs)
             assert report.samples_seen == sum(event.samples for event in small.epochs)
-
-    virtual_time.run(main())
-
-
-def test_an_epoch_tells_how_far_its_step_went_the_same_to_all() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            trainer, other = [await swarm.trainer(seed=1, scheduler=lambda _: None) for _ in range(2)]
-            monitor = await swarm.trainer(seed=1, role="monitor", scheduler=lambda _: None)
-            await together(trainer.train(3), other.train(3), monitor.follow(3))
-            for mine, yours, theirs in zip(trainer.epochs, other.epochs, monitor.epochs, strict=True):
-                norms = mine.gradient_norm, mine.update_norm
-                assert norms == (yours.gradient_norm, yours.update_norm) == (theirs.gradient_norm, theirs.update_norm)
-            first = trainer.epochs[0]
-            assert first.gradient_norm is not None and first.gradient_norm > 0
-            assert first.update_norm == pytest.approx(0.02 * first.gradient_norm)  # the rate of `momentum`
+            given = {peer.node.peer_id.text: sum(e.own_samples for e in peer.epochs) for peer in (small, large)}
+            for credits in told:
+                assert [credit.epoch for credit in credits] == [1, 2, 3]
+                assert credits[-1].run_samples == sum(given.values())
+                counted = {peer: sum(credit.samples[peer] for credit in credits) for peer in given}
+                assert counted == given
+                assert all(size > 0 for credit in credits for size in credit.reduced.values())
+            assert [credit.samples for credit in told[0]] == [credit.samples for credit in told[1]]
 
     virtual_time.run(main())
 
@@ -87,25 +86,6 @@ def test_a_jump_of_the_gradient_is_told() -> None:
             (jump,) = [notice for notice in told if "far beyond" in notice.text]
             assert jump.level == "warning"
             assert jump.text.startswith("the step to epoch 9 was far beyond the usual one: the norm of the averaged")
-
-    virtual_time.run(main())
-
-
-def test_an_epoch_tells_everyone_in_its_round_whose_work_it_counted() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            small, large = [await swarm.trainer(seed=1, batch_size=size) for size in (2, 6)]
-            monitor = await swarm.trainer(seed=1, role="monitor")
-            told = [record(peer.node, EpochCredited) for peer in (small, monitor)]
-            await together(small.train(3), large.train(3), monitor.follow(3))
-            given = {peer.node.peer_id.text: sum(e.own_samples for e in peer.epochs) for peer in (small, large)}
-            for credits in told:
-                assert [credit.epoch for credit in credits] == [1, 2, 3]
-                assert credits[-1].run_samples == sum(given.values())
-                counted = {peer: sum(credit.samples[peer] for credit in credits) for peer in given}
-                assert counted == given
-                assert all(size > 0 for credit in credits for size in credit.reduced.values())
-            assert [credit.samples for credit in told[0]] == [credit.samples for credit in told[1]]
 
     virtual_time.run(main())
 
