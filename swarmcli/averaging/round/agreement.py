@@ -119,7 +119,6 @@ class Agreement:
         self._heard: dict[int, int] = {}  # member → the news here when it last heard everything, or did not answer
         self._talking: dict[int, float] = {}  # member → since when
         self._asking: int | None = None  # the member that this one asks for words of others
-        self._asked: dict[int, Seen] = {}  # member → the words that it had when it was asked last
         self._withholds: dict[int, float] = {}  # member that told of more words than it gave → until when
         self._rests: dict[int, float] = {}  # member that did not answer → until when
         self._spoke: dict[int, float] = {}  # member → when it last did
@@ -331,18 +330,16 @@ class Agreement:
         return view.ended and (view.holds is None or loop_time() - self._last_news > PATIENT)
 
     def _who_knows_more(self, ring: Sequence[int]) -> int | None:
-        """A member that has words which this one lacks. One that has not given what it told of is not asked again for
-        the same, nor for a while for anything."""
+        """A member that has words which this one lacks. One that has not given what it told of is not asked for a
+        while."""
         own = self.outcome.seen
         for member in ring:
-            seen = self._seen_by(member)
-            rests = self._withholds.get(member, -math.inf) > loop_time() or self._asked.get(member) == seen
-            if self.mates.is_connected(member) and not rests and exceeds(seen, own):
+            rests = self._withholds.get(member, -math.inf) > loop_time()
+            if self.mates.is_connected(member) and not rests and exceeds(self._seen_by(member), own):
                 return member
         return None
 
     async def _ask(self, member: int) -> None:
-        self._asked[member] = self._seen_by(member)
         with suppress(NetworkError):
             self.hear(member, await self.mates.ask(member, "outcome", self.word(member, asks=True), RoundWord))
         if exceeds(self._seen_by(member), self.outcome.seen):
