@@ -16,7 +16,7 @@ from swarmcli.errors import CallTimeout, NetworkError
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity
 from swarmcli.testing.memory_network import MemoryNetwork
-from tests.adversary.company import PACE, go_on, lineages, trained
+from tests.adversary.company import go_on, lineages, trained
 from tests.simulation import simulated
 from tests.suites import soak
 
@@ -76,10 +76,10 @@ class Crowd:
 async def test_keys_that_bring_much_keep_nobody_out_of_a_group(offers: list[Offer], count: int, keys: int) -> None:
     """Before, 33 of them made it full for whoever came after them. Those that came with little, and said then how much
     they bring, made its list so long that no message could carry it, and nobody ended an epoch any more."""
-    async with trained(count, pace=PACE / 2) as (swarm, trainers):
+    async with trained(count, pace=1.0) as (swarm, trainers):
         crowd = Crowd(swarm.network, keys, offers)
         finders = [trainer.core.work.averager.finder for trainer in trainers]
-        newcomer = await swarm.trainer(seed=1, batch_size=1, pace=PACE / 2)
+        newcomer = await swarm.trainer(seed=1, batch_size=1, pace=1.0)
 
         async def come() -> None:
             await asyncio.sleep(2.0)

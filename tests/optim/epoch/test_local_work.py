@@ -30,40 +30,30 @@ def check(peers: list[LocalPeer], every: int = 1, **options: Any) -> None:
         assert sum(isinstance(entry, Applied) for entry in peer.log) == EPOCHS // every
 
 
-@pytest.mark.parametrize("delay", [True, *soak([False])])
-@pytest.mark.parametrize("sizes", [(2, 6, 3), *soak([((4, 4),), ((1, 4, 2, 5),)])])
-def test_it_is_the_same_computation_in_one_process(delay: bool, sizes: tuple[int, ...]) -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            peers = [await local_peer(swarm, batch_size=size, seed=1, delay=delay) for size in sizes]
-            await together(*(peer.train(EPOCHS) for peer in peers))
-            await finish(peers)
-            check(peers)
-            assert len({peer.core.position for peer in peers}) == 1
-            if not delay:
-                assert len({peer.core.replica.state.digest() for peer in peers}) == 1
-
-    virtual_time.run(main(), timeout=300)
-
-
 STATISTICS = {momentum: ("momentum_buffer",), adamw: ("exp_avg", "exp_avg_sq")}
+OTHERS = [((2, 6, 3), momentum), ((4, 4), momentum), ((1, 4, 2, 5), adamw)]
 
 
 @pytest.mark.parametrize(
-    ("make", "delay"), [(adamw, True), *soak([(momentum, False), (momentum, True), (adamw, False)])]
+    ("sizes", "make", "delay"),
+    [((2, 6, 3), adamw, True), *soak((*case, delay) for case in OTHERS for delay in (True, False))],
 )
-def test_statistics_are_averaged_by_name(make: Any, delay: bool) -> None:
+def test_with_averaged_statistics_it_is_the_same_computation_in_one_process(
+    sizes: tuple[int, ...], make: Any, delay: bool
+) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
             names = STATISTICS[make]
             options = {"make": make, "statistics": names, "delay": delay}
-            peers = [await local_peer(swarm, batch_size=size, seed=1, **options) for size in (2, 5)]
+            peers = [await local_peer(swarm, batch_size=size, seed=1, **options) for size in sizes]
             await together(*(peer.train(EPOCHS) for peer in peers))
             await finish(peers)
             check(peers, make=make, names=names)
+            assert len({peer.core.position for peer in peers}) == 1
             if not delay:
-                own, other = (peer.core.replica.state.optimizer.state[peer.weights] for peer in peers)
-                assert all(torch.equal(own[name], other[name]) for name in names)
+                assert len({peer.core.replica.state.digest() for peer in peers}) == 1
+                own, *others = (peer.core.replica.state.optimizer.state[peer.weights] for peer in peers)
+                assert all(torch.equal(own[name], other[name]) for other in others for name in names)
 
     virtual_time.run(main(), timeout=300)
 
