@@ -227,7 +227,9 @@ class Agreement:
 
     @property
     def view(self) -> View:
-        parts, now, reach = self._parts, loop_time(), self._reach
+        parts, now = self._parts, loop_time()
+        strange = {member for member, word in self.told.items() if word.standing == "unknown"}
+        reach = set(self.outcome.quorum.voters) - {self.mates.me} - self._unreachable - strange
         slow = set[int]() if parts is None else parts.slow
         unsigned = (reach - slow) & self.outcome.unsigned
         busy = {member for member in unsigned if member in self.told and self.told[member].busy}
@@ -247,11 +249,6 @@ class Agreement:
             late=late,
             over=(now - self._last_news > QUIET and (late or not busy)) or now > self._late_at + 2 * QUIET,
         )
-
-    @property
-    def _reach(self) -> set[int]:
-        strange = {member for member, word in self.told.items() if word.standing == "unknown"}
-        return set(self.outcome.quorum.voters) - {self.mates.me} - self._unreachable - strange
 
     def word(self, member: int, *, asks: bool = False, asked: bool = False) -> RoundWord:
         """This member's word to another one. `asks`: for what this one lacks; `asked`: by one that lacks words."""
