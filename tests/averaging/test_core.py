@@ -62,16 +62,6 @@ async def test_weights_results_and_events() -> None:
 
 
 @within(3600)
-async def test_all_weights_zero_is_a_named_round_without_effect() -> None:
-    async with Averagers(3) as swarm:
-        peers = await swarm.add(2)
-        results = await all_results([peer.begin(weight=0.0) for peer in peers])
-        assert [result.total_weight for result in results] == [0.0, 0.0]
-        assert [peer.values for peer in peers] == [[0.0, 0.0], [1.0, 10.0]]
-        assert peers[0].rounds[0].reason == "nobody had any weight"
-
-
-@within(3600)
 async def test_averaging_alpha_moves_by_a_fraction() -> None:
     async with Averagers(4) as swarm:
         peers = await swarm.add(2, averaging_alpha=0.5)
@@ -314,22 +304,25 @@ def _leading(controls: list[StepControl], peers: list[Peer]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "weight", "words"),
     [
-        ({"auxiliary": True}, "only auxiliaries came"),
-        ({"tensors": [torch.zeros(0), torch.zeros(3, 0)]}, "have no elements"),
-        ({"tensors": []}, "have no elements"),
+        ({}, 0.0, "nobody had any weight"),
+        ({"auxiliary": True}, 1.0, "only auxiliaries came"),
+        ({"tensors": [torch.zeros(0), torch.zeros(3, 0)]}, 1.0, "have no elements"),
+        ({"tensors": []}, 1.0, "have no elements"),
     ],
 )
 @within(3600)
 async def test_where_there_is_nothing_to_average_the_round_ends_at_once_and_says_why(
-    options: dict[str, Any], words: str
+    options: dict[str, Any], weight: float, words: str
 ) -> None:
     async with Averagers(1) as swarm:
         peers = await swarm.add(3, **options)
-        results = await all_results([peer.begin(gather=number) for number, peer in enumerate(peers)])
+        before = [tensor.clone() for peer in peers for tensor in peer.core._tensors]
+        results = await all_results([peer.begin(weight=weight, gather=number) for number, peer in enumerate(peers)])
+        assert all(map(torch.equal, before, (tensor for peer in peers for tensor in peer.core._tensors)))
         assert_one_group(results, peers)
         for peer, result in zip(peers, results, strict=True):
             assert words in result.remark and words in peer.rounds[0].reason
             assert (result.total_weight, result.contributors) == (0.0, ()) and sorted(result.values()) == [0, 1, 2]
-        assert peers[0].rounds[0].seconds["running all-reduce"] == 0
+        assert weight == 0 or peers[0].rounds[0].seconds["running all-reduce"] == 0
