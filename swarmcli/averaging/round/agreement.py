@@ -308,7 +308,9 @@ class Agreement:
         ring = sorted(self.mates.others, key=lambda member: (member - me) % count)  # not all the same one first
         async with asyncio.TaskGroup() as tasks:
             while True:
-                asks = not last and self._asks()
+                view, quiet = self.view, loop_time() - self._last_news > PATIENT
+                # It asks others what is new to them if it lacks the result, or has heard nothing of late.
+                asks = not last and view.ended and (view.holds is None or quiet)
                 due = [member for member in ring if self._is_due(member, asks)]
                 if last and not due and not self._talking:
                     return
@@ -320,11 +322,6 @@ class Agreement:
                     self._talking[member] = loop_time()
                     tasks.create_task(self._talk(member))
                 await self._wait(YOUNG if due or self._talking else LOOK)
-
-    def _asks(self) -> bool:
-        """Whether this member asks others what is new to them: it lacks the result, or has heard nothing of late."""
-        view = self.view
-        return view.ended and (view.holds is None or loop_time() - self._last_news > PATIENT)
 
     def _who_knows_more(self, ring: Sequence[int]) -> int | None:
         """A member that has words which this one lacks. One that has not given what it told of is not asked for a
