@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from swarmcli.averaging.seats import MAX_SECONDS
 from swarmcli.dht import OwnedSubkey
+from swarmcli.dht.records import encode_value
 from swarmcli.events import EpochAdvanced, EpochCredited, EpochReported, Events, Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESS, MAX_ADDRESSES
@@ -30,6 +31,7 @@ MAX_REASON = 200  # characters
 MOST_LOSS = 1e30  # a loss beyond is as good as infinite; of less, means and differences are finite whoever adds them up
 MAX_RECENT = 16  # epochs; whoever reads reports now and then still learns of each
 MAX_METRICS = 8
+MAX_UNKNOWN = 2048  # bytes of fields that this version does not know: readers have room for so much and no more
 METRIC_NAME = re.compile(r"^[a-z][a-z0-9_]{0,23}\Z")
 LastOutcome = Literal["", "committed", "alone", "failed", "undecided"]
 Phase = Literal[
@@ -230,6 +232,14 @@ class PeerReport(pydantic.BaseModel):
     last_outcome: LastOutcome
     last_reason: Annotated[str, Field(max_length=MAX_REASON), AfterValidator(harmless)]
     time: float = Field(ge=0.0, allow_inf_nan=False)  # swarm time
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_unknown(cls, fields: Any) -> Any:
+        unknown = {name: fields[name] for name in fields.keys() - cls.model_fields} if isinstance(fields, dict) else {}
+        if unknown and len(encode_value(unknown)) > MAX_UNKNOWN:
+            raise ValueError(f"fields of a later version take at most {MAX_UNKNOWN} bytes")
+        return fields
 
     @property
     def claim(self) -> Claim:

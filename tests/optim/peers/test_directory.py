@@ -145,6 +145,7 @@ def test_anyone_behind() -> None:
         {"addresses": ["tcp://x"] * 9},
         {"addresses": ["t" * 513]},
         {"last_reason": "x" * 201},
+        {"of_a_later_version": "x" * 2048},
     ],
 )
 def test_malformed_reports_are_refused(broken) -> None:
