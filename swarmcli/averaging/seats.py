@@ -161,7 +161,7 @@ class Lines:
             if peer == self._own:
                 self.own = shown
             else:  # its own word, which may be of a limit, or a limit of this peer may explain the time
-                explained = max(bids[peer].seconds, limited)
+                explained = max(bids[peer].seconds, bids[self._own].seconds if self._own in bids else 0.0, limited)
                 self._line(peer).seconds = shown if shown > SLOWER * explained else 0.0
 
     def note_committed(self, began: float, now: float, weights: Mapping[PeerID, float]) -> None:

@@ -192,6 +192,12 @@ class Follower:
         return sum(record.size for record in records) * self.count // max(1, len(records))
 
     @property
+    def small(self) -> bool:
+        """Whether the hash table has no more nodes than a key has replicas, as far as this node knows."""
+        replicas = self._core.num_replicas
+        return len(self._core.contacts.table.nearest_apart(self._read.target, replicas + 1)) <= replicas
+
+    @property
     def count(self) -> int:
         """How many records there are under the key: those read, or as many as every replica holds that was asked."""
         return max(len(self._read.records), min(self._read.counts.values(), default=0))

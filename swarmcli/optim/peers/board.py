@@ -97,6 +97,12 @@ class Board(Generic[Record]):
         return min(rate_of(self._peers), OF_A_LINE * self.line)
 
     @property
+    def _few(self) -> bool:
+        """Whether it reads all replicas: where a handful of peers write, each hears of the others without delay."""
+        few = self._follower.count <= REPLICAS + 1 if self._follower.count else self._follower.small
+        return few and self.line == math.inf and self._room > 0
+
+    @property
     def lives(self) -> float:
         """Seconds for which a report counts."""
         return max(self.expiration, LIVES * self.pause)
@@ -130,9 +136,10 @@ class Board(Generic[Record]):
         expired."""
         async with self._reading:
             earned = self._rate * max(0.0, loop_time() - self._read_at)
-            self._room, self._read_at = max(self._room, min(SPARE * self._size, self._room + earned)), loop_time()
+            most = max(SPARE * self._size, FIRST * USUAL)
+            self._room, self._read_at = max(self._room, min(most, self._room + earned)), loop_time()
             taken = self._follower.taken
-            found = await self._follower.refresh(max(0.0, self._room))
+            found = await self._follower.refresh(math.inf if self._few else max(0.0, self._room))
             self._room -= self._follower.taken - taken
             self._peers, self._size = max(1, self._follower.count), self._follower.size or USUAL
             before, self._read = self._read, {}

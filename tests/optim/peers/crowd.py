@@ -102,6 +102,16 @@ class Node:
     async def explore(self, target: int, width: int) -> Any:
         return SimpleNamespace(nearest=lambda: self.nearest(target, width))
 
+    def new_lookup(self, target: int, width: int) -> Any:
+        return SimpleNamespace(target=target, finished=False, nearest=lambda: self.nearest(target, width))
+
+    async def traverse(self, lookups: list[Any], ask: Any, *, all_at_once: bool) -> None:
+        for lookup in lookups:
+            await asyncio.gather(*(ask(contact, [lookup]) for contact in lookup.nearest()))
+
+    def breadth(self, lookups: list[Any]) -> int:
+        return 0
+
     async def find(
         self, contact: Contact, questions: list[Any], *, contacts: int, values: bool, room: int
     ) -> tuple[FindReply, list[Contact]]:
