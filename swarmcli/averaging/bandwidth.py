@@ -40,6 +40,7 @@ class LinkGauge:
         self.received = 0.0  # bytes per second that came in the last round, at its fastest; 0: next to nothing did
         # Whether the times of the last round are those of lines: this process ran all along, with the same limit.
         self.shows = True
+        self._limited: float | None = None  # the limit as the round began
         self._samples: list[tuple[float, Traffic]] = []
         self._tick = FIRST_TICK
         self._timer: asyncio.TimerHandle | None = None
@@ -55,8 +56,7 @@ class LinkGauge:
     def watching(self) -> Iterator[None]:
         """A round runs in this block."""
         self._samples, self._tick = [], FIRST_TICK
-        self.received, self.shows = 0.0, True
-        limit = self._limit()
+        self.received, self.shows, self._limited = 0.0, True, self._limit()
         self._look()
         try:
             yield
@@ -64,7 +64,6 @@ class LinkGauge:
             if self._timer is not None:
                 self._timer.cancel()
             self._note()
-            self.shows = self.shows and self._limit() == limit
             if self.shows:
                 self._learn()
 
@@ -77,7 +76,8 @@ class LinkGauge:
 
     def _note(self) -> None:
         now = loop_time()
-        if self._samples and now - self._samples[-1][0] > 2 * self._tick + STOOD_STILL:
+        stood_still = self._samples and now - self._samples[-1][0] > 2 * self._tick + STOOD_STILL
+        if stood_still or self._limit() != self._limited:
             self.shows = False
         self._samples.append((now, self._passed()))
 

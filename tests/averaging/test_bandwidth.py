@@ -92,6 +92,8 @@ def test_a_round_in_which_this_process_stood_still_or_its_limit_changed_shows_no
         with gauge.watching():
             await cable.carry(2, 1e5, 1e5)
             limit = None
+            await cable.carry(0.1, 1e5, 1e5)
+            limit = 1e5
         assert not gauge.shows
 
     virtual_time.run(main())
