@@ -25,7 +25,7 @@ from swarmcli.cli.contributions import thanks
 from swarmcli.cli.ending import INTERRUPTS, ExitCode, end_soon, stop_on_signals
 from swarmcli.cli.live import LiveView
 from swarmcli.cli.site.process import SiteProcess
-from swarmcli.errors import ListenError, MembershipError, NoDonorReachable, UsageError
+from swarmcli.errors import BootstrapError, ListenError, MembershipError, NoDonorReachable, UsageError
 from swarmcli.events import (
     EpochAdvanced,
     Event,
@@ -150,8 +150,13 @@ class Session:
                 begins_anew=self.begins_anew,
             )
             undo.push(self._discard_unused)
-            with _naming("--port"):
-                undo.enter_context(self.peer)
+            try:
+                with _naming("--port"):
+                    undo.enter_context(self.peer)
+            except BootstrapError as error:
+                if self._expelled:  # its first contact said so, and hung up before this peer had met it
+                    raise MembershipError(self._expelled) from error
+                raise
             self._say_where_it_begins(recipe)
             stopping = self.process.stopping if self.process else stop_on_signals
             undo.enter_context(stopping(self._signalled))

@@ -12,11 +12,12 @@ from typing import Any, cast
 import pytest
 
 from swarmcli.cli.session import GONE, Session, twin_of
-from swarmcli.errors import AddressError, ListenError
+from swarmcli.errors import AddressError, BootstrapError, ListenError, MembershipError
+from swarmcli.events import MembershipEnded
 from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.optim.config import Role
 from swarmcli.peer.activity import STAYS, Activity
-from swarmcli.peer.peer import LINK, Summary
+from swarmcli.peer.peer import LINK, RunPeer, Summary
 from swarmcli.recipe import load_recipe, parse_recipe
 from tests.peer.test_links import lost, peer
 from tests.recipe.recipes import small
@@ -56,6 +57,22 @@ def test_a_taken_port_names_its_option_and_an_address_that_cannot_be_read_is_nam
             ):
                 raise AssertionError("the session must not begin: nobody may meet a peer that leaves at once")
     assert not list(tmp_path.glob("*/*"))
+
+
+def test_a_copy_of_a_running_peer_that_hears_so_before_it_has_met_anybody_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gives_way(self: RunPeer) -> None:
+        assert self._listener is not None
+        self._listener(MembershipEnded("another process has this peer's key, and was there first"))
+        raise BootstrapError("no first contact answered")
+
+    monkeypatch.setattr(RunPeer, "__enter__", gives_way)
+    with (
+        pytest.raises(MembershipError, match="has this peer's key"),
+        Session("trainer", load_recipe(RECIPE, [f"output_dir={tmp_path}"]), [], None),
+    ):
+        raise AssertionError("the session must not begin")
 
 
 def test_a_peer_whose_contact_has_gone_says_that_its_link_no_longer_holds(tmp_path: Path) -> None:

@@ -358,7 +358,7 @@ class Allreduce:
         return tuple(peers | self._suspects)
 
     def _judge_leader(self) -> None:
-        """Whom it has listed, and to whom it has given work, in a round that ends without a result."""
+        """The leader may be at fault where a round ends without a result: by whom it listed, and whom it gave work."""
         outcome, mates = self._agreement.outcome, self._agreement.mates
         absent = {index for index in outcome.quorum.voters if not (outcome.met(index) or mates.is_connected(index))}
         failed = {index for exchange in self._exchanges for index in exchange.failed}
