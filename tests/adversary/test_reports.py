@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any
 
@@ -14,6 +15,7 @@ from swarmcli.errors import CallRefused
 from tests.adversary.lies import Liar
 from tests.adversary.lies.base import on_each_exchange
 from tests.averaging.averagers import Averagers, all_outcomes
+from tests.optim.optim_swarm import Swarm, together
 from tests.simulation import now, simulated
 from tests.suites import soak
 
@@ -55,3 +57,19 @@ async def test_a_reducer_that_refuses_costs_a_round_and_the_honest_go_on(count: 
         assert all(results[0].reduced[peer.peer_id] for peer in honest)
         assert not any(peer.core.trust.has_no_seat(other.peer_id) for peer in honest for other in honest)
         assert now() < 60
+
+
+@simulated
+async def test_a_leader_that_gives_all_work_to_itself_and_refuses_it_costs_a_round() -> None:
+    async with Swarm(0) as swarm:
+        trainers = [await swarm.trainer(seed=1, batch_size=2) for _ in range(4)]  # so few elements are one part
+        await together(*(trainer.core.join() for trainer in trainers))
+        await together(*(trainer.train(2) for trainer in trainers))
+        liar = refuse(trainers[0].node, trainers[0].core.work.averager)
+        honest, usual = trainers[1:], now() / 2
+        lying = asyncio.create_task(trainers[0].train(1 << 20))
+        async with asyncio.timeout(2 * 12 * usual):
+            await together(*(trainer.train(14) for trainer in honest))
+        lying.cancel()
+        await asyncio.wait([lying])
+        assert liar.told, "it led"

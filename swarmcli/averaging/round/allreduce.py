@@ -367,6 +367,8 @@ class Allreduce:
             self.misled, self.by_accident = "it listed members whom nobody can reach", False
         elif alone:
             self.misled, self.by_accident = "it gave work to a member that leaves others out", 0 not in alone
+        elif any(0 in exchange.faults.refusing for exchange in self._exchanges):
+            self.misled, self.by_accident = "it gave work to itself, and refused it", False
         elif any(not mates.is_connected(index) for index in failed - self._agreement.told.keys()):
             self.misled = "it gave work to somebody who is not there"
 

@@ -23,6 +23,7 @@ class Faults:
     doubted    members that kept this one waiting in vain, or did not show what they signed
     lost       of these, those whose connections broke
     untrue     reducers whose averages lack what this member had brought in time, or have what it has not
+    refusing   reducers that answered, and refused
     complaint  why averages are missing through no reducer's fault
     """
 
@@ -32,6 +33,7 @@ class Faults:
     doubted: dict[int, str] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
     untrue: set[int] = field(default_factory=set)
+    refusing: set[int] = field(default_factory=set)
     complaint: str = ""
 
     @property

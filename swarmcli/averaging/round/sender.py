@@ -120,6 +120,8 @@ class PartSender:
         except NetworkError as error:
             forget(error)
             failed = f"reducer {peer.short} was lost: {error}"
+            if isinstance(error, CallRefused):
+                self._faults.refusing.add(reducer)
         else:
             got += averages
             if reducer in self._mates.group.auxiliaries:
