@@ -111,17 +111,8 @@ def _summary(recipe: Recipe) -> dict[str, str]:
 
 def site_in_words(site: SiteSettings) -> str:
     """How the processes of a site work together, for people."""
-    levels = ", ".join(f"of {size} every {period} steps" for period, size in site.hierarchy.items())
-    return ", ".join(
-        filter(
-            None,
-            [
-                f"{site.processes} processes as one peer",
-                "the optimizer's statistics shared among them" if site.zero else "",
-                f"averaging in groups {levels}" if levels else "",
-            ],
-        )
-    )
+    shared = ", the optimizer's statistics shared among them" if site.zero else ""
+    return f"{site.processes} processes as one peer{shared}"
 
 
 def _show(look: LookedAt, most: int = 600) -> None:

@@ -113,7 +113,6 @@ class OptimizerCore(Participant):
                 return True
             if batch_size:
                 await self._take_in(batch_size, scale, weight)
-            # So that companions' steps and this one are together in what is gathered for states that come back.
             averaging = self._keeper.averaging
             changed = not self._end.under_way and averaging.under_way and await averaging.apply()
             if changed and self.mode.timing is Timing.AT_ONCE:
@@ -366,8 +365,7 @@ class OptimizerCore(Participant):
         the parameters that they gave.
         """
         await self._end.over()
-        if self.replica.may_gather:  # otherwise the average is taken in by the next step, and what is saved is older
-            await self._keeper.averaging.apply(wait=True)
+        await self._keeper.averaging.apply(wait=True)
         await self.replica.rest()
         saved = await self.replica.checkpoint()
         swarm = {**saved["swarm"], "standing": self.claims.saved(), TERM: self.frozen.frozen.digest}

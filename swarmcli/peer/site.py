@@ -7,13 +7,8 @@ rank 0: run_site_leader                                every other rank: run_sit
     TrainingLoop                     ◀─ every step ─▶      TrainingLoop
     the state of every epoch         ◀─ with zero ──▶      its share of the statistics
 
-How the processes work together follows from the mode of the run and what the volunteer chose for the site:
-
-| run | `hierarchy` | gradients | with `zero` |
-| --- | --- | --- | --- |
-| averages gradients | refused | each rank sums its own, rank 0 hands in all sums | every rank steps its share |
-| local updates | none | rank 0 steps with the mean of all ranks, in every step | every rank steps its share |
-| local updates | given | each rank steps with its own, models are averaged by levels | refused |
+In a run that averages gradients each rank sums its own over the epoch, and rank 0 hands in all sums; with local updates
+rank 0 steps with the mean of all ranks in every step. Either way, with `zero` every rank steps its share.
 """
 
 from __future__ import annotations
@@ -43,7 +38,6 @@ from swarmcli.run.watch import RunWatch
 from swarmcli.sites.checkpoint import SiteShards
 from swarmcli.sites.commands import Command, LeaderCommands
 from swarmcli.sites.gradients import LeaderGradients, LeaderMeans, LeaderSums, MemberGradients, MemberMeans, MemberSums
-from swarmcli.sites.hierarchy import LeaderLevels, MemberLevels
 from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
 from swarmcli.sites.step_sync import SharedModel
@@ -88,9 +82,6 @@ def leading(recipe: Recipe, commands: LeaderCommands, model: nn.Module) -> Leadi
     """For rank 0, while the other ranks call `following`. Raises SiteError when one does not come."""
     chosen = recipe.local.site
     parameters = trained_parameters(recipe, model)
-    if chosen.hierarchy:
-        levels = LeaderLevels(commands, parameters, chosen.hierarchy)
-        return Leading(levels, {"site": SiteHooks(companions=levels)})
     options: dict[str, Any] = {}
     if chosen.zero:
         around = partial(SiteOptimizer, commands=commands, shared=SharedModel(commands.site, model))
@@ -104,9 +95,6 @@ def leading(recipe: Recipe, commands: LeaderCommands, model: nn.Module) -> Leadi
 def following(recipe: Recipe, site: Site, model: nn.Module, home: Path) -> Following:
     """For the other ranks. `home`: the site's directory on this machine, for shares of sharded states."""
     chosen, parameters = recipe.local.site, trained_parameters(recipe, model)
-    if chosen.hierarchy:
-        own = optimizer_factory(recipe)(parameter_groups(recipe, model))
-        return Following(MemberLevels(site, own, chosen.hierarchy))
     handlers, shards = {}, None
     if chosen.zero:
         kind, defaults = optimizer_kind(recipe)
@@ -194,10 +182,7 @@ def _collaborate(peer: RunPeer, commands: LeaderCommands, compute: Compute) -> t
         modes.append(leading(peer.recipe, commands, model))
         return modes[0].options
 
-    collaboration = Collaboration(peer, compute=compute, further=options)
-    if isinstance(modes[0].gradients, LeaderLevels):
-        modes[0].gradients.lead(collaboration.optimizer)
-    return collaboration, modes[0]
+    return Collaboration(peer, compute=compute, further=options), modes[0]
 
 
 def _lead(

@@ -542,23 +542,6 @@ def _check_outer(recipe: Recipe) -> None:
 def _check_site(recipe: Recipe) -> None:
     """Refuses a site that contradicts how the run averages or what it computes on."""
     local, site = recipe.local, recipe.local.site
-    if site.hierarchy and not recipe.local_updates.enabled:
-        raise Conflict(
-            "local.site.hierarchy",
-            "without local updates the processes of a site never differ, so there is nothing to average in levels; "
-            "remove hierarchy, or join a run with local_updates.enabled: true",
-        )
-    if site.hierarchy and site.zero:
-        raise Conflict(
-            "local.site.zero",
-            "with a hierarchy each process steps a model of its own and needs all statistics for it, so there are no "
-            "shares; remove zero, or hierarchy",
-        )
-    if site.hierarchy and recipe.local.offload_optimizer:
-        raise Conflict(
-            "local.offload_optimizer",
-            "with a hierarchy each process steps the model itself, not a copy in host memory; remove one of the two",
-        )
     if site.zero and recipe.offloaded:
         why = "delay" if recipe.delay.step else "local.offload_optimizer"
         raise Conflict(

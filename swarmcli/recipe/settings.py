@@ -4,7 +4,6 @@ is made. Rules within one section are checked here; those between sections in `s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -44,8 +43,6 @@ Codec: TypeAlias = Literal[
 ]
 # Parameters have no four bits: what is rounded so coarsely must be small beside what it is added to.
 GradientCodec: TypeAlias = Literal[Codec, "blockwise_4bit"]
-Period = Annotated[int, Field(ge=1)]
-GroupSize = Annotated[int, Field(ge=2)]
 
 
 def _optimizer_name(value: Any) -> Any:
@@ -474,41 +471,24 @@ class SiteSettings(Section):
         1, "how many processes are one peer; 1: no site (`--nproc` and torchrun say it too)", ge=1, le=1024
     )
     zero: bool = own(False, "each process keeps and steps its share of the optimizer's statistics, and no more")
-    hierarchy: Mapping[Period, GroupSize] = own(
-        {}, "with local updates: after every so many steps, average in groups of so many: {2: 2, 4: 4}"
-    )
     timeout: float = own(60.0, "seconds of silence after which a process of the site is taken for broken", gt=0)
 
-    @field_validator("hierarchy")
+    @model_validator(mode="before")
     @classmethod
-    def _ascending(cls, hierarchy: Mapping[int, int]) -> Mapping[int, int]:
-        return dict(sorted(hierarchy.items()))
+    def _without_levels(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and "hierarchy" in given:
+            raise Conflict(
+                "hierarchy",
+                "hierarchy was averaging at several levels inside of a site, which there is no more: its processes "
+                "take every step together; remove it",
+            )
+        return given
 
     @model_validator(mode="after")
     def _consistent(self) -> SiteSettings:
         if self.zero and self.processes == 1:
             raise Conflict("zero", "zero shares the optimizer among a site's processes; set processes to 2 or more")
-        if self.hierarchy:
-            _check_hierarchy(self.hierarchy, self.processes)
         return self
-
-
-def _check_hierarchy(hierarchy: Mapping[int, int], processes: int) -> None:
-    """Refuses levels that are no groups of groups, the last of which is the whole site. Periods are ascending."""
-    for (period, size), (longer, larger) in pairwise(hierarchy.items()):
-        if larger <= size or larger % size:
-            raise Conflict(
-                f"hierarchy.{longer}",
-                f"groups of {larger} every {longer} steps cannot be made of the groups of {size} that average every "
-                f"{period}; make each size a multiple of the one before",
-            )
-    period, size = list(hierarchy.items())[-1]
-    if size != processes:
-        raise Conflict(
-            f"hierarchy.{period}",
-            f"the longest period averages groups of {size} in a site of {processes}; the last group is the whole site: "
-            "make the last size equal to local.site.processes",
-        )
 
 
 class LocalSettings(Section):

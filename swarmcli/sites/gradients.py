@@ -233,13 +233,10 @@ class MemberMeans(MemberGradients):
         _weighted_gradients(self._site, self._parameters, batch.weight)
 
 
-def sum_over_ranks(
-    site: Site, group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], *, mean: bool = False
-) -> None:
+def sum_over_ranks(site: Site, group: dist.ProcessGroup, tensors: Sequence[torch.Tensor]) -> None:
     """Adds up `tensors[i]` of all ranks in rank 0's, in place; the others' are of no use afterwards.
 
-    With `mean` rank 0's become the mean over all ranks, computed in the types of sums, and the others' stay. Tensors
-    are of the same shapes and types everywhere, on any device. Raises SiteError.
+    Tensors are of the same shapes and types everywhere, on any device. Raises SiteError.
     """
     contiguous = [tensor.detach().contiguous() for tensor in tensors]
     flat = [tensor.view(-1) for tensor in contiguous]
@@ -247,14 +244,11 @@ def sum_over_ranks(
         alike = [each for each in flat if each.dtype is dtype]
         for runs in runs_of([each.numel() for each in alike], SIZES.piece // dtype.itemsize):
             parts = [alike[run.tensor][run.start : run.stop] for run in runs]
-            in_place = len(parts) == 1 and parts[0].device.type == site.carrier.type and not mean
-            kind = sum_type(dtype) if mean else dtype
-            whole = parts[0] if in_place else torch.cat([part.to(site.carrier, kind) for part in parts])
-            with named(f"the {'parameters' if mean else 'gradients'} of this site did not come together"):
+            in_place = len(parts) == 1 and parts[0].device.type == site.carrier.type
+            whole = parts[0] if in_place else torch.cat([part.to(site.carrier) for part in parts])
+            with named("the gradients of this site did not come together"):
                 dist.reduce(whole, dst=0, group=group)
             if site.rank == 0 and not in_place:
-                if mean:
-                    whole /= site.size
                 for part, total in zip(parts, whole.split([part.numel() for part in parts]), strict=True):
                     part.copy_(total)
     for tensor, summed in zip(tensors, contiguous, strict=True):

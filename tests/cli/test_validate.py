@@ -86,9 +86,6 @@ def test_what_is_wrong_is_raised_for_the_command_to_show(recipe: Path) -> None:
 def test_a_site_is_told_in_words(recipe: Path) -> None:
     output = run(recipe, "--quick", "--set", "local.site={processes: 4, zero: true}")
     assert "site                  4 processes as one peer, the optimizer's statistics shared among them\n" in output
-    chosen = ["local_updates.enabled=true", "local.site={processes: 4, hierarchy: {2: 2, 8: 4}}"]
-    output = run(recipe, "--quick", *(word for each in chosen for word in ("--set", each)))
-    assert "4 processes as one peer, averaging in groups of 2 every 2 steps, of 4 every 8 steps\n" in output
     assert "site " not in run(recipe, "--quick")
 
 

@@ -12,9 +12,9 @@ import torch
 from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription, Role
 from swarmcli.optim.core import OptimizerCore
-from swarmcli.optim.modes.base import SiteHooks, StateOptions, Trained
+from swarmcli.optim.modes.base import StateOptions, Trained
 from swarmcli.optim.modes.outer import LocalUpdates
-from swarmcli.optim.state.replica import Companions, Offloaded
+from swarmcli.optim.state.replica import Offloaded
 from tests.optim.optim_swarm import FEATURES, TARGET, Swarm, loss_of, make_model, momentum
 
 Entry: TypeAlias = "Gradient | Step | EpochOver | StatisticsApplied | Applied"
@@ -127,7 +127,6 @@ async def local_peer(
     role: Role = "trainer",
     extra_tensors: Sequence[torch.Tensor] = (),
     offload: bool = False,
-    companions: Companions | None = None,
     **options: Any,
 ) -> LocalPeer:
     """A peer that has been started; `options` are those of the states' averaging. With `offload` its optimizer and
@@ -140,7 +139,7 @@ async def local_peer(
     optimizer = make([weights]) if place is None else place.optimizer
     averaging = averager_config(config)
     trained = Trained(optimizer, extra_tensors=extra_tensors, placement=place)
-    core = OptimizerCore(PeerContext(node, config, averaging), trained, mode, SiteHooks(companions=companions))
+    core = OptimizerCore(PeerContext(node, config, averaging), trained, mode)
     peer = LocalPeer(core, weights, batch_size, pace)
     await core.start()
     swarm.trainers.append(peer)  # type: ignore[arg-type]  # shut down with the others

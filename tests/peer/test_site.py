@@ -28,7 +28,6 @@ pytestmark = pytest.mark.e2e
 
 LOCAL = "local_updates.enabled=yes"
 ZERO = "local.site.zero=yes"
-LEVELS = "local.site.hierarchy={2: 2, 4: 4}"
 
 
 class SiteSums(Sums):
@@ -110,7 +109,6 @@ MODES: dict[str, tuple[int, list[str]]] = {
     "gradients, zero": (4, [ZERO]),
     "local updates": (2, [LOCAL]),
     "local updates, zero": (2, [LOCAL, ZERO]),
-    "hierarchy": (4, [LOCAL, LEVELS]),
 }
 
 

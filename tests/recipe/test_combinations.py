@@ -14,7 +14,7 @@ from swarmcli.recipe.adapters import FIELDS, KEYS, adapter_fields
 from .recipes import SMALL, refused, small
 
 CHAT = "datasets.0={path: chats.jsonl, type: chat_template}"
-FOUR, LEVEL = "local.site.processes=4", "local.site.hierarchy={2: 4}"
+FOUR = "local.site.processes=4"
 LOCAL = "local_updates.enabled=yes"
 TOPK, MEMBERS = "gradient_averaging.method=topk", "trust: members"
 OUTER = "outer={optimizer: nesterov, inner_batch_size: 8}"
@@ -67,12 +67,7 @@ SPLIT = "evaluation={every_epochs: 5, dataset: {source: huggingface, path: a/b, 
         ([OUTER, "local.site.processes=2"], "a peer that makes them is one process"),
         (["local.site.proceses=4"], "unknown key local.site.proceses; did you mean processes?"),
         (["local.site.zero=yes"], "set processes to 2 or more"),
-        ([FOUR, LOCAL, "local.site.hierarchy={2: 1, 4: 4}"], "local.site.hierarchy.2 should be at least 2, not 1"),
-        ([FOUR, LOCAL, "local.site.hierarchy={2: 4, 4: 2}"], "groups of 2 every 4 steps cannot be made of the groups"),
-        ([FOUR, LOCAL, "local.site.hierarchy={2: 2}"], "groups of 2 in a site of 4; the last group is the whole site"),
-        ([FOUR, "local.site.hierarchy={2: 2, 4: 4}"], "without local updates the processes of a site never differ"),
-        ([FOUR, LOCAL, "local.site.hierarchy={2: 4}", "local.offload_optimizer=yes"], "each process steps the model"),
-        ([FOUR, LOCAL, LEVEL, "local.site.zero=yes"], "each process steps a model of its own and needs all statistics"),
+        ([FOUR, LOCAL, "local.site.hierarchy={2: 4}"], "inside of a site, which there is no more: its processes"),
         ([FOUR, "delay.grad_averaging=yes", "local.site.zero=yes"], "zero leaves no whole optimizer that delay could"),
         ([FOUR, "local.offload_optimizer=yes", "local.site.zero=yes"], "remove zero, or offload_optimizer"),
         ([FOUR, "ema_decay=0.9", "local.site.zero=yes"], "averages its weights over epochs (ema_decay), and with zero"),
@@ -135,7 +130,7 @@ def test_left_alone_a_run_is_synchronous_training_of_one_process_that_nobody_eva
     assert set(recipe.compression.model_dump().values()) == {"none"}
     assert recipe.averaging.average_state_every is None
     site, evaluation = recipe.local.site, recipe.evaluation
-    assert (site.processes, site.zero, dict(site.hierarchy)) == (1, False, {})
+    assert (site.processes, site.zero) == (1, False)
     assert (evaluation.every_epochs, evaluation.held_out, evaluation.dataset) == (0, 0.0, None)
 
 
@@ -168,7 +163,7 @@ def test_a_line_is_named_where_a_file_contradicts_itself() -> None:
     text = f"{SMALL}local_updates:\n  enabled: true\n"
     assert refused(f"{text}delay:\n  optimizer_step: true\n").startswith("small.yaml:14: local updates step after")
     said = refused(f"{text}local:\n  site:\n    processes: 4\n    hierarchy:\n      2: 2\n      8: 6\n")
-    assert said.startswith("small.yaml:18: the longest period averages groups of 6")
+    assert said.startswith("small.yaml:16: hierarchy was averaging at several levels") and said.endswith("remove it")
 
 
 def test_what_goes_together_is_taken() -> None:
@@ -178,8 +173,6 @@ def test_what_goes_together_is_taken() -> None:
     recipe = small("local.site={processes: 4, zero: yes}")
     assert (recipe.local.site.processes, recipe.local.site.zero) == (4, True)
     assert fingerprint_of(recipe) == fingerprint_of(small()), "a site is not compared with others"
-    site = small(LOCAL, "local.site={processes: 4, hierarchy: {8: 4, 2: 2}}").local.site
-    assert list(site.hierarchy.items()) == [(2, 2), (8, 4)]
     recipe = small(SPLIT, "datasets=[{source: huggingface, path: a/b}]")
     assert isinstance(recipe.evaluation.dataset, HuggingFaceDataset) and recipe.evaluation.dataset.split == "validation"
     talks = "evaluation={every_epochs: 1, dataset: {path: chats.jsonl, type: chat_template}}"

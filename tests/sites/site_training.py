@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,6 @@ from swarmcli.peer.site_state import load_newest
 from swarmcli.sites.checkpoint import SiteShards
 from swarmcli.sites.commands import LeaderCommands
 from swarmcli.sites.gradients import LeaderMeans, LeaderSums, MemberMeans, MemberSums
-from swarmcli.sites.hierarchy import LeaderLevels, MemberLevels
 from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
 from swarmcli.sites.step_sync import SharedModel
@@ -97,7 +96,6 @@ class Plan:
     epochs: int = 4
     zero: bool = False
     local_updates: bool = False
-    hierarchy: Mapping[int, int] | None = None  # by whose levels the ranks average what each has learned
     target: int | None = None  # None: what the site computes in its turns
     seeds: tuple[int, ...] = (0,)  # of the ranks' first weights; the last one is of all further ranks
     home: str = ""  # where a site with zero keeps its checkpoints, from which it goes on; "{rank}" is each rank's
@@ -149,13 +147,13 @@ def _leader(
     made, settings = OPTIMIZERS[plan.kind]
     commands, shared = LeaderCommands(site), SharedModel(site, net)
     trained = list(net.parameters())
-    sums: Any = LeaderSums(commands) if plan.hierarchy is None else LeaderLevels(commands, trained, plan.hierarchy)
-    hooks = SiteHooks(sums.make_accumulator) if plan.hierarchy is None else SiteHooks(companions=sums)
+    sums = LeaderSums(commands)
+    hooks = SiteHooks(sums.make_accumulator)
 
     def sharded(params: Any) -> torch.optim.Optimizer:
         return SiteOptimizer(params, made, commands=commands, shared=shared, **settings)
 
-    if plan.local_updates or plan.hierarchy is not None:
+    if plan.local_updates:
         options |= {"grad_averager": None}
     with DHT(contacts, start=True, host="127.0.0.1") as dht:
         optimizer = Optimizer(
@@ -166,9 +164,7 @@ def _leader(
         shards = _shards(plan, site, optimizer.opt.zero, commands) if plan.home else None
         if shards is not None:
             _go_on(site, shards.home, optimizer, net)
-        if plan.hierarchy is not None:
-            sums.lead(optimizer)
-        gradients = LeaderMeans(site, trained) if plan.local_updates else sums
+        gradients: Any = LeaderMeans(site, trained) if plan.local_updates else sums
         with SiteLeader(commands, optimizer, net, gradients, wants_to_stop=wants_to_stop) as leader:
             try:
                 yield Rank(site, net, leader, dht, optimizer, gradients, commands, shards=shards)
@@ -187,8 +183,6 @@ def _member(
     share = ShareOfOptimizer(trained, made, site=site, **settings) if plan.zero else None
     optimizer = made(trained, **settings)
     gradients: Any = MemberMeans(site, trained) if plan.local_updates else MemberSums(site, trained)
-    if plan.hierarchy is not None:
-        gradients = MemberLevels(site, optimizer, plan.hierarchy)
     handlers = dict(share.handlers) if share is not None else {}
     shards = _shards(plan, site, share.zero) if plan.home and share is not None else None
     if shards is not None and share is not None:

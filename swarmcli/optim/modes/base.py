@@ -14,7 +14,7 @@ from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.events import Events, Noticed
 from swarmcli.optim.gradients.accumulator import GradientAccumulator
 from swarmcli.optim.state.frozen import FrozenWeights, frozen_of
-from swarmcli.optim.state.replica import Companions, InPlace, ParameterPlacement
+from swarmcli.optim.state.replica import InPlace, ParameterPlacement
 from swarmcli.optim.state.training_state import Scheduler
 
 if TYPE_CHECKING:
@@ -83,7 +83,6 @@ class SiteHooks:
 
     # Makes what sums the gradients of these parameters (`reuse`: in their own `.grad`).
     make_accumulator: Callable[..., GradientAccumulator] = GradientAccumulator
-    companions: Companions | None = None  # other processes that make local updates beside this one
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,9 +70,7 @@ class Mode:
         return GradientMethod(means, beside)
 
     def build(self, peer: PeerContext, trained: Trained, site: SiteHooks) -> GradientWork:
-        """Makes a trainer's work in its epochs. Raises ValueError for hooks that have no meaning in this mode."""
-        if site.companions is not None:
-            raise ValueError("companions: where gradients are averaged nobody has parameters of its own")
+        """Makes a trainer's work in its epochs."""
         parameters = [p for p in trained.placement.model_parameters if p.requires_grad]
         accumulator = site.make_accumulator(parameters, reuse=self.reuse_grad_buffers)
         buffers = Buffers(trained.extra_tensors)
@@ -210,7 +208,6 @@ class GradientWork:
         of them, and said to be.
         """
         if self._handed is None:
-            await self.replica.gather()
             async with self.averager.tensors():
                 taken = self._gradients.samples
                 self._handed = await on_executor(self._freeze_bytes, self._freeze)

@@ -109,8 +109,6 @@ class OuterSteps(Mode):
     def build(self, peer: PeerContext, trained: Trained, site: SiteHooks) -> GradientWork:
         if not (self.local or isinstance(trained.placement, InPlace)):
             raise ValueError("offload_optimizer: with outer steps the optimizer makes inner steps, of the model itself")
-        if not self.local and site.companions is not None:
-            raise ValueError("site: with outer steps a peer is one process")
         place = Anchored(trained.placement, self.outer.make)
         buffers, riders = Buffers(trained.extra_tensors), Riders(trained.optimizer, self.state.statistics)
         differences = Differences(place, trained.optimizer, self.outer.inner_batch_size)
@@ -127,7 +125,7 @@ class OuterSteps(Mode):
             inner=None if self.local else inner,
             outer=outer,
         )
-        replica = Replica(state, place, site.companions, buffers)
+        replica = Replica(state, place, buffers)
         return OuterWork(self, peer, replica, differences, method, (buffers, riders))
 
 
@@ -224,7 +222,6 @@ class OuterWork(GradientWork):
             self.replica.state.note_step()
         place = self.replica.placement
         if isinstance(place, Anchored) and place.moved:
-            await self.replica.gather()
             await self.replica.publish()
 
     @property

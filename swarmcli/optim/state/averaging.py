@@ -252,7 +252,6 @@ class StateAveraging:
         statistics that cannot be averaged.
         """
         await self._abandon()
-        await self._replica.gather()
         copied = await self._replica.change(lambda: [slot.copied() for slot in self._rounds.slots])
         nbytes = sum(each.nbytes for each in copied)
         before = await on_executor(nbytes, lambda: [each.clone() for each in copied]) if changes else None
@@ -271,7 +270,6 @@ class StateAveraging:
         self._copies = None
         if not copies.committed:
             return False
-        await self._replica.gather()
         return await self._replica.change(partial(self._move, copies))
 
     def drop(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,20 +25,6 @@ from swarmcli.tasks import OFFLOAD_FROM, on_all_processors, on_executor
 T = TypeVar("T")
 
 
-class Companions(Protocol):
-    """Other processes that are one peer with this one, and learn with parameters of their own beside it."""
-
-    @property
-    def at_rest(self) -> bool:
-        """Whether they do not learn at this moment, so that `gather` gets all that they have learned."""
-
-    def gather(self) -> None:
-        """Brings what all of them have learned into the parameters here. Waits for them: never on the event loop."""
-
-    def note_replaced(self) -> None:
-        """The parameters here are another peer's now, or a checkpoint's; what the others have learned is void."""
-
-
 class Replica:
     """A training state whose changes exclude each other and run beside the loop; nobody sees it half changed.
 
@@ -50,14 +36,12 @@ class Replica:
         self,
         state: TrainingState,
         placement: ParameterPlacement,
-        companions: Companions | None = None,
         buffers: Buffers | None = None,
     ) -> None:
         """`buffers`: the model's, where the state has copies of them."""
         self.state = state
         self.placement = placement
         self.buffers = buffers or Buffers([])
-        self._companions = companions
         self._nbytes = sum(parameter.nbytes for parameter in state.parameters)
         # An optimizer with statistics in other processes waits for them: then nothing is small enough for the loop.
         if state.statistics.waits or getattr(state.optimizer, "waits", False):
@@ -82,18 +66,6 @@ class Replica:
         """Runs `work`, which takes no processor from the trainer, while nobody else reads or changes the state."""
         async with self._lock:
             return await on_executor(self._nbytes, work)
-
-    @property
-    def may_gather(self) -> bool:
-        """Whether `gather` may be called now: within a step always."""
-        return self._companions is None or self._companions.at_rest
-
-    async def gather(self) -> None:
-        """Before the parameters are averaged with other peers', or moved by an average: they become those of all
-        processes of this peer."""
-        if self._companions is not None:
-            self.placement.wake()
-            await self.alone(self._companions.gather)
 
     async def alone(self, action: Callable[[], T]) -> T:
         """Runs `action` while nobody else reads or changes the state. It may wait: it is never on the event loop."""
@@ -130,7 +102,7 @@ class Replica:
                     self.generation += 1
             self.buffers.replace()
             await on_executor(self._nbytes, self.placement.publish)
-            self._note_replaced()
+            self.generation += 1
 
     async def checkpoint(self) -> dict[str, Any]:
         """See TrainingState.checkpoint. The digest of a large model takes seconds, and the loop goes on meanwhile."""
@@ -152,12 +124,7 @@ class Replica:
             self.buffers.adopt()
             await on_executor(self._nbytes, install)
             self.buffers.replace()
-            self._note_replaced()
-
-    def _note_replaced(self) -> None:
-        self.generation += 1
-        if self._companions is not None:
-            self._companions.note_replaced()
+            self.generation += 1
 
 
 Params = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
@@ -197,9 +164,6 @@ class ParameterPlacement:
     def rest(self) -> None:
         """The model has the optimizer's parameters and nothing else, to be saved, until they are published again."""
         self.publish()
-
-    def wake(self) -> None:
-        """After `rest`: the model has again what it has learned beside the state."""
 
     def shift(self) -> None:
         """The state's parameters are about to change by something else than a step."""
