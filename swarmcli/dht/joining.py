@@ -13,7 +13,7 @@ from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.prefix import in_turns, prefix_of_address
 from swarmcli.reach.circuits import open_circuits
-from swarmcli.reach.reach import PortMapping, Reach, ReachOptions
+from swarmcli.reach.reach import FIRST_VERDICT, PortMapping, Reach, ReachOptions
 from swarmcli.reach.relay_messages import MAX_RECORDS, RELAYS_KEY, RelayRecord, read_record
 from swarmcli.reach.relaying import Relay, RelayBudgets
 from swarmcli.reach.relays import Relays
@@ -103,5 +103,5 @@ async def join(
     node = await DHTNode.create(endpoint, initial_peers=initial_peers, owns_endpoint=False, **node_options)
     ends.push_async_callback(node.shutdown)
     directory.node = node
-    await reach.settle(options.checks.first)
+    await reach.settle(FIRST_VERDICT)
     return node, reach

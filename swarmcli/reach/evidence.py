@@ -10,7 +10,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import psutil
@@ -39,41 +39,20 @@ from swarmcli.reach.verdict import (
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckOptions:
-    """When a peer has its reach checked, by how many contacts, and how long it waits for them. Times in seconds."""
-
-    rest: float = 600.0  # between two checks of a verdict at rest
-    early: tuple[float, ...] = (15.0, 60.0, 240.0)  # the first ones, while too few networks could be asked
-    soonest: float = 10.0  # between two checks, whatever contacts say
-    after_a_fault: float = 60.0  # from a check that ended in a fault of our own to the next one
-    look: float = 5.0  # between two looks at the interfaces: laptops change their network
-    reconnected: float = 2.0  # after a wake-up, when contacts should be connected again
-    first: float = 3.0  # that a peer with contacts beyond its network waits at its start to know where it stands
-    patience: float = 2.0  # for a dial-back before its silence counts; a nonce that comes later still counts …
-    shortest_patience: float = 1.0  # … and with contacts next door: machines are busy when they start
-    glance: float = 0.2  # between two looks at who can be asked, while a check runs
-    call: float = 2.0  # for the contact's yes; the dial comes after it
-    late: float = 30.0  # a nonce that comes this late still proves what it proves
-    nonces: int = 256  # that are waited for, or that a verdict stands on
-    networks: int = 3  # unlike ones that are asked before a verdict is at rest
-    candidates: int = 16  # contacts that are tried in one check, where many refuse
-    sightings: int = 512  # contacts that are remembered …
-    sighting_life: float = 1200.0  # … and how long the word of one counts that has gone: two checks
+_SIGHTINGS = 512  # contacts that are remembered …
+_SIGHTING_LIFE = 1200.0  # … and for how many seconds the word of one counts that has gone: two checks
 
 
 class Evidence:
     """Owns what was seen, and judges it together with what dial-backs brought."""
 
-    def __init__(
-        self, endpoint: Endpoint, contacts: Callable[[], Iterable[PeerID]], options: CheckOptions = CheckOptions()
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, contacts: Callable[[], Iterable[PeerID]]) -> None:
         """`contacts` are further peers that can be asked, of whom addresses are known."""
         self.around = Surroundings()
         self.stated: tuple[str, ...] = ()  # by the user; IP addresses alone …
         self._names: dict[str, tuple[str, ...]] = {}  # … of these host names, and of what was stated without one
         self.mapped: int | None = None  # the port that the router opened; of IPv4, which alone is translated
-        self._endpoint, self._contacts, self._options = endpoint, contacts, options
+        self._endpoint, self._contacts = endpoint, contacts
         # The oldest first, each with the time of the sighting.
         self._sightings: dict[PeerID, tuple[ContactSighting, float]] = {}
 
@@ -114,7 +93,7 @@ class Evidence:
         sighting = ContactSighting(host, observed, came_in=seen.listened)
         self._sightings.pop(peer, None)
         self._sightings[peer] = sighting, loop_time()
-        if len(self._sightings) > self._options.sightings:
+        if len(self._sightings) > _SIGHTINGS:
             # The oldest contact of the network that has the most goes: else a crowd of identities in one network would
             # be all that is known, and asked.
             held = Counter(network_of(each.host) for each in self.sightings)
@@ -128,7 +107,7 @@ class Evidence:
 
     def forget_the_gone(self) -> None:
         """Drops contacts that went long ago."""
-        since = loop_time() - self._options.sighting_life
+        since = loop_time() - _SIGHTING_LIFE
         for peer in [peer for peer, (_, at) in self._sightings.items() if at < since]:
             if not self._endpoint.is_connected(peer):
                 del self._sightings[peer]
@@ -152,9 +131,9 @@ class Evidence:
             return replace(verdict, how="mapped")
         return verdict
 
-    def candidates(self, family: Family, without: Collection[PeerID]) -> list[tuple[PeerID, str]]:
-        """The contacts that may be asked, each with its network: those beyond this peer's own network, connected ones
-        first; the order within is drawn by lot, so that a contact cannot count on being asked."""
+    def candidates(self, family: Family, without: Collection[PeerID], most: int) -> list[tuple[PeerID, str]]:
+        """Up to `most` contacts that may be asked, each with its network: those beyond this peer's own network,
+        connected ones first; the order within is drawn by lot, so that a contact cannot count on being asked."""
         found: list[tuple[PeerID, str]] = []
         elsewhere: list[tuple[PeerID, str]] = []
         beyond = set(self.beyond)
@@ -173,7 +152,7 @@ class Evidence:
                 elsewhere.append((peer, network))
         for each in (found, elsewhere):
             self._endpoint.random.shuffle(each)
-        return [*found, *elsewhere][: 4 * self._options.candidates]
+        return [*found, *elsewhere][:most]
 
     def _network_in(self, family: Family, peer: PeerID) -> str | None:
         for host in map(host_of, self._endpoint.addresses_of(peer)):

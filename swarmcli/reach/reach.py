@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from swarmcli import events
-from swarmcli.backoff import Backoff
 from swarmcli.network.addresses import Scope, scope_of
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, set_within
 from swarmcli.network.task_owner import TaskOwner
-from swarmcli.reach.checks import Checks
-from swarmcli.reach.dialback import DialBackService, DialProof, read_probe
-from swarmcli.reach.evidence import CheckOptions, Evidence
+from swarmcli.reach.checks import NETWORKS, Checks
+from swarmcli.reach.dialback import DialBackService
+from swarmcli.reach.evidence import Evidence
 from swarmcli.reach.mapping import PortMapping
 from swarmcli.reach.punch import Puncher
 from swarmcli.reach.rates import RateService
@@ -33,14 +32,23 @@ from swarmcli.reach.words import in_words
 
 logger = logging.getLogger(__name__)
 
+# In seconds.
+FIRST_VERDICT = 3.0  # that a peer with contacts beyond its network waits at its start to know where it stands
+REST = 600.0  # between two checks of a verdict at rest
+_EARLY = 15.0, 60.0, 240.0  # between the first ones, while too few networks could be asked
+_SOONEST = 10.0  # between two checks, whatever happens …
+_DOUBTED = 120.0  # … and where a contact merely says that this peer is elsewhere: any stranger may say so for ever
+_AFTER_A_FAULT = 60.0  # from a check that ended in a fault of our own to the next one
+_LOOK = 5.0  # between two looks at the interfaces: laptops change their network
+_RECONNECTED = 2.0  # after a wake-up, when contacts should be connected again
+
 
 @dataclass(frozen=True, slots=True)
 class ReachOptions:
-    """The user's wishes for reach, and when it is checked."""
+    """The user's wishes for reach."""
 
     port_mapping: bool = True  # ask the router to let others in where it does not
     relay: bool = False  # carry the connections of others who cannot dial each other
-    checks: CheckOptions = CheckOptions()
 
 
 class Reach:
@@ -62,21 +70,18 @@ class Reach:
         self.endpoint = endpoint
         self.verdicts: tuple[ReachVerdict, ...] = ()
         self.checks = 0  # rounds of dial-backs so far
-        self.evidence = Evidence(endpoint, contacts, options.checks)
+        self.evidence = Evidence(endpoint, contacts)
         self.punch = Puncher(endpoint, around=lambda: self.evidence.around)
         self.mapping: PortMapping | None = None  # that the router was asked for
-        self._options, self._times = options, options.checks
+        self._options = options
         self._joined = alone  # whether the first contacts have been met
         self._wish = False  # to be dialed by nobody: the endpoint does not even listen
         self._make_mapping, self._relays = mapping, relays
         self._service = DialBackService(endpoint)
-        self._checks = Checks(endpoint, self.evidence, self._news, options.checks)
+        self._checks = Checks(endpoint, self.evidence, self._news)
         self._rates = RateService(endpoint)
         self._checked_at = float("-inf")  # loop time
         self._check_due = float("inf")
-        self._doubted = False  # whether contacts say that this peer has moved, since the last check
-        # A single one, whoever says so: identities cost nothing.
-        self._doubts = Backoff[None](first=2 * self._times.soonest, longest=self._times.rest)
         self._event = asyncio.Event()  # something happened that the keeper should look at
         self._settled = asyncio.Event()
         self._tasks = TaskOwner()
@@ -90,7 +95,7 @@ class Reach:
         await self.evidence.begin()
         self._service.start()
         self._rates.start()
-        self.endpoint.on_probe = self._probed
+        self.endpoint.on_probe = self._checks.heard
         self._tasks.hear(self.endpoint.events, self._on_event)
         if self._joined:
             self._conclude()
@@ -156,7 +161,7 @@ class Reach:
                 if self.mapping is not None:
                     self.mapping.refresh()
                 if self.verdicts and self.evidence.beyond:
-                    self._checked_at = loop_time() - self._times.soonest + self._times.reconnected
+                    self._checked_at = loop_time() - _SOONEST + _RECONNECTED
                     self._check_soon()
                 self._event.set()
             case events.OwnAddressesChanged():
@@ -186,25 +191,16 @@ class Reach:
         else:
             due = False
             if observed is not None and observed not in map(host_of, verdict.addresses):
-                # The word of one stranger, who may say it for ever: checks use up what contacts dial for this peer.
-                self._doubted = True
-                self._check_soon(self._doubts.until(None))
+                self._check_soon(self._checked_at + _DOUBTED)
         if due:
             self._check_soon()
         elif self._check_due == float("inf"):
-            self._check_due = loop_time() + self._times.rest
+            self._check_due = loop_time() + REST
 
     def _check_soon(self, after: float = float("-inf")) -> None:
-        due = max(loop_time(), self._checked_at + self._times.soonest, after)
+        due = max(loop_time(), self._checked_at + _SOONEST, after)
         self._check_due = min(self._check_due, due)
         self._event.set()
-
-    def _probed(self, peer: PeerID, remote_address: str, message: bytes) -> None:
-        said = read_probe(message)
-        if isinstance(said, DialProof):
-            self._checks.heard(peer, remote_address, said.nonce)
-        elif said is not None:
-            self._service.wished(peer, remote_address, said.request)
 
     def _news(self) -> None:
         """A nonce has come. Of a check that is over, it may turn the verdict."""
@@ -218,7 +214,7 @@ class Reach:
 
     async def _keep(self) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout_at(min(self._check_due, loop_time() + self._times.look)):
+            async with asyncio.timeout_at(min(self._check_due, loop_time() + _LOOK)):
                 await self._event.wait()
         self._event.clear()
         if self._wish:
@@ -229,7 +225,7 @@ class Reach:
                 await self._check()
                 await self._help()
             except Exception:
-                self._check_due = min(self._check_due, loop_time() + self._times.after_a_fault)
+                self._check_due = min(self._check_due, loop_time() + _AFTER_A_FAULT)
                 raise
 
     def _look_again(self) -> None:
@@ -253,7 +249,6 @@ class Reach:
         met again."""
         was_beyond = bool(before.those_beyond(self.evidence.sightings))
         self._checked_at = float("-inf")  # the next check waits for nothing but contacts
-        self._doubts.forget(None)
         self._checks.forget(left)
         self.evidence.forget(left)
         self.punch.forget()
@@ -272,26 +267,18 @@ class Reach:
 
     async def _check(self) -> None:
         """One round of dial-backs, and when the next one is due."""
-        times = self._times
         self._checked_at = loop_time()
         self._check_due = float("inf")
         self.checks += 1
-        before, doubted, self._doubted = self.endpoint.direct_addresses, self._doubted, False
         self.evidence.forget_the_gone()
-        await self._checks.run(self._known)
+        await self._checks.run()
         self._settled.set()
         self._conclude()
-        if doubted and self.endpoint.direct_addresses == before:
-            self._doubts.add(None, self._checked_at)
-        else:
-            self._doubts.forget(None)
-        few = any(verdict.networks < times.networks for verdict in self.verdicts)
-        pause = times.early[self.checks - 1] if few and self.checks <= len(times.early) else times.rest
+        few = any(verdict.networks < NETWORKS for verdict in self.verdicts)
+        pause = _EARLY[self.checks - 1] if few and self.checks <= len(_EARLY) else REST
+        if any(verdict.dialable and self._checks.in_vain(verdict.family) for verdict in self.verdicts):
+            pause = _EARLY[0]  # others say soon whether it was one bad moment
         self._check_due = min(self._check_due, loop_time() + pause * (1 + 0.25 * self.endpoint.random.random()))
-
-    def _known(self, family: Family) -> bool | None:
-        verdict = self._verdict(family)
-        return None if verdict is None else verdict.dialable
 
     def _conclude(self) -> None:
         """Judges all evidence anew, and has the endpoint announce what follows."""
@@ -302,7 +289,7 @@ class Reach:
         if not self._joined and not self.evidence.sightings:
             return  # the first contact is being dialed
         self.verdicts = tuple(
-            self.evidence.judge(family, self._checks.asks(family)) for family in self.evidence.families()
+            self.evidence.judge(family, self._checks.asked(family)) for family in self.evidence.families()
         )
         if not self.evidence.beyond or any(verdict.dialable for verdict in self.verdicts):
             self._settled.set()

@@ -10,7 +10,7 @@ from swarmcli.dht.records import OwnedSubkey, Record, encode_subkey, encode_valu
 from swarmcli.dht.storage import RecordWriter
 from swarmcli.network import Identity
 from swarmcli.network.prefix import prefix_of
-from swarmcli.reach.evidence import CheckOptions
+from swarmcli.reach.reach import REST
 from swarmcli.reach.relay_messages import RELAYS_KEY, RelayRecord
 from swarmcli.testing import Swarm
 from tests.simulation import simulated
@@ -90,16 +90,16 @@ async def test_a_node_enters_and_leaves_the_routing_tables_as_its_router_lets_ot
         router = swarm.network.router("5.9.0.1")
         home = await swarm.node(host="192.168.1.2", behind=router)
         router.forward(4000, home.peer_id)
-        await asyncio.sleep(1.5 * CheckOptions().rest)
+        await asyncio.sleep(1.5 * REST)
         assert not home.client_mode and all(knows(node, home) for node in public)
         assert public[0].core.contacts.table.get(home.peer_id).addresses == ("memory://5.9.0.1:4000",)  # type: ignore[union-attr]
         assert await public[1].store("key", "value", home.endpoint.clock.now() + 80000)
         assert home.core.storage.keys(home.core.now())  # it keeps records for others
 
         router.forget(4000)
-        await asyncio.sleep(1.5 * CheckOptions().rest)
+        await asyncio.sleep(1.5 * REST)
         assert home.client_mode and not any(knows(node, home) for node in public)
         swarm.network.dials.clear()
-        await asyncio.sleep(0.5 * CheckOptions().rest)
+        await asyncio.sleep(0.5 * REST)
         assert (await home.get("key", latest=True)) is not None
         assert len([address for _, address in swarm.network.dials if "5.9." in address]) <= 6
