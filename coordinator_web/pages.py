@@ -16,7 +16,7 @@ from fastapi.responses import FileResponse, Response
 from coordinator_web.wheel import NAME, Wheel
 from swarmcli.network.addresses import Scope, scope_of
 from swarmcli.run.source import DashboardSource, RunStatus
-from swarmcli.words import amount, roughly
+from swarmcli.words import format_size, roughly
 
 WHEEL = f"wheel/{NAME}"
 CODE = "/join.svg"
@@ -202,8 +202,8 @@ def _round_in_words(status: RunStatus) -> str:
     last = status.last_epoch
     epoch = f"; an epoch takes about {roughly(last.seconds)} at present" if last is not None and last.samples else ""
     return (
-        f"In each round a trainer sends {amount(status.round_bytes)} and receives as much{epoch}. A computer whose "
-        "connection needs longer for that than an epoch takes follows the run: its samples cannot count."
+        f"In each round a trainer sends {format_size(status.round_bytes)} and receives as much{epoch}. A computer "
+        "whose connection needs longer for that than an epoch takes follows the run: its samples cannot count."
     )
 
 

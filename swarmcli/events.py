@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from swarmcli.words import harmless, roughly
+from swarmcli.words import harmless, plural, roughly
 
 logger = logging.getLogger(__name__)
 notices = logging.getLogger("swarmcli.notices")
@@ -357,7 +357,7 @@ class ActivityChanged(Event):
         if self.state == "running":
             return "running"
         if self.state == "stopping":
-            samples = "1 sample" if self.keeps == 1 else f"{self.keeps:,} samples"
+            samples = plural(self.keeps, "sample")
             when = f"round expected in about {roughly(self.seconds_left)}" if self.seconds_left else "next round"
             return f"handing in {samples} with the {when}, then leaving" if self.keeps else "leaving"
         words = f"{self.state}: {self.reason}" if self.reason else self.state

@@ -3,7 +3,6 @@ row, how much there is of something, how long it takes."""
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -54,27 +53,38 @@ def some(names: Sequence[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def amount(nbytes: float, digits: int = 3) -> str:
-    """Bytes as people write them, in decimal units: 10 kB, 1.77 MB."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
-            return f"{float(f'{nbytes / size:.{digits}g}'):g} {unit}"  # 460 kB, and not 4.6e+02
-    return f"{nbytes:g} B"
+def plural(count: int, one: str, many: str = "") -> str:
+    """For example: 1 peer, 1,200 peers."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-def megabytes(size: float) -> str:
-    """Bytes as people read them, in decimal units."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(size) < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
+def format_size(nbytes: float) -> str:
+    """Bytes in decimal units: 999 B, 1.8 MB, 463 kB."""
+    return _scaled(nbytes, ("B", "kB", "MB", "GB", "TB"))
+
+
+def format_rate(bytes_per_second: float) -> str:
+    """How fast a link is, as it is sold: 600 kbit/s, 2.6 Mbit/s."""
+    return _scaled(8 * bytes_per_second, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"))
+
+
+def _scaled(value: float, units: Sequence[str]) -> str:
+    unit = 0
+    while abs(value) >= 999.5 and unit < len(units) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{value:.{0 if unit == 0 or abs(value) >= 9.95 else 1}f} {units[unit]}"
+
+
+def format_duration(seconds: float) -> str:
+    """As exact as it is long: 80 ms, 9.5 s, 40 s, 12 min, 2.5 h, 55 h is 2.3 days."""
+    if seconds < 0.0995:
+        return f"{max(0.0, 1000 * seconds):.0f} ms"
+    for unit, size, least in (("s", 1, 99.5), ("min", 60, 99.5), ("h", 3600, 47.5)):
+        if seconds < least * size:
+            return f"{seconds / size:.{1 if unit != 'min' and seconds / size < 9.95 else 0}f} {unit}"
+    return f"{seconds / 86_400:.{1 if seconds < 9.95 * 86_400 else 0}f} days"
 
 
 def roughly(seconds: float) -> str:
-    """For example: 40 s, 12 min, 2.5 h, 3 days."""
-    if seconds < 99.5:
-        return f"{max(1.0, seconds):.0f} s"
-    if seconds < 5970:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{math.ceil(seconds / 86400)} days"
+    """The same of an estimate, in whole seconds: nobody needs their tenths."""
+    return f"{max(1.0, seconds):.0f} s" if seconds < 99.5 else format_duration(seconds)

@@ -8,7 +8,7 @@ from swarmcli.events import Event, Events, PeerDisconnected
 from swarmcli.network import Identity
 from swarmcli.network.wire.codec import decode
 from swarmcli.network.wire.messages import HandlerFailed, raised
-from swarmcli.words import amount, harmless, listed, printable, some
+from swarmcli.words import format_duration, format_rate, format_size, harmless, listed, plural, printable, roughly, some
 
 EVIL = "\x1b[2J\x07safe\u202eevil\u2066\u200b\x9b31m"
 TAME = "[2Jsafeevil31m"
@@ -64,6 +64,19 @@ def test_names_in_a_row() -> None:
     assert (some(names[:1]), some(names[:3]), some(names, 2)) == ("Ada", "Ada, Bob, Cem", "Ada, Bob and 4 more")
 
 
-def test_an_amount_of_bytes_is_written_out() -> None:
-    assert [amount(size, 2) for size in (12, 463e3, 1.77e6)] == ["12 B", "460 kB", "1.8 MB"]
-    assert amount(463e3) == "463 kB"
+def test_sizes_rates_and_durations_are_as_exact_as_they_are_long() -> None:
+    sizes = [0, 12, 999.4, 999.5, 1.77e6, 463e3, 99.96e6, 3.2e12, 5e15, -2e6]
+    assert [format_size(each) for each in sizes] == [
+        "0 B", "12 B", "999 B", "1.0 kB", "1.8 MB", "463 kB", "100 MB", "3.2 TB", "5000 TB", "-2.0 MB"
+    ]  # fmt: skip
+    assert [format_rate(each) for each in (7e4, 3.2e5, 1.25e7, 1.25e8)] == [
+        "560 kbit/s", "2.6 Mbit/s", "100 Mbit/s", "1.0 Gbit/s"
+    ]  # fmt: skip
+    seconds = [0.0, 0.08, 9.94, 9.96, 99.4, 100, 5969, 7200, 170_999, 200_000, 900_000]
+    assert [format_duration(each) for each in seconds] == [
+        "0 ms", "80 ms", "9.9 s", "10 s", "99 s", "2 min", "99 min", "2.0 h", "47 h", "2.3 days", "10 days"
+    ]  # fmt: skip
+    assert [roughly(each) for each in (0.0, 3.4, 200.0, 200_000)] == ["1 s", "3 s", "3 min", "2.3 days"]
+    assert [plural(1, "peer"), plural(1200, "peer"), plural(2, "auxiliary", "auxiliaries")] == [
+        "1 peer", "1,200 peers", "2 auxiliaries"
+    ]  # fmt: skip

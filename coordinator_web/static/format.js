@@ -38,20 +38,20 @@ export function bytes(size) {
     size /= 1000;
     unit += 1;
   }
-  return `${unit === 0 || size >= 100 ? Math.round(size) : size.toFixed(1)} ${units[unit]}`;
+  return `${unit === 0 || size >= 9.95 ? Math.round(size) : size.toFixed(1)} ${units[unit]}`;
 }
 
+// As exact as it is long: swarmcli/words.py says it in the same way.
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return NONE;
   if (seconds < 0.0995) return `${Math.round(seconds * 1000)} ms`;
-  if (seconds < 9.95) return `${seconds.toFixed(1)} s`;
-  if (seconds < 99.5) return `${Math.round(seconds)} s`;
+  const scaled = (size) => (seconds < 9.95 * size ? (seconds / size).toFixed(1) : Math.round(seconds / size));
+  if (seconds < 99.5) return `${scaled(1)} s`;
   if (seconds < 5970) return `${Math.round(seconds / 60)} min`;
-  if (seconds < 171000) return `${Math.round(seconds / 3600)} h`;
-  return `${Math.round(seconds / 86400)} days`;
+  return seconds < 171000 ? `${scaled(3600)} h` : `${scaled(86400)} days`;
 }
 
-// A duration that nobody needs to the tenth of a second.
+// Of an estimate: nobody needs its tenths of a second.
 export function roughly(seconds) {
   return seconds < 99.5 ? `${Math.max(1, Math.round(seconds))} s` : duration(seconds);
 }

@@ -18,7 +18,7 @@ from swarmcli.checkpoints.shelf import Keep, Shelf
 from swarmcli.cli.local import Json, Quiet, in_columns
 from swarmcli.errors import CheckpointError
 from swarmcli.machine.places import places_of_runs
-from swarmcli.words import megabytes, printable, roughly
+from swarmcli.words import format_size, plural, printable, roughly
 
 CheckpointsPath = Annotated[
     Path | None,
@@ -114,8 +114,8 @@ def prune(
 def _gone_in_words(removed: Sequence[CheckpointInfo], *, dry_run: bool) -> str:
     if not removed:
         return "nothing to remove: by these rules all checkpoints stay; --keep 1 keeps the newest of each peer"
-    number = f"{len(removed)} checkpoint{'' if len(removed) == 1 else 's'}"
-    return f"{number} {'would go' if dry_run else 'removed'}, {megabytes(sum(info.bytes for info in removed))}"
+    number = plural(len(removed), "checkpoint")
+    return f"{number} {'would go' if dry_run else 'removed'}, {format_size(sum(info.bytes for info in removed))}"
 
 
 def _pruned(directory: Path, rules: Keep, *, dry_run: bool) -> list[CheckpointInfo]:
@@ -192,7 +192,7 @@ def _row(info: CheckpointInfo, now: float) -> tuple[str, ...]:
     return (
         str(info.epoch),
         f"{age} ago",
-        megabytes(info.bytes),
+        format_size(info.bytes),
         loss,
         stays,
         printable(said, 300),

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from swarmcli.checkpoints.layout import OWNER, position_of
 from swarmcli.cli import contributions
-from swarmcli.cli.console import err, moment, out, plain_table, plural
+from swarmcli.cli.console import err, moment, out, plain_table
 from swarmcli.cli.contributions import Told
 from swarmcli.cli.journals import journal_of
 from swarmcli.cli.link import contacts_of, links_of, only
@@ -37,6 +37,7 @@ from swarmcli.recipe.offered import data_in_words
 from swarmcli.recipe.run_key import RunKey, is_owners_position
 from swarmcli.recipe.ticket import Ticket
 from swarmcli.run.asking import ask_for_books, visit
+from swarmcli.words import plural
 
 RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="The recipe file of the run.")]
 KeyFile = Annotated[

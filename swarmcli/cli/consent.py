@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swarmcli.cli.console import err, format_time, moment, plural
+from swarmcli.cli.console import err, moment
 from swarmcli.errors import RecipeError
-from swarmcli.journal import megabytes, printable
+from swarmcli.journal import printable
 from swarmcli.machine.places import VARIABLE
 from swarmcli.optim.config import Role
 from swarmcli.optim.epoch.seat import before_joining
@@ -31,7 +31,7 @@ from swarmcli.recipe.pretrained import saved_tokenizer
 from swarmcli.recipe.task_names import task_in_words
 from swarmcli.recipe.ticket import Ticket
 from swarmcli.training.demand import Demand
-from swarmcli.training.memory import format_bytes
+from swarmcli.words import format_duration, format_size, plural
 
 QUESTIONS = {"trainer": "Train along?", "auxiliary": "Help this run?", "monitor": "Follow this run?"}
 JOURNAL_BYTES = 8 << 20  # "some megabytes": a peer's journal, logs and small files of its first days
@@ -118,10 +118,10 @@ def _datasets(recipe: Recipe, datasets: Iterable[AnyDataset]) -> Iterator[str]:
 
 
 def _download(recipe: Recipe, role: Role, demand: Demand) -> str:
-    said = [f"the run's present state from other peers, once: {format_bytes(demand.state)}"] if demand.state else []
+    said = [f"the run's present state from other peers, once: {format_size(demand.state)}"] if demand.state else []
     if demand.frozen:
         whence = ", from huggingface.co or other peers" if recipe.revision else ""
-        said.append(f"the weights that are not trained, once{whence}, if it lacks them: {format_bytes(demand.frozen)}")
+        said.append(f"the weights that are not trained, once{whence}, if it lacks them: {format_size(demand.frozen)}")
     hub = [
         dataset
         for dataset in recipe.datasets
@@ -133,7 +133,7 @@ def _download(recipe: Recipe, role: Role, demand: Demand) -> str:
             said.append(f"all of {printable(', '.join(whole), 200)} before it begins (its page tells how large it is)")
         if any(dataset.streaming for dataset in hub):
             nbytes = recipe.sequence_len * (1 if saved_tokenizer(recipe) is None else 4)
-            size = f"about {format_bytes(nbytes)}" if nbytes else "an image"
+            size = f"about {format_size(nbytes)}" if nbytes else "an image"
             said.append(f"data while it trains, {size} for each sample that it computes")
     return "; ".join(said) or "nothing"
 
@@ -147,15 +147,15 @@ def _disk(recipe: Recipe, role: Role, demand: Demand, files: Path) -> str:
     least = JOURNAL_BYTES + (recipe.checkpoint.keep + 1) * checkpoint
     if free < least:
         raise RecipeError(
-            f"{files} has {format_bytes(free)} free, and what this peer keeps there takes {format_bytes(least)}; make "
+            f"{files} has {format_size(free)} free, and what this peer keeps there takes {format_size(least)}; make "
             f"room, or set {VARIABLE} to a directory that has it"
         )
     if role == "auxiliary":
-        return f"a journal of some megabytes; {format_bytes(free)} are free"
+        return f"a journal of some megabytes; {format_size(free)} are free"
     enough = free > least + demand.frozen
     return (
-        f"{plural(recipe.checkpoint.keep, 'checkpoint')} of {format_bytes(checkpoint)}, a journal of some MB; "
-        f"{'' if enough else 'only '}{format_bytes(free)} are free{'' if enough else ', which is too little'}"
+        f"{plural(recipe.checkpoint.keep, 'checkpoint')} of {format_size(checkpoint)}, a journal of some MB; "
+        f"{'' if enough else 'only '}{format_size(free)} are free{'' if enough else ', which is too little'}"
     )
 
 
@@ -170,13 +170,13 @@ def _processor(recipe: Recipe, role: Role) -> str:
 def _traffic(recipe: Recipe, role: Role, demand: Demand) -> str:
     # A peer that nobody can dial carries nothing for others, whatever its options say.
     relays = (role != "trainer" if recipe.local.relay is None else recipe.local.relay) and not recipe.local.client_mode
-    rate = megabytes(recipe.local.relay_rate or RelayBudgets().rate or 0)
+    rate = format_size(recipe.local.relay_rate or RelayBudgets().rate or 0)
     others = f"; besides, the connections of others, at most {rate} a second (--no-relay: none)" if relays else ""
     amounts, told = (demand.sent, demand.received), demand.told_pace
-    up, down = (f"{megabytes(demand.an_hour(n))} an hour" if told else f"{megabytes(n)} an epoch" for n in amounts)
-    pace = f"an epoch in {format_time(demand.pace)}, as the contact says"
+    up, down = (f"{format_size(demand.an_hour(n))} an hour" if told else f"{format_size(n)} an epoch" for n in amounts)
+    pace = f"an epoch in {format_duration(demand.pace)}, as the contact says"
     if not told:
-        minute, second = (megabytes(count * max(amounts)) for count in (60, 3600))
+        minute, second = (format_size(count * max(amounts)) for count in (60, 3600))
         pace = f"how long one takes is not known yet: {minute} an hour if a minute, {second} if a second"
     if demand.peers_are_told:
         said = f"about {up} up and {down} down"

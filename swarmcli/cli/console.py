@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmcli.events import EpochAdvanced, RoundFinished, notices
-from swarmcli.journal import Line, megabytes, printable
-from swarmcli.words import roughly
+from swarmcli.journal import Line, printable
+from swarmcli.words import format_duration, format_size, plural
 
 STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "bold red"}
 
@@ -92,17 +92,8 @@ def moment(time: float) -> str:
     return datetime.fromtimestamp(min(time, 250_000_000_000)).strftime("%Y-%m-%d %H:%M")
 
 
-def format_time(seconds: float) -> str:
-    """As exact as it is long. Of an estimate nobody needs tenths of a second: that is what `roughly` is for."""
-    return f"{seconds:.1f} s" if seconds < 9.95 else roughly(seconds)
-
-
 def number(value: float | None, digits: int = 4) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
-
-
-def plural(count: int, one: str, many: str = "") -> str:
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def epoch_line(record: EpochAdvanced) -> str:
@@ -111,7 +102,7 @@ def epoch_line(record: EpochAdvanced) -> str:
         parts.append(f"loss {number(record.loss)}")
     if record.samples:
         parts.append(f"{plural(record.samples, 'sample')} of {plural(record.peers, 'peer')}")
-        parts.append(f"{format_time(record.seconds)}, {format_time(record.averaging_seconds)} of it averaging")
+        parts.append(f"{format_duration(record.seconds)}, {format_duration(record.averaging_seconds)} of it averaging")
     else:
         parts.append("taken over from another peer")
     return "  ".join(parts)
@@ -131,9 +122,9 @@ def peers_of(record: RoundFinished) -> str:
 def round_line(record: RoundFinished) -> str:
     where = f" of epoch {record.epoch}" if record.epoch >= 0 else ""
     peers = plural(len(record.members), "peer") if _all_contributed(record) else peers_of(record)
-    moved = f"{megabytes(record.bytes_sent)} sent, {megabytes(record.bytes_received)} received"
+    moved = f"{format_size(record.bytes_sent)} sent, {format_size(record.bytes_received)} received"
     why = f": {printable(record.reason)}" if record.reason else ""
-    return f"round{where} {record.outcome}{why}  {peers}  {format_time(record.duration)}  {moved}"
+    return f"round{where} {record.outcome}{why}  {peers}  {format_duration(record.duration)}  {moved}"
 
 
 def event_line(record: Line) -> str:

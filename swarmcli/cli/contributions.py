@@ -14,11 +14,12 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from swarmcli.cli.console import day, err, out, plain_table, plural
+from swarmcli.cli.console import day, err, out, plain_table
 from swarmcli.cli.local import running_homes
 from swarmcli.errors import SwarmError, UsageError
 from swarmcli.events import Contribution
-from swarmcli.journal import megabytes, printable, short
+from swarmcli.journal import printable, short
+from swarmcli.words import format_duration, format_size, plural
 
 if TYPE_CHECKING:
     from swarmcli.network.identity import PeerID
@@ -159,19 +160,18 @@ def _numbers(each: Contribution | Team, total: int, narrow: bool) -> tuple[str, 
     given = f"{each.samples:,}", f"{each.samples / total:.0%}" if total else ""
     if narrow:
         return given
-    return *given, f"{each.hours:,.1f}", f"{each.rounds:,}", megabytes(each.reduced_bytes), span(each.uptime)
+    return (
+        *given,
+        f"{each.hours:,.1f}",
+        f"{each.rounds:,}",
+        format_size(each.reduced_bytes),
+        format_duration(each.uptime),
+    )
 
 
 def _called(each: Contribution) -> Text:
     name = printable(each.name, 20)
     return Text.assemble(name, (f" {short(each.peer)[:6]}", "dim")) if name else Text(short(each.peer))
-
-
-def span(seconds: float) -> str:
-    """For example "3.1 h" or "12 d"."""
-    if seconds < 3600:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 100 * 3600 else f"{seconds / 86400:.0f} d"
 
 
 def told_by(given: Given) -> Told:
@@ -230,7 +230,7 @@ def thanks(summary: Summary, standing: Attestation | None) -> str:
         since = f" (counted since epoch {standing.since:,})" if standing.since else ""
         given.append(f"{entry.samples:,.0f} of {standing.until.samples:,} samples{since}")
     elif entry.reduced_bytes:
-        given.append(f"{megabytes(entry.reduced_bytes)} added up for others in {plural(entry.rounds, 'round')}")
+        given.append(f"{format_size(entry.reduced_bytes)} added up for others in {plural(entry.rounds, 'round')}")
     if not given:
         return ""
     given.append(_hours(entry.hours))
@@ -330,8 +330,8 @@ def in_words(made: ContributionCertificate) -> list[str]:
         lines.append(
             f"  the peer {each.monitor.short} says, on {day(each.time)[:10]}: {since}{entry.samples:,.0f} of "
             f"{each.until.samples:,} samples and {entry.hours:,.1f} hours (claimed, accepted by rounds); "
-            f"{plural(entry.rounds, 'round')}, {megabytes(entry.reduced_bytes)} added up, "
-            f"there for {span(entry.uptime)} (seen)"
+            f"{plural(entry.rounds, 'round')}, {format_size(entry.reduced_bytes)} added up, "
+            f"there for {format_duration(entry.uptime)} (seen)"
         )
     lines.append(
         "All signatures are good, the peer's own too: whoever made this file has its key."

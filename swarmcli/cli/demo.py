@@ -15,6 +15,7 @@ from swarmcli.cli.peers import Overrides
 from swarmcli.errors import SwarmError
 from swarmcli.recipe import load_recipe
 from swarmcli.recipe.templates import SHIPPED
+from swarmcli.words import format_duration, format_size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,7 +78,7 @@ def show(console: Console, actors: Sequence[ActorReport], verdict: Sequence[Expe
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for heading in ("peer", "epochs", "samples", "loss", "rounds", "failed", "MB out", "MB in", "fate"):
+    for heading in ("peer", "epochs", "samples", "loss", "rounds", "failed", "sent", "received", "fate"):
         left = heading in ("peer", "fate")
         table.add_column(heading, justify="left" if left else "right", no_wrap=True)
     for actor in actors:
@@ -88,7 +89,7 @@ def show(console: Console, actors: Sequence[ActorReport], verdict: Sequence[Expe
     for check in verdict:
         mark = "[green]✓[/green]" if check.holds else "[red]✗[/red]"
         console.print(f"{mark} {check.claim}  [dim]{check.detail}[/dim]")
-    console.print(f"\nthe demo took {seconds:.0f} s")
+    console.print(f"\nthe demo took {format_duration(seconds)}")
 
 
 def _row(actor: ActorReport) -> tuple[str, ...]:
@@ -102,7 +103,7 @@ def _row(actor: ActorReport) -> tuple[str, ...]:
         f"{losses[0]:.2f} → {losses[-1]:.2f}" if losses else "–",
         str(committed),
         str(len(actor.rounds) - committed),
-        f"{sent / 1e6:.0f}",
-        f"{received / 1e6:.0f}",
+        format_size(sent),
+        format_size(received),
         actor.fate,
     )

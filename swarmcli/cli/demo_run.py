@@ -19,6 +19,7 @@ from swarmcli.cli.processes import Child, Children
 from swarmcli.errors import JournalError, SwarmError
 from swarmcli.events import EpochAdvanced, RoundFinished
 from swarmcli.journal import JOURNAL_NAME, JournalReader
+from swarmcli.words import format_size
 
 ACTORS = ("monitor", "trainer-1", "trainer-2", "auxiliary", "trainer-3")
 
@@ -244,5 +245,5 @@ def expectations(actors: Sequence[ActorReport], plan: DemoPlan) -> list[Expectat
             f"{newcomer.samples} samples",
         ),
         Expectation("the run went on after the SIGKILL", bool(after), f"to epoch {after[-1].epoch}" if after else ""),
-        Expectation("the auxiliary reduced for the others", reduced > 0, f"{reduced / 1e6:.1f} MB received"),
+        Expectation("the auxiliary reduced for the others", reduced > 0, f"{format_size(reduced)} received"),
     ]

@@ -18,7 +18,6 @@ import typer
 from swarmcli.cli.console import aloud, err, moment
 from swarmcli.cli.ending import ExitCode
 from swarmcli.errors import AddressError, MembershipError, RecipeError, UsageError
-from swarmcli.journal import megabytes
 from swarmcli.peer.linked import LinkedRun
 from swarmcli.peer.offering import fetch_recipe
 from swarmcli.recipe import (
@@ -35,6 +34,7 @@ from swarmcli.recipe import (
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.recipe.offered import UNKNOWN, Going, check_data_here
 from swarmcli.recipe.ticket import Ticket
+from swarmcli.words import format_size
 
 if TYPE_CHECKING:
     from torch import nn
@@ -204,7 +204,7 @@ def show_sheet(run: LinkedRun, role: Role, recipe: Recipe, going: Going) -> nn.M
     if run.link.ticket is not None:
         lines.insert(1, ("access", consent.invitation_in_words(run.link.ticket)))
     if run.brought:
-        came = megabytes(sum(run.brought.values()))
+        came = format_size(sum(run.brought.values()))
         lines.append(("came already", f"{came} of config and tokenizer, from that peer, checked by the link"))
     consent.show(recipe, run.link.peer_id.short, lines)
     return outline

@@ -19,11 +19,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from swarmcli.cli.console import clock as time_of_day
-from swarmcli.cli.console import epoch_line, event_line, format_time, number, plural
+from swarmcli.cli.console import epoch_line, event_line, number
 from swarmcli.events import EpochAdvanced, Event, Events
-from swarmcli.journal import Line, Recorder, megabytes, printable
+from swarmcli.journal import Line, Recorder, printable
 from swarmcli.run.values import Me, PeerStatus, RunStatus
-from swarmcli.words import roughly
+from swarmcli.words import format_duration, format_size, plural, roughly
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def _mine(me: Me, width: int) -> Text:
         parts = [f"{me.share:.0%} of the latest samples" if me.share is not None else ""]
         parts += [f"{me.samples:,} in all"]
     else:
-        parts = [f"{megabytes(me.totals.bytes_sent)} sent to others"]
+        parts = [f"{format_size(me.totals.bytes_sent)} sent to others"]
     parts += [plural(me.totals.rounds_committed, "round")]
     parts += [f"{me.hours:.1f} h" if me.hours >= 0.05 else ""]
     parts += [f"place {me.rank} of {me.ranked} {me.told_by}".rstrip() if me.rank is not None and me.ranked > 1 else ""]
@@ -177,7 +177,10 @@ def _figures(status: RunStatus, width: int, *, curve: bool) -> Text:
     if status.state not in RESTING:
         tail = Text(f"   {status.samples_per_second:,.1f}", style="bold").append(" samples/s", style="dim")
     if status.last_epoch is not None:
-        took, averaging = format_time(status.last_epoch.seconds), format_time(status.last_epoch.averaging_seconds)
+        took, averaging = (
+            format_duration(status.last_epoch.seconds),
+            format_duration(status.last_epoch.averaging_seconds),
+        )
         last = [f"   last epoch {took}", f"{averaging} of it averaging"]
         tail.append(_fitting(last, width - len(head) - len(tail), ", "), style="dim")
     bars = min(32, width - len(head) - len(tail) - 2)  # one for each epoch
@@ -268,12 +271,12 @@ def _cells(peer: PeerStatus, status: RunStatus) -> dict[str, Text]:
 def _seen(peer: PeerStatus, now: float) -> Text:
     ago = now - peer.last_seen
     if peer.health == "not answering":
-        return Text(f"not answering, {format_time(ago)}", style="red")
+        return Text(f"not answering, {format_duration(ago)}", style="red")
     if peer.health in ("paused", "leaving", "follows", "catching up"):
         return Text("link too slow" if peer.health == "follows" else peer.health, style="dim")
     if not peer.counts:
         return Text(peer.health, style="red")
-    return Text("now" if peer.me or ago < 5 else f"{format_time(ago)} ago")
+    return Text("now" if peer.me or ago < 5 else f"{format_duration(ago)} ago")
 
 
 def sparkline(values: Sequence[float]) -> str:

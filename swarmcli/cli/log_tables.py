@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swarmcli.cli.console import day, format_time, number, peers_of, plural
+from swarmcli.cli.console import day, number, peers_of
 from swarmcli.cli.local import in_columns
 from swarmcli.events import EpochAdvanced, PeerSeen, RoundFinished
-from swarmcli.journal import JournalReader, Line, RunRecord, megabytes, printable
+from swarmcli.journal import JournalReader, Line, RunRecord, printable
 from swarmcli.journal.describe import with_names
+from swarmcli.words import format_duration, format_size, plural
 
 
 class Column(NamedTuple):
@@ -48,8 +49,8 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         Column("samples", lambda record: f"{record.samples:,}", right=True),
         Column("own", lambda record: f"{record.own_samples:,}", right=True),
         Column("peers", lambda record: str(record.peers), right=True),
-        Column("took", lambda record: format_time(record.seconds), right=True),
-        Column("averaging", lambda record: format_time(record.averaging_seconds), right=True),
+        Column("took", lambda record: format_duration(record.seconds), right=True),
+        Column("averaging", lambda record: format_duration(record.averaging_seconds), right=True),
         Column("gradient", lambda record: _norm(record.gradient_norm), right=True),
         Column("update", lambda record: _norm(record.update_norm), right=True),
     ),
@@ -61,10 +62,10 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
             "outcome", lambda record: printable(record.outcome), style=lambda record: OUTCOMES.get(record.outcome, "")
         ),
         Column("peers", peers_of, right=True),
-        Column("finding", lambda record: format_time(record.seconds.get("looking for group", 0.0)), right=True),
-        Column("took", lambda record: format_time(record.duration), right=True),
-        Column("sent", lambda record: megabytes(record.bytes_sent), right=True),
-        Column("received", lambda record: megabytes(record.bytes_received), right=True),
+        Column("finding", lambda record: format_duration(record.seconds.get("looking for group", 0.0)), right=True),
+        Column("took", lambda record: format_duration(record.duration), right=True),
+        Column("sent", lambda record: format_size(record.bytes_sent), right=True),
+        Column("received", lambda record: format_size(record.bytes_received), right=True),
         Column("why", _explained),
     ),
     "events": (
@@ -140,9 +141,11 @@ def print_summary(console: Console, reader: JournalReader, runs: Sequence[RunRec
 
 def _state(run: RunRecord, now: float) -> str:
     if run.finished is not None:
-        return f"ended {day(run.finished)} after {format_time(run.finished - run.started)}: {printable(run.outcome)}"
+        return (
+            f"ended {day(run.finished)} after {format_duration(run.finished - run.started)}: {printable(run.outcome)}"
+        )
     if run.goes_on(now):
-        return f"running for {format_time(max(0.0, now - run.started))} (process {run.pid})"
+        return f"running for {format_duration(max(0.0, now - run.started))} (process {run.pid})"
     return f"stopped without closing the journal; its last sign of life is of {day(run.last_seen)}"
 
 
@@ -171,7 +174,7 @@ def _round_facts(reader: JournalReader, run_id: str) -> list[tuple[str, str]]:
     reasons = Counter(round_.reason for round_ in reader.rounds(run_id) if round_.outcome != "committed")
     for reason, times in reasons.most_common(5):
         facts.append(("", f"{times} × {printable(reason) or 'no reason given'}"))
-    facts.append(("moved", f"{megabytes(totals.bytes_sent)} sent, {megabytes(totals.bytes_received)} received"))
+    facts.append(("moved", f"{format_size(totals.bytes_sent)} sent, {format_size(totals.bytes_received)} received"))
     return facts
 
 

@@ -22,6 +22,7 @@ from swarmcli.journal import printable
 from swarmcli.peer.linked import visitor_of
 from swarmcli.recipe import Link, Recipe, is_link, load_recipe
 from swarmcli.run.asking import Visitor
+from swarmcli.words import format_duration, format_rate
 
 if TYPE_CHECKING:
     from swarmcli.peer.netcheck import FamilyReport, LinkReport, MappingReport, NetReport
@@ -167,7 +168,7 @@ def _clock(offset: float | None) -> str:
         return "nobody to compare with"
     if abs(offset) < 0.05:
         return "as the swarm's"
-    return f"{abs(offset):.1f} s {'behind' if offset > 0 else 'ahead of'} the swarm's"
+    return f"{format_duration(abs(offset))} {'behind' if offset > 0 else 'ahead of'} the swarm's"
 
 
 def _peers(found: tuple[LinkReport, ...]) -> Table:
@@ -181,16 +182,9 @@ def _peers(found: tuple[LinkReport, ...]) -> Table:
         table.add_row(
             printable(peer.peer, 10),
             "over a relay" if peer.relayed else printable(peer.address) or UNKNOWN,
-            UNKNOWN if peer.round_trip is None else f"{1000 * peer.round_trip:.0f} ms",
-            _rate(peer.down),
-            _rate(peer.up),
+            UNKNOWN if peer.round_trip is None else format_duration(peer.round_trip),
+            UNKNOWN if peer.down is None else format_rate(peer.down),
+            UNKNOWN if peer.up is None else format_rate(peer.up),
             Text("; ".join(filter(None, ["relay" if peer.relays else "", printable(peer.problem, 80)])), style="dim"),
         )
     return table
-
-
-def _rate(bytes_per_second: float | None) -> str:
-    if bytes_per_second is None:
-        return UNKNOWN
-    mbit = 8e-6 * bytes_per_second
-    return f"{mbit:.0f} Mbit/s" if mbit >= 9.95 else f"{mbit:.1f} Mbit/s"

@@ -15,7 +15,7 @@ from swarmcli.cli.local import HOW_TO_JOIN, NOBODY, AskedPeers, spread
 from swarmcli.errors import ControlError
 from swarmcli.machine import client
 from swarmcli.machine.registry import LocalPeer, LocalPeers
-from swarmcli.words import printable, roughly
+from swarmcli.words import plural, printable, roughly
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ def _run(run: dict[str, Any], counts: dict[str, Any]) -> Iterator[str]:
     yield f"epoch {run['epoch']:,}" + (f" of {run['max_epochs']:,}" if run["max_epochs"] else "")
     going_on = run["target"] and run["state"] not in ("finished", "synchronizing")
     yield f"{min(1.0, run['samples'] / run['target']):.0%} of this epoch done" if going_on else ""
-    yield f"{counts['trainers']} {'trainer' if counts['trainers'] == 1 else 'trainers'}"
+    yield f"{plural(counts['trainers'], 'trainer')}"
     yield f"{counts['following']} of them without a part in it" if counts.get("following") else ""
     yield f"{run['samples_per_second']:,.0f} samples a second" if run["samples_per_second"] else ""
     yield f"about {roughly(run['run_eta_seconds'])} to the end" if run["run_eta_seconds"] else ""

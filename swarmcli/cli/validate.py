@@ -22,7 +22,7 @@ from swarmcli.recipe.advice import on_lines_of_homes
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.recipe.offered import UNKNOWN, Going, check_data_here, offered
 from swarmcli.recipe.task_names import mean_in_words, task_in_words
-from swarmcli.words import amount, harmless
+from swarmcli.words import format_size, harmless
 
 if TYPE_CHECKING:
     from swarmcli.training.look import LookedAt
@@ -180,10 +180,11 @@ def _try_out(recipe: Recipe) -> tuple[dict[str, str], list[LookedAt]]:
         **({"evaluation": f"on {sum(map(samples_in, held_out)):,} samples"} if held_out else {}),
         "device": str(compute),
         "memory": f"about {memory}",
-        "an epoch sends": f"{amount(demand.message, 3)} between two peers, up to twice that among more; it gets as much"
+        "an epoch sends": f"{format_size(demand.message)} between two peers, up to twice that among more; it gets as "
+        "much"
         if demand.message == demand.average
-        else f"{amount(demand.message, 3)} of its own, and averages of up to {amount(of_four.average, 3)} with four "
-        f"trainers, {amount(demand.average, 3)} with many; it receives as much",
+        else f"{format_size(demand.message)} of its own, and averages of up to {format_size(of_four.average)} with "
+        f"four trainers, {format_size(demand.average)} with many; it receives as much",
         "that takes": on_lines_of_homes(of_four.average),
     }
     return told, looks

@@ -6,7 +6,6 @@ from swarmcli.journal.moments import Axis, Moment
 from swarmcli.journal.reader import JournalReader
 from swarmcli.journal.sums import Failure
 from swarmcli.journal.tables import RunRecord, Totals
-from swarmcli.words import megabytes
 
 __all__ = [
     "JOURNAL_NAME",
@@ -19,7 +18,6 @@ __all__ = [
     "Recorder",
     "RunRecord",
     "Totals",
-    "megabytes",
     "printable",
     "short",
 ]

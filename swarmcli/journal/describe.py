@@ -12,7 +12,7 @@ from swarmcli import events as happened
 from swarmcli.journal.options import JOURNAL
 from swarmcli.network.token_bucket import TokenBucket
 from swarmcli.recent import Recent
-from swarmcli.words import megabytes, printable, some
+from swarmcli.words import format_duration, format_size, printable, some
 
 _FLOODABLE = (
     happened.PeerConnected,
@@ -172,7 +172,12 @@ def describe(event: happened.Event) -> Line | None:
         case happened.MembershipEnded(reason):
             return Line("error", "no member", "", reason)
         case happened.WokeUp(seconds):
-            return Line("info", "woke up", "", f"this machine slept for {seconds:.0f} s; all connections are made anew")
+            return Line(
+                "info",
+                "woke up",
+                "",
+                f"this machine slept for {format_duration(seconds)}; all connections are made anew",
+            )
         case happened.RoundFinished():
             return _describe_round(event)
         case happened.Evaluated(epoch, _, samples):
@@ -183,7 +188,7 @@ def describe(event: happened.Event) -> Line | None:
             return _describe_download(event)
         case happened.StateDonated(peer, epoch, size):
             return Line(
-                "info", "donated", peer, f"gave the state of epoch {epoch} to {short(peer)} ({megabytes(size)})"
+                "info", "donated", peer, f"gave the state of epoch {epoch} to {short(peer)} ({format_size(size)})"
             )
         case happened.RoundsReplayed(epoch, _, rounds, reason):
             what = "a round that it had missed" if rounds == 1 else f"{rounds} rounds that it had missed"
@@ -191,7 +196,7 @@ def describe(event: happened.Event) -> Line | None:
         case happened.DriftMeasured():
             return _describe_drift(event)
         case happened.CheckpointWritten(epoch, path, size):
-            return Line("info", "checkpoint", "", f"checkpoint of epoch {epoch} at {path} ({megabytes(size)})")
+            return Line("info", "checkpoint", "", f"checkpoint of epoch {epoch} at {path} ({format_size(size)})")
         case happened.ActivityChanged():
             return Line("info", "activity", "", "works again" if event.state == "running" else event.sentence)
         case happened.Noticed(level, text):
@@ -214,7 +219,7 @@ def _describe_round(event: happened.RoundFinished) -> Line | None:
 
 def _describe_download(event: happened.StateDownloaded) -> Line:
     donors = ", ".join(map(short, event.donors)) or "nobody"
-    amount = f"{megabytes(event.bytes)} in {event.seconds:.1f} s"
+    amount = f"{format_size(event.bytes)} in {format_duration(event.seconds)}"
     why = f", because {event.reason}" if event.reason else ""
     return Line("info", "downloaded", "", f"downloaded the state of epoch {event.epoch} from {donors} ({amount}){why}")
 

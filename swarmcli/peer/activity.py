@@ -16,7 +16,7 @@ from typing import Literal
 from swarmcli.clock import Clock
 from swarmcli.events import ActivityChanged
 from swarmcli.run.values import Reason, ReasonKind
-from swarmcli.words import roughly
+from swarmcli.words import plural, roughly
 
 State = Literal["running", "pausing", "paused", "stopping"]
 
@@ -73,7 +73,7 @@ class ActivityStatus:
             return self.change.sentence
         left = self.seconds_left
         when = f"{roughly(self.stays)} at most" if left is None else f"about {roughly(left)} left" if left else "now"
-        return f"handing in, {when} ({self.keeps:,} {'sample' if self.keeps == 1 else 'samples'})"
+        return f"handing in, {when} ({plural(self.keeps, 'sample')})"
 
     @property
     def change(self) -> ActivityChanged:

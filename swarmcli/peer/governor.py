@@ -16,6 +16,7 @@ from swarmcli.peer.activity import Activity
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.recipe.limits import Limits, amount_of
 from swarmcli.run.values import Reason, ReasonKind
+from swarmcli.words import format_size
 
 logger = logging.getLogger(__name__)
 
@@ -181,14 +182,10 @@ def _taken(
         return Judgement(unknown=f"this computer does not tell how much {what} is taken, so {what} has no effect")
     most = (amount_of(limit, whole) or 0.0) / peers
     if taken > most:
-        return Judgement(f"{who} {_gigabytes(taken)} of {what}, and your limit is {_gigabytes(most)}", False)
+        return Judgement(f"{who} {format_size(taken)} of {what}, and your limit is {format_size(most)}", False)
     if free < MARGINS.short * whole:
-        return Judgement(f"this computer has only {_gigabytes(free)} of {what} left", False)
+        return Judgement(f"this computer has only {format_size(free)} of {what} left", False)
     return Judgement("", taken <= MARGINS.less * most and free >= 2 * MARGINS.short * whole)
-
-
-def _gigabytes(nbytes: float) -> str:
-    return f"{nbytes / 1e9:.1f} GB"
 
 
 @dataclass(frozen=True, slots=True)

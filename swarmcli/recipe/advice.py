@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from swarmcli.recipe.settings import GradientCodec
-from swarmcli.words import amount, roughly
+from swarmcli.words import format_duration, format_rate, format_size
 
 WIDTHS: Mapping[GradientCodec, float] = {  # bytes of a number on the wire, with the scales of its block
     "none": 4.0,
@@ -84,8 +84,8 @@ class WeighedWay:
         return (outer, codec) if self.way.steps > 1 else (codec,)
 
     def __str__(self) -> str:
-        sends, computes = in_seconds(self.sending), in_seconds(self.computing)
-        return f"{self.way.name}: {amount(self.nbytes)}, {sends} of sending beside {computes} of computing"
+        sends, computes = format_duration(self.sending), format_duration(self.computing)
+        return f"{self.way.name}: {format_size(self.nbytes)}, {sends} of sending beside {computes} of computing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Advice:
         each, chosen = self.volunteers, self.chosen
         found = "the first that sends" if chosen.sending <= self.share * chosen.computing else "none sends"
         return (
-            f"{each.count} volunteers with {megabits(each.uplink)} up and {each.pace:,.1f} samples a second each.",
+            f"{each.count} volunteers with {format_rate(each.uplink)} up and {each.pace:,.1f} samples a second each.",
             f"In a round each sends {each.sending(1) * each.uplink:.3g} times what it brings: its own, and averages.",
             *(f"  {way}" for way in self.ways),
             f"The last line is taken: {found} for at most {self.share:.0%} of the time of computing (docs/modes.md).",
@@ -132,16 +132,6 @@ def advise(
     return Advice(volunteers, batch, tuple(ways), options.share)
 
 
-def in_seconds(seconds: float) -> str:
-    """In words, to a tenth where it is short."""
-    return f"{max(0.1, seconds):.1f} s" if seconds < 10 else roughly(seconds)
-
-
-def megabits(rate: float) -> str:
-    """In words: Mbit/s, of bytes per second."""
-    return f"{float(f'{8e-6 * rate:.3g}'):g} Mbit/s"
-
-
 def on_lines_of_homes(nbytes: float, options: AdviceOptions = OPTIONS) -> str:
     """For how long so many bytes keep usual uplinks busy, in words."""
-    return ", ".join(f"{in_seconds(8e-6 * nbytes / rate)} at {rate} Mbit/s" for rate in options.homes)
+    return ", ".join(f"{format_duration(8e-6 * nbytes / rate)} at {rate} Mbit/s" for rate in options.homes)

@@ -22,7 +22,6 @@ from pydantic import BeforeValidator, ByteSize, Field, field_validator
 from swarmcli.network.rates import LEAST_RATE
 from swarmcli.recipe.hours import Hours, parse_hours
 from swarmcli.recipe.section import Section, own
-from swarmcli.words import amount
 
 LONGEST_TEXT = 200  # characters of a value
 NO_LIMIT = frozenset(("", "none", "null", "no", "off", "false", "unlimited", "no limit"))
@@ -234,6 +233,8 @@ def amount_of(limit: float | None, whole: float) -> float | None:
 
 # In words
 
+_SCALES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+
 
 def as_text(key: str, value: Any) -> str:
     """A limit as a person would write it; it is read again as the same value, to six digits."""
@@ -245,7 +246,8 @@ def as_text(key: str, value: Any) -> str:
     if unit == "%" or (unit == "B" and value <= 1):
         return f"{value * 100:.6g}%"
     if unit in ("B", "B/s"):
-        return amount(value, 6) + unit[1:]
+        scale, prefix = next((each for each in _SCALES if value >= each[0]), (1.0, ""))
+        return f"{value / scale:.6g} {prefix}B{unit[1:]}"
     return f"{value:g}{unit}" if isinstance(value, float) else f"{value}{unit}"
 
 

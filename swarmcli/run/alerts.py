@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from swarmcli.run.standstill import computes
 from swarmcli.run.values import Alert, AlertKind, PeerStatus, RunStatus
+from swarmcli.words import format_duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ class _Overdue:
             says = "trainer says that it pauses" if self.pausing == 1 else "trainers say that they pause"
             return f"Nobody computes any more: in epoch {self.epoch} {self.pausing} {says}, and no other is there."
         if usual is not None and self.since >= max(self.options.slow_least, self.options.slow_epochs * usual):
-            return f"Epoch {self.epoch} has lasted {self.since / 3600:.1f} hours, far longer than the ones before."
+            return f"Epoch {self.epoch} has lasted {format_duration(self.since)}, far longer than the ones before."
         return ""
 
 

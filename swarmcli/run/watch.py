@@ -20,7 +20,7 @@ from swarmcli.recipe.offered import needs_in_words
 from swarmcli.run.history import EpochHistory
 from swarmcli.run.source import Health, PeerStatus, RunStatus, State
 from swarmcli.run.standstill import Standstill, computes, deserted, stands
-from swarmcli.words import amount, listed, roughly
+from swarmcli.words import format_size, listed, roughly
 
 if TYPE_CHECKING:
     from swarmcli.dht import DHT
@@ -43,8 +43,12 @@ def moved_in_words(moved: Mapping[str, Traffic]) -> str:
     """For people: the bytes that a peer sent and received, and for what."""
     streamed = {"averaging": moved.get("allreduce", Traffic()), "states": moved.get("state", Traffic())}
     other = sum(moved.values(), Traffic()) - sum(streamed.values(), Traffic())
-    told = [f"{amount(t.sent)} out and {amount(t.received)} in for {what}" for what, t in streamed.items()]
-    return f"{', '.join(told)}, {amount(other.sent)} out and {amount(other.received)} in for all else" if moved else ""
+    told = [f"{format_size(t.sent)} out and {format_size(t.received)} in for {what}" for what, t in streamed.items()]
+    return (
+        f"{', '.join(told)}, {format_size(other.sent)} out and {format_size(other.received)} in for all else"
+        if moved
+        else ""
+    )
 
 
 class WatchedPeer(Protocol):
@@ -188,7 +192,7 @@ class RunWatch:
         if needs > most:
             means = f"a round that sends for more than {roughly(most)} is given up"
         return (
-            f"a round sends {amount(optimizer.round_bytes)}; your limit needs {roughly(needs)}, epochs took "
+            f"a round sends {format_size(optimizer.round_bytes)}; your limit needs {roughly(needs)}, epochs took "
             f"{roughly(usual)}: {means}; a higher limit helps"
         )
 

@@ -33,7 +33,7 @@ from swarmcli.state.donor import (
 )
 from swarmcli.state.snapshot import MAX_MANIFEST, StateOutline, digest_of_chunk, read_manifest
 from swarmcli.tasks import Bell, beside, unless_silent
-from swarmcli.words import amount, printable, roughly
+from swarmcli.words import format_size, printable, roughly
 
 SPEED_SECONDS = 10.0  # the last ones tell the speed of a download: lines change …
 SPEED_CHUNKS = 4  # … but no fewer chunks, of which a slow line takes longer for one
@@ -76,9 +76,9 @@ class DownloadProgress:
             return f"downloading {self.what}: no donor has answered for {roughly(now - self.began)}"
         since, before = self._recent[0]
         speed = (self.received - before) / (now - since) if received and now > since else limit or 0.0
-        done = f"{amount(received, 2)} of " if received else ""
-        left = f" at {amount(speed, 2)}/s, about {roughly((total - received) / speed)}" if speed else ""
-        return f"downloading {self.what}: {done}{amount(total, 2)}{left}" + (" left" if done else "")
+        done = f"{format_size(received)} of " if received else ""
+        left = f" at {format_size(speed)}/s, about {roughly((total - received) / speed)}" if speed else ""
+        return f"downloading {self.what}: {done}{format_size(total)}{left}" + (" left" if done else "")
 
 
 async def download_state(

@@ -46,6 +46,7 @@ from swarmcli.files.durable import flush, forget, write_file
 from swarmcli.files.flat import flatten, unflatten
 from swarmcli.files.tensor_file import TensorFile, write_tensors
 from swarmcli.training.adapters import adapter_text, is_adapted
+from swarmcli.words import format_size
 
 if TYPE_CHECKING:
     from swarmcli.sharding.files.save import ShardManifest
@@ -249,7 +250,7 @@ class CheckpointStore:
             self.shelf.remove([older.pop(0)])
         if room < nbytes:
             raise CheckpointError(
-                f"it takes {nbytes / 1e6:,.1f} MB, and your limit for the disk leaves {max(0.0, room) / 1e6:,.1f} MB; "
+                f"it takes {format_size(nbytes)}, and your limit for the disk leaves {format_size(max(0.0, room))}; "
                 "`swarm limits set disk=…` changes that"
             )
 

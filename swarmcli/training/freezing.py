@@ -23,7 +23,7 @@ from swarmcli.training.adapters import (
     most_stored,
     stored_tensors,
 )
-from swarmcli.words import amount
+from swarmcli.words import format_size
 
 
 def freeze(recipe: Recipe, model: nn.Module) -> nn.Module:
@@ -86,8 +86,8 @@ def check_frozen(recipe: Recipe, model: nn.Module) -> None:
     frozen = any(not parameter.requires_grad for parameter in model.parameters())
     if frozen and recipe.frozen_weights is None and getattr(model, "lacks_weights", False):
         raise RecipeError(
-            f"{recipe.origin('frozen_weights')}: frozen_weights: parameters of {amount(frozen_bytes(model))} are not "
-            "trained, and what names them is missing; it can be told only where the model's weights are: run "
+            f"{recipe.origin('frozen_weights')}: frozen_weights: parameters of {format_size(frozen_bytes(model))} are "
+            "not trained, and what names them is missing; it can be told only where the model's weights are: run "
             "`swarm validate` on a computer that has them, or reaches the Hub"
         )
     if frozen and recipe.frozen_weights is None:
@@ -95,7 +95,7 @@ def check_frozen(recipe: Recipe, model: nn.Module) -> None:
         named = f"what names the ones that are here, `frozen_weights: {here}`"
         raise RecipeError(
             f"{recipe.origin('adapter' if recipe.adapter else 'unfrozen_parameters')}: parameters of "
-            f"{amount(frozen_bytes(model))} are not trained, and have to be the same at all peers: add "
+            f"{format_size(frozen_bytes(model))} are not trained, and have to be the same at all peers: add "
             f"{named if here else 'frozen_weights, which `swarm validate` tells where the weights are'}"
         )
     if recipe.frozen_weights is not None and not frozen:
@@ -110,4 +110,4 @@ def frozen_in_words(recipe: Recipe, model: nn.Module) -> str:
     frozen = run_weights(recipe, model)
     others = f"others than the run's, which come from its peers; here are {frozen.own or 'none'}"
     here = "the run's" if frozen.held else others
-    return f"{amount(frozen_bytes(model))}, {here}" if frozen.digest else ""
+    return f"{format_size(frozen_bytes(model))}, {here}" if frozen.digest else ""

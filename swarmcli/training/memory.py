@@ -30,6 +30,7 @@ from swarmcli.recipe.limits import amount_of
 from swarmcli.recipe.optimizers import OPTIMIZERS
 from swarmcli.training.device import Compute
 from swarmcli.training.freezing import frozen_bytes
+from swarmcli.words import format_size
 
 NO_LIMITS = Limits()
 
@@ -92,26 +93,26 @@ def check_memory(
         total = sum(need.nbytes for need in here)
         if recipe.local.check_memory and (lack := _lack(room, total, limits, now)):
             raise RecipeError(
-                f"{recipe.origin('base_model')}: base_model: as a {role} it needs about {format_bytes(total)} of "
+                f"{recipe.origin('base_model')}: base_model: as a {role} it needs about {format_size(total)} of "
                 f"{room.name}, {lack}:\n"
-                + "".join(f"  {format_bytes(need.nbytes):>9}  {need.what}\n" for need in here)
+                + "".join(f"  {format_size(need.nbytes):>9}  {need.what}\n" for need in here)
                 + "take a smaller model, micro_batch_size or sequence_len, or another machine; with "
                 "local.check_memory: false it is tried all the same"
             )
-        told.append(f"{format_bytes(total)} of the {format_bytes(room.total)} of {room.name}")
+        told.append(f"{format_size(total)} of the {format_size(room.total)} of {room.name}")
     return " and ".join(told)
 
 
 def _lack(room: Room, needed: int, limits: Limits, now: bool) -> str:
     """Says what is too little; "": nothing."""
     if needed > (room.free if now else room.total):
-        return f"which has {format_bytes(room.total)}, {format_bytes(room.free)} of them free"
+        return f"which has {format_size(room.total)}, {format_size(room.free)} of them free"
     key = "memory" if room.name == HOST else "gpu_memory"
     lent = amount_of(getattr(limits, key), room.total)
     if lent is None or needed <= lent - (taken := room.others if now else 0):
         return ""
-    beside = f", and your other peers take {format_bytes(taken)}" if taken else ""
-    return f"of which you lend {format_bytes(int(lent))}{beside} (`swarm limits set {key}=…` changes that)"
+    beside = f", and your other peers take {format_size(taken)}" if taken else ""
+    return f"of which you lend {format_size(int(lent))}{beside} (`swarm limits set {key}=…` changes that)"
 
 
 def memory_needs(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute) -> list[Need]:
@@ -349,11 +350,3 @@ def _limit(group: Path, limit: str, used: str) -> tuple[int, int] | None:
         return None
     cached = int(statistics.get("total_inactive_file", statistics.get("inactive_file", 0)))  # given back when wanted
     return most, most - taken + cached
-
-
-def format_bytes(nbytes: int) -> str:
-    """Bytes in words, in binary units: 12 B, 1.5 KiB, 540 MiB, 3.0 GiB."""
-    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= size:
-            return f"{nbytes / size:.{1 if size >= 1 << 30 or nbytes < 10 * size else 0}f} {unit}"
-    return f"{nbytes:.0f} B"

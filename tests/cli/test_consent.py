@@ -62,20 +62,20 @@ def test_a_dozen_lines_say_what_will_happen() -> None:
     assert "a gpt2 of 20,200 parameters that predicts text" in lines["model"] and "32 samples" in lines["model"]
     assert "standard library, on this computer" in lines["data"]
     assert "2 threads" in lines["processor"]
-    assert "19.4 MB an hour each way; an epoch in 30 s, as the contact says" in lines["traffic"]
+    assert "19 MB an hour each way; an epoch in 30 s, as the contact says" in lines["traffic"]
     assert sheet(small())["traffic"].startswith(
         "at most 162 kB an epoch each way; how long one takes is not known yet: 9.7 MB an hour if a minute, 582 MB "
     )
     # 20,200 numbers of 4 bytes each way, an epoch shortened to 18 s by this trainer: 200 of them
     told = sheet(small(), going=Going(36.0, trainers=1))["traffic"]
-    assert "about 16.2 MB an hour up and 16.2 MB an hour down" in told and "as the contact says" in told
+    assert "about 16 MB an hour up and 16 MB an hour down" in told and "as the contact says" in told
     assert "/data/small" in lines["files"] and "Ctrl-C" in lines["leaving"]
 
 
 def test_the_question_says_what_a_limit_leads_to() -> None:
     assert "follows the run: its samples cannot count" in sheet(small())["rounds"], "of a link that is too slow"
     limited = small("local.limits={upload: 5 kB/s}")
-    assert "your limit of 5 kB/s needs 16 s; in a run whose epochs are not much longer" in sheet(limited)["rounds"]
+    assert "your limit of 5.0 kB/s needs 16 s; in a run whose epochs are not much longer" in sheet(limited)["rounds"]
     limits_it = sheet(limited, going=Going(2.0))["rounds"]
     assert "epochs take 2 s: your samples cannot count here, unless all others are on this computer" in limits_it
     assert "rounds" not in sheet(limited, "monitor"), "it sends no gradients"
@@ -86,7 +86,7 @@ def test_weights_that_are_not_trained_are_a_download_of_their_own(monkeypatch: p
     assert "not trained" not in whole["download"]
     monkeypatch.setattr(OUTLINE.weight, "requires_grad", False)
     lines = sheet(small())
-    assert "the weights that are not trained, once, if it lacks them: 78 KiB" in lines["download"]
+    assert "the weights that are not trained, once, if it lacks them: 80 kB" in lines["download"]
     assert "at most 1.6 kB an epoch each way" in lines["traffic"]
     assert "not trained" not in sheet(small(), "auxiliary")["download"]
 
@@ -101,7 +101,7 @@ def test_the_room_on_the_disk_is_told_and_limits_or_how_to_set_them() -> None:
 def test_who_computes_nothing_reads_nothing() -> None:
     assert sheet(small(), "auxiliary")["data"] == "none are read"
     assert sheet(small(), "auxiliary")["download"] == "nothing"
-    assert "connections of others, at most 32.0 MB a second" in sheet(small(), "auxiliary")["traffic"]
+    assert "connections of others, at most 32 MB a second" in sheet(small(), "auxiliary")["traffic"]
     assert "at most 1.0 MB a second" in sheet(small("local.relay_rate=1e6"), "monitor")["traffic"]
     assert "carries" not in sheet(small("local.relay=false"), "monitor")["traffic"]
     for more in ((), ("local.relay=true",)):
@@ -168,13 +168,13 @@ def test_a_disk_without_room_is_refused_also_by_who_agrees_to_all(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=300_000))
     for role in ROLES:
-        with pytest.raises(RecipeError, match=r"293 KiB free, and what this peer keeps there takes .*SWARM_DATA_DIR"):
+        with pytest.raises(RecipeError, match=r"300 kB free, and what this peer keeps there takes .*SWARM_DATA_DIR"):
             recipe_named(str(LINK), role, [], yes=True)
     assert list(tmp_path.iterdir()) == []
     demand = replace(demand_of(small(), OUTLINE, "trainer", Compute(torch.device("cpu"))), frozen=10**9)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=45 * 10**8))
     lines = dict(consent.sheet(small(), "trainer", demand, "1 GiB of 8 GiB", Path("/data"), small().local.limits))
-    assert lines["disk"].endswith("only 4.2 GiB are free, which is too little"), "unless its base is here already"
+    assert lines["disk"].endswith("only 4.5 GB are free, which is too little"), "unless its base is here already"
 
 
 @pytest.mark.parametrize("role", ROLES)

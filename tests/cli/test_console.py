@@ -13,15 +13,12 @@ from swarmcli.cli.console import (
     epoch_line,
     err,
     event_line,
-    format_time,
     out,
-    plural,
     round_line,
     setup_logging,
 )
 from swarmcli.events import EpochAdvanced, Events, Noticed, RoundFinished
 from swarmcli.journal import Line
-from swarmcli.words import roughly
 
 
 @pytest.fixture
@@ -92,15 +89,6 @@ EPOCH = EpochAdvanced(3, "ab", 4096, 2048, 2, 2.5, 8.0, 0.25)
 ROUND = RoundFinished(
     "ab", "grads", "committed", "", 2, "a", ("a", "b"), ("a", "b"), {}, 2_000_000, 999, {"running all-reduce": 0.25}
 )
-
-
-def test_durations_are_as_exact_as_they_are_long_and_many_are_told_as_many() -> None:
-    durations = [format_time(seconds) for seconds in (0.0, 9.94, 9.96, 99.4, 100, 7200)]
-    assert durations == ["0.0 s", "9.9 s", "10 s", "99 s", "2 min", "2.0 h"]
-    assert [roughly(seconds) for seconds in (0.0, 3.4, 200.0)] == ["1 s", "3 s", "3 min"]
-    assert [plural(1, "peer"), plural(1200, "peer"), plural(2, "auxiliary", "auxiliaries")] == [
-        "1 peer", "1,200 peers", "2 auxiliaries",
-    ]  # fmt: skip
 
 
 def test_an_epoch_says_what_it_knows_and_a_round_who_was_in_it_and_why_it_failed() -> None:

@@ -155,7 +155,7 @@ def test_templates_for_slow_lines_show_the_arithmetic_and_train_as_it_says() -> 
     assert (home.optimizer.name, slow.optimizer.name, slow.optimizer.learning_rate) == ("adamw", "muon", 3e-3)
     text = Path("slow-links/recipe.yaml").read_text()
     assert "#   gradients in 8 bits: 11 MB, 66 s of sending beside 32 s of computing\n" in text
-    assert "#   outer steps every 15 in 4 bits: 6.16 MB, 37 s of sending beside 8 min of computing\n" in text
+    assert "#   outer steps every 15 in 4 bits: 6.2 MB, 37 s of sending beside 8 min of computing\n" in text
 
 
 class Asked(list[str]):
@@ -215,9 +215,9 @@ def test_lines_and_volunteers_are_weighed_by_how_fast_this_computer_is(
     assert recipe.outer.inner_batch_size == 64 and recipe.target_batch_size == 15 * 8 * 64
     assert (recipe.max_epochs, recipe.lr_scheduler.warmup_epochs) == (20, 1)  # no run of 4 rounds
     told = [
-        "8 volunteers with 2 Mbit/s up and 100.0 samples a second each.",
+        "8 volunteers with 2.0 Mbit/s up and 100.0 samples a second each.",
         "In a round each sends 1.75 times what it brings: its own, and averages.",
-        "  gradients in float32: 1.89 MB, 13 s of sending beside 0.6 s of computing",
+        "  gradients in float32: 1.9 MB, 13 s of sending beside 0.6 s of computing",
         "  gradients in 8 bits: 472 kB, 3.3 s of sending beside 0.6 s of computing",
         "  gradients in 4 bits: 265 kB, 1.9 s of sending beside 0.6 s of computing",
         "  outer steps every 15 in 4 bits: 265 kB, 1.9 s of sending beside 9.6 s of computing",

@@ -82,7 +82,7 @@ def test_the_summary_says_how_it_went(path: Path) -> None:
         "24,576 of 49,152 are this peer's",
         "11 committed, 1 failed, 0 undecided",
         "1 × bob was killed",
-        "24.0 MB sent, 12.0 MB received",
+        "24 MB sent, 12 MB received",
         "1 peer seen, 1 there at the end",
         ": done",
     ):

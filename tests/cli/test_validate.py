@@ -44,13 +44,13 @@ def test_a_recipe_in_order_is_told_with_what_is_in_it(recipe: Path) -> None:
     assert f"{recipe} is in order\n" in output
     assert "run                   small\n" in output and "after epoch 7" in output
     assert "first batch           input_ids (8, 16)" in output and "parameters" in output
-    assert re.search(r"^that takes +0.1 s at 10 Mbit/s, 0.1 s at 50 Mbit/s, 0.1 s at 100 Mbit/s$", output, re.M)
+    assert re.search(r"^that takes +[0-9]+ ms at 10 Mbit/s, [0-9]+ ms at 50 .*100 Mbit/s$", output, re.M)
 
 
 def test_it_says_how_much_memory_a_trainer_needs_and_refuses_more_than_there_is(recipe: Path) -> None:
-    assert re.search(r"^memory                about 54[0-9] MiB of the .* of this machine's memory$", run(recipe), re.M)
+    assert re.search(r"^memory                about 56[0-9] MB of the .* of this machine's memory$", run(recipe), re.M)
     huge = "base_model={model_type: gpt2, n_layer: 96, n_head: 96, n_embd: 12288}"
-    with pytest.raises(RecipeError, match=r"(?s)as a trainer it needs about .* TiB  statistics of adamw"):
+    with pytest.raises(RecipeError, match=r"(?s)as a trainer it needs about .* TB  statistics of adamw"):
         run(recipe, "--set", huge)
 
 

@@ -118,7 +118,7 @@ def test_a_clock_that_jumps_back_does_not_open_the_gate() -> None:
             happened.StateDownloaded(7, "ab", (BOB,), 12_400_000, 1.5, "two epochs were missed"),
             (
                 "info",
-                "downloaded the state of epoch 7 from bbbbbbbbbb (12.4 MB in 1.5 s), because two epochs were missed",
+                "downloaded the state of epoch 7 from bbbbbbbbbb (12 MB in 1.5 s), because two epochs were missed",
             ),
         ),
         (

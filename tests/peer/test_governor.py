@@ -77,7 +77,7 @@ def test_memory_and_disk_hold_above_the_limit_and_where_the_computer_runs_short(
     assert said == "your 2 peers here together take 9.0 GB of memory, and your limit is 8.0 GB"
     assert story(limits(memory="50%"), (0, memory)) == [""]
     assert story(limits(memory="50%"), (0, {**memory, "memory_free": GB / 10})) == [
-        "this computer has only 0.1 GB of memory left"
+        "this computer has only 100 MB of memory left"
     ]
     disk = {"disk": 9 * GB, "disk_free": 20 * GB, "disk_whole": 100 * GB}
     assert story(limits(disk="10%"), (0, disk)) == [""]

@@ -467,7 +467,7 @@ def test_a_download_of_the_state_is_told_and_no_end_of_the_epoch() -> None:
 
 
 def test_it_tells_what_the_bytes_of_this_peer_were_for() -> None:
-    averaging, states = "1.77 MB out and 300 kB in for averaging", "0 B out and 5.7 MB in for states"
+    averaging, states = "1.8 MB out and 300 kB in for averaging", "0 B out and 5.7 MB in for states"
     told = f"{averaging}, {states}, 400 kB out and 10 kB in for all else"
     assert watching(FakeOptimizer(512)).look().moved == told
 

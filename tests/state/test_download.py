@@ -51,7 +51,7 @@ def test_the_time_left_is_told_by_the_last_seconds_not_by_the_mean_since_the_sta
     seconds = 40.0
     assert progress.sentence(None) == "downloading the state: no donor has answered for 40 s"
     progress.begin(3_000_000)
-    assert progress.sentence(50_000.0) == "downloading the state: 3 MB at 50 kB/s, about 60 s"
+    assert progress.sentence(50_000.0) == "downloading the state: 3.0 MB at 50 kB/s, about 60 s"
     for speed in (100_000, 20_000):
         for _ in range(15):
             seconds += 1.0

@@ -35,23 +35,23 @@ def test_a_model_that_cannot_fit_is_refused_with_the_sum_and_takes_nothing(tmp_p
     before = psutil.Process().memory_info().rss
     outline = build_task(recipe).build_model(outline=True)
     for role in ("trainer", "monitor", "auxiliary"):
-        needed = rf"--set base_model=.*: base_model: as a {role} it needs about [0-9.]+ [GT]iB of this machine"
+        needed = rf"--set base_model=.*: base_model: as a {role} it needs about [0-9.]+ [GT]B of this machine"
         with pytest.raises(RecipeError, match=rf"{needed}(.|\n)*local\.check_memory: false") as refusal:
             check_memory(recipe, outline, role, CPU)  # type: ignore[arg-type]
         if role == "trainer":
-            assert re.search(r"^  64\d\.\d GiB  parameters$", str(refusal.value), re.M)
-            assert re.search(r"^    1\.3 TiB  statistics of adamw$", str(refusal.value), re.M)
+            assert re.search(r"^ +69\d GB  parameters$", str(refusal.value), re.M)
+            assert re.search(r"^ +1\.4 TB  statistics of adamw$", str(refusal.value), re.M)
     assert psutil.Process().memory_info().rss - before < 64 * MIB
     trying = small(tmp_path, *HUGE, "local.check_memory=false")  # who knows better may
-    assert " TiB of the " in check_memory(trying, outline, "trainer", CPU)
+    assert " TB of the " in check_memory(trying, outline, "trainer", CPU)
 
 
 def test_what_is_free_counts_when_joining_and_what_there_is_when_validating(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "host_room", lambda: Room(memory.HOST, 1 << 40, 1 << 20))
-    assert check(small(tmp_path), now=False) == "540 MiB of the 1.0 TiB of this machine's memory"
-    with pytest.raises(RecipeError, match=r"about 540 MiB of this machine's memory, which has 1\.0 TiB, 1\.0 MiB of"):
+    assert check(small(tmp_path), now=False) == "567 MB of the 1.1 TB of this machine's memory"
+    with pytest.raises(RecipeError, match=r"about 567 MB of this machine's memory, which has 1\.1 TB, 1\.0 MB of"):
         check(small(tmp_path))
 
 
@@ -59,11 +59,11 @@ def test_a_device_has_memory_of_its_own(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(memory, "host_room", lambda: Room(memory.HOST, 64 * GIB, 64 * GIB))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (6 * GIB, 8 * GIB))
     gpt2 = "base_model={model_type: gpt2, n_layer: 24, n_embd: 1024, n_head: 16}"  # 300 million parameters
-    with pytest.raises(RecipeError, match=r"of the memory of cuda:0, which has 8\.0 GiB, 6\.0 GiB of them") as full:
+    with pytest.raises(RecipeError, match=r"of the memory of cuda:0, which has 8\.6 GB, 6\.4 GB of them") as full:
         check(small(tmp_path, gpt2), compute=CUDA)
     assert "statistics of adamw" in str(full.value) and "a copy of the state" not in str(full.value)
     told = check(small(tmp_path, gpt2, "local.offload_optimizer=true"), compute=CUDA)
-    assert re.fullmatch(r".* GiB of the 64.0 GiB of this machine's memory and .* of the 8.0 GiB of .*cuda:0", told)
+    assert re.fullmatch(r".* GB of the 69 GB of this machine's memory and .* of the 8.6 GB of .*cuda:0", told)
 
 
 def test_the_lines_follow_how_the_run_trains(tmp_path: Path) -> None:
@@ -154,8 +154,8 @@ def test_control_groups_limit_a_machine(tmp_path: Path) -> None:
 
 def test_what_is_lent_is_a_limit_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "host_room", lambda: Room(memory.HOST, 64 * GIB, 64 * GIB, 3 * GIB))
-    with pytest.raises(RecipeError, match="of which you lend 286 MiB"):
+    with pytest.raises(RecipeError, match="of which you lend 300 MB"):
         check(small(tmp_path), limits=Limits(memory=300e6), now=False)
-    with pytest.raises(RecipeError, match=r"you lend 3\.2 GiB, and your other peers take 3\.0 GiB .*memory="):
+    with pytest.raises(RecipeError, match=r"you lend 3\.4 GB, and your other peers take 3\.2 GB .*memory="):
         check(small(tmp_path), limits=Limits(memory=0.05))
     assert check(small(tmp_path), limits=Limits(memory=0.5))

@@ -12,10 +12,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarmcli.cli.console import plural
 from swarmcli.cli.doctor.finding import Context, Finding, Outcome
 from swarmcli.errors import RecipeError
 from swarmcli.version import build
+from swarmcli.words import format_size, plural
 
 if TYPE_CHECKING:
     import torch
@@ -116,7 +116,7 @@ def check_disk(context: Context) -> Iterator[Finding]:
             free = shutil.disk_usage(place).free
             outcome: Outcome = "FAIL" if free < LEAST_FREE else "WARN" if free < LITTLE_FREE else "OK"
             fix = "" if outcome == "OK" else f"make room there, or {elsewhere}"
-            yield Finding("disk", outcome, f"{free / 1e9:.1f} GB free at {place} ({what})", fix)
+            yield Finding("disk", outcome, f"{format_size(free)} free at {place} ({what})", fix)
 
 
 def check_clock(context: Context) -> Iterator[Finding]:

@@ -11,13 +11,13 @@ from typing import Any
 from urllib.parse import quote
 
 from swarmcli.cli import service
-from swarmcli.cli.console import plural
 from swarmcli.cli.doctor.finding import Context, Finding, of_error
 from swarmcli.cli.status import reports
 from swarmcli.errors import JournalError, SwarmError
 from swarmcli.files.durable import foreign
 from swarmcli.journal import JOURNAL_NAME, JournalReader
 from swarmcli.machine.registry import OURS, VARIABLE, is_running
+from swarmcli.words import plural
 
 MOST_HOMES = 200
 JOURNAL_SECONDS = 20.0  # for reading the pages of one journal

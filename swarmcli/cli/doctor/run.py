@@ -36,9 +36,9 @@ from swarmcli.network.identity import Identity
 from swarmcli.network.loop_thread import LoopThread
 from swarmcli.network.transports.tcp.handshake import Refused
 from swarmcli.network.transports.tcp.transport import TCPTransport
-from swarmcli.recipe.advice import Volunteers, advise, in_seconds, megabits, on_lines_of_homes
+from swarmcli.recipe.advice import Volunteers, advise, on_lines_of_homes
 from swarmcli.version import build
-from swarmcli.words import amount
+from swarmcli.words import format_duration, format_rate, format_size
 
 if TYPE_CHECKING:
     from swarmcli.network.membership import Membership
@@ -156,7 +156,7 @@ async def _meet(context: Context, address: str, identity: Identity, membership: 
     try:
         await endpoint.start()
         peer = await endpoint.connect(address, timeout=CONTACT_SECONDS)
-        passed = f"answers in {1000 * (time.monotonic() - began):.0f} ms: TCP, TLS, its identity, its version"
+        passed = f"answers in {format_duration(time.monotonic() - began)}: TCP, TLS, its identity, its version"
         if membership is not None:
             passed += ", the invitation holds"
         with suppress(TimeoutError):
@@ -205,7 +205,7 @@ def clock_finding(ahead: float) -> Finding:
     off = abs(ahead)
     if off < 1:
         return Finding("clock", "OK", "goes as that of the contacts")
-    text = f"this computer's clock is {off:,.0f} s {'behind' if ahead > 0 else 'ahead of'} the contacts'"
+    text = f"this computer's clock is {format_duration(off)} {'behind' if ahead > 0 else 'ahead of'} the contacts'"
     if off < OFF_SECONDS:
         return Finding("clock", "OK", f"{text}, which the swarm corrects")
     fix = "set the clock, and switch on setting it by the network"
@@ -280,7 +280,7 @@ def check_network(context: Context) -> Iterator[Finding]:
     yield Finding("reach", "WARN" if alone else "OK", found.sentence, "connect it to a network" if alone else "")
     for peer in found.peers:
         if peer.down is not None and peer.up is not None:
-            rates = f"{8e-6 * peer.down:.0f} Mbit/s down, {8e-6 * peer.up:.0f} Mbit/s up with {peer.peer}"
+            rates = f"{format_rate(peer.down)} down, {format_rate(peer.up)} up with {peer.peer}"
             context.uplink = max(peer.up, context.uplink or 0.0)
             yield Finding("rates", "OK", rates)
 
@@ -298,17 +298,17 @@ def check_sending(context: Context) -> Iterator[Finding]:
     known = [rate for rate in (context.uplink, limit) if rate]
     uplink = min(known, default=seen.uplink if seen else 0.0)
     if not uplink:
-        text = f"an epoch sends {amount(demand.round)}, which takes {on_lines_of_homes(demand.round)}"
+        text = f"an epoch sends {format_size(demand.round)}, which takes {on_lines_of_homes(demand.round)}"
         yield Finding("sending", "OK", f"{text}; --network measures this computer's line")
         return
     here = replace(seen, uplink=uplink) if seen else Volunteers(uplink, 2, 0.0)
     sending = here.sending(demand.round)
-    text = f"a round sends {amount(sending * uplink)}, {in_seconds(sending)} at {megabits(uplink)} up"
+    text = f"a round sends {format_size(sending * uplink)}, {format_duration(sending)} at {format_rate(uplink)} up"
     if not seen:
         yield Finding("sending", "OK", f"{text}; no journal here tells how fast the run computes")
         return
     computing = recipe.target_batch_size / (here.count * here.pace)
-    text += f", beside {in_seconds(computing)} in which {here.count} peers compute an epoch"
+    text += f", beside {format_duration(computing)} in which {here.count} peers compute an epoch"
     if sending <= computing:
         yield Finding("sending", "OK", text)
         return

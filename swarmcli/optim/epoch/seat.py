@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from swarmcli.averaging.seats import MAX_SECONDS, NOISE, Bid, LineSeen, NoSeat, decide
 from swarmcli.network.identity import PeerID
-from swarmcli.words import amount, roughly
+from swarmcli.words import format_size, roughly
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class SeatLost:
         cause = "your link has been seen to need"
         if self.limit:
             shared = ", which your peers here share," if self.divided > 1 else ""
-            cause = f"your limit of {amount(self.limit * self.divided)}/s{shared} needs"
+            cause = f"your limit of {format_size(self.limit * self.divided)}/s{shared} needs"
         return (
-            f"a round sends {amount(self.nbytes)}; {cause} {needs}, epochs take {roughly(self.reason.epoch)}: "
+            f"a round sends {format_size(self.nbytes)}; {cause} {needs}, epochs take {roughly(self.reason.epoch)}: "
             "your samples cannot count here"
         )
 
@@ -57,11 +57,11 @@ def before_joining(nbytes: int, limit: float | None, target: float, epoch: float
 
     That its samples cannot count is told where it is certain: a single other trainer has the least to lose by waiting.
     """
-    sends = f"a round sends {amount(nbytes)}, and as much comes in"
+    sends = f"a round sends {format_size(nbytes)}, and as much comes in"
     if limit is None:
         return (
-            f"a round sends {amount(nbytes)}; a link that needs more than an epoch for it follows the run: its samples "
-            "cannot count"
+            f"a round sends {format_size(nbytes)}; a link that needs more than an epoch for it follows the run: its "
+            "samples cannot count"
         )
     elsewhere = "unless all others are on this computer, where no limit counts"
     seconds = min(nbytes / limit, MAX_SECONDS)
@@ -72,6 +72,6 @@ def before_joining(nbytes: int, limit: float | None, target: float, epoch: float
         sentence = SeatLost(reason, nbytes, limit, follows=True).sentence
         return f"{sentence}, {elsewhere}; this computer would follow the run and compute nothing; a higher limit helps"
     return (
-        f"{sends}, for which your limit of {amount(limit)}/s needs {roughly(seconds)}; in a run whose epochs are not "
-        f"much longer your samples cannot count, {elsewhere}"
+        f"{sends}, for which your limit of {format_size(limit)}/s needs {roughly(seconds)}; in a run whose epochs are "
+        f"not much longer your samples cannot count, {elsewhere}"
     )

@@ -21,7 +21,7 @@ from swarmcli.optim.state.frozen import FILE, TERM, FrozenWeights
 from swarmcli.optim.state.replica import Replica
 from swarmcli.state.assembly import DownloadedState
 from swarmcli.state.snapshot import Snapshot
-from swarmcli.words import amount
+from swarmcli.words import format_size
 
 # Seconds
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0  # between two looks for donors: twice as long each time
@@ -129,7 +129,7 @@ class FrozenExchange(Handover):
         except OSError as error:
             raise StateDownloadError(f"the frozen weights that came cannot be read here: {error}") from error
         named = ", ".join(donor.short for donor in state.donors)
-        text = f"the run's frozen weights, {amount(self.frozen.nbytes, 2)}, came from {named}"
+        text = f"the run's frozen weights, {format_size(self.frozen.nbytes)}, came from {named}"
         try:
             await offload(self.frozen.keep)
             news = Noticed("info", text)
@@ -145,7 +145,7 @@ class FrozenExchange(Handover):
                 "Wait for a peer that has them, or get them from where the run's owner has them"
             )
         return (
-            f"this model's frozen weights ({len(frozen.tensors)} tensors, {amount(frozen.nbytes, 2)}) are not the "
+            f"this model's frozen weights ({len(frozen.tensors)} tensors, {format_size(frozen.nbytes)}) are not the "
             f"run's, {frozen.digest[:16]}…, and nobody gives those: {error}. Load the weights that the run has, or, if "
             f"it is to have this model's, name their digest: {frozen.own or 'they are torn'}"
         )
