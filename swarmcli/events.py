@@ -276,15 +276,16 @@ class RunObserved(Event):
 
 @dataclass(frozen=True, slots=True)
 class Evaluated(Event):
-    """How good the model of `epoch` is on data that nobody trains on: what this peer measured, or what counts for the
-    run, which is the middle of what several measured."""
+    """How good the model of `epoch` is on data that nobody trains on: what this peer measured, or what another one
+    says."""
 
     epoch: int
     loss: float  # mean over the samples, in the unit of the task's loss
     samples: int  # that it was measured on
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the task, for example accuracy
     lineage: str = ""  # of the model
-    peers: int = 0  # of so many it is the middle; 0: this peer's own
+    peer: str = ""  # whose word it is; "": this peer's own
+    name: str = ""  # of that peer, for people
 
     @property
     def sentence(self) -> str:
@@ -294,7 +295,7 @@ class Evaluated(Event):
     @property
     def by(self) -> str:
         """Whose word that is, for people; "" where it is this peer's own."""
-        return {0: "", 1: "by one peer"}.get(self.peers, f"the middle of {self.peers} peers")
+        return f"by {self.name}" if self.peer else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ function drawState({ run, counts, evaluation }) {
   write($("mode"), run.mode);
   write($("throughput"), RESTING.includes(run.state) ? "–" : rate(run.samples_per_second));
   write($("loss"), decimal(run.losses.at(-1) ?? null));
-  if (evaluation) write($("loss-sub"), `${[decimal(evaluation.loss), ...metrics(evaluation)].join(", ")} on data kept aside${run.evaluation_by && `, ${run.evaluation_by}`}${run.best && run.best.loss < evaluation.loss ? `; best ${decimal(run.best.loss)} at epoch ${count(run.best.epoch)}` : ""}`);
+  if (evaluation) write($("loss-sub"), `${[decimal(evaluation.loss), ...metrics(evaluation)].join(", ")} on data kept aside${evaluation.name && `, by ${evaluation.name}`}${run.best && run.best.loss < evaluation.loss ? `; best ${decimal(run.best.loss)} at epoch ${count(run.best.epoch)}` : ""}`);
   write($("peer-count"), count(counts.alive));
   write($("peer-sub"), roles(counts) || "\u00a0");
   const last = run.last_epoch;

@@ -51,7 +51,6 @@ class Recorder:
         self._reports = TokenBucket(JOURNAL.reports_per_second, JOURNAL.report_burst)
         self._lines = TokenBucket(JOURNAL.lines_per_second, JOURNAL.burst)
         self._suppressed = 0
-        self._measured: tuple[object, ...] = ()  # of the evaluation that was told last
 
     def kept(self, event: happened.Event, now: float) -> Iterator[happened.Event]:
         """The event itself, where it has a table of its own, and its line. `now` is wall-clock seconds."""
@@ -67,15 +66,10 @@ class Recorder:
             case happened.RunObserved() | happened.EpochLoss():
                 yield replace(event, time=now)
                 return
-            case happened.Evaluated():
-                yield replace(event, time=now)
-                measured = event.epoch, event.loss, event.metrics
-                # If this peer alone has measured, its figure is the middle of all as well.
-                line, self._measured = None if measured == self._measured else line, measured
             case happened.EpochAdvanced() | happened.RoundFinished() | happened.EpochReported():
                 yield replace(event, time=now)
                 line = self._calmed(event, line)
-            case happened.Booked() | happened.BookHead():
+            case happened.Evaluated() | happened.Booked() | happened.BookHead():
                 yield replace(event, time=now)
             case happened.PeerConnected(peer):
                 self._gone.pop(peer, None)

@@ -17,10 +17,10 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from swarmcli.checkpoints.layout import BEST, epoch_of, position_of
+from swarmcli.checkpoints.layout import epoch_of, position_of
 from swarmcli.checkpoints.shelf import Keep
 from swarmcli.errors import CheckpointError, DataError, SwarmError
-from swarmcli.events import Evaluated, Event, Events, Noticed
+from swarmcli.events import Evaluated, Events, Noticed
 from swarmcli.files.durable import write_file
 from swarmcli.optim import Optimizer
 from swarmcli.optim.core import OptimizerCore
@@ -93,10 +93,10 @@ class Evaluation:
         self._batches: Sequence[Batch] = ()
         self._told = ""
 
-    def is_due(self, epoch: int, lineage: str) -> bool:
-        """Whether this peer is one of those that measure this state for the run."""
+    def is_due(self, epoch: int) -> bool:
+        """Whether this peer measures the model of this epoch for the run."""
         due = self.every > 0 and epoch % self.every == 0
-        return due and self._optimizer.call(lambda core: self.evaluations.is_appointed(lineage))
+        return due and self._optimizer.call(lambda core: self.evaluations.is_appointed())
 
     def __call__(self, model: nn.Module, epoch: int, lineage: str) -> Evaluated | None:
         """Measures, and tells the others. None where the peer leaves meanwhile, or the data cannot be read: a warning
@@ -112,13 +112,13 @@ class Evaluation:
         if measured is None:
             return None
         result = Evaluated(epoch, measured.loss, measured.samples, measured.metrics, lineage)
-        self._events.emit(result)
 
         def tell(core: OptimizerCore) -> None:
             told = result.epoch, result.loss, result.samples, result.metrics, result.lineage
             core.metrics.note_evaluation(*told)
+            self.evaluations.note(result)
+            core.metrics.ends = self.evaluations.word
             core.directory.announce()
-            self.evaluations.look()
 
         self._optimizer.call(tell)
         return result
@@ -135,7 +135,7 @@ class Evaluation:
 
 class BackgroundCheckpoints:
     """Writes and evaluates a copy of the state every `every` epochs, in a thread of its own, and at the end what is not
-    written yet. What counts for the run of a checkpoint's evaluation takes the place of what this peer measured.
+    written yet.
 
     While one copy is being written or evaluated the next is left out: a slow disk, or a long evaluation, costs
     checkpoints and not rounds.
@@ -176,11 +176,9 @@ class BackgroundCheckpoints:
         self._events = events or Events()
         self._evaluation = evaluation
         self._card, self._upload = card, upload
-        self._lineages: dict[int, str] = {}  # epoch → that of the checkpoint that this process wrote
         self._seen = optimizer.local_epoch
         self._written = self._lineage  # of the last state that need not be written any more
         self._writer = ThreadPoolExecutor(1, "swarm-checkpoints", initializer=_give_way)
-        self._unsubscribe = self._events.subscribe(self._note)
         self._work: Future[bool] | None = None  # its result: whether this peer is to write a checkpoint now
         self.failed = False  # the last state could not be written
         self.path = path
@@ -216,7 +214,7 @@ class BackgroundCheckpoints:
         self._write(on_host(self._model), copied_to_cpu(self._take()), report.epoch, report.lineage)
 
     def _begin_what_is_due(self, epoch: int, writes: bool, passed: bool, *, must: bool) -> None:
-        measures = passed and self._evaluation is not None and self._evaluation.is_due(epoch, self._lineage)
+        measures = passed and self._evaluation is not None and self._evaluation.is_due(epoch)
         if must or measures or (writes and not self._yields):
             self._begin(must or (writes and not self._yields), asks=writes and self._yields and not must)
         elif writes:
@@ -253,27 +251,10 @@ class BackgroundCheckpoints:
         result = self._evaluation(model, epoch, lineage) if self._evaluation is not None else None
         if path is None:
             return
-        best = result is not None and self._remember(path, result)
+        best = result is not None and self._store.remember_loss(path, result.loss, result.samples, result.metrics)
+        if result is not None:
+            self._card(path, result)
         self._upload(path, result.loss if result else None, best)
-
-    def _note(self, event: Event) -> None:
-        """From the loop's thread, which waits for no disk."""
-        if isinstance(event, Evaluated) and event.peers and self._lineages.get(event.epoch) == event.lineage:
-            with suppress(RuntimeError):  # this peer is leaving
-                self._writer.submit(self._correct, event)
-
-    def _correct(self, counted: Evaluated) -> None:
-        """The run's word on a checkpoint takes the place of what this peer has measured."""
-        path = next((path for path in self._store.shelf.all() if epoch_of(path) == counted.epoch), None)
-        if path is not None:
-            was_best = self._store.shelf.linked(BEST) == path.name
-            if self._remember(path, counted) and not was_best:
-                self._upload(path, counted.loss, True)
-
-    def _remember(self, path: Path, result: Evaluated) -> bool:
-        best = self._store.remember_loss(path, result.loss, result.samples, result.metrics)
-        self._card(path, result)
-        return best
 
     def _take(self) -> dict[str, Any]:
         """The state between two steps; the model has the updates for which this waits."""
@@ -288,7 +269,6 @@ class BackgroundCheckpoints:
         self.failed = path is None
         if path is not None:
             self.path, self._written = path, lineage
-            self._lineages[epoch] = lineage
         if self._offers:  # from one that cannot write the next one takes over
             self._optimizer.call(lambda core: core.succession.offer(path is not None))
         return path
@@ -302,7 +282,6 @@ class BackgroundCheckpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._unsubscribe()
         self._writer.shutdown(wait=True)
         # Data that cannot be read on says nothing against the state. Of a site other processes may be gone then.
         if kind is None or (issubclass(kind, DataError) and self._yields):

@@ -244,8 +244,8 @@ class Collaboration:
             self.peer.events.emit(Noticed("info", f"the recipe's settings hold: {differences}"))
 
     def last_epoch(self) -> int | None:
-        """Returns the epoch behind which the run ends: the recipe's, or an earlier one that the run has agreed on since
-        its evaluations get no better; None: there is none. From any thread."""
+        """Returns the epoch behind which the run ends: the recipe's, or an earlier one that its evaluator has named;
+        None: there is none. From any thread."""
         ends = [end for end in (self.peer.recipe.max_epochs, self.evaluations.ends_at) if end is not None]
         return min(ends, default=None)
 
@@ -295,14 +295,12 @@ def keep_accounts(peer: RunPeer, optimizer: Optimizer) -> BookReader:
 
 
 def keep_evaluations(peer: RunPeer, optimizer: Optimizer) -> RunEvaluations:
-    """Hears from now on what counts as the run's evaluations, and says what this peer makes of them. What counted
-    before this process began is in its journal."""
+    """Hears from now on what is measured of the run's model. What was before this process began is in its journal."""
     earlier: Sequence[Evaluated] = ()
     with suppress(JournalError), peer.journal.read() as reader:
         earlier = reader.evaluations(peer.recipe.run_id)
 
     directory, settings = optimizer.directory, peer.recipe.evaluation
-    metrics = None if optimizer.auxiliary else optimizer.core.metrics
 
     def reports() -> Mapping[PeerID, PeerReport]:
         return {**directory.others, peer.peer_id: directory.describe()}
@@ -316,13 +314,7 @@ def keep_evaluations(peer: RunPeer, optimizer: Optimizer) -> RunEvaluations:
         peer.events.emit,
         earlier,
     )
-
-    def look() -> None:
-        evaluations.look()
-        if metrics is not None:
-            metrics.ends = evaluations.opinion
-
-    directory.readers.append(look)
+    directory.readers.append(evaluations.look)
     return evaluations
 
 

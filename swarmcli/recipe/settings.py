@@ -259,11 +259,11 @@ class EvaluationSettings(Section):
     samples: int = shared(256, "samples to evaluate on, or fewer if there are no more", ge=1)
     evaluator: PeerText | None = shared(
         None,
-        "the peer id of a monitor of yours: it alone evaluates while it is there; null: three volunteers, of whose "
-        "results the middle counts",
+        "the peer id of a monitor of yours: it alone evaluates while it is there, and it alone ends the run "
+        "(early_stopping_patience); null: one of the peers evaluates, a monitor before a trainer",
     )
     early_stopping_patience: int = shared(
-        0, "the run ends when so many evaluations in a row were no better; 0: it does not", ge=0
+        0, "the run ends when so many evaluations of the evaluator in a row were no better; 0: it does not", ge=0
     )
     early_stopping_threshold: float = shared(0.0, "by so much less the loss is better (early_stopping_patience)", ge=0)
     held_out: float = shared(
@@ -277,6 +277,12 @@ class EvaluationSettings(Section):
             raise Conflict("held_out", "the run evaluates on a dataset of its own; remove held_out, or dataset")
         if self.early_stopping_patience and not self.every_epochs:
             raise Conflict("early_stopping_patience", "the run is never evaluated; set every_epochs")
+        if self.early_stopping_patience and self.evaluator is None:
+            raise Conflict(
+                "early_stopping_patience",
+                "one peer, which you trust, says when the run ends; name a monitor of yours by `evaluator: PEER_ID` "
+                "(me.peer_id in its `swarm status --json`)",
+            )
         return self
 
 

@@ -83,7 +83,6 @@ class DashboardSource:
         self._totals = Totals()
         self._departed: list[PeerSeen] = []
         self._evaluation: Evaluated | None = None
-        self._told: dict[int, Evaluated] = {}  # epoch → what others say of it, where this peer does not evaluate
         self._unreadable = ""
 
     def look(self) -> RunStatus:
@@ -97,8 +96,6 @@ class DashboardSource:
 
     def _compose(self, now: float) -> RunStatus:
         status = self._look()
-        if status.evaluation is not None and status.evaluation_by and not status.evaluation.peers:
-            self._keep_told(replace(status.evaluation, time=status.now))
         if not 0 <= now - self._read_at < REREAD_SECONDS:
             self._read_at = now
             self._read(lambda reader: self._reread(reader, status.now - 600))  # a peer that left is listed for so long
@@ -108,23 +105,11 @@ class DashboardSource:
         return replace(
             status,
             evaluation=evaluation,
-            evaluated=views.evaluated(evaluation, status.evaluation_by, status.best) if evaluation else "",
+            evaluated=views.evaluated(evaluation, status.best) if evaluation else "",
             peers=tuple(sorted([*status.peers, *departed], key=views.listing_order)),
             own=self._totals if status.role in ("trainer", "auxiliary") else None,
             notice=self._notice(),
         )
-
-    def _keep_told(self, evaluation: Evaluated) -> None:
-        """The first word on an epoch stays, so that what a curve has shown does not move."""
-        self._told.setdefault(evaluation.epoch, evaluation)
-        if len(self._told) > MOST_EVALUATIONS:
-            del self._told[min(self._told)]
-
-    def _evaluations(self, reader: JournalReader, limit: int | None = None) -> Sequence[Evaluated]:
-        """This peer's own, by epoch; else those that others have told since it started."""
-        with self._lock:
-            told = sorted(self._told.values(), key=attrgetter("epoch"))
-        return reader.evaluations(self._run_id, limit=limit) or told
 
     def overview(self) -> Overview:
         """Returns what a page shows at first, without the lists."""
@@ -199,7 +184,7 @@ class DashboardSource:
             place = attrgetter(by)
             evaluations = [
                 each
-                for each in self._evaluations(reader, MOST_EVALUATIONS)
+                for each in reader.evaluations(self._run_id, limit=MOST_EVALUATIONS)
                 if (begin is None or place(each) >= begin) and (end is None or place(each) <= end)
             ]
             return History(
@@ -271,7 +256,7 @@ class DashboardSource:
             case "epochs":
                 return EpochAdvanced, self._every(name)
             case "evaluations":
-                return Evaluated, self._read(self._evaluations) or []
+                return Evaluated, self._read(lambda reader: reader.evaluations(self._run_id)) or []
             case "events":
                 return Line, self._every(name)
             case "rounds":

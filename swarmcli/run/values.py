@@ -96,8 +96,7 @@ class RunStatus:
     run_eta_seconds: float | None = None  # to the end of the last epoch
     losses: tuple[float, ...] = ()  # of the last epochs, the swarm's, the oldest first
     last_epoch: EpochAdvanced | None = None  # that was stepped here
-    evaluation: Evaluated | None = None  # the last one of this process, or what others tell: most peers never evaluate
-    evaluation_by: str = ""  # who tells it, where it is not this peer's own
+    evaluation: Evaluated | None = None  # the last one, of this peer or another: most peers never evaluate
     evaluated: str = ""  # the same in words, with the best
     best: Evaluated | None = None  # of those that count for the run, the one with the lowest loss
     alarm: str = ""  # what a person has to mend, with the remedy

@@ -121,11 +121,9 @@ def sentence(status: RunStatus, activity: ActivityShown, rate: float) -> str:
             return f"Following the run, {where}"
 
 
-def evaluated(evaluation: Evaluated, by: str, best: Evaluated | None) -> str:
-    """How good the model is, for people: "epoch 40: loss 2.3100, the middle of 3 peers; best 2.2900 at epoch 30".
-
-    It may be this peer's own word, and better than what counted so far."""
-    words = ", ".join(filter(None, [f"epoch {evaluation.epoch:,}: {evaluation.sentence}", by]))
+def evaluated(evaluation: Evaluated, best: Evaluated | None) -> str:
+    """How good the model is, for people: "epoch 40: loss 2.3100, by Monica; best 2.2900 at epoch 30"."""
+    words = ", ".join(filter(None, [f"epoch {evaluation.epoch:,}: {evaluation.sentence}", evaluation.by]))
     if best is None or best.loss >= evaluation.loss:
         return words
     return f"{words}; best {best.loss:.4f} at epoch {best.epoch:,}"

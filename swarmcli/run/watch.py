@@ -93,8 +93,8 @@ class RunWatch:
 
     def last_epoch(self) -> int | None:
         """Returns the epoch behind which the run ends, as is known by now; None: there is none."""
-        agreed = self._evaluations.ends_at if self._evaluations else None
-        return min((end for end in (self._peer.recipe.max_epochs, agreed) if end is not None), default=None)
+        ends = self._evaluations.ends_at if self._evaluations else None
+        return min((end for end in (self._peer.recipe.max_epochs, ends) if end is not None), default=None)
 
     def close(self) -> None:
         self._unsubscribe()
@@ -118,9 +118,6 @@ class RunWatch:
             return status
         epoch, expected = self._epoch(optimizer), optimizer.tracker.expected()
         peers = self._peers(optimizer, epoch, expected, status.now)
-        evaluation, evaluation_by = status.evaluation, status.evaluation_by
-        if evaluation is None:
-            evaluation, evaluation_by = evaluation_of_others(optimizer.peers(), epoch)
         by_text = {peer.text: each for peer, each in expected.items()}
         counted = [by_text.get(each.peer_id, (0.0, 0.0)) for each in peers if each.counts]
         samples = min(float(status.target), sum(done for done, _ in counted))
@@ -140,8 +137,6 @@ class RunWatch:
             seat=self.seat(),
             download=optimizer.downloading,
             round_bytes=optimizer.round_bytes,
-            evaluation=evaluation,
-            evaluation_by=evaluation_by,
             peers=tuple(peers),
         )
 
@@ -164,7 +159,6 @@ class RunWatch:
             losses=tuple(self._history.losses()),
             last_epoch=self._history.last,
             evaluation=self._evaluation,
-            evaluation_by=self._evaluation.by if self._evaluation else "",
             best=self._evaluations.best if self._evaluations else None,
             mode=mode_in_words(recipe),
             join_line=command_of(link) if link else self._join_line,
@@ -279,20 +273,6 @@ class RunWatch:
         unlike = report.epoch == own.epoch == epoch and report.lineage and own.lineage != report.lineage
         unlike = unlike and own.lineage and is_settled(own.phase)
         return "behind" if report.epoch < epoch - 1 - passed or unlike else "in step"
-
-
-def evaluation_of_others(reports: Mapping[PeerID, PeerReport], epoch: int) -> tuple[Evaluated | None, str]:
-    """The middle one of what others say that they have measured, and who says so: a claim all the same. Each has one
-    voice, monitors alone where there are any, and none tells of epochs to come."""
-    voices = [each for each in reports.values() if each.evaluation is not None and each.evaluation.epoch <= epoch]
-    voices = [each for each in voices if each.role == "monitor"] or voices
-    if not voices:
-        return None, ""
-    middle = sorted(voices, key=lambda each: each.evaluation.loss if each.evaluation else 0.0)[(len(voices) - 1) // 2]
-    told = middle.evaluation
-    assert told is not None
-    by = f"by {middle.name or middle.role}" if len(voices) == 1 else f"the middle of what {len(voices)} peers say"
-    return Evaluated(told.epoch, told.loss, told.samples, told.metrics), by
 
 
 def _pauses(report: PeerReport) -> bool:

@@ -183,15 +183,6 @@ def test_a_line_has_names_where_they_are_known_and_ids_beside_them_where_one_cou
     assert told(gave) == f"gave the state of epoch 7 to Bob ({BOB[:10]}) (10 B)"
 
 
-def test_an_evaluation_that_is_the_middle_of_all_by_itself_is_told_once() -> None:
-    recorder = Recorder()
-    own = happened.Evaluated(6, 2.5, 100, {}, "ab")
-    told = [replace(own), replace(own, peers=1), replace(own, peers=3, loss=2.25), replace(own, epoch=8)]
-    kept = [list(recorder.kept(event, 1.0)) for event in told]
-    assert [len(of_kind(each, "evaluation")) for each in kept] == [1, 0, 1, 1]
-    assert all(isinstance(each[0], happened.Evaluated) for each in kept)
-
-
 def test_samples_that_are_lost_in_many_pieces_are_told_in_one_sum() -> None:
     recorder = Recorder()
     lost = happened.Noticed("warning", "16 samples of this peer are lost: they are of parameters that the run has left")

@@ -33,6 +33,7 @@ class FakeOptimizer:
         self.elsewhere = False  # somebody else writes
         self.heir: tuple[PeerID, int] | None = None
         self.asked = 0
+        self.ends: int | None = None
 
     def report(self) -> Any:
         return SimpleNamespace(epoch=self.local_epoch, lineage=f"lineage {self.local_epoch}")
@@ -113,7 +114,7 @@ class FakeEvaluation:
         self.losses: list[float] = []
         self.appointed = True
 
-    def is_due(self, epoch: int, lineage: str) -> bool:
+    def is_due(self, epoch: int) -> bool:
         return self.appointed and epoch % self.every == 0
 
     def __call__(self, model: nn.Module, epoch: int, lineage: str) -> Evaluated | None:
@@ -360,27 +361,6 @@ def test_a_trainer_evaluates_only_where_it_writes_or_is_appointed() -> None:
         assert evaluation.epochs == [3, 5, 6, 7] and run.epochs == [5, 7], "it measures first, and finds out meanwhile"
 
 
-def test_what_counts_for_the_run_takes_the_place_of_what_this_peer_measured() -> None:
-    events, uploaded = Events(), []
-    evaluation = FakeEvaluation(every=1)
-
-    def upload(path: Path, loss: float | None, best: bool) -> None:
-        uploaded.append((path.name, loss, best))
-
-    run = Run(evaluation=evaluation, events=events, upload=upload)
-    with run.checkpoints:
-        run.pass_through(1, 2)
-        assert uploaded == [("epoch-000001", 0.1, True), ("epoch-000002", 0.2, False)]
-        events.emit(Evaluated(1, 0.9, 4, {}, "lineage 1", 3))
-        events.emit(Evaluated(2, 0.3, 4, {}, "another lineage", 3))
-        events.emit(Evaluated(7, 0.3, 4, {}, "lineage 7", 3))
-        run.idle()
-        assert run.store.losses == {"epoch-000001": 0.9, "epoch-000002": 0.2}
-        events.emit(Evaluated(1, 0.05, 4, {}, "lineage 1", 3))
-        run.idle()
-    assert uploaded[2:] == [("epoch-000001", 0.05, True)], "it is the best one since then"
-
-
 @pytest.mark.parametrize(("trains", "threads"), [(True, 1), (False, 3)])
 def test_beside_a_trainer_one_thread_evaluates_and_a_monitor_takes_its_share(trains: bool, threads: int) -> None:
     evaluation = FakeEvaluation(every=1)
@@ -417,8 +397,8 @@ def test_an_evaluation_that_fails_is_told_once_and_tried_again() -> None:
     events, told = Events(), []
     events.subscribe(told.append)
     task, recipe = FakeTask(), SimpleNamespace(evaluation=SimpleNamespace(every_epochs=2))
-    peer, optimizer, looks = SimpleNamespace(recipe=recipe, events=events), FakeOptimizer(), []
-    evaluations = SimpleNamespace(look=lambda: looks.append(1), is_appointed=lambda lineage: lineage == "ours")
+    peer, optimizer = SimpleNamespace(recipe=recipe, events=events), FakeOptimizer()
+    evaluations = SimpleNamespace(note=told.append, word=7, is_appointed=lambda: True)
     collaboration = SimpleNamespace(
         peer=peer, task=task, compute=Compute(torch.device("cpu")), optimizer=optimizer, evaluations=evaluations
     )
@@ -427,9 +407,11 @@ def test_an_evaluation_that_fails_is_told_once_and_tried_again() -> None:
     nn.init.constant_(model.weight, 1.0)
     task.error = DataError("the texts are gone")
     assert evaluation(model, 1, "ours") is None and evaluation(model, 2, "ours") is None
-    assert told == [Noticed("warning", "epoch 1 was not evaluated: the texts are gone")] and not looks
+    assert told == [Noticed("warning", "epoch 1 was not evaluated: the texts are gone")]
     task.error = None
     assert evaluation(model, 3, "ours") == evaluation(model, 3, "ours") == told[-1] == Evaluated(3, 4.0, 3, {}, "ours")
     assert task.read == 3, "what was read once is kept"
-    assert optimizer.told[-1] == (3, 4.0, 3, "ours") and len(looks) == 2, "the others hear of it"
-    assert evaluation.is_due(4, "ours") and not evaluation.is_due(3, "ours") and not evaluation.is_due(4, "theirs")
+    assert optimizer.told[-1] == (3, 4.0, 3, "ours") and optimizer.ends == 7, "the others hear of it"
+    assert evaluation.is_due(4) and not evaluation.is_due(3)
+    evaluations.is_appointed = lambda: False
+    assert not evaluation.is_due(4)

@@ -1,8 +1,9 @@
-"""Whole roles in one process: three measure one state, and the run ends where it learns no more."""
+"""Whole roles in one process: a monitor that the recipe names measures, and the run ends where it learns no more."""
 
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from swarmcli.checkpoints.layout import epoch_of
 from swarmcli.checkpoints.shelf import loss_of
 from swarmcli.events import Evaluated
 from swarmcli.journal import JournalReader
+from swarmcli.network.identity import Identity
+from swarmcli.network.key_file import create_key_file, read_key_file
 from swarmcli.optim.peers import directory
 from swarmcli.peer import collaboration
 from tests.peer.roles import PATIENCE, Peer, Sums
@@ -30,8 +33,8 @@ SETTINGS = (
 
 
 class KeptAside(Sums):
-    """Whoever computes waits until `peers` are three, and until all of them know what counts of the last evaluation and
-    where the run ends: here epochs take less time than that."""
+    """Whoever computes waits until `peers` are three, and until all of them know the last evaluation and where the run
+    ends: here epochs take less time than that."""
 
     peers: tuple[Peer, ...] = ()
 
@@ -46,13 +49,13 @@ class KeptAside(Sums):
             assert self.complete.wait(PATIENCE)
             due = min(max((peer.epoch for peer in self.peers), default=0) // EVERY * EVERY, LAST - EVERY)
             for peer in self.peers:
-                peer.until(lambda peer=peer: due in [0, *(event.epoch for event in counted(peer))])
+                peer.until(lambda peer=peer: due in [0, *(event.epoch for event in measured(peer))])
                 peer.until(lambda peer=peer: due < LAST - EVERY or any(END in text for text in peer.notices))
         return super().loss(model, batch)
 
 
-def counted(peer: Peer) -> list[Evaluated]:
-    return [event for event in peer.events if isinstance(event, Evaluated) and event.peers > 1]
+def measured(peer: Peer) -> list[Evaluated]:
+    return [event for event in peer.events if isinstance(event, Evaluated)]
 
 
 @pytest.fixture(autouse=True)
@@ -63,28 +66,31 @@ def task(start: Any, monkeypatch: pytest.MonkeyPatch) -> KeptAside:
     return task
 
 
-def test_three_measure_the_same_state_and_the_run_ends_for_everybody(start: Any, task: KeptAside) -> None:
-    monitor = start("monitor", role="monitor", settings=SETTINGS, leave_when_done=True)
-    task.peers = peers = (monitor, *(start(name, monitor, settings=SETTINGS) for name in ("one", "other")))
+def test_the_evaluator_measures_and_ends_the_run_for_everybody(start: Any, task: KeptAside, tmp_path: Path) -> None:
+    key = tmp_path / "monitor" / "identity.key"
+    key.parent.mkdir()
+    create_key_file(key)
+    named = f"evaluation.evaluator={Identity(read_key_file(key, '', '')).peer_id}"
+    settings = (*SETTINGS, named)
+    monitor = start("monitor", role="monitor", settings=settings, leave_when_done=True)
+    task.peers = peers = (monitor, *(start(name, monitor, settings=settings) for name in ("one", "other")))
     task.complete.set()
     for peer in peers:
         peer.end()
     assert {peer.epoch for peer in peers} == {LAST}
-    agreed = counted(monitor)
-    assert [event.epoch for event in agreed][:3] == [5, 10, 15] and all(event.lineage for event in agreed)
-    measured: dict[tuple[int, str], set[float]] = {}
-    for event in (event for peer in peers for event in peer.events):
-        if isinstance(event, Evaluated):
-            measured.setdefault((event.epoch, event.lineage), set()).add(round(event.loss, 5))
-    assert all(len(losses) == 1 for losses in measured.values()), "everybody has measured the same"
+    told = {event.epoch: event for event in measured(monitor)}
+    assert {5, 10, 15} <= told.keys() and all(event.lineage and not event.by for event in told.values())
+    for peer in peers[1:]:
+        heard = [event for event in measured(peer) if event.epoch < LAST]
+        assert [(event.epoch, event.by) for event in heard] == [(epoch, "by monitor") for epoch in (5, 10, 15)]
+        assert all(told[event.epoch].loss == event.loss for event in heard)
     assert monitor.notices[-1].endswith("; leaving"), "as it was told to"
-    with JournalReader(monitor.home / "journal.sqlite") as reader:
-        kept = {each.epoch: each for each in reader.evaluations("small")}
-    assert all(kept[event.epoch].peers == event.peers for event in agreed), "what counts comes last, and stays"
+    with JournalReader(peers[1].home / "journal.sqlite") as reader:
+        assert [each.by for each in reader.evaluations("small") if each.epoch < LAST] == ["by monitor"] * 3
     for path in (monitor.home / "checkpoints").glob("epoch-*"):
-        assert epoch_of(path) not in kept or loss_of(path) == pytest.approx(kept[epoch_of(path)].loss)
+        assert loss_of(path) == pytest.approx(told[epoch_of(path)].loss)
         assert f"- on data kept aside: `loss {loss_of(path):.4f}" in (path / "README.md").read_text()
         assert "run_id" in (path / "recipe.yaml").read_text()
-    again = start("monitor", settings=SETTINGS)  # where the checkpoints are
+    again = start("monitor", settings=settings)  # where the checkpoints are
     again.end()
     assert any("has reached its last epoch" in text for text in again.notices) and not again.epochs, again.notices

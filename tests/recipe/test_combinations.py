@@ -84,6 +84,10 @@ SPLIT = "evaluation={every_epochs: 5, dataset: {source: huggingface, path: a/b, 
         (["evaluation.every_epochs=5"], "an evaluation needs data that nobody trains on; add `held_out: 0.02`"),
         (["evaluation={held_out: 0.1, dataset: {source: stdlib}}"], "remove held_out, or dataset"),
         (["evaluation.early_stopping_patience=3"], "the run is never evaluated; set every_epochs"),
+        (
+            ["evaluation={held_out: 0.1, every_epochs: 5, early_stopping_patience: 3}"],
+            "which you trust, says when the run ends; name a monitor of yours by `evaluator: PEER_ID`",
+        ),
         (["evaluation={held_out: 0.1, every_epochs: 5, evaluator: ada}"], "'ada' is no peer id: expected 52"),
         (["val_set_size=0.1"], "nothing evaluates on what it holds out; add `evaluation: {every_epochs"),
         (["evaluation={every_epochs: 5, held_out: 0.1}", "val_set_size=0.1"], "the same as evaluation.held_out"),
@@ -190,12 +194,12 @@ def test_a_link_brings_no_program(tmp_path: Path) -> None:
     assert json.loads(offered(small(CHAT, "chat_template=chatml")))["chat_template"] == "chatml"
 
 
-@pytest.mark.parametrize(
-    "differs", ["every_epochs=6", "samples=9", "early_stopping_patience=2", f"evaluator={'a' * 52}"]
-)
-def test_what_three_measure_and_by_what_the_run_ends_must_agree(differs: str) -> None:
+@pytest.mark.parametrize("differs", ["every_epochs=6", "samples=9", f"evaluator={'a' * 52}"])
+def test_what_is_measured_and_who_ends_the_run_must_agree(differs: str) -> None:
     held = "evaluation={held_out: 0.02, every_epochs: 5}"
     assert digest_of(small(held)) != digest_of(small(held, f"evaluation.{differs}"))
+    named = held[:-1] + f", evaluator: {'a' * 52}, early_stopping_patience: "
+    assert len({digest_of(small(each)) for each in (held, named + "2}", named + "3}")}) == 3
     assert digest_of(small("evaluation.held_out=0.02")) != digest_of(small())
     assert digest_of(small(SPLIT)) != digest_of(small())
 

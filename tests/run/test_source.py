@@ -22,7 +22,6 @@ from swarmcli.events import (
 from swarmcli.journal import Journal, RunRecord
 from swarmcli.journal import reader as reader_module
 from swarmcli.journal.options import JournalOptions
-from swarmcli.run import source as source_module
 from swarmcli.run.source import REREAD_SECONDS, DashboardSource, PeerStatus, RunStatus
 from swarmcli.run.values import History
 
@@ -180,33 +179,8 @@ def test_the_past_is_told_over_time_with_evaluations(world: World) -> None:
     overview = world.source.overview()
     assert overview.evaluation is not None and overview.evaluation.epoch == 4
     assert overview.run.evaluated.startswith("epoch 4: loss ")
-
-
-def test_what_others_tell_of_evaluations_is_a_curve_until_this_peer_has_its_own(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(source_module, "MOST_EVALUATIONS", 2)
-
-    def hear(epoch: int, loss: float) -> None:
-        world.now += 10.0
-        world.live = replace(world.live, evaluation=Evaluated(epoch, loss, 256), evaluation_by="by Monica")
-        world.source.look()
-
-    def drawn(**span: float) -> list[tuple[int, float, float]]:
-        shown = world.source.history(by="epoch", **span).evaluations
-        return [(each.epoch, each.loss, each.time - START) for each in shown]
-
-    for epoch, loss in ((5, 3.0), (5, 9.0), (10, 2.5)):
-        hear(epoch, loss)
-    assert drawn() == [(5, 3.0, 10.0), (10, 2.5, 30.0)]
-    assert drawn(begin=6) == [(10, 2.5, 30.0)]
     kind, rows = world.source.export("evaluations")
-    assert kind is Evaluated and [each.epoch for each in rows] == [5, 10]
-    hear(15, 2.4)
-    assert drawn() == [(10, 2.5, 30.0), (15, 2.4, 40.0)], "the newest are kept"
-    world.journal.record(Evaluated(10, 2.6, 256))
-    world.written()
-    assert [(epoch, loss) for epoch, loss, _ in drawn()] == [(10, 2.6)]
+    assert kind is Evaluated and [each.epoch for each in rows] == [4]
 
 
 def test_lists_are_exported_whole(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

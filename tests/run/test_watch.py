@@ -144,45 +144,20 @@ def test_it_tells_the_last_evaluation_of_this_peer_and_who_can_dial_it() -> None
     assert status.reach == "others can dial this peer"
 
 
-def test_what_counts_for_the_run_is_shown_with_the_best_and_an_end_that_it_has_agreed_on() -> None:
+def test_what_others_have_measured_is_shown_with_their_name_the_best_and_the_end_that_the_evaluator_names() -> None:
     optimizer = FakeOptimizer(0, epoch=20)
     watch = watching(optimizer)
-    best = Evaluated(10, 2.0, 256, {}, "ab", 3)
+    best = Evaluated(10, 2.0, 256, {}, "ab")
     evaluations = SimpleNamespace(ends_at=None, best=best)
     watch.follow(cast(Any, optimizer), cast(Any, evaluations))
-    hear(watch, Evaluated(20, 2.5, 256, {"f1": 0.5}, "cd", 3))
+    hear(watch, Evaluated(20, 2.5, 256, {"f1": 0.5}, "cd", "a" * 52, "Ada"))
     status = watch.look()
-    assert (status.evaluation_by, status.best) == ("the middle of 3 peers", best)
-    shown = evaluated(cast(Evaluated, status.evaluation), status.evaluation_by, status.best)
-    assert shown == "epoch 20: loss 2.5000, f1 0.5000, the middle of 3 peers; best 2.0000 at epoch 10"
-    assert evaluated(best, best.by, best) == "epoch 10: loss 2.0000, the middle of 3 peers"
+    shown = evaluated(cast(Evaluated, status.evaluation), status.best)
+    assert shown == "epoch 20: loss 2.5000, f1 0.5000, by Ada; best 2.0000 at epoch 10"
+    assert evaluated(best, best) == "epoch 10: loss 2.0000"
     assert watch.last_epoch() == watch._peer.recipe.max_epochs
     evaluations.ends_at = 20
     assert watch.look().max_epochs == 20 and watch.look().state == "finished"
-
-
-def test_the_evaluations_of_others_are_shown_with_whose_word_they_are() -> None:
-    def measured(epoch: int, loss: float) -> SimpleNamespace:
-        return SimpleNamespace(epoch=epoch, loss=loss, samples=256, metrics={"f1": loss / 10})
-
-    optimizer = FakeOptimizer(0, epoch=20)
-    watch = watching(optimizer)
-    a, b, c, d = [Identity.from_seed(seed).peer_id for seed in (11, 12, 13, 14)]
-    optimizer.others = {
-        a: told("Ada", 20, evaluation=measured(10, 2.5)),
-        b: told("Eve", 20, evaluation=measured(21, 0.0)),
-    }
-    status = watch.look()
-    assert status.evaluation is not None and (status.evaluation.epoch, status.evaluation.loss) == (10, 2.5)
-    assert status.evaluation_by == "by Ada", "nobody tells of epochs to come"
-    for peer, loss in ((b, 0.0), (c, 3.0), (d, 3.1)):
-        optimizer.others[peer] = told("M", 20, "following", role="monitor", evaluation=measured(20, loss))
-    status = watch.look()
-    assert status.evaluation is not None and status.evaluation.loss == 3.0, "one that lies does not move the middle"
-    assert status.evaluation_by == "the middle of what 3 peers say"
-    hear(watch, Evaluated(10, 2.6, 256))
-    status = watch.look()
-    assert status.evaluation is not None and (status.evaluation.loss, status.evaluation_by) == (2.6, "")
 
 
 def test_the_loss_of_an_epoch_is_the_swarms_weighted_by_the_samples_that_rounds_counted() -> None:
