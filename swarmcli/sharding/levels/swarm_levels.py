@@ -2,51 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median_high
 from typing import Any, TypeAlias
 
 import torch
 
-from swarmcli.averaging import AveragerCore, RoundRequest, RoundResult, StepControl
+from swarmcli.averaging import AveragerCore, RoundRequest, RoundResult
 from swarmcli.averaging.shell import CoreRunner
 from swarmcli.compression.base import all_finite
 from swarmcli.errors import (
     AveragingError,
     CallRefused,
     DHTError,
-    MatchmakingError,
     NetworkError,
     RoundFailed,
     StateDownloadError,
 )
-from swarmcli.network.loop_thread import offload, set_within
+from swarmcli.network.loop_thread import offload
 from swarmcli.sharding.levels.plan import NOTHING, LevelAverage, LevelPlan, Places, outline
 from swarmcli.sharding.levels.swarm_groups import EVERYONE, SwarmGroups
 from swarmcli.state.sharing import StateOffer
 
 MAX_STEP = 1 << 40  # that anybody believes of another peer
+TRIES = 3  # a group whose members die in the middle of a round is formed again without them
+SHUTDOWN_SECONDS = 5.0  # to leave all groups
 
 Signature: TypeAlias = list[tuple[torch.Size, torch.dtype]]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LevelOptions:
-    """How a peer meets the others of its levels."""
-
-    jumps: int = 3  # to a later step that others are at, in one step of this peer
-    look_seconds: float = 1.0  # between two looks where the others are, while nobody comes
-    tries: int = 3  # a group whose members die in the middle of a round is formed again without them
-    shutdown_seconds: float = 5.0  # to leave all groups
-
-
-OPTIONS = LevelOptions()
 
 
 class SwarmLevels:
@@ -74,35 +61,28 @@ class SwarmLevels:
     async def take_step(
         self, tensors: Sequence[torch.Tensor], step: int, places: Places = None
     ) -> tuple[int, LevelAverage | None]:
-        """As ProcessGroupLevels does. A peer that is behind takes the step of most others, and the same level is due.
-
-        Otherwise two peers that are a step apart could look for each other at different levels forever.
+        """As ProcessGroupLevels does. A peer that is behind begins at the step of most others, so the same level is
+        due: two peers a step apart could look for each other at different levels forever.
         """
-        if not tensors or step < self._plan.warmup_steps:
-            level = self._plan.due(step)
-            return step + 1, None if level is None else await self.average(level, tensors, step, places)
-        await self._fit(tensors, places)
-        step = await self._present_step(step)
-        for remaining in reversed(range(OPTIONS.jumps + 1)):
-            level = self._plan.due(step)
-            if level is None:
-                self._tell(step)
-                break
-            average = await self.average(level, tensors, step, places, watchful=remaining > 0)
-            if average.averaged or (present := await self._present_step(step)) == step or not remaining:
-                return average.step + 1, average
-            step = present
-        return step + 1, None
+        if tensors and step >= self._plan.warmup_steps:
+            await self._fit(tensors, places)
+            step = await self._present_step(step)
+            self._tell(step)
+        level = self._plan.due(step)
+        if level is None:
+            return step + 1, None
+        average = await self.average(level, tensors, step, places)
+        self._tell(average.step + 1)  # where whoever came too late for this one finds this peer
+        return average.step + 1, average
 
     async def average(
-        self, level: int, tensors: Sequence[torch.Tensor], step: int, places: Places = None, *, watchful: bool = False
+        self, level: int, tensors: Sequence[torch.Tensor], step: int, places: Places = None
     ) -> LevelAverage:
         """One round with the others of this level's group who look for one now. Their tensors are of the same shapes
         and types, in the same order, and of the same places.
 
-        A round that fails leaves the tensors as they are, and the result, an event and the log say why; so does a
-        `watchful` one that finds nobody while most others go on to a later step. Raises FingerprintError if the others
-        average other tensors.
+        A round that fails leaves the tensors as they are, and the result, an event and the log say why. Raises
+        FingerprintError if the others average other tensors.
         """
         group = self._names[level] or EVERYONE
         if not tensors:
@@ -114,7 +94,7 @@ class SwarmLevels:
                 self._state_step = step
         self._tell(step)
         try:
-            result = await self._round(self._averagers[level], step, watchful)
+            result = await self._round(self._averagers[level], step)
         except AveragingError as error:
             logger.warning("step %d: no average with %s: %s", step, group, error)
             return LevelAverage(step, level, group, 0, str(error))
@@ -196,14 +176,12 @@ class SwarmLevels:
         if self._state_step >= 0:
             self._averagers[-1].sharing.declare(StateOffer(epoch=step))
 
-    async def _round(self, averager: AveragerCore, step: int, watchful: bool) -> RoundResult:
+    async def _round(self, averager: AveragerCore, step: int) -> RoundResult:
         # Without retries of its own a search ends when time is up, and not in the middle of the next one.
         request = RoundRequest(gather=step, allow_retries=False, epoch=step)
-        for remaining in reversed(range(OPTIONS.tries)):
+        for remaining in reversed(range(TRIES)):
             control = averager.begin_round(request)
             try:
-                if watchful:
-                    await self._watch(control, step)
                 return await control
             except RoundFailed as error:
                 if not remaining:
@@ -212,14 +190,6 @@ class SwarmLevels:
             finally:
                 control.cancel()  # without effect unless the waiting was interrupted
         raise AssertionError("the last try returns or raises")
-
-    async def _watch(self, control: StepControl, step: int) -> None:
-        """Returns when the round has ended or has a group. MatchmakingError: most others are at a later step."""
-        begun = asyncio.Event()
-        control.begun.add_done_callback(lambda _: begun.set())
-        while not await set_within(begun, OPTIONS.look_seconds):
-            if (present := await self._present_step(step)) > step and not begun.is_set():
-                raise MatchmakingError(f"most others are at step {present} already")
 
     async def _state(self) -> tuple[Any, Sequence[torch.Tensor]]:
         async with self._at_rest():
@@ -249,7 +219,7 @@ def run_swarm_levels(groups: SwarmGroups, plan: LevelPlan) -> CoreRunner[SwarmLe
         return levels
 
     name = f"hierarchical averaging of {groups.prefix!r}"
-    runner: CoreRunner[SwarmLevels] = CoreRunner(name, OPTIONS.shutdown_seconds)
+    runner: CoreRunner[SwarmLevels] = CoreRunner(name, SHUTDOWN_SECONDS)
     runner.start(make, wait=True, timeout=None)
     return runner
 
