@@ -17,7 +17,7 @@ from typer.main import get_command
 from swarmcli import startup
 from swarmcli.cli.ending import ExitCode, exit_code, plight, words
 from swarmcli.cli.processes import end_with_parent_of_environment
-from swarmcli.errors import SwarmError
+from swarmcli.errors import SwarmError, UsageError
 from swarmcli.words import printable
 
 HELP = ["-h", "--help"]
@@ -70,8 +70,6 @@ _PANELS = {
         "validate:validate": "Check a recipe as `swarm join` would, without any network; or the recipe of a link, "
         "without reading data.",
         "schema:schema": "Print the JSON schema of recipes, by which editors complete and check their keys.",
-        "netcheck:netcheck": "Find out whether others can dial this computer, what its router does, and how fast its "
-        "link is.",
         "closed:members": "Show what each peer has given to a run; to the owner of a closed run also who takes "
         "part, by which invitation.",
     },
@@ -87,6 +85,9 @@ VERBS = {
     for panel, verbs in _PANELS.items()
     for where, text in verbs.items()
 }
+
+
+OLD_VERBS = {"netcheck": "swarm doctor [LINK|RECIPE] --network"}  # and what is written in their place
 
 
 def _hush(wanted: bool) -> None:
@@ -155,6 +156,8 @@ class _Verbs(TyperGroup):
         return _tidied(super().get_params(ctx), "SWARM")
 
     def resolve_command(self, ctx: Any, args: Any) -> Any:
+        if args[0] in OLD_VERBS:
+            raise UsageError(f"there is no `swarm {args[0]}` any more; write: {OLD_VERBS[args[0]]}")
         name, _, rest = super().resolve_command(ctx, args)
         return name, VERBS[name].load() if name else None, rest
 

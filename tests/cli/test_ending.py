@@ -114,7 +114,7 @@ def test_a_signal_in_the_middle_of_a_wait_does_not_lock_up() -> None:
 def test_that_private_addresses_lead_nowhere_from_outside_is_said_where_there_are_no_others() -> None:
     refused = ConnectError("connection refused")
     at_home = BootstrapError("nobody", {"tcp://192.168.1.2:31330": refused, "tcp://[fd00::7]:31330": refused})
-    assert "swarm netcheck" in words(at_home)
+    assert "swarm doctor --network" in words(at_home)
     for other in ("tcp://203.0.113.7:31330", "tcp://example.org:31330", "tcp://127.0.0.1:31330", "what is this"):
         told = words(BootstrapError("nobody", {**at_home.attempts, other: refused}))
-        assert "swarm netcheck" not in told and "anybody in the run has another link" in told
+        assert "--network" not in told and "anybody in the run has another link" in told

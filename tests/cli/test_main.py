@@ -24,6 +24,7 @@ from swarmcli.errors import (
     FingerprintError,
     RecipeError,
     SwarmError,
+    UsageError,
 )
 from swarmcli.journal import JOURNAL_NAME, Journal, RunRecord
 from swarmcli.network.identity import Identity
@@ -78,6 +79,12 @@ def test_mistyped_words_links_of_a_run_and_what_its_owner_does_need_no_torch(tmp
     loaded = modules_after(f"{code}; print([str(run(app, each).exception) for each in {[*asks, *mistakes, *owners]}])")
     assert {"swarmcli.peer.home", "swarmcli.owner.visit", "swarmcli.cli.validate"} < loaded and "torch" not in loaded
     assert "invited" in (tmp_path / "lab.run-key.ledger").read_text()
+
+
+@pytest.mark.parametrize("verb", command.OLD_VERBS)
+def test_a_verb_of_earlier_versions_says_what_is_written_in_its_place(verb: str) -> None:
+    done = CliRunner().invoke(command.app, [verb, "--any", "swarm://x"])
+    assert isinstance(done.exception, UsageError) and f"write: {command.OLD_VERBS[verb]}" in str(done.exception)
 
 
 @pytest.mark.parametrize("verb", command.VERBS)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarmcli.cli.doctor.finding import Context, Finding
+from swarmcli.cli.doctor.network import contacts_of
 from swarmcli.clock import CLOCK, Clock
 from swarmcli.errors import (
     ConnectError,
@@ -36,6 +37,7 @@ from swarmcli.network.identity import Identity
 from swarmcli.network.loop_thread import LoopThread
 from swarmcli.network.transports.tcp.handshake import Refused
 from swarmcli.network.transports.tcp.transport import TCPTransport
+from swarmcli.peer.linked import LinkedRun, visitor_of
 from swarmcli.recipe.advice import Volunteers, advise, on_lines_of_homes
 from swarmcli.version import build
 from swarmcli.words import format_duration, format_rate, format_size
@@ -56,7 +58,7 @@ OFFLINE = "this computer has no network that leads there: see that it is online"
 FIXES = {  # by layer, in the order in which a dial passes them
     "name": "see that this computer is online and that its name server works; or ask for a link with another address",
     "TCP": "the computer there may be off, or its peer has ended: ask for another link (`swarm link` prints it there); "
-    "if no contact answers, a firewall here may be in the way: `swarm netcheck`",
+    "if no contact answers, a firewall here may be in the way: `swarm doctor --network`",
     "TLS": "another program answers there, or something in between, such as a proxy or a hotel's login page: ask for a "
     "new link, or try another network",
     "identity": "ask for a new link: the peer that this one names is not there any more",
@@ -69,7 +71,6 @@ FIXES = {  # by layer, in the order in which a dial passes them
 def check_recipe(context: Context) -> Iterator[Finding]:
     """A file is read and checked; a link is read, and its invitation must not have ended."""
     from swarmcli.cli.linking import check_not_ended, recipe_kept, typed_link
-    from swarmcli.peer.linked import LinkedRun
     from swarmcli.recipe import is_link, load_recipe
 
     if context.target and not is_link(context.target):
@@ -90,10 +91,9 @@ def check_contacts(context: Context) -> Iterator[Finding]:
     """Each first contact, from its name up to its recipe, and what their clocks say of this one."""
     if not (context.link or context.recipe or context.peers):
         return
-    from swarmcli.cli.netcheck import options_of
-
+    contacts = contacts_of(context)[:MOST_CONTACTS]
     try:
-        options = options_of(context.link or context.recipe, context.peers)
+        visitor = visitor_of(context.link or context.recipe)
     except (MembershipError, IdentityError) as error:
         if "in use" not in str(error):
             raise
@@ -102,7 +102,7 @@ def check_contacts(context: Context) -> Iterator[Finding]:
         return
     thread = LoopThread.acquire()
     try:
-        met = thread.run(_meet_all(context, options["initial_peers"][:MOST_CONTACTS], options.get("visitor")))
+        met = thread.run(_meet_all(context, contacts, visitor))
     finally:
         thread.release()
     context.reached = any(finding.outcome == "OK" for finding, _ in met)
@@ -217,7 +217,6 @@ def check_offer(context: Context) -> Iterator[Finding]:
     if context.link is None or context.recipe is not None or not context.reached:
         return
     from swarmcli.cli.linking import chosen
-    from swarmcli.peer.linked import LinkedRun
     from swarmcli.peer.offering import fetch_recipe
 
     run = LinkedRun(context.link)
@@ -263,26 +262,6 @@ def check_data(context: Context) -> Iterator[Finding]:
     batch = next(build_task(context.recipe).batches(context.recipe.seed))
     shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items())
     yield Finding("data", "OK", f"the first batch was drawn: {shapes}")
-
-
-def check_network(context: Context) -> Iterator[Finding]:
-    """Whether others can dial this computer, and how fast its link is. It takes part for a moment, as netcheck does."""
-    if not context.network:
-        yield Finding("reach", "SKIP", "takes up to a minute; --network looks whether others can dial this computer")
-        return
-    if context.target and not context.reached:
-        yield Finding("reach", "SKIP", "no contact of the run answers, so nobody can tell")
-        return
-    from swarmcli.cli.netcheck import find, options_of
-
-    found = find(options_of(context.link or context.recipe, context.peers))
-    alone = found.listening == () or "no network" in found.sentence
-    yield Finding("reach", "WARN" if alone else "OK", found.sentence, "connect it to a network" if alone else "")
-    for peer in found.peers:
-        if peer.down is not None and peer.up is not None:
-            rates = f"{format_rate(peer.down)} down, {format_rate(peer.up)} up with {peer.peer}"
-            context.uplink = max(peer.up, context.uplink or 0.0)
-            yield Finding("rates", "OK", rates)
 
 
 def check_sending(context: Context) -> Iterator[Finding]:

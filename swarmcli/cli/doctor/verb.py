@@ -13,12 +13,12 @@ import typer
 from rich.text import Text
 
 from swarmcli.cli.console import err, out
-from swarmcli.cli.doctor import computer, peers, run
+from swarmcli.cli.doctor import computer, network, peers, run
 from swarmcli.cli.doctor.finding import Check, Context, Finding, findings
 from swarmcli.cli.ending import ExitCode
 from swarmcli.cli.local import Json
 from swarmcli.cli.peers import Overrides, Peers
-from swarmcli.errors import SwarmError, UsageError
+from swarmcli.errors import SwarmError
 from swarmcli.network.addresses import parse_address
 from swarmcli.words import printable
 
@@ -37,7 +37,7 @@ CHECKS = (
     Check("recipe", run.check_offer, 60.0, "asking for the recipe of the run"),
     Check("memory", run.check_memory, 180.0, "finding out how large the model is"),
     Check("data", run.check_data, 300.0, "reading the first of the data"),
-    Check("reach", run.check_network, 120.0, "finding out who can dial this computer, and how fast"),
+    Check("reach", network.check_network, 120.0, "finding out who can dial this computer, and how fast"),
     Check("homes", peers.find_homes),
     Check("identity", peers.check_identities),
     Check("journal", peers.check_journals),
@@ -58,7 +58,7 @@ def doctor(
             help="A run to look at as well, by its link or recipe. Without it: this computer and your peers on it.",
         ),
     ] = None,
-    network: Annotated[
+    on_network: Annotated[
         bool, typer.Option("--network", help="Also find out who can dial this computer, and how fast: up to a minute.")
     ] = False,
     report: Annotated[
@@ -84,9 +84,7 @@ def doctor(
 
     swarm doctor --report
     """
-    context = Context(target or "", overrides, peer, network)
-    if context.peers and not context.target:
-        raise UsageError("--peer needs the run whose contact it is: swarm doctor LINK|RECIPE --peer ADDRESS")
+    context = Context(target or "", overrides, peer, on_network)
     for address in context.peers:
         parse_address(address)
     found: list[Finding] = []

@@ -1,0 +1,241 @@
+"""Checks of this computer's line, with `--network`: who can dial it, what its router does, how fast the line is.
+
+They take part in the network of the run for a moment, without the run; where no run is named they ask the router alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, suppress
+
+from swarmcli.cli.doctor.finding import Context, Finding
+from swarmcli.dht import DHT
+from swarmcli.errors import NetworkError
+from swarmcli.network.addresses import Scope, parse_address, scope_of
+from swarmcli.network.endpoint import Endpoint
+from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import loop_time
+from swarmcli.network.transports.tcp.interfaces import announced_addresses
+from swarmcli.peer.linked import visitor_of
+from swarmcli.reach.evidence import find_translation
+from swarmcli.reach.mapping import NOT_ASKED, Mapping, PortMapping, default_gateway
+from swarmcli.reach.rates import measure
+from swarmcli.reach.reach import Reach
+from swarmcli.reach.verdict import Family, ReachVerdict, family_of, host_of
+from swarmcli.words import format_duration, format_rate
+
+MEASURED_PEERS, ASKED_PEERS = 3, 8
+MEASURING_SECONDS = 20.0  # after which no further peer is measured: one takes up to 8 s, and all of it up to a minute
+HELPED_SECONDS = 20.0  # for the router and relays, which answer within some seconds
+ASK = "name a recipe or a link, and its peers say for sure"
+SCOPES = {Scope.HOST: "from this computer", Scope.LAN: "from this network", Scope.INTERNET: "from the internet"}
+TRANSLATIONS = {
+    "none": "not translated",
+    "independent": "translated, to one port for all, so direct connections can be made from both ends",
+    "dependent": "translated, to another port for each, so relays are needed",
+    None: "translation not known",
+}
+HOW = {
+    "assumed": "as far as is known",
+    "dialed back": "contacts dialed it back",
+    "dialed from outside": "others have dialed it",
+    "mapped": "contacts dialed the port of its router",
+    "stated": "as was stated",
+    "asked in vain": "no contact's dial came in",
+    "not checked": "no contact was asked",
+}
+
+
+def contacts_of(context: Context) -> list[str]:
+    """The first contacts that a person has named, and those of the link; those of the recipe where there are none."""
+    if context.link is not None:
+        return [*context.peers, *context.link.addresses]
+    return list(context.peers or (context.recipe.network.initial_peers if context.recipe is not None else ()))
+
+
+def check_network(context: Context) -> Iterator[Finding]:
+    """Takes part in the network of the run for up to a minute, and asks its peers."""
+    if not context.network:
+        yield Finding("reach", "SKIP", "takes up to a minute; --network looks whether others can dial this computer")
+        return
+    contacts = contacts_of(context)
+    if contacts and not context.reached:
+        yield Finding("reach", "SKIP", "no contact of the run answers, so nobody can tell")
+        return
+    local = context.recipe.local if context.recipe is not None else None
+    port, port_mapping = (local.port, local.port_mapping) if local is not None else (0, True)
+    if not contacts:
+        yield from asyncio.run(look_around(port, port_mapping=port_mapping))
+        return
+    visitor = visitor_of(context.link or context.recipe)
+    dht = DHT(
+        start=False,
+        identity=visitor.identity if visitor else None,
+        initial_peers=contacts,
+        port=port,
+        port_mapping=port_mapping,
+        host=(local.host if local is not None else None) or "",
+        client_mode=local.client_mode if local is not None else False,
+        announce_addresses=local.announce_addresses if local is not None else (),
+    )
+    dht.membership = visitor.membership if visitor else None
+    with dht:
+        yield from dht.run_coroutine(_ask_peers(dht, context))
+
+
+# Alone
+
+
+async def look_around(port: int, *, port_mapping: bool) -> list[Finding]:
+    """Finds out what it can without any other peer: addresses, and whether the router opens a port, which is given back
+    at once."""
+    with socket.create_server(("", port)) as listener:
+        port = listener.getsockname()[1]
+        listening = announced_addresses("::" if socket.has_dualstack_ipv6() else "0.0.0.0", port)
+        asked = PortMapping(port) if port_mapping else None
+        try:
+            if asked is not None:
+                async with aclosing(asked.leases()) as leases:
+                    await anext(leases)
+            scopes = [scope_of(parse_address(address).host) for address in listening]
+            scope = max((each for each in scopes if each is not None), default=None)
+            mapping = asked.current if asked is not None else None
+            return [
+                alone(scope, mapping.host if mapping else "", asked=asked is not None),
+                Finding("listening", "OK", ", ".join(listening) or "nowhere"),
+                await _router(asked.current if asked else None, asked.problem if asked else None),
+            ]
+        finally:
+            if asked is not None:
+                await asked.withdraw()
+
+
+def alone(scope: Scope | None, outer: str, *, asked: bool) -> Finding:
+    """Says what can be said without having asked any peer. `outer`: the host at which the router has opened a port, ""
+    if it has opened none."""
+    if scope is None or scope is Scope.HOST:
+        text = "this computer is connected to no network, so it can take part with peers on itself alone"
+        return Finding("reach", "WARN", text, "connect it to a network")
+    if scope is Scope.INTERNET:
+        text = "this computer has an address of the internet, so others can dial it unless a firewall stops them"
+    elif not outer:
+        refused = "opens no port for it" if asked else "was not asked for a port"
+        text = f"this computer is behind a router that {refused}, so it will probably take part through relays"
+    elif scope_of(outer) is Scope.INTERNET:
+        text = "this computer's router opens ports for it, so others can probably dial it"
+    else:
+        text = "this computer is behind two routers, so it will probably take part through relays"
+    return Finding("reach", "OK", f"{text}; {ASK}")
+
+
+async def _router(mapping: Mapping | None, problem: str | None) -> Finding:
+    """`problem`: why it has opened no port; None: it was not asked."""
+    gateway = await asyncio.to_thread(default_gateway)
+    name = gateway.host if gateway is not None else "none found"
+    if mapping is not None:
+        host = f"[{mapping.host}]" if ":" in mapping.host else mapping.host
+        return Finding("router", "OK", f"{mapping.gateway or name}, opened {host}:{mapping.port} over {mapping.method}")
+    if problem is None:
+        return Finding("router", "OK", f"{name}, not asked for a port")
+    return Finding("router", "OK", f"{name}, opens no port{f': {problem}' if problem else ''}")
+
+
+# Among peers
+
+
+async def _ask_peers(dht: DHT, context: Context) -> list[Finding]:
+    """Asks the peers of a running DHT, and measures their links. It takes up to a minute."""
+    reach, endpoint = dht.reach, dht.endpoint
+    await _until_helped(reach)
+    found = [Finding("reach", "OK", reach.sentence())]
+    found += [await _family(reach, verdict) for verdict in reach.verdicts]
+    asked = reach.mapping
+    found.append(await _router(asked.current if asked else None, asked.problem if asked else None))
+    measured = [each async for each in _measured(endpoint, context)]
+    if measured and context.uplink is None:
+        text = "how fast this computer's line is could not be measured"
+        measured.append(
+            Finding("rates", "WARN", text, "try again in some minutes: peers lend their lines to one at a time")
+        )
+    return found + measured
+
+
+async def _until_helped(reach: Reach) -> None:
+    """Where nobody can dial this peer, its router and relays are asked meanwhile, and what the router opened is dialed
+    back."""
+
+    def refused() -> bool:
+        return reach.mapping is None or (reach.mapping.current is None and reach.mapping.problem != NOT_ASKED)
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(HELPED_SECONDS):
+            while not (reach.dialable or (refused() and _relays(reach.endpoint))):  # noqa: ASYNC110  no event
+                await asyncio.sleep(0.2)
+
+
+def _relays(endpoint: Endpoint) -> list[PeerID]:
+    """The peers that carry this one's connections, the nearest first."""
+    found = [parse_address(address).relay for address in endpoint.addresses]
+    return [relay for relay in found if relay is not None]
+
+
+async def _family(reach: Reach, verdict: ReachVerdict) -> Finding:
+    """Who can dial this computer at its addresses of a family, and as what others see it."""
+    can = {None: "not known whether others can dial it", True: "can be dialed", False: "cannot be dialed"}
+    at = f", at {', '.join(verdict.addresses)}" if verdict.addresses else ""
+    text = f"{can[verdict.dialable]} {SCOPES[verdict.scope]}, {HOW[verdict.how]}{at}"
+    return Finding(verdict.family, "OK", text + await _translation(reach, verdict.family))
+
+
+async def _translation(reach: Reach, family: Family) -> str:
+    """Where contacts see a port of this computer, and whether all see the same one."""
+    listeners = _listeners(reach, family)
+    if not listeners:
+        return ""
+    try:
+        port = reach.endpoint.local_port(family)
+    except OSError:  # this computer does not have the family
+        return ""
+    try:
+        seen, translation = await find_translation(port, listeners, reach.evidence.around.hosts)
+    finally:
+        port.close()
+    return f"{f'; seen as {seen}' if seen else ''}; {TRANSLATIONS[translation]}"
+
+
+def _listeners(reach: Reach, family: Family) -> list[str]:
+    """Where peers listen that this one has dialed itself: each answers once more. One in this computer's own network
+    does not see what the router makes of its port, so it is asked only where there is no other."""
+    found: dict[str, bool] = {}
+    for peer in reach.endpoint.connected():
+        seen = reach.endpoint.seen(peer)
+        if seen is not None and seen.dialed and not seen.relayed and not seen.punched:
+            host = host_of(seen.remote_address)
+            if family_of(host) == family:
+                found[f"{seen.remote_address}/{peer.text}"] = reach.evidence.around.is_near(host)
+    return [address for address, near in found.items() if not near] or list(found)
+
+
+async def _measured(endpoint: Endpoint, context: Context) -> AsyncIterator[Finding]:
+    """Relays first, then the nearest peers; rates with the first MEASURED_PEERS that lend their link, one at a
+    time. No more than ASKED_PEERS are asked, and some of them refuse."""
+    relays = _relays(endpoint)
+    near = sorted(endpoint.connected(), key=lambda peer: endpoint.round_trip(peer) or float("inf"))
+    measured, end = 0, loop_time() + MEASURING_SECONDS
+    for peer in list(dict.fromkeys((*relays, *near)))[:ASKED_PEERS]:
+        seen, trip = endpoint.seen(peer), endpoint.round_trip(peer)
+        told = ["over a relay" if seen is not None and seen.relayed else seen.remote_address if seen else ""]
+        told += ["carries this computer's connections"] if peer in relays else []
+        told += [] if trip is None else [format_duration(trip)]
+        if measured < MEASURED_PEERS and loop_time() < end:
+            try:
+                rates = await measure(endpoint, peer)
+                measured += 1
+                told += [f"{format_rate(rates.down)} down"] if rates.down is not None else []
+                told += [f"{format_rate(rates.up)} up"] if rates.up is not None else []
+                context.uplink = max(rates.up or 0.0, context.uplink or 0.0) or None
+            except NetworkError as error:
+                told.append(str(error))
+        yield Finding("rates", "OK", f"{peer.short}: {', '.join(filter(None, told))}")
