@@ -21,13 +21,11 @@ const LIMITS = [
   { key: "upload", title: "Upload", steps: RATES, text: asRate, help: "what is sent to others" },
   { key: "download", title: "Download", steps: RATES, text: asRate, help: "what comes from others" },
   { key: "memory", title: "Memory", steps: SIZES, text: asAmount, help: "of this computer" },
-  { key: "gpu_memory", title: "Graphics memory", steps: SIZES, text: asAmount, help: "of the graphics card" },
   { key: "disk", title: "Disk", steps: DISKS, text: asAmount, help: "for the files of a run" },
   { key: "temperature", title: "Temperature", steps: DEGREES, text: (value) => `${value} °C`, help: "pauses when the processor or a graphics card is hotter" },
   { key: "only_when_idle", title: "Only when nobody is here", steps: MINUTES, text: (value) => `${value} min`, none: "always", help: "minutes without keyboard and mouse" },
   { key: "on_battery", title: "On battery", choices: [["none", "runs"], ["no", "pauses"]], help: "when the computer runs on its battery" },
   { key: "on_metered", title: "On a paid connection", choices: [["none", "runs"], ["no", "pauses"]], help: "where the network counts what it carries" },
-  { key: "threads", title: "Processor threads", field: "number", placeholder: "no limit", help: "at most so many at once" },
   { key: "hours", title: "Hours", field: "text", placeholder: "always, or 22:00-08:00, sat-sun 00:00-24:00", help: "when it may run; it pauses outside of them" },
 ];
 

@@ -19,8 +19,8 @@ from swarmcli.errors import RecipeError, SwarmError, UsageError
 from swarmcli.files.durable import write_file
 from swarmcli.recipe import load_recipe, parse_recipe
 from swarmcli.recipe.advice import Volunteers, advise
-from swarmcli.recipe.config import read_limits
 from swarmcli.recipe.dataset import DATA_SUFFIXES
+from swarmcli.recipe.limit_store import read_limits
 from swarmcli.recipe.pretrained import commit_of
 from swarmcli.recipe.run_key import RunKey
 from swarmcli.recipe.schema import HUB_NAME, RUN_ID

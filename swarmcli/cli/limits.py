@@ -9,12 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from swarmcli.cli.local import AskedPeers, WhichPeers, described, spread
-from swarmcli.errors import ControlError, RecipeError
+from swarmcli.errors import ControlError
 from swarmcli.machine import client
 from swarmcli.machine.registry import LocalPeer, LocalPeers
-from swarmcli.recipe.config import config_file, is_empty, keep_limits, load_config
-from swarmcli.recipe.limit_store import DEFAULT, LimitStore, commanded, read_changes
-from swarmcli.recipe.limits import KEYS, Limits
+from swarmcli.recipe.limit_store import DEFAULT, LimitStore, commanded, keep_limits, limits_file, read_changes
+from swarmcli.recipe.limits import FORMER, KEYS, Limits
 from swarmcli.words import printable
 
 app = typer.Typer(
@@ -77,7 +76,7 @@ def set_(options: SetOptions) -> None:
     \b
     swarm limits set upload=2MB/s processor=50%
     swarm limits set hours="22:00-08:00, sat-sun"
-    swarm limits set on_battery=no temperature=80
+    swarm limits set on_battery=no temperature=80 only_when_idle=10min
     swarm limits set upload=none --now-only
     """
     change(commanded(options.values, "swarm limits set"), options)
@@ -92,19 +91,20 @@ def reset(options: ResetOptions) -> None:
     swarm limits reset upload hours
     swarm limits reset
     """
-    changes = dict.fromkeys(options.keys or KEYS, DEFAULT)
+    changes = dict.fromkeys(options.keys or (*KEYS, *FORMER), DEFAULT)
     read_changes(changes, "swarm limits reset")
     change(changes, options)
 
 
 def change(changes: dict[str, str], options: ChangeOptions) -> None:
-    """At the running peers that are meant and, unless `now_only`, in the user's file. Ends the command with 1 if one of
+    """In the user's file, unless `now_only`, and at the running peers that are meant. Ends the command with 1 if one of
     them did not do it."""
     registry, now_only = LocalPeers(), options.now_only
     peers = options.chosen(registry) if options.are_named or now_only or registry.peers() else []
-    told, failed, was_empty = [_in_words(changes)], False, is_empty(config_file())
+    told, failed = [_in_words(changes)], False
     if not now_only:
-        load_config(may_be_empty=True)  # a file that cannot be used is told of before anything changes
+        keep_limits(read_changes(changes, "swarm limits"))
+        told.append(f"kept in {limits_file()}")
     for each in peers:
         try:
             answer = client.patch(each, "limits", {"changes": changes, "keep": not now_only}, registry=registry)
@@ -114,13 +114,6 @@ def change(changes: dict[str, str], options: ChangeOptions) -> None:
         except ControlError as error:
             failed = True
             typer.echo(f"swarm: {described(each)}: {error}", err=True)
-    if not now_only:
-        # Behind the peers: of a file that was emptied they alone know what stood in it, and have written it again.
-        if failed and was_empty:
-            raise RecipeError(f"{config_file()}: is empty, and is left so: what stood in it one of your peers knows")
-        keep_limits(read_changes(changes, "swarm limits"))
-        again = ", which was empty; what your peers held of it stands there again" if was_empty and peers else ""
-        told.append(f"kept in {config_file()}{again}")
     for line in [] if options.quiet else told:
         typer.echo(line, err=True)
     if failed:
@@ -129,7 +122,7 @@ def change(changes: dict[str, str], options: ChangeOptions) -> None:
 
 def _in_words(changes: dict[str, str]) -> str:
     forgotten = [key for key, value in changes.items() if value == DEFAULT]
-    if len(forgotten) == len(KEYS):
+    if set(forgotten) >= set(KEYS):
         return "all limits that you had set are forgotten"
     return ", ".join(f"{key}: {value}" for key, value in changes.items() if value != DEFAULT) or (
         f"forgotten: {', '.join(forgotten)}"

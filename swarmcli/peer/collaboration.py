@@ -80,7 +80,7 @@ class Collaboration:
         CheckpointError with the fix, before anything is told to others.
         """
         recipe = peer.recipe
-        for note in recipe.notes:
+        for note in (*recipe.notes, *peer.limits.notes):
             peer.events.emit(Noticed("info", note))
         self.peer = peer
         self.compute: Compute = compute or compute_of(recipe, peer.role)

@@ -13,7 +13,7 @@ from swarmcli.peer.activity import STAYS, Activity, asked
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.run.values import ActivityShown, shown_as
 
-OF_CARD = ("gpu", "gpu_memory")
+OF_CARD = ("gpu",)
 
 
 class PeerControls:

@@ -36,7 +36,8 @@ class Margins:
     """So far within its limits a peer goes on: at the limits themselves it would come and go."""
 
     cooler: float = 5.0  # °C below the limit
-    quieter: float = 0.75  # of the share of the processors that others may take
+    busy: float = 0.25  # of the processors: a computer that other programs use more than that is not idle
+    quieter: float = 0.75  # of that
     less: float = 0.95  # of a limit for memory or disk
     short: float = 0.02  # of all memory or disk: with less that is free, this computer is short of it
 
@@ -99,13 +100,13 @@ class Governor:
 
 def outside_hours(limits: Limits, now: float) -> Reason | None:
     """None: within them."""
-    hours, zone = limits.when, limits.zone
-    if hours is None or hours.hold(now, zone):
+    hours = limits.when
+    if hours is None or hours.hold(now):
         return None
-    until = hours.next_change(now, zone)
+    until = hours.next_change(now)
     shown = ""
     if until is not None:
-        then = datetime.fromtimestamp(until, zone)
+        then = datetime.fromtimestamp(until)
         day = "" if until - now < 20 * 3600 else f"on {then:%A} "  # within a day the hour says enough
         shown = f", on again {day}at {then:%H:%M}"
     return Reason("hours", f"outside the hours that you lend{shown}", until)
@@ -150,9 +151,9 @@ def _busy(limits: Limits, readings: Readings) -> Judgement:
     elif readings.idle < limits.only_when_idle * 60:
         return Judgement("somebody uses this computer", False)
     others = readings.others or 0.0
-    if others > limits.busy_above:
+    if others > MARGINS.busy:
         return Judgement("other programs use this computer", False, unknown)
-    return Judgement("", others <= MARGINS.quieter * limits.busy_above, unknown)
+    return Judgement("", others <= MARGINS.quieter * MARGINS.busy, unknown)
 
 
 def _heat(limits: Limits, readings: Readings) -> Judgement:
@@ -194,10 +195,8 @@ class PeerShare:
 
     upload: float | None = None  # bytes per second
     download: float | None = None
-    threads: int | None = None  # of all trainers of this computer, which divide them by themselves
     processor: float = 1.0  # of the time
     gpu: float = 1.0
-    gpu_memory: float | None = None  # bytes; up to 1, a share of what the card has
     divided: float = 1.0  # the lower rate that the user has set, by this peer's: several peers have it together
 
 
@@ -213,15 +212,12 @@ def share_of(limits: Limits, readings: Readings) -> PeerShare:
     def rate(limit: float | None) -> float | None:
         return None if limit is None else max(LEAST_RATE, limit / readings.peers)
 
-    memory = limits.gpu_memory
     lower = min(filter(None, (limits.upload, limits.download)), default=None)
     return PeerShare(
         upload=rate(limits.upload),
         download=rate(limits.download),
-        threads=limits.threads,
         processor=limits.processor or 1.0,
         gpu=(limits.gpu or 1.0) / (readings.trainers if limits.gpu else 1),
-        gpu_memory=None if memory is None else memory / readings.trainers,
         divided=1.0 if lower is None else lower / (rate(lower) or lower),
     )
 

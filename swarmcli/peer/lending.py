@@ -52,25 +52,11 @@ class Lending:
             self._limit_rates(share.upload, share.download)
             self._rates_changed(share.divided)
         self._share = share
-        self._processors.limit(share.threads)
         self._apply_to_device()
 
     def _apply_to_device(self) -> None:
         on_card = self._device.type != "cpu"
         self.pace.share = self._share.gpu if on_card else self._share.processor
-        if self._device.type == "cuda":
-            limit_card(self._device, self._share.gpu_memory)
-
-
-def limit_card(device: torch.device, limit: float | None) -> None:
-    """Lets this process take so many bytes of a CUDA device, or up to 1 that share of it; None: all of it.
-
-    Not less than it has needed already: the next batch would fail.
-    """
-    total = torch.cuda.get_device_properties(device).total_memory
-    wanted = 1.0 if limit is None else limit if limit <= 1 else limit / total
-    needed = torch.cuda.max_memory_reserved(device) / total
-    torch.cuda.set_per_process_memory_fraction(min(1.0, max(wanted, needed)), device)
 
 
 def room_for(limits: LimitStore, recipe: Recipe, home: Path) -> float:

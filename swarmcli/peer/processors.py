@@ -41,20 +41,14 @@ class ProcessorShare:
         self._shared = shared
         self._every = every
         self._looked = -math.inf
-        self._most: int | None = None
         self._others = OthersUse()
-
-    def limit(self, threads: int | None) -> None:
-        """From now on the peers of this machine take at most so many together; None: all there are. For any thread."""
-        if threads != self._most:
-            self._most, self._looked = threads, -math.inf
 
     def count(self) -> int:
         """From any thread."""
         now = time.monotonic()
         if now >= self._looked + self._every:
             self._looked = now
-            self._count = self._share() if self._shared or self._most is not None else self._all
+            self._count = self._share() if self._shared else self._all
         return self._count
 
     def _share(self) -> int:
@@ -68,8 +62,7 @@ class ProcessorShare:
         others = [pid for pid in trainers if pid != me]
         place = trainers.index(me) if me in trainers else len(others)
         busy = round((self._others.read([peer.pid for peer in living]) or 0.0) * (os.cpu_count() or 1))
-        divided = min(filter(None, (max(1, self._all - busy) if self._shared else None, self._most)))
-        each, rest = divmod(divided, len(others) + 1)
+        each, rest = divmod(max(1, self._all - busy), len(others) + 1)
         return min(self._all, max(1, each + (place < rest)))
 
     def take(self) -> None:

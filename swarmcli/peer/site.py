@@ -27,7 +27,6 @@ from torch import nn
 from swarmcli.optim.modes.base import SiteHooks
 from swarmcli.peer.activity import STAYS
 from swarmcli.peer.collaboration import Collaboration
-from swarmcli.peer.lending import limit_card
 from swarmcli.peer.lifetime import come_into_step, pauses_of, train
 from swarmcli.peer.peer import RunPeer
 from swarmcli.peer.processors import sharing_processors
@@ -240,9 +239,6 @@ def run_site_member(recipe: Recipe, site: Site, compute: Compute, stop: threadin
             stream_file=(home / STREAM).with_stem(f"stream-{site.rank}"),
             compile=recipe.local.torch_compile,
         )
-        processors.limit(limits.threads)
-        if compute.device.type == "cuda":
-            limit_card(compute.device, limits.gpu_memory)
         processors.take()
         loop = TrainingLoop(
             task,

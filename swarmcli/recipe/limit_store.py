@@ -1,39 +1,49 @@
-"""The limits of one peer, from all places in which somebody may write them, and changes while it runs."""
+"""The limits of one peer, from all places in which somebody may say them, and the file in which `swarm limits` keeps
+them. Only the program writes that file: as a whole, with its name when the disk has all of it."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+import pydantic
+
 from swarmcli.errors import RecipeError
-from swarmcli.recipe.config import config_file, is_empty, keep_limits, load_config, read_limits
-from swarmcli.recipe.limits import KEYS, Limits, as_text, merged
+from swarmcli.files.durable import write_file
+from swarmcli.recipe.config import UserConfig, config_file, load_config
+from swarmcli.recipe.document import RecipeEntry, Word, plain, read_text
+from swarmcli.recipe.limits import FORMER, KEYS, Limits, as_text, merged
+from swarmcli.recipe.problems import recipe_error
 from swarmcli.recipe.schema import Recipe
 
 DEFAULT = "default"  # a change to this value takes back what the volunteer has said about a key
 RUNNING = "set while running"
 COMMANDED = "the command line"
-GONE = -1, -1  # stands for the time and size of a file that is not there
 
 
 class LimitStore:
-    """For any thread. Each limit is the one that is written in the strongest place that says something about it:
+    """For any thread. Each limit is the one that is set in the strongest place that says something about it:
 
-    set while running, then the command line (`--limit`, `--set local.limits.…`), the user's file, the recipe file.
+    set while running, then the command line (`--limit`, `--set local.limits.…`), those kept, the recipe file.
     """
 
-    def __init__(self, recipe: Recipe | None = None, file: Path | None = None) -> None:
-        """`file`: the user's; None is `config_file()`. Raises RecipeError if it cannot be used."""
-        self._file = file or config_file()
+    def __init__(self, recipe: Recipe | None = None, config: Path | None = None) -> None:
+        """`config`: the user's configuration, beside which limits are kept; None is `config_file()`. Raises RecipeError
+        if they cannot be read."""
+        self._config = config or config_file()
+        self._file = limits_file(self._config)
         self._recipe = recipe
         self._running: dict[str, Any] = {}
         self._lock = threading.Lock()
+        kept = kept_limits(self._config)  # moves those of a former version: the stamp is that of the moved file
         self._stamp = self._look()
-        self._gone = self._stamp == GONE  # at the last look
-        self._config = load_config(self._file)
+        self.notes = tuple(_notes(kept, self._file, load_config(self._config)))  # what the user should know
+        self._kept = _known(kept, self._file)
         self._limits, self._sources = self._merge()
 
     @property
@@ -43,7 +53,7 @@ class LimitStore:
 
     @property
     def sources(self) -> Mapping[str, str]:
-        """For each key that somebody has written: where the one that holds stands, `file:line` or in words."""
+        """For each key that somebody has set: where the one that holds stands, a file or in words."""
         return self._sources
 
     def shown(self) -> dict[str, dict[str, Any]]:
@@ -56,7 +66,7 @@ class LimitStore:
 
     def change(self, changes: Mapping[str, Any], *, keep: bool = False) -> Limits:
         """Sets limits from now on, as people write them or in base units; None means no limit, and "default" forgets
-        what was set. With `keep` also in the user's file, for the next start. Returns those that hold then.
+        what was set. With `keep` also in the file, for the next start. Returns those that hold then.
 
         Raises RecipeError, and nothing has changed, for an unknown key, a value that makes no sense, or a file that
         cannot be written.
@@ -64,46 +74,38 @@ class LimitStore:
         read = read_changes(changes, "the new limits")
         with self._lock:
             if keep:
-                # An empty file was not taken over (see `reload`): what stood in it is written again.
-                lost = self._config.limits.written if is_empty(self._file) else {}
-                keep_limits({**lost, **read}, self._file)
-                self._config, self._stamp = load_config(self._file), self._look()
-                # Limits that are kept hold by the file, and follow it, unless the command line says something else.
+                self._kept = _known(keep_limits(read, self._config), self._file)
+                self._stamp = self._look()
+                # Limits that are kept follow the file, unless the command line says something else.
                 read = {key: value if key in _of_recipe(self._recipe)[1] else ... for key, value in read.items()}
             self._running = {key: value for key, value in (self._running | read).items() if value is not ...}
             self._limits, self._sources = self._merge()
             return self._limits
 
     def reload(self) -> bool:
-        """Takes over what was changed in the user's file meanwhile; whether there was anything. That it is gone counts
-        from the second look on: editors move a file away before they write the new one.
+        """Takes over what another process has kept meanwhile; whether there was anything.
 
-        Raises RecipeError, once for each change of the file, for one that cannot be used; then the limits stay. So does
-        an empty one where there were limits: a full disk, or an editor that has yet to write, leaves it so.
+        Raises RecipeError, once for each change of the file, for one that cannot be used; then the limits stay.
         """
         with self._lock:
-            stamp = self._look()
-            was_gone, self._gone = self._gone, stamp == GONE
-            if stamp == self._stamp or (self._gone and not was_gone):
+            if (stamp := self._look()) == self._stamp:
                 return False
-            self._stamp = stamp
-            self._config = load_config(self._file, may_be_empty=not self._config.limits.written)
-            before = self._limits
+            self._stamp, before = stamp, self._limits
+            self._kept = _known(_read(self._file), self._file)
             self._limits, self._sources = self._merge()
             return self._limits != before
 
     def _look(self) -> tuple[int, int]:
-        try:
+        with suppress(OSError):
             found = self._file.stat()
-        except OSError:
-            return GONE
-        return found.st_mtime_ns, found.st_size
+            return found.st_mtime_ns, found.st_size
+        return -1, -1
 
     def _merge(self) -> tuple[Limits, dict[str, str]]:
         recipe, commanded = _of_recipe(self._recipe)
-        filed = {key: (value, self._config.origin("limits", key)) for key, value in self._config.limits.written.items()}
+        kept = {key: (value, str(self._file)) for key, value in self._kept.items()}
         running = {key: (value, RUNNING) for key, value in self._running.items()}
-        found = recipe | filed | commanded | running
+        found = recipe | kept | commanded | running
         return merged({key: value for key, (value, _) in found.items()}), {key: at for key, (_, at) in found.items()}
 
 
@@ -121,6 +123,104 @@ def _of_recipe(recipe: Recipe | None) -> tuple[Written, Written]:
     return written, commanded
 
 
+# The file
+
+
+def limits_file(config: Path | None = None) -> Path:
+    """Where the limits of this user are kept: beside the configuration."""
+    return (config or config_file()).with_suffix(".limits.json")
+
+
+def keep_limits(changes: Mapping[str, Any], config: Path | None = None) -> dict[str, str]:
+    """Writes limits, in base units, into the user's file; a value of `...` is removed from it. Returns what it says.
+
+    Raises RecipeError if the file cannot be read or written; then it is as it was. To forget all of them it is not
+    read.
+    """
+    config = config or config_file()
+    anew = all(changes.get(key) is ... for key in KEYS)
+    words = {} if anew else kept_limits(config)
+    words |= {key: "" if value is ... else as_text(key, value) for key, value in changes.items()}
+    words = {key: text for key, text in words.items() if text}
+    try:
+        _write(limits_file(config), words)
+    except OSError as error:
+        raise RecipeError(
+            f"{limits_file(config)}: cannot be written ({error.strerror}), so nothing has changed; set them for now "
+            "only, or make room there"
+        ) from error
+    return words
+
+
+def kept_limits(config: Path) -> dict[str, str]:
+    """The limits that the user keeps, in words, also those of former versions. What a former version had in the
+    configuration is moved here at the first look. Raises RecipeError for a file that cannot be used."""
+    file = limits_file(config)
+    if file.exists():
+        return _read(file)
+    section = load_config(config).limits
+    if section is None or not isinstance(section.value, dict):
+        return {}
+    former = {key: str(plain(entry, str)) for key, entry in section.value.items() if key in FORMER}
+    entries = {key: entry for key, entry in section.value.items() if key not in FORMER}
+    root = RecipeEntry({"limits": RecipeEntry(entries, section.origin)}, section.origin)
+    try:
+        found = _Moved.model_validate(plain(root, _Moved)).limits.written
+    except pydantic.ValidationError as error:
+        raise recipe_error(error, root, _Moved) from None
+    words = former | {key: as_text(key, value) for key, value in found.items()}
+    with suppress(OSError):  # where nothing can be written, they are read there again
+        _write(file, words)
+    return words
+
+
+class _Moved(pydantic.BaseModel):
+    limits: Limits = Limits()
+
+
+def _read(file: Path) -> dict[str, str]:
+    try:
+        found = json.loads(read_text(file, "file of limits"))
+        if isinstance(found, dict) and all(isinstance(value, str) for value in found.values()):
+            return found
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError):
+        pass
+    raise RecipeError(
+        f"{file}: cannot be read as what `swarm limits set` writes; restore it, or begin anew without limits by "
+        "`swarm limits reset`"
+    )
+
+
+def _write(file: Path, words: Mapping[str, str]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_file(file, (json.dumps(words, ensure_ascii=False, indent=1) + "\n").encode())
+
+
+def _known(words: Mapping[str, str], file: Path) -> dict[str, Any]:
+    """In base units. What this version does not know is told when a peer starts (`notes`), and stops none."""
+    return read_limits({key: text for key, text in words.items() if key in KEYS}, str(file)).written
+
+
+def _notes(words: Mapping[str, str], file: Path, config: UserConfig) -> list[str]:
+    told = [
+        f"{file}: there is no limit {key} in this version; {FORMER.get(key, 'another one may have it')}; "
+        f"`swarm limits reset {key}` ends this line"
+        for key in words
+        if key not in KEYS
+    ]
+    if config.limits is not None and file.exists():
+        told.append(
+            f"{config.limits.origin}: limits count here no longer: those that stood here are in {file}, where "
+            "`swarm limits set` changes them; remove this section"
+        )
+    return told
+
+
+# What people say
+
+
 def commanded(words: Sequence[str], option: str = "--limit") -> dict[str, Any]:
     """Limits as the command line says them, `key=value`, as they were written. Raises RecipeError for what makes no
     sense."""
@@ -136,10 +236,21 @@ def commanded(words: Sequence[str], option: str = "--limit") -> dict[str, Any]:
 
 def read_changes(changes: Mapping[str, Any], origin: str) -> dict[str, Any]:
     """Changes in base units, `...` where a key is to be forgotten. Raises RecipeError."""
+    forgotten = {key: ... for key, value in changes.items() if value == DEFAULT}
     for key in changes:
-        if key not in KEYS:
+        if key in FORMER and key not in forgotten:
+            raise RecipeError(f"{origin}: there is no limit {key} any more; {FORMER[key]}")
+        if key not in KEYS and key not in FORMER:
             near = get_close_matches(str(key), KEYS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(KEYS)}"
             raise RecipeError(f"{origin}: there is no limit {str(key)[:60]!r}; {hint}")
-    forgotten = {key: ... for key, value in changes.items() if value == DEFAULT}
     return read_limits({key: changes[key] for key in changes.keys() - forgotten.keys()}, origin).written | forgotten
+
+
+def read_limits(values: Mapping[str, Any], origin: str) -> Limits:
+    """Raises RecipeError with a line `origin: key: problem; fix` for each wrong one."""
+    try:
+        return Limits.model_validate(dict(values))
+    except pydantic.ValidationError as error:
+        root = RecipeEntry({key: RecipeEntry(Word(str(value)[:100]), origin) for key, value in values.items()}, origin)
+        raise recipe_error(error, root, Limits) from None

@@ -12,12 +12,10 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import tzinfo
 from functools import lru_cache
 from typing import Annotated, Any
-from zoneinfo import ZoneInfo
 
-from pydantic import BeforeValidator, ByteSize, Field, field_validator
+from pydantic import BeforeValidator, ByteSize, field_validator
 
 from swarmcli.network.rates import LEAST_RATE
 from swarmcli.recipe.hours import Hours, parse_hours
@@ -102,15 +100,6 @@ def _read_hours(value: Any) -> str:
     return " ".join(value.split())
 
 
-def _read_zone(value: Any) -> str:
-    try:
-        return ZoneInfo(str(value).strip()[:LONGEST_TEXT]).key
-    except (ValueError, OSError, KeyError):  # KeyError: ZoneInfoNotFoundError
-        raise ValueError(
-            f"{_shown(value)} is no time zone; write for example Europe/Berlin, or none for this computer's"
-        ) from None
-
-
 def _shown(value: Any) -> str:
     return repr(value)[:60]
 
@@ -149,31 +138,19 @@ class Limits(Section):
         "the processors compute {} of the time",
         "share of the time in which the processors compute, for example 50%",
     )
-    threads: Annotated[int, Field(ge=1, le=4096)] | None = limit(
-        None, "", "at most {} processor threads", "processor threads that compute at most"
-    )
     gpu: Share | None = limit(
         None, "%", "the graphics card computes {} of the time", "share of the time in which the graphics card computes"
-    )
-    gpu_memory: Amount | None = limit(
-        None, "B", "at most {} of the graphics card's memory", "of the graphics card's memory at most: 6 GB, or 50%"
     )
     memory: Amount | None = limit(None, "B", "at most {} of memory", "of this computer's memory at most: 8 GB, or 50%")
     disk: Amount | None = limit(None, "B", "at most {} of disk", "that the files of a run take at most: 20 GB, or 10%")
     hours: Annotated[str, BeforeValidator(_read_hours)] | None = limit(
         None, "", "runs {}", "when it runs: `22:00-08:00, sat-sun 00:00-24:00`"
     )
-    time_zone: Annotated[str, BeforeValidator(_read_zone)] | None = limit(
-        None, "", "", "of these hours, for example Europe/Berlin; null: as this computer's clock"
-    )
     only_when_idle: Annotated[float, BeforeValidator(_read_idle)] | None = limit(
         None,
         " min",
         "runs after {} without keyboard and mouse",
         "runs only after so many minutes without keyboard and mouse, while other programs need little; yes: 5",
-    )
-    busy_above: Share = limit(
-        0.25, "%", "", "share of the processors that other programs may use while it counts as idle"
     )
     on_battery: bool | None = limit(None, "", "pauses on battery", "no: pauses on battery")
     on_metered: bool | None = limit(
@@ -193,11 +170,7 @@ class Limits(Section):
         if info.field_name in ("on_battery", "on_metered"):
             return None if word in ("none", "null", "") else value
         lifted = value is False or (isinstance(word, str) and word in NO_LIMIT)
-        return value if not lifted else 1.0 if info.field_name == "busy_above" else None
-
-    @property
-    def zone(self) -> tzinfo | None:
-        return ZoneInfo(self.time_zone) if self.time_zone else None
+        return None if lifted else value
 
     @property
     def when(self) -> Hours | None:
@@ -216,6 +189,12 @@ class Limits(Section):
 
 
 KEYS = tuple(Limits.model_fields)
+FORMER = {  # limits of former versions: what to do instead
+    "threads": "`--set local.threads=4` is that of one peer, and `swarm limits set processor=50%` of all",
+    "gpu_memory": "`swarm limits set gpu=50%` lends half of the card's time",
+    "time_zone": "hours are those of this computer's clock",
+    "busy_above": "with only_when_idle other programs may use a quarter of the processors",
+}
 
 
 def merged(*layers: Limits | Mapping[str, Any]) -> Limits:

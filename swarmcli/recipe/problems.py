@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 from swarmcli.errors import RecipeError
 from swarmcli.recipe.document import RecipeEntry, Word, at, is_section, sections
 from swarmcli.recipe.elsewhere import HINTS, RENAMED, VALUES
+from swarmcli.recipe.limits import FORMER
 from swarmcli.recipe.section import Conflict
 from swarmcli.words import printable
 
@@ -172,6 +173,8 @@ def _suggest(path: Sequence[Key], model: type[pydantic.BaseModel], entry: Recipe
     one anywhere else."""
     key = str(path[-1])
     value = printable(entry.value.text, 80) if isinstance(entry.value, Word) and entry.value.text else "…"
+    if path[:-1] == ["local", "limits"] and key in FORMER:
+        return f"there is no such limit any more: {FORMER[key]}; remove it"
     if key in HINTS:
         return HINTS[key].format(value)
     here = sorted({name for section in sections(at(model, path[:-1])) for name in section.model_fields})

@@ -107,12 +107,11 @@ def _lack(room: Room, needed: int, limits: Limits, now: bool) -> str:
     """Says what is too little; "": nothing."""
     if needed > (room.free if now else room.total):
         return f"which has {format_size(room.total)}, {format_size(room.free)} of them free"
-    key = "memory" if room.name == HOST else "gpu_memory"
-    lent = amount_of(getattr(limits, key), room.total)
+    lent = amount_of(limits.memory, room.total) if room.name == HOST else None
     if lent is None or needed <= lent - (taken := room.others if now else 0):
         return ""
     beside = f", and your other peers take {format_size(taken)}" if taken else ""
-    return f"of which you lend {format_size(int(lent))}{beside} (`swarm limits set {key}=…` changes that)"
+    return f"of which you lend {format_size(int(lent))}{beside} (`swarm limits set memory=…` changes that)"
 
 
 def memory_needs(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute) -> list[Need]:

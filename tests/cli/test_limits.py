@@ -21,7 +21,7 @@ class Computer:
     """Its peers, the file of its user, and what the peers were asked."""
 
     def __init__(self, file: Path) -> None:
-        self.file, self.running, self.asked = file, [ADA], list[Any]()
+        self.file, self.running, self.asked = file.with_name("config.limits.json"), [ADA], list[Any]()
         self.store = LimitStore(None, file)
         self.broken = False
 
@@ -56,14 +56,14 @@ def computer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Computer:
 def test_a_limit_is_set_at_once_and_kept(computer: Computer) -> None:
     said = computer.do("set", "upload=2MB/s", "hours=22:00-08:00, sat-sun")
     assert computer.asked[0]["keep"] is True and "Ada (trainer of a-run) follows at once" in said
-    assert computer.file.read_text() == "limits:\n  hours: 22:00-08:00, sat-sun\n  upload: 2 MB/s\n"
+    assert json.loads(computer.file.read_text()) == {"hours": "22:00-08:00, sat-sun", "upload": "2 MB/s"}
     shown = computer.do("show")
-    assert "Ada (trainer of a-run):" in shown and f"upload          2 MB/s  ({computer.file}:3)" in shown
+    assert "Ada (trainer of a-run):" in shown and f"upload          2 MB/s  ({computer.file})" in shown
     assert json.loads(computer.do("show", "--json"))[0]["limits"]["upload"]["value"] == 2e6
     computer.do("reset", "upload")
     assert "upload" not in computer.file.read_text() and computer.store.limits.upload is None
     computer.broken = True
-    assert "does not answer" in computer.do("set", "threads=1", code=1)
+    assert "does not answer" in computer.do("set", "processor=10%", code=1)
 
 
 def test_for_now_only_nothing_is_kept(computer: Computer) -> None:
@@ -77,8 +77,8 @@ def test_for_now_only_nothing_is_kept(computer: Computer) -> None:
 def test_without_peers_the_next_ones_are_meant(computer: Computer) -> None:
     computer.running = []
     assert "no limits" in computer.do("show")
-    computer.do("set", "threads=2")
-    assert "peers that you start now" in computer.do("show") and "threads         2" in computer.do("show")
+    computer.do("set", "processor=20%")
+    assert "peers that you start now" in computer.do("show") and "processor       20%" in computer.do("show")
     assert "goes on when it is 5 °C cooler" in computer.do("show", "--all")
     assert "all limits that you had set are forgotten" in computer.do("reset")
     assert "no limits" in computer.do("show") and computer.asked == []
@@ -91,35 +91,17 @@ def test_what_is_wrong_is_told_before_anything_changes(computer: Computer) -> No
         ("upload", "expected key=value"),
     ):
         with pytest.raises(RecipeError, match=said):
-            computer.do("set", "threads=1", wrong)
+            computer.do("set", "processor=10%", wrong)
     with pytest.raises(RecipeError, match="there is no limit"):
         computer.do("reset", "everything")
     assert computer.asked == [] and not computer.file.exists()
 
 
-def test_a_file_that_was_emptied_meanwhile_gets_back_what_the_peers_hold(computer: Computer) -> None:
-    computer.do("set", "threads=2", "upload=2MB/s")
-    computer.file.write_text("\n")
-    said = computer.do("set", "upload=3MB/s")
-    assert "which was empty; what your peers held of it stands there again" in said
-    assert computer.file.read_text().split() == ["limits:", "threads:", "2", "upload:", "3", "MB/s"]
-    assert (computer.store.limits.threads, computer.store.limits.upload) == (2, 3e6)
+def test_a_damaged_file_is_told_before_anything_changes_and_a_reset_makes_it_anew(computer: Computer) -> None:
+    computer.do("set", "processor=20%")
     computer.file.write_text("")
+    with pytest.raises(RecipeError, match="swarm limits reset"):
+        computer.do("set", "upload=3MB/s")
+    assert len(computer.asked) == 1 and computer.store.limits.processor == 0.2
     computer.do("reset")
-    assert "threads" not in computer.file.read_text() and computer.store.limits.threads is None
-
-
-def test_an_emptied_file_of_which_no_peer_tells_and_a_torn_one_are_left_as_they_are(computer: Computer) -> None:
-    computer.do("set", "threads=2")
-    computer.file.write_text("")
-    computer.broken = True
-    with pytest.raises(RecipeError, match="is left so"):
-        computer.do("set", "upload=3MB/s")
-    assert computer.file.read_text() == "" and computer.store.limits.threads == 2
-    computer.file.write_text("limits:\n  thr")
-    asked = list(computer.asked)
-    with pytest.raises(RecipeError, match=r"config\.yaml:1: limits should be a section"):
-        computer.do("set", "upload=3MB/s")
-    assert computer.asked == asked and computer.file.read_text() == "limits:\n  thr", (
-        "torn: told before anything changes"
-    )
+    assert json.loads(computer.file.read_text()) == {} and computer.store.limits.processor is None

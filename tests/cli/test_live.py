@@ -30,7 +30,6 @@ STATUS = RunStatus(
 LIMITS = {
     "upload": {"value": 2e6, "text": "2 MB/s", "from": "set while it runs"},
     "hours": {"value": None, "text": "none", "from": "--limit"},
-    "busy_above": {"value": 0.25, "text": "25%", "from": ""},  # by default
 }
 ME = Me(
     peer_id=ALICE, name="alice", role="trainer", sentence="Training at 300 samples a second, epoch 7 of 20",

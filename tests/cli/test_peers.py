@@ -9,7 +9,7 @@ import typer
 from swarmcli.cli.peers import JoinOptions, MonitorOptions, PagedOptions, PeerOptions, _port_of_dashboard
 from swarmcli.errors import RecipeError, UsageError
 from swarmcli.recipe import load_recipe
-from swarmcli.recipe.limit_store import LimitStore
+from swarmcli.recipe.limit_store import LimitStore, keep_limits
 from swarmcli.training.resumed import Resume
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "stdlib-lm.yaml"
@@ -62,13 +62,14 @@ def test_an_interface_where_a_port_belongs_is_told_its_own_option() -> None:
 
 
 def test_options_are_stronger_than_set_and_that_is_stronger_than_the_users_file(here: Path) -> None:
-    (here / "config.yaml").write_text("name: Ada\nlimits: {upload: 9 MB/s, hours: 1-2}\n")
-    typed = ["upload=1MB/s", "threads = 2", "hours=22:00-08:00, sat 0-24"]
+    (here / "config.yaml").write_text("name: Ada\n")
+    keep_limits({"upload": 9e6, "hours": "1-2"}, here / "config.yaml")
+    typed = ["upload=1MB/s", "processor = 20%", "hours=22:00-08:00, sat 0-24"]
     with_set = ["local.limits.upload=7 MB/s", "local.limits.on_battery=no"]
     recipe = load_recipe(RECIPE, options(limit=typed, overrides=with_set, download="3 MB/s").settings())
     assert recipe.local.name == "Ada"
     limits = LimitStore(recipe).limits
-    assert (limits.upload, limits.download, limits.threads, limits.on_battery) == (1e6, 3e6, 2, False)
+    assert (limits.upload, limits.download, limits.processor, limits.on_battery) == (1e6, 3e6, 0.2, False)
     assert limits.hours == "22:00-08:00, sat 0-24"
     named = options(name="Grace", overrides=["local.name=Joan"])
     assert load_recipe(RECIPE, named.settings()).local.name == "Grace"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
 
+from swarmcli.recipe.limit_store import limits_file
 from tests.end_to_end.swarm import PATIENCE_SECONDS, Swarm
 
 if TYPE_CHECKING:
@@ -44,8 +46,9 @@ def test_a_volunteer_opens_the_printed_link_pauses_sets_a_limit_and_goes_on(
     page.get_by_text(re.compile("^Paused: you asked")).wait_for()  # it comes with the next state
     page.get_by_role("slider", name="Upload").focus()
     page.keyboard.press("ArrowLeft")
-    run.wait(config.exists, "the limit is kept", monitor, trainer)
-    assert "upload: 100 MB/s" in config.read_text()
+    kept = limits_file(config)
+    run.wait(kept.exists, "the limit is kept", monitor, trainer)
+    assert json.loads(kept.read_text()) == {"upload": "100 MB/s"}
 
     page.get_by_role("button", name="Resume").click()
     page.wait_for_selector('body[data-activity="running"]')

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
@@ -18,7 +17,7 @@ from swarmcli.peer.governor import MARGINS, SETTLE, Governor, GovernorThread, Pe
 from swarmcli.peer.lending import files_of, room_for
 from swarmcli.recipe import Limits
 from swarmcli.recipe.hours import WEEK, parse_hours
-from swarmcli.recipe.limit_store import LimitStore
+from swarmcli.recipe.limit_store import LimitStore, keep_limits, limits_file
 from tests.training.small_tasks import small
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -61,7 +60,7 @@ def test_it_runs_again_only_when_it_is_cooler_or_the_limit_is_taken_back() -> No
 
 
 def test_somebody_who_works_comes_first_and_so_do_other_programs() -> None:
-    given = limits(only_when_idle=10, busy_above="25%")
+    given = limits(only_when_idle=10)
     settle = SETTLE["busy"]
     used, unused = {"idle": 599.0, "others": 0.0}, {"idle": 601.0, "others": 0.1}
     assert story(given, (0, used), (2, unused), (2 + settle, unused)) == ["somebody uses this computer"] * 2 + [""]
@@ -93,13 +92,13 @@ def test_what_a_computer_does_not_tell_is_said_and_holds_nobody() -> None:
 
 
 def test_outside_of_the_hours_it_says_when_it_goes_on() -> None:
-    given = limits(hours="22:00-08:00, sat-sun", time_zone="Europe/Berlin")
-    noon = datetime(2026, 11, 23, 12, tzinfo=BERLIN)  # a Monday
+    given = limits(hours="22:00-08:00, sat-sun")
+    noon = datetime(2026, 11, 23, 12)  # a Monday, by this computer's clock
     reason = Governor().decide(given, Readings(noon.timestamp()))["hours"]
     assert reason.text == "outside the hours that you lend, on again at 22:00"
     assert reason.until == noon.replace(hour=22).timestamp()
     assert Governor().decide(given, Readings(noon.replace(hour=23).timestamp())) == {}
-    only = limits(hours="sat 10-12", time_zone="Europe/Berlin")
+    only = limits(hours="sat 10-12")
     assert "on again on Saturday at 10:00" in Governor().decide(only, Readings(noon.timestamp()))["hours"].text
 
 
@@ -120,10 +119,10 @@ def test_hours_that_are_asked_for_again_and_again_are_not_looked_through_each_ti
 
 
 def test_the_peers_of_a_computer_share_its_link_and_its_card() -> None:
-    given = limits(upload="2 MB/s", download="6 kB/s", processor="50%", gpu="50%", gpu_memory="8 GB", threads=4)
+    given = limits(upload="2 MB/s", download="6 kB/s", processor="50%", gpu="50%")
     alone, two = share_of(given, Readings(0.0)), share_of(given, Readings(0.0, peers=4, trainers=2))
-    assert alone == PeerShare(2e6, 6e3, 4, 0.5, 0.5, 8 * GB)
-    assert two == PeerShare(5e5, LEAST_RATE, 4, 0.5, 0.25, 4 * GB, divided=1.2)
+    assert alone == PeerShare(2e6, 6e3, 0.5, 0.5)
+    assert two == PeerShare(5e5, LEAST_RATE, 0.5, 0.25, divided=1.2)
     assert share_of(Limits(), Readings(0.0, trainers=2)) == PeerShare()
 
 
@@ -156,14 +155,13 @@ def test_what_is_decided_is_applied_once_and_taken_back(tmp_path: Path) -> None:
     told.store.change({"on_battery": "yes", "upload": "default"})
     told.governor.look()
     assert told.activity.status().state == "running" and told.shares[-1] == PeerShare()
-    file.write_text("limits: {upload: 3 MB/s}\n")
+    keep_limits({"upload": 3e6}, file)
     told.governor.look()
     assert told.shares[-1].upload == 3e6
-    file.write_text("limits: {upload: lots}\n")
-    os.utime(file, ns=(0, 0))
+    limits_file(file).write_text("torn")
     told.governor.look()
     told.governor.look()
-    assert len(told.said) == 1 and f"{file}:1" in told.said[0] and told.shares[-1].upload == 3e6
+    assert len(told.said) == 1 and str(limits_file(file)) in told.said[0] and told.shares[-1].upload == 3e6
 
 
 def test_limits_of_a_graphics_card_that_is_not_there_are_shown_only_where_one_was_set(
@@ -175,7 +173,7 @@ def test_limits_of_a_graphics_card_that_is_not_there_are_shown_only_where_one_wa
         assert all((key in controls.limits()["limits"]) is has_card for key in OF_CARD)
         assert "upload" in controls.limits()["limits"]
     controls.change_limits({"gpu": "50%"}, keep=False)
-    assert controls.limits()["limits"]["gpu"]["value"] == 0.5 and "gpu_memory" not in controls.limits()["limits"]
+    assert controls.limits()["limits"]["gpu"]["value"] == 0.5
 
 
 HUB = "datasets=[{source: huggingface, path: ada/texts}]"

@@ -19,8 +19,8 @@ from swarmcli.peer.home import Home, addresses_in, read_link, remembered
 from swarmcli.peer.linked import LinkedRun
 from swarmcli.peer.peer import Summary
 from swarmcli.recipe import Link, digest_of, load_recipe
-from swarmcli.recipe.config import keep_limits, load_config
-from swarmcli.recipe.limit_store import LimitStore
+from swarmcli.recipe.config import load_config
+from swarmcli.recipe.limit_store import LimitStore, keep_limits
 from tests.recipe.recipes import small
 
 LINK = Link(Identity.from_seed(1).peer_id, ("203.0.113.7:31330",), "small", digest_of(small()))
@@ -39,7 +39,7 @@ def token(home: Path) -> object:
 WRITERS: dict[str, Callable[[Path], object]] = {
     "dashboard.token": token,
     "summary.json": lambda home: Summary("run", "trainer").write(home / "summary.json"),
-    "config.yaml": lambda home: keep_limits({"upload": 2e6}, home / "config.yaml"),
+    "limits": lambda home: keep_limits({"upload": 2e6}, home / "config.yaml"),
     "members": lambda home: write_private(home / "members", "{}"),
     "unit": lambda home: _write(home / "unit", "[Unit]"),
     "evaluation.json": lambda home: Shelf(home, Keep(), print).remember_loss(home, 2.5, 64),
@@ -79,15 +79,15 @@ def test_a_file_gets_its_name_when_the_disk_has_all_of_it(
 
 @pytest.mark.parametrize("torn", [b"", bytes(60)])
 def test_what_matters_is_refused_by_name_and_what_does_not_is_made_anew(torn: bytes, tmp_path: Path) -> None:
-    for name in ("identity.key", "members", "config.yaml", "recipe.yaml", "peer.json", "contacts.json", "link",
-                 "dashboard.token", "evaluation.json", "keep.json"):  # fmt: skip
+    for name in ("identity.key", "members", "config.yaml", "config.limits.json", "recipe.yaml", "peer.json",
+                 "contacts.json", "link", "dashboard.token", "evaluation.json", "keep.json"):  # fmt: skip
         (tmp_path / name).write_bytes(torn)
         (tmp_path / name).chmod(0o600)
     refused: list[tuple[str, type[SwarmError], Callable[[Path], object], str]] = [
         ("identity.key", IdentityError, Identity.load_or_create, "move it away and a new one is made"),
         ("members", MembershipError, read_remembered, "restore it from a backup"),
-        ("config.yaml", RecipeError, load_config, "swarm limits reset"),
-        ("config.yaml", RecipeError, lambda file: LimitStore(small(), file), "swarm limits set"),
+        ("config.yaml", RecipeError, load_config, "restore it, or remove it"),
+        ("config.limits.json", RecipeError, lambda file: LimitStore(small(), tmp_path / "config.yaml"), "limits reset"),
         ("recipe.yaml", RecipeError, load_recipe, "is empty; restore it"),
     ]
     for name, kind, read, helps in refused:
@@ -104,13 +104,3 @@ def test_what_matters_is_refused_by_name_and_what_does_not_is_made_anew(torn: by
     for file in run.path.glob("*.json"):
         file.write_bytes(torn)
     assert run.kept() is None and not run.has_agreed("trainer", "{}"), "it is fetched, and asked for, again"
-
-
-@pytest.mark.parametrize("torn", [b"", bytes(60)])
-def test_an_empty_configuration_says_what_lifts_limits_and_what_sets_them(torn: bytes, tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_bytes(torn)
-    with pytest.raises(RecipeError, match=r"is empty.*`swarm limits set`.*`swarm limits reset`"):
-        LimitStore(small(), file)
-    keep_limits({"upload": ...}, file)
-    assert LimitStore(small(), file).limits.written == {}

@@ -89,19 +89,6 @@ def test_the_share_follows_who_comes_and_leaves(tmp_path: Path, monkeypatch: pyt
     assert ProcessorShare(unseen, RegistryEntry(unseen, peer(1)), 4).count() == 4, "where nobody can be seen"
 
 
-def test_a_limit_of_threads_is_divided_too() -> None:
-    registry = Registry()
-    first, second = (ProcessorShare(registry, RegistryEntry(registry, peer(number)), 8, every=0.0) for number in (1, 2))
-    own = ProcessorShare(registry, RegistryEntry(registry, peer(3)), 3, shared=False, every=0.0)  # who chose three
-    for share in (first, second, own):
-        share.limit(5)
-        share.count()
-    assert [share.count() for share in (first, second, own)] == [2, 2, 1]
-    for share in (first, own):
-        share.limit(None)
-    assert (first.count(), own.count()) == (3, 3)
-
-
 def test_the_thread_that_computes_and_the_teams_of_others_follow(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

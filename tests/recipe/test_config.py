@@ -13,17 +13,14 @@ from hypothesis import strategies as st
 
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import Limits
-from swarmcli.recipe.config import config_file, keep_limits, load_config, parse_config, read_limits
+from swarmcli.recipe.config import config_file, load_config, parse_config
 from swarmcli.recipe.hours import DAY, DAYS, parse_hours
+from swarmcli.recipe.limit_store import read_limits
 from swarmcli.recipe.limits import amount_of, as_text, merged
 
 FILE = """\
 # mine
 name: Ada  # as on the dashboard
-limits:
-    upload: 2 MB/s   # the neighbours
-    # at night
-    hours: 22:00-08:00
 team: Lovelace's
 """
 
@@ -31,65 +28,27 @@ team: Lovelace's
 def test_a_file_that_is_not_there_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWARM_CONFIG", str(tmp_path / "mine.yaml"))
     assert config_file() == tmp_path / "mine.yaml"
-    assert load_config().limits.written == {} and load_config().name is None
+    assert load_config().name is None
     assert parse_config("# nothing\n\n", "mine").team is None
 
 
-def test_it_says_who_and_how_much() -> None:
+def test_it_says_who() -> None:
     config = parse_config(FILE, "mine.yaml")
     assert (config.name, config.team) == ("Ada", "Lovelace's")
-    assert config.limits.written == {"upload": 2e6, "hours": "22:00-08:00"}
-    assert config.origin("limits", "upload") == "mine.yaml:4"
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("limits:\n  uplod: 3\n", "mine.yaml:2: unknown key limits.uplod; did you mean upload?"),
-        ("limits:\n  upload: 3 apples\n", "mine.yaml:2: limits.upload: '3 apples' is no rate; write for example 2"),
-        ("upload: 3 MB/s\n", "mine.yaml:1: unknown key upload; did you mean limits.upload?"),
-        ("limits: [1]\n", "mine.yaml:1: limits should be a section"),
+        ("nam: Ada\n", "mine.yaml:1: unknown key nam; did you mean name?"),
+        ("team: Owls\nname: [1]\n", "mine.yaml:2: name should be text, not [1]; name: how your peers are called"),
         ("just words\n", "mine.yaml:1: a configuration is a list of"),
     ],
 )
-def test_errors_name_file_line_key_and_fix(text: str, said: str, tmp_path: Path) -> None:
+def test_errors_name_file_line_key_and_fix(text: str, said: str) -> None:
     with pytest.raises(RecipeError) as error:
         parse_config(text, "mine.yaml")
     assert str(error.value).startswith(said)
-
-
-@pytest.mark.parametrize(
-    ("before", "changes", "after"),
-    [
-        (FILE, {"upload": 5e5}, FILE.replace("2 MB/s", "500 kB/s")),
-        (FILE, {"hours": ...}, FILE.replace("    hours: 22:00-08:00\n", "")),
-        (FILE, {"on_battery": False}, FILE.replace("limits:\n", "limits:\n    on_battery: no\n")),
-        (FILE, {"upload": None}, FILE.replace("2 MB/s", "none")),
-        ("name: Ada", {"threads": 2}, "name: Ada\nlimits:\n  threads: 2\n"),
-        ("", {"memory": 0.5}, "limits:\n  memory: 50%\n"),
-        ("limits:\nname: Ada\n", {"temperature": 80.0}, "limits:\n  temperature: 80 °C\nname: Ada\n"),
-        ("limits:\n  upload: 1 MB/s\n", {"upload": ...}, "limits:\n"),
-        ("", {"upload": ...}, "limits:\n"),  # an empty file would say that limits are lost
-    ],
-)
-def test_a_limit_is_written_and_all_else_stays(
-    before: str, changes: dict[str, Any], after: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "below" / "config.yaml"
-    if before:
-        file.parent.mkdir()
-        file.write_text(before)
-    keep_limits(changes, file)
-    assert file.read_text() == after
-
-
-@pytest.mark.parametrize("text", ["limits: {upload: 1 MB/s}\n", "{name: Ada, limits: {threads: 1}}\n"])
-def test_what_cannot_be_changed_by_lines_stays_as_it_was(text: str, tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text(text)
-    with pytest.raises(RecipeError, match="only you can change"):
-        keep_limits({"memory": 0.5, "threads": ...}, file)
-    assert file.read_text() == text
 
 
 @pytest.mark.parametrize(
@@ -103,7 +62,6 @@ def test_what_cannot_be_changed_by_lines_stays_as_it_was(text: str, tmp_path: Pa
         ("memory", "512 MiB", 536870912.0, "536.871 MB"),
         ("disk", "20 %", 0.2, "20%"),
         ("hours", "22:00-08:00,  sat-sun 00:00-24:00", "22:00-08:00, sat-sun 00:00-24:00", None),
-        ("time_zone", "Europe/Berlin", "Europe/Berlin", "Europe/Berlin"),
         ("only_when_idle", "yes", 5.0, "5 min"),
         ("only_when_idle", False, None, "none"),
         ("on_battery", "no", False, "no"),
@@ -128,7 +86,6 @@ def test_what_people_write_becomes_base_units_and_words_again(key: str, written:
         ("hours", "25:00-03:00", "at most 24:00"),
         ("hours", "someday 1-2", "mon-fri"),
         ("hours", "08:00-08:00", "00:00-24:00"),
-        ("time_zone", "Mars/Base", "Europe/Berlin"),
         ("only_when_idle", "soon", "10 min"),
         ("on_battery", "maybe", "true or false"),
         ("upload", {"a": 1}, "no rate"),
@@ -141,8 +98,8 @@ def test_a_value_that_makes_no_sense_is_refused_with_what_to_write(key: str, wri
 
 
 def test_what_is_written_as_none_takes_a_weaker_limit_away_and_amounts_are_sizes_or_shares() -> None:
-    weak, strong = Limits(upload=1e6, threads=2), Limits.model_validate({"upload": "none"})
-    assert merged(weak, strong) == Limits(upload=None, threads=2) and merged(weak, Limits()) == weak
+    weak, strong = Limits(upload=1e6, processor=0.5), Limits.model_validate({"upload": "none"})
+    assert merged(weak, strong) == Limits(upload=None, processor=0.5) and merged(weak, Limits()) == weak
     assert (amount_of(0.5, 100.0), amount_of(4e9, 100.0), amount_of(None, 100.0)) == (50.0, 4e9, None)
 
 

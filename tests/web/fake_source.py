@@ -376,7 +376,7 @@ def large_run(peers: int = 1000) -> FakeRun:
 def as_shown(**written: object) -> dict[str, object]:
     """Limits as a peer tells them, of which these were written."""
     values = Limits.model_validate(written).model_dump()
-    origin = "~/.config/swarm/config.yaml:4"
+    origin = "~/.config/swarm/config.limits.json"
     return {
         "limits": {
             key: {"value": value, "text": as_text(key, value), "from": origin if key in written else ""}

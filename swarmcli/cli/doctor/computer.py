@@ -129,7 +129,7 @@ def check_clock(context: Context) -> Iterator[Finding]:
         fix = "set the clock, and switch on setting it by the network; invitations and hours depend on it"
         yield Finding("clock", "FAIL", text, fix)
     elif not there.tzname():
-        yield Finding("clock", "WARN", "the time zone is not known", "set it, or time_zone in your limits")
+        yield Finding("clock", "WARN", "the time zone is not known", "set it: the hours of your limits go by it")
     else:
         yield Finding("clock", "OK", f"{there:%Y-%m-%d %H:%M}, time zone {there.tzname()} (UTC{there:%z})")
 
@@ -137,11 +137,13 @@ def check_clock(context: Context) -> Iterator[Finding]:
 def check_configuration(context: Context) -> Iterator[Finding]:
     """The user's own file."""
     from swarmcli.recipe.config import config_file, load_config
+    from swarmcli.recipe.limit_store import kept_limits, limits_file
 
     file = config_file()
-    limits = len(load_config(file).limits.written)
-    there = f"{file}, {plural(limits, 'limit')}"
-    none = f"there is none yet; your name and limits would stand in {file}"
+    load_config(file)
+    limits = plural(len(kept_limits(file)), "limit")
+    there = f"{file}, {limits} in {limits_file(file)}" if limits_file(file).exists() else str(file)
+    none = f"there is none yet; your name would stand in {file}, and {limits} in {limits_file(file)}"
     yield Finding("configuration", "OK", there if file.exists() else none)
 
 
