@@ -96,9 +96,8 @@ export function moment(time, now = Date.now() / 1000) {
   return `${Math.abs(time - now) < 6 * 86400 ? weekday.format(date) : dayMonth.format(date)}, ${hour}`;
 }
 
-// How a peer does; where that is not the word for it.
-export function doing(health) {
-  return health === "follows" ? "link too slow" : health;
+export function capital(text) {
+  return text.slice(0, 1).toUpperCase() + text.slice(1);
 }
 
 const WAYS = { direct: "connected directly", punched: "connected directly, opened by both ends together", relayed: "connected through a relay" };

@@ -77,6 +77,7 @@ function lose(tell) {
 
 function drawFrame({ run, alerts }) {
   document.body.dataset.state = run.state;
+  document.body.dataset.tone = run.tone;
   write($("run-id"), run.run_id);
   const name = run.name || run.peer_id.slice(0, 10);
   write($("viewer"), name === run.role ? `the ${name}` : `${run.role} ${name}`);

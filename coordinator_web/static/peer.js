@@ -3,7 +3,7 @@
 import { again, get } from "/static/api.js";
 import { Chart } from "/static/chart.js";
 import { $, element, few, reconcile, say, write } from "/static/dom.js";
-import { ago, asOf, bytes, clock, count, day, decimal, doing, hours, percent, rate, reached, tiny } from "/static/format.js";
+import { ago, asOf, bytes, clock, count, day, decimal, hours, percent, rate, reached, tiny } from "/static/format.js";
 import { follow, here } from "/static/live.js";
 
 const REFRESH_SECONDS = 2;
@@ -33,7 +33,7 @@ function draw({ peer, first_seen: first, history, rounds, contribution }) {
   write($("peer-name"), peer.name || peer.peer_id.slice(0, 10));
   const now = here.state?.run.now ?? Date.now() / 1000;
   write($("peer-id"), [peer.peer_id, peer.device, reached(peer), asOf(peer, now)].filter(Boolean).join(" · "));
-  write($("health"), doing(peer.health));
+  write($("health"), peer.health);
   document.body.dataset.health = peer.health;
   write($("peer-epoch"), count(peer.epoch));
   write($("peer-drift"), peer.drift === null ? "\u00a0" : `drift ${tiny(peer.drift)}`);
@@ -67,13 +67,14 @@ function drawGiven(given) {
 function createRound(each) {
   const time = element("td", "time", clock(each.time));
   time.title = day(each.time);
-  const part = each.led ? `${each.part}, led` : each.part;
+  const out = each.left_out[peerId];
+  const part = out !== undefined ? "left out" : each.contributors.includes(peerId) ? "contributed" : "helped";
   return element(
     "tr", "", time,
     element("td", "", each.epoch >= 0 ? count(each.epoch) : "–"),
-    element("td", "", part),
+    element("td", "", each.leader === peerId ? `${part}, led` : part),
     element("td", "", element("span", `badge ${each.outcome}`, each.outcome)),
-    element("td", "", element("bdi", "", each.reason)),
+    element("td", "", element("bdi", "", out ?? each.reason)),
   );
 }
 

@@ -2,10 +2,10 @@
 
 import { again, get } from "/static/api.js";
 import { $, cell, element, peerPath, row, say, write } from "/static/dom.js";
-import { ago, asOf, count, decimal, doing, percent, plural, rate, reached, tiny } from "/static/format.js";
+import { ago, asOf, count, decimal, percent, plural, rate, reached, tiny } from "/static/format.js";
 import { WindowedRows } from "/static/windowed.js";
 
-const IDLE = ["not answering", "left", "lost", "follows", "catching up"]; // they add nothing at this moment
+const IDLE = ["not answering", "left", "lost", "link too slow", "catching up"]; // they add nothing at this moment
 const REFRESH_SECONDS = 1;
 const FIRST_DOWN = ["epoch", "rate", "share", "last_seen"]; // of these the greatest comes first
 
@@ -75,14 +75,14 @@ function updatePeer(node, peer) {
   write(at(".who .sub"), details.filter(Boolean).join(" · "));
   write(at(".role"), peer.role);
   write(at(".epoch .value"), count(peer.epoch));
-  write(at(".health"), doing(peer.health));
-  at(".health").title = peer.health === "follows" ? "it follows the run: its samples cannot count" : peer.trouble;
+  write(at(".health"), peer.health);
+  at(".health").title = peer.health === "link too slow" ? "it follows the run: its samples cannot count" : peer.trouble;
   const computes = peer.role === "trainer";
   write(at(".rate"), computes && !IDLE.includes(peer.health) ? rate(peer.samples_per_second) : "–");
   write(at(".share .value"), computes ? percent(peer.share) : "–");
   at(".meter").hidden = !computes;
   at(".meter span").style.transform = `scaleX(${computes ? Math.min(1, peer.share ?? 0) : 0})`;
-  write(at(".loss"), computes && peer.health !== "follows" ? decimal(peer.loss) : "–");
+  write(at(".loss"), computes && peer.health !== "link too slow" ? decimal(peer.loss) : "–");
   write(at(".drift"), tiny(peer.drift));
   write(at(".seen"), peer.me ? "now" : ago(now - peer.last_seen));
 }

@@ -40,13 +40,18 @@ function scale(rounds) {
   return Math.min(at(0.9), 4 * at(0.5));
 }
 
+// Seconds from when the group was there: while it formed, its members may well have computed.
+function took(round) {
+  return sum(Object.values(round.seconds)) - (round.round_id ? round.seconds["looking for group"] ?? 0 : 0);
+}
+
 function sum(values) {
   return values.reduce((all, each) => all + each, 0);
 }
 
 function explanation(round) {
   const left = Object.entries(round.left_out).map(([peer, reason]) => `${called(peer)} left out: ${reason || "no reason given"}`);
-  if (round.left_out_total > left.length) left.push(`${count(round.left_out_total - left.length)} more left out`);
+  if (left.length > MOST_MEMBERS) left.splice(MOST_MEMBERS, Infinity, `${count(left.length - MOST_MEMBERS)} more left out`);
   const reason = round.reason || (round.outcome === "committed" ? "" : "no reason given");
   return named([reason, ...left].filter(Boolean).join(" · "));
 }
@@ -74,7 +79,7 @@ function detail(round) {
   });
   const group = element("span", "line", members.length ? "" : "No group came about.");
   members.forEach((parts, index) => group.append(index ? ", " : "", ...parts));
-  const more = round.members_total - members.length;
+  const more = round.members.length - members.length;
   if (more > 0) group.append(`, ${count(more)} more`);
   return stages.length ? [group, element("span", "line", stages.join(" · "))] : [group];
 }
@@ -91,14 +96,14 @@ function createRound(round) {
   const spent = cell("Stages", "spent");
   const bar = element("span", "stages");
   bar.setAttribute("aria-hidden", "true"); // the same in words, once the round is opened
-  spent.append(bar, element("span", "took", duration(round.took)));
-  const all = round.contributors_total === round.members_total;
+  spent.append(bar, element("span", "took", duration(took(round))));
+  const all = round.contributors.length === round.members.length;
   const node = row(
     time,
     outcome,
     cell("Epoch", "number", round.epoch >= 0 ? count(round.epoch) : "–"),
     spent,
-    cell("Peers", "number", all ? plural(round.members_total, "member") : `${count(round.contributors_total)} contributed, ${plural(round.members_total, "member")}`),
+    cell("Peers", "number", all ? plural(round.members.length, "member") : `${count(round.contributors.length)} contributed, ${plural(round.members.length, "member")}`),
     cell("Sent, received", "number", `${bytes(round.bytes_sent)}, ${bytes(round.bytes_received)}`),
   );
   node.title = `${round.purpose}, led by ${round.leader ? called(round.leader) : "nobody"}`;
@@ -144,15 +149,24 @@ export function roundsNote(rounds) {
 
 // ---- whom rounds went on without, and why rounds failed
 
-export function showStragglers(parent, stragglers) {
-  reconcile(parent, stragglers, (each) => each.peer, createStraggler, (node, each) => {
-    write(node.querySelector(".times"), `left out of ${count(each.left_out)} of its ${plural(each.rounds, "round")}`);
+export function showStragglers(rounds) {
+  const found = new Map();
+  for (const { members, left_out: left } of rounds) {
+    for (const peer of new Set([...members, ...Object.keys(left)])) {
+      const each = found.get(peer) ?? { peer, rounds: 0, times: 0, reason: "" };
+      found.set(peer, { ...each, rounds: each.rounds + 1, times: each.times + (peer in left), reason: left[peer] ?? each.reason });
+    }
+  }
+  const shown = Array.from(found.values()).filter(({ times }) => times > 0).toSorted((a, b) => b.times - a.times).slice(0, 10);
+  $("stragglers-part").hidden = shown.length === 0;
+  reconcile($("stragglers"), shown, (each) => each.peer, createStraggler, (node, each) => {
+    write(node.querySelector(".times"), `left out of ${count(each.times)} of its ${plural(each.rounds, "last round")}`);
     write(node.querySelector(".why"), named(each.reason));
   });
 }
 
-function createStraggler(each) {
-  return element("li", "", link(peerPath(each.peer), each.name || each.peer.slice(0, 10)), " ", element("span", "times"), element("bdi", "why"));
+function createStraggler({ peer }) {
+  return element("li", "", link(peerPath(peer), called(peer)), " ", element("span", "times"), element("bdi", "why"));
 }
 
 export function showFailures(failures) {

@@ -4,7 +4,7 @@ import { again, get } from "/static/api.js";
 import { copyButtons } from "/static/copy.js";
 import { Curves } from "/static/curves.js";
 import { $, element, few, link, reconcile, say, write } from "/static/dom.js";
-import { bytes, clock, count, day, decimal, duration, percent, plural, rate, roughly } from "/static/format.js";
+import { bytes, capital, clock, count, day, decimal, duration, percent, plural, rate, roughly } from "/static/format.js";
 import { follow, here } from "/static/live.js";
 import { listPeers } from "/static/peers.js";
 import { learnNames, named, roundsNote, showFailures, showRounds, showStragglers } from "/static/rounds.js";
@@ -13,19 +13,6 @@ const MOST_ROUNDS = 60;
 const MOST_EVENTS = 120;
 const SLOWLY_SECONDS = 10; // between two looks at what seldom changes
 const WRITTEN_MS = 1000; // from an evaluation until the loss of its checkpoint is written down
-
-const STATES = {
-  waiting: "Waiting for trainers",
-  training: "Training",
-  averaging: "Averaging",
-  synchronizing: "Synchronizing",
-  stranded: "Waiting, out of reach",
-  following: "Computing nothing",
-  standing: "Standing still",
-  finished: "Finished",
-};
-
-const RESTING = ["waiting", "synchronizing", "stranded", "standing", "finished"]; // no rate is told
 
 const CODE = document.body.dataset.code; // a picture of the address of /join; none where only this computer can open it
 const view = { rounds: [], events: [], epoch: null, evaluated: null };
@@ -38,13 +25,14 @@ function merge(old, fresh, most) {
 
 // ---- how the run stands
 
-function drawState({ run, counts, evaluation }) {
+function drawState({ run, counts }) {
+  const { evaluation } = run;
   write($("epoch"), count(run.epoch));
   write($("max-epochs"), run.max_epochs === null ? "" : ` of ${count(run.max_epochs)}`);
   write($("run-eta"), run.run_eta_seconds === null || run.state === "finished" ? "" : `about ${roughly(run.run_eta_seconds)} to the last epoch`);
-  write($("state"), STATES[run.state] ?? run.state);
+  write($("state"), capital(run.state_in_words));
   write($("mode"), run.mode);
-  write($("throughput"), RESTING.includes(run.state) ? "–" : rate(run.samples_per_second));
+  write($("throughput"), run.rests ? "–" : rate(run.samples_per_second));
   write($("loss"), decimal(run.losses.at(-1) ?? null));
   if (evaluation) write($("loss-sub"), `${[decimal(evaluation.loss), ...metrics(evaluation)].join(", ")} on data kept aside${evaluation.name && `, by ${evaluation.name}`}${run.best && run.best.loss < evaluation.loss ? `; best ${decimal(run.best.loss)} at epoch ${count(run.best.epoch)}` : ""}`);
   write($("peer-count"), count(counts.alive));
@@ -61,7 +49,7 @@ function drawState({ run, counts, evaluation }) {
   say($("reach"), run.reach);
   say($("notice"), run.notice);
   drawInvite(run);
-  drawOwn(run.own);
+  drawOwn();
 }
 
 // What the task measures beside the loss; its names are a peer's words.
@@ -89,19 +77,7 @@ function drawProgress(run) {
   $("progress").setAttribute("aria-valuenow", Math.round(part * 100));
   $("progress").setAttribute("aria-valuetext", text);
   write($("samples"), done ? "\u00a0" : text);
-  write($("eta"), eta(run));
-}
-
-function eta(run) {
-  switch (run.state) {
-    case "finished": return "the run is complete";
-    case "averaging": return "averaging with the others…";
-    case "synchronizing": return run.download || "looking where the run is…";
-    case "waiting": return run.epoch > 0 ? "nobody computes at present" : "nobody computes yet";
-    case "standing": return "it does not end";
-    case "stranded": return "waiting for somebody who can hand over the state…";
-  }
-  return run.eta_seconds === null ? "\u00a0" : `about ${roughly(run.eta_seconds)} left`;
+  write($("eta"), run.left || "\u00a0");
 }
 
 function drawInvite(run) {
@@ -119,10 +95,10 @@ function drawInvite(run) {
   if (!picture.hidden && !picture.src) picture.src = CODE;
 }
 
-function drawOwn(own) {
-  $("own").hidden = own === null;
-  if (own === null) return;
+function drawOwn() {
   const { me } = here.state;
+  const own = me.totals;
+  $("own").hidden = me.role === "monitor"; // it contributes nothing
   const rounds = own.rounds_committed + own.rounds_failed + own.rounds_undecided;
   write($("own-share"), percent(me.share));
   write($("own-samples"), count(Math.max(me.samples, own.own_samples)));
@@ -135,7 +111,7 @@ function drawOwn(own) {
 
 const curves = new Curves({
   epochFrom(first) {
-    if (here.state?.evaluation) return; // the loss on data kept aside says more
+    if (here.state?.run.evaluation) return; // the loss on data kept aside says more
     write($("loss-sub"), first ? `from ${decimal(first.value)} at epoch ${count(first.epoch)}` : "\u00a0");
   },
 });
@@ -145,6 +121,7 @@ const curves = new Curves({
 function drawRounds() {
   write($("rounds-note"), roundsNote(view.rounds) || "\u00a0");
   $("rounds-empty").hidden = view.rounds.length > 0;
+  showStragglers(view.rounds);
   showRounds($("rounds"), few($("rounds"), view.rounds.toReversed(), drawRounds));
 }
 
@@ -164,10 +141,8 @@ function createEvent(event) {
 // ---- what seldom changes
 
 async function lookSlowly() {
-  const [failures, { stragglers }, checkpoints] = await Promise.all([get("failures"), get("rounds", { limit: 200 }), get("checkpoints")]);
+  const [failures, checkpoints] = await Promise.all([get("failures"), get("checkpoints")]);
   showFailures(failures);
-  $("stragglers-part").hidden = stragglers.length === 0;
-  showStragglers($("stragglers"), stragglers);
   drawCheckpoints(checkpoints);
 }
 
@@ -203,7 +178,7 @@ follow({
     drawState(state);
     if (view.epoch !== state.run.epoch) curves.reload();
     view.epoch = state.run.epoch;
-    const evaluated = state.evaluation?.epoch ?? null;
+    const evaluated = state.run.evaluation?.epoch ?? null;
     if (view.evaluated !== evaluated) setTimeout(look, WRITTEN_MS);
     view.evaluated = evaluated;
   },

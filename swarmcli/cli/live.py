@@ -44,26 +44,7 @@ UNKNOWN = "–"
 BARS = "▁▂▃▄▅▆▇█"
 PATH = re.compile(r"(?<!\S)(?:[A-Za-z]:)?[/\\]\S+")  # from its root
 PARTS = re.compile(r"(?:…|[A-Za-z]:)?[/\\][^/\\]+(?P<rest>[/\\].+)")
-STATES = {
-    "waiting": "waiting for trainers",
-    "training": "training",
-    "averaging": "averaging",
-    "synchronizing": "catching up with the run",
-    "stranded": "waiting: out of reach of the others",
-    "following": "computing nothing: its samples cannot count",
-    "standing": "waiting: the run stands",
-    "finished": "finished",
-}
-STATE_STYLES = {
-    "training": "green",
-    "averaging": "cyan",
-    "synchronizing": "yellow",
-    "stranded": "bold red",
-    "following": "bold yellow",
-    "standing": "bold yellow",
-    "finished": "bold green",
-}
-RESTING = ("waiting", "synchronizing", "stranded", "standing", "finished")  # states in which no rate is told
+TONES = {"good": "green", "calm": "dim", "warn": "bold yellow", "bad": "bold red"}
 
 
 class Frame:
@@ -174,7 +155,7 @@ def _figures(status: RunStatus, width: int, *, curve: bool) -> Text:
     losses = status.losses
     head = Text("loss ", style="dim").append(number(losses[-1] if losses else None), style="bold")
     tail = Text()
-    if status.state not in RESTING:
+    if not status.rests:
         tail = Text(f"   {status.samples_per_second:,.1f}", style="bold").append(" samples/s", style="dim")
     if status.last_epoch is not None:
         took, averaging = (
@@ -200,7 +181,7 @@ def _head(status: RunStatus, me: Me | None) -> Text:
     if me is not None and me.activity.state != "running":  # what its user asked for matters more than what the run does
         text.append(printable(me.sentence, 200), style="bold yellow")
         return _one_line(text)
-    text.append(STATES[status.state], style=STATE_STYLES.get(status.state, "dim"))
+    text.append(status.state_in_words, style=TONES[status.tone])
     if status.mode:
         text.append(f"  {printable(status.mode, 60)}", style="dim")
     return _one_line(text)
@@ -211,12 +192,11 @@ def _progress(status: RunStatus, width: int) -> RenderableType:
     if status.state == "finished":
         return Text(f"epoch {status.epoch}", style="bold").append(f"  {printable(status.result)}", style="not bold")
     if status.state == "synchronizing":
-        return _one_line(Text(printable(status.download or "looking where the run is", 200)))
-    of = "" if status.max_epochs is None else f" of {status.max_epochs}"
+        return _one_line(Text(printable(status.left, 200)))
     etas = [] if status.eta_seconds is None else [f"{roughly(status.eta_seconds)} left"]
     if status.run_eta_seconds is not None:
         etas.append(f"about {roughly(status.run_eta_seconds)} to the last epoch")
-    epoch = Text(f"epoch {status.epoch}{of}", style="bold")
+    epoch = Text(status.where, style="bold")
     counted = Text(f"{status.samples:,} of {plural(status.target, 'sample')}")
     eta = _fitting(etas, width - len(epoch) - len(counted) - 2, ", ")
     left = width - len(epoch) - len(counted) - len(eta) - 4
@@ -256,13 +236,13 @@ def _columns(rows: Sequence[Mapping[str, Text]], width: int) -> list[str]:
 
 
 def _cells(peer: PeerStatus, status: RunStatus) -> dict[str, Text]:
-    computes, answers = peer.role == "trainer", peer.health not in ("not answering", "follows", "catching up")
+    computes, answers = peer.role == "trainer", peer.health not in ("not answering", "link too slow", "catching up")
     return {
         "peer": Text(printable(peer.name or peer.peer_id[:10], 24)),
         "role": Text(printable(peer.role, 12)),
         "epoch": Text(str(peer.epoch), style="yellow" if peer.health == "behind" else ""),
         "samples/s": Text(f"{peer.samples_per_second:,.1f}" if computes and answers else UNKNOWN),
-        "loss": Text(number(peer.loss, 3) if computes and peer.health != "follows" else UNKNOWN),
+        "loss": Text(number(peer.loss, 3) if computes and peer.health != "link too slow" else UNKNOWN),
         "drift": Text(UNKNOWN if peer.drift is None else f"{peer.drift:.0e}" if peer.drift else "0"),
         "seen": _seen(peer, status.now),
     }
@@ -272,8 +252,8 @@ def _seen(peer: PeerStatus, now: float) -> Text:
     ago = now - peer.last_seen
     if peer.health == "not answering":
         return Text(f"not answering, {format_duration(ago)}", style="red")
-    if peer.health in ("paused", "leaving", "follows", "catching up"):
-        return Text("link too slow" if peer.health == "follows" else peer.health, style="dim")
+    if peer.health in ("paused", "leaving", "link too slow", "catching up"):
+        return Text(peer.health, style="dim")
     if not peer.counts:
         return Text(peer.health, style="red")
     return Text("now" if peer.me or ago < 5 else f"{format_duration(ago)} ago")
@@ -401,9 +381,9 @@ class LiveView:
             self._print(self._clock(), f"error: {printable(status.alarm, 600)}")
         for text in filter(None, (status.seat, status.waits)):
             self._print(self._clock(), f"warning: {printable(text, 600)}")
-        if status.state in RESTING:  # how far the others are is no progress of this peer
+        if status.rests:  # how far the others are is no progress of this peer
             if not status.alarm and not status.waits:
-                self._print(self._clock(), printable(status.download or STATES[status.state], 200))
+                self._print(self._clock(), printable(status.download or status.state_in_words, 200))
             return
         eta = "" if status.eta_seconds is None else f", about {roughly(status.eta_seconds)} left"
         if status.run_eta_seconds is not None:

@@ -27,7 +27,6 @@ from swarmcli.run.values import (
     Me,
     Overview,
     PeerDetails,
-    PeerEpoch,
     PeerPage,
     PeerStatus,
     Rounds,
@@ -107,7 +106,6 @@ class DashboardSource:
             evaluation=evaluation,
             evaluated=views.evaluated(evaluation, status.best) if evaluation else "",
             peers=tuple(sorted([*status.peers, *departed], key=views.listing_order)),
-            own=self._totals if status.role in ("trainer", "auxiliary") else None,
             notice=self._notice(),
         )
 
@@ -144,7 +142,6 @@ class DashboardSource:
             run=replace(status, peers=()),
             me=shown,
             counts=views.count(status.peers),
-            evaluation=status.evaluation,
             alerts=tuple(self._providers.alerts()),
         )
 
@@ -161,8 +158,8 @@ class DashboardSource:
         return PeerDetails(
             peer=shown or _departed(known),  # type: ignore[arg-type]
             first_seen=known.first_seen if known else None,
-            history=tuple(shown_as(PeerEpoch, each) for each in reports),
-            rounds=tuple(views.as_member(each, peer_id) for each in rounds),
+            history=tuple(reports),
+            rounds=tuple(rounds),
             contribution=next((each for each in self._providers.contributions() if each.peer == peer_id), None),
         )
 
@@ -206,7 +203,7 @@ class DashboardSource:
         return self._read(lambda reader: reader.rounds(self._run_id, after=after, limit=limit)) or ()
 
     def round_page(self, *, after: int = 0, limit: int = 100) -> Rounds:
-        """The same rounds, in short, and who was left out of them."""
+        """The same rounds, and what their peers are called."""
         names = {peer.peer_id: peer.name for peer in self.look().peers}
         return views.page_of_rounds(self.rounds(after=after, limit=limit), names)
 

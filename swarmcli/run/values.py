@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
-from swarmcli.events import Contribution, EpochAdvanced, Evaluated, RoundFinished
+from swarmcli.events import Contribution, EpochAdvanced, EpochReported, Evaluated, RoundFinished
 from swarmcli.journal import Moment, Totals
+from swarmcli.words import roughly
 
 T = TypeVar("T")
 State = Literal[
@@ -28,7 +29,7 @@ Health = Literal[
     "in step",
     "behind",
     "catching up",  # with the run: it has not found out yet where that is, or gets the state
-    "follows",  # a trainer whose link is too slow for its samples to count
+    "link too slow",  # for the samples of this trainer to count: it follows
     "not answering",  # no longer, but it said no goodbye either
     "waiting",  # for the state of the run, which it cannot reach
     "another model",  # is what it trains
@@ -44,7 +45,38 @@ AlertKind = Literal[
 ]
 ReasonKind = Literal["asked", "hours", "busy", "battery", "metered", "heat", "disk", "memory"]
 Way = Literal["direct", "relayed", "punched"]  # punched: direct, opened by both ends together
-Part = Literal["contributed", "helped", "left out"]  # of a peer in a round; who only reduces or follows helps
+
+
+@dataclass(frozen=True, slots=True)
+class StateInWords:
+    """How everything that shows a run says what it does. `tone`: "good", "calm", "warn" or "bad"."""
+
+    words: str
+    tone: str
+    rests: bool = False  # no rate is told
+    instead: str = ""  # of how long the epoch still takes
+
+
+STATES: Mapping[State, StateInWords] = {
+    "waiting": StateInWords("waiting for trainers", "calm", True, "nobody computes"),
+    "training": StateInWords("training", "good"),
+    "averaging": StateInWords("averaging", "good", False, "averaging with the others…"),
+    "synchronizing": StateInWords("catching up with the run", "warn", True, "looking where the run is"),
+    "stranded": StateInWords("waiting: out of reach of the others", "bad", True, "nobody in reach holds the model"),
+    "following": StateInWords("computing nothing: its samples cannot count", "warn"),
+    "standing": StateInWords("waiting: the run stands", "warn", True, "it does not end"),
+    "finished": StateInWords("finished", "good", True, "the run is complete"),
+}
+HOW: Mapping[Health, str] = {  # behind a peer's name
+    "not answering": "does not answer",
+    "catching up": "is catching up",
+    "behind": "is behind",
+    "waiting": "cannot reach the model",
+    "another model": "trains another model",
+    "link too slow": "follows, since its link is too slow",
+    "paused": "pauses",
+    "leaving": "leaves",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +107,15 @@ class PeerStatus:
         hands in what it has computed."""
         return self.health in ("in step", "behind", "paused", "leaving")
 
+    @property
+    def computes(self) -> bool:
+        """Whether an epoch may wait for what this peer computes."""
+        return self.role == "trainer" and self.health in ("in step", "behind")
+
+    @property
+    def called(self) -> str:
+        return self.name or self.peer_id[:10]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
@@ -100,6 +141,7 @@ class RunStatus:
     evaluated: str = ""  # the same in words, with the best
     best: Evaluated | None = None  # of those that count for the run, the one with the lowest loss
     alarm: str = ""  # what a person has to mend, with the remedy
+    overdue: float = 0.0  # seconds for which the epoch should be over, or nobody has computed in it; 0: it goes on
     waits: str = ""  # where the run does not go on: whom it waits for, and what helps
     seat: str = ""  # why the samples of this trainer cannot count, in figures, and what helps; "": they can
     download: str = ""  # of a peer that gets the state: how much, how far, and how long it takes
@@ -113,8 +155,25 @@ class RunStatus:
     moved: str = ""  # bytes that the peer that shows it has sent and received since it started, and for what
     result: str = ""  # of a run that has finished: what became of its model at this peer, in words
     peers: tuple[PeerStatus, ...] = ()
-    own: Totals | None = None  # what the peer did for the run in all; None where it computes and reduces nothing
     notice: str = ""  # why the histories may be incomplete
+    # The state in words, which follow from the fields above: as StateInWords tells them, and what is left of the epoch.
+    state_in_words: str = field(init=False, default="")
+    tone: str = field(init=False, default="")
+    rests: bool = field(init=False, default=False)
+    left: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        shown = STATES[self.state]
+        estimate = "" if self.eta_seconds is None else f"about {roughly(self.eta_seconds)} left"
+        left = (self.download if self.state == "synchronizing" else "") or shown.instead or estimate
+        told = {"state_in_words": shown.words, "tone": shown.tone, "rests": shown.rests, "left": left}
+        for name, value in told.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def where(self) -> str:
+        """For example "epoch 12 of 200"."""
+        return f"epoch {self.epoch:,}" + ("" if self.max_epochs is None else f" of {self.max_epochs:,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +252,6 @@ class Overview:
     run: RunStatus  # its `peers` are empty here
     me: Me
     counts: Counts = field(default_factory=Counts)
-    evaluation: Evaluated | None = None  # the last one
     alerts: tuple[Alert, ...] = ()
     can_control: bool = False  # whether who asks may pause, resume and change limits
 
@@ -207,38 +265,13 @@ class PeerPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerEpoch:
-    """A trainer's report of an epoch."""
-
-    epoch: int
-    time: float
-    loss: float | None
-    samples: int  # since it started
-    samples_per_second: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerRound:
-    """A round from the view of one of its members."""
-
-    id: int
-    time: float
-    epoch: int
-    purpose: str
-    outcome: str
-    part: Part
-    led: bool
-    reason: str = ""  # why it was left out, or why the round failed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerDetails:
     """`peers/{id}`."""
 
     peer: PeerStatus
     first_seen: float | None
-    history: tuple[PeerEpoch, ...]  # the oldest first
-    rounds: tuple[PeerRound, ...]  # the newest first
+    history: tuple[EpochReported, ...]  # the oldest first
+    rounds: tuple[RoundFinished, ...]  # the newest first
     contribution: Contribution | None
 
 
@@ -254,32 +287,10 @@ class History:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Straggler:
-    """A peer that rounds go on without again and again."""
-
-    peer: str
-    name: str
-    rounds: int  # of those shown, in which it was
-    left_out: int
-    reason: str  # the last
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundRow(RoundFinished):
-    """A round as this peer saw it; of its peers, at most the first 32 of each kind are named."""
-
-    members_total: int
-    contributors_total: int
-    left_out_total: int
-    took: float  # its `duration`
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """`rounds`, the oldest first; who was left out the most often comes first among `stragglers`."""
+    """`rounds`, the oldest first."""
 
-    rows: tuple[RoundRow, ...]
-    stragglers: tuple[Straggler, ...]
+    rows: tuple[RoundFinished, ...]
     names: Mapping[str, str]  # peer → name, of those in `rows` who have one
 
 

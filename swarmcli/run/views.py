@@ -7,23 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from swarmcli.events import Contribution, Evaluated, RoundFinished
-from swarmcli.run.values import (
-    ActivityShown,
-    Counts,
-    PeerPage,
-    PeerRound,
-    PeerStatus,
-    RoundRow,
-    Rounds,
-    RunStatus,
-    Straggler,
-    shown_as,
-)
+from swarmcli.run.values import STATES, ActivityShown, Counts, PeerPage, PeerStatus, Rounds, RunStatus
 from swarmcli.words import roughly
 
 ROLES = ("trainer", "auxiliary", "monitor")
 GONE = ("left", "lost")
-MOST_NAMED = 32  # peers of each kind in a round
 
 SORTED_BY: Mapping[str, Callable[[PeerStatus], Any]] = {
     "name": lambda peer: (peer.name or peer.peer_id).casefold(),
@@ -77,7 +65,7 @@ def count(peers: Iterable[PeerStatus]) -> Counts:
         auxiliaries=by_role["auxiliary"],
         monitors=by_role["monitor"],
         paused=by_health["paused"],
-        following=by_health["follows"],
+        following=by_health["link too slow"],
         behind=by_health["behind"],
         troubled=troubled,
         silent=by_health["not answering"],
@@ -96,29 +84,19 @@ def sentence(status: RunStatus, activity: ActivityShown, rate: float) -> str:
             "paused": f"Paused: {why or 'by you'}",
             "stopping": activity.sentence.capitalize() or "Leaving",
         }[activity.state]
-    where = f"epoch {status.epoch:,}" + (f" of {status.max_epochs:,}" if status.max_epochs is not None else "")
-    match status.state:
-        case "waiting":
-            return "Waiting for somebody to train with" if status.role == "trainer" else "Waiting for trainers"
-        case "synchronizing":
-            return status.download[:1].upper() + status.download[1:] or "Looking where the run is"
-        case "following":
-            return f"Computing nothing: your samples cannot count at present, {where}"
-        case "standing":
-            return f"Waiting: the run stands, {where}"
-        case "stranded":
-            return "Waiting: nobody whom it can reach holds the model"
-        case "finished":
-            return f"Finished: the run has reached its last epoch, {status.epoch:,}"
+    if status.state not in ("training", "averaging"):
+        told = status.download if status.state == "synchronizing" else ""
+        words = told or STATES[status.state].words.replace("its samples", "your samples")
+        return words[:1].upper() + words[1:] + ("" if status.state == "synchronizing" else f", {status.where}")
     match status.role:
         case "trainer":
             # As format.js shows a rate: the card below this sentence has the same number.
             speed = f"{rate:,.0f}" if rate >= 10 or rate == 0 else f"{rate:.1f}"
-            return f"Training at {speed} samples a second, {where}"
+            return f"Training at {speed} samples a second, {status.where}"
         case "auxiliary":
-            return f"Helping the others to average, {where}"
+            return f"Helping the others to average, {status.where}"
         case _:
-            return f"Following the run, {where}"
+            return f"Following the run, {status.where}"
 
 
 def evaluated(evaluation: Evaluated, best: Evaluated | None) -> str:
@@ -136,53 +114,7 @@ def rank(contributions: Iterable[Contribution], peer: str) -> tuple[int | None, 
     return (None if own is None else 1 + sum(samples > own for samples in given.values())), len(given)
 
 
-def round_row(each: RoundFinished) -> RoundRow:
-    return shown_as(
-        RoundRow,
-        each,
-        members=each.members[:MOST_NAMED],
-        contributors=each.contributors[:MOST_NAMED],
-        left_out=dict(list(each.left_out.items())[:MOST_NAMED]),
-        members_total=len(each.members),
-        contributors_total=len(each.contributors),
-        left_out_total=len(each.left_out),
-        took=each.duration,
-    )
-
-
 def page_of_rounds(rounds: Sequence[RoundFinished], names: Mapping[str, str]) -> Rounds:
     """`names`: of all peers that are known."""
-    rows = tuple(map(round_row, rounds))
-    named = {peer for row in rows for peer in (row.leader, *row.members, *row.contributors, *row.left_out)}
-    return Rounds(
-        rows=rows,
-        stragglers=stragglers(rounds, names),
-        names={peer: names[peer] for peer in sorted(named) if names.get(peer)},
-    )
-
-
-def stragglers(rounds: Sequence[RoundFinished], names: Mapping[str, str]) -> tuple[Straggler, ...]:
-    """Returns the peers that were left out of these rounds (oldest first), the most often left out first."""
-    members: Counter[str] = Counter()
-    left: Counter[str] = Counter()
-    reasons: dict[str, str] = {}
-    for each in rounds:
-        members.update({*each.members, *each.left_out})
-        left.update(each.left_out.keys())
-        reasons |= each.left_out
-    return tuple(
-        Straggler(peer=peer, name=names.get(peer, ""), rounds=members[peer], left_out=times, reason=reasons[peer])
-        for peer, times in left.most_common(10)
-    )
-
-
-def as_member(each: RoundFinished, peer: str) -> PeerRound:
-    """A round as it went for one of its members."""
-    out = each.left_out.get(peer)
-    return shown_as(
-        PeerRound,
-        each,
-        part="left out" if out is not None else "contributed" if peer in each.contributors else "helped",
-        led=each.leader == peer,
-        reason=out if out is not None else each.reason,
-    )
+    named = {peer for each in rounds for peer in (each.leader, *each.members, *each.left_out)}
+    return Rounds(rows=tuple(rounds), names={peer: names[peer] for peer in sorted(named) if names.get(peer)})

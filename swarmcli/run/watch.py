@@ -19,7 +19,7 @@ from swarmcli.recipe.link import command_of, reach_in_words
 from swarmcli.recipe.offered import needs_in_words
 from swarmcli.run.history import EpochHistory
 from swarmcli.run.source import Health, PeerStatus, RunStatus, State
-from swarmcli.run.standstill import Standstill, computes, deserted, stands
+from swarmcli.run.standstill import Standstill, deserted, stands
 from swarmcli.words import format_size, listed, roughly
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class RunWatch:
         counted = [by_text.get(each.peer_id, (0.0, 0.0)) for each in peers if each.counts]
         samples = min(float(status.target), sum(done for done, _ in counted))
         eta = seconds_until(status.target - samples, sum(rate for _, rate in counted))
-        state, waits = self._progress(self._state(optimizer, peers), epoch, peers, status.now)
+        state, overdue, waits = self._progress(self._state(optimizer, peers), epoch, peers, status.now)
         rate = math.fsum(each.samples_per_second for each in peers if each.counts)
         return replace(
             status,
@@ -133,6 +133,7 @@ class RunWatch:
             eta_seconds=eta if 0 < eta < math.inf and state in GOES_ON else None,  # at 0 a round ends the epoch
             run_eta_seconds=self._run_eta(epoch, eta) if state in GOES_ON else None,
             alarm=status.alarm or alarm(optimizer),
+            overdue=overdue,
             waits=waits,
             seat=self.seat(),
             download=optimizer.downloading,
@@ -201,21 +202,25 @@ class RunWatch:
             return "stranded"
         if phase == "joining" or optimizer.downloading:
             return "synchronizing"
-        if not any(computes(peer) for peer in peers):
+        if not any(peer.computes for peer in peers):
             return "waiting"
         if optimizer.seat_lost:
             return "following"
         return "averaging" if optimizer.is_averaging else "training"
 
-    def _progress(self, state: State, epoch: int, peers: Sequence[PeerStatus], now: float) -> tuple[State, str]:
-        """Whether the run stands, or waits for somebody to compute; then also for whom, and what helps."""
-        usual, rates = self._usual(), [peer.samples_per_second for peer in peers if computes(peer)]
+    def _progress(self, state: State, epoch: int, peers: Sequence[PeerStatus], now: float) -> tuple[State, float, str]:
+        """Whether the run stands, or waits for somebody to compute; then for how long, for whom, and what helps."""
+        if state not in (*GOES_ON, "waiting"):
+            return state, 0.0, ""
+        usual, rates = self._usual(), [peer.samples_per_second for peer in peers if peer.computes]
         by_rates = seconds_until(self._peer.recipe.target_batch_size, math.fsum(rates)) if rates else None
-        lasted = self._standstill.look(now, epoch, by_rates if state in GOES_ON else None, usual)
-        if lasted:
-            averages = self._optimizer is not None and self._optimizer.is_averaging
-            return "standing", stands(epoch, lasted, usual, peers, averages=averages)
-        return state, deserted(epoch, peers) if state == "waiting" else ""
+        overdue = self._standstill.look(now, epoch, by_rates, usual)
+        if by_rates is None:
+            return state, overdue, deserted(epoch, peers)
+        if not overdue:
+            return state, 0.0, ""
+        averages = self._optimizer is not None and self._optimizer.is_averaging
+        return "standing", overdue, stands(epoch, self._standstill.lasted, usual, peers, averages=averages)
 
     @staticmethod
     def _epoch(optimizer: Optimizer) -> int:
@@ -267,7 +272,7 @@ class RunWatch:
         if not is_settled(report.phase):
             return "waiting" if report.phase == "stranded" else "catching up"
         if report.role == "trainer" and report.phase == "following":
-            return "follows"
+            return "link too slow"
         lengths = self._history.lengths
         passed = math.ceil(age / lengths[-1]) if lengths else 0
         unlike = report.epoch == own.epoch == epoch and report.lineage and own.lineage != report.lineage

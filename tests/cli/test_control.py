@@ -106,9 +106,9 @@ def test_status_says_that_the_run_stands_and_that_samples_cannot_count(ada: Runn
     assert "Waiting: the run stands, epoch 3 of 200" in out and "  waits  The run stands: epoch 3 has lasted" in out
     assert "samples a second" not in out and "Training" not in out and "alarm" not in out
     ada.run.state, ada.run.waits, ada.run.seat = "following", "", "a round sends 1.8 MB; your samples cannot count here"
-    ada.run.people[0] = replace(ada.run.people[0], health="follows")
+    ada.run.people[0] = replace(ada.run.people[0], health="link too slow")
     out = swarm("status")[1]
-    assert "Computing nothing: your samples cannot count at present" in out and "1 of them without a part" in out
+    assert "Computing nothing: your samples cannot count" in out and "1 of them without a part" in out
     assert "  seat   a round sends 1.8 MB; your samples cannot count here" in out
     told = swarm("limits", "set", "upload=10kB/s")[2]
     assert "Ada (trainer of a-run): a round sends 1.8 MB; your samples cannot count here" in told

@@ -148,7 +148,7 @@ SEAT = (
 )
 FOLLOWING = replace(
     STATUS, state="following", seat=SEAT, samples_per_second=100.0,
-    peers=(replace(PEERS[0], health="follows", samples_per_second=0.0), replace(PEERS[1], epoch=7)),
+    peers=(replace(PEERS[0], health="link too slow", samples_per_second=0.0), replace(PEERS[1], epoch=7)),
 )  # fmt: skip
 WAITS = "The run stands: epoch 7 has lasted 30 s, where one takes about 10 s. It waits for bob (does not answer)."
 STANDING = replace(

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from swarmcli.events import EpochLoss, Event, Events, Noticed, RunObserved
-from swarmcli.run.alerts import AlertOptions, Alerts
+from swarmcli.run.alerts import DESERTED, DONORLESS, STANDS, Alerts
 from swarmcli.run.observer import Observer
-from swarmcli.run.values import Alert, PeerStatus, RunStatus
+from swarmcli.run.values import Alert, PeerStatus, RunStatus, State
 
-USUAL = AlertOptions()
 STEP = 4.0
 TRAINER = PeerStatus(peer_id="a", role="trainer", epoch=0)
 MONITOR = PeerStatus(peer_id="m", role="monitor", epoch=0, me=True)
@@ -64,93 +63,35 @@ def test_nothing_is_said_of_a_healthy_run() -> None:
         run.epochs(loss, seconds=draw.choice((8.0, 20.0, 60.0)))
         if number % 100 == 50:
             run.change(now=run.status.now + 8 * 3600.0)
-        if number % 90 == 30:
-            run.change(peers=(MONITOR, replace(TRAINER, health="paused")), samples_per_second=0.0)
-            run.play(2 * USUAL.deserted)
-            run.change(samples_per_second=10.0)
-    assert run.told == []
-
-
-def test_a_run_that_waits_for_its_first_trainer_or_has_finished_does_not_stall() -> None:
-    run = Run(MONITOR)
-    run.play(3 * USUAL.deserted)
-    run.change(state="finished", peers=(MONITOR, replace(TRAINER, health="left")))
-    run.play(3 * USUAL.deserted)
-    assert run.told == []
-
-
-def test_a_run_of_which_the_screens_say_that_it_stands_is_told_after_a_minute_once_until_an_epoch_ends() -> None:
-    run = Run()
-    run.epochs(*[2.0] * 12)
-    run.play(10 * USUAL.stands)  # long, and the screens do not say that it should be over
-    assert run.told == []
-    run.change(state="standing", waits="The run stands: epoch 13 …", samples_per_second=0.0)
-    run.play(USUAL.stands - STEP)
-    run.change(state="training", waits="")
+    run.change(state="waiting", waits=DESERTION, overdue=DESERTED - STEP)
     run.play(STEP)
-    run.change(state="standing", waits="The run stands: epoch 13 …")
-    run.play(USUAL.stands - STEP)
-    assert run.told == [], "it had gone on"
-    run.play(10 * USUAL.stands)
-    assert run.told == ["+stalled"] and run.begun[0].text == "The run stands: epoch 13 …"
-    assert [alert.kind for alert in run.alerts.standing] == ["stalled"]
-    run.change(state="training", waits="")
-    run.epochs(2.0)
-    assert run.told == ["+stalled", "-stalled"] and run.alerts.standing == ()
+    run.change(state="finished", waits="", overdue=0.0)
+    run.play(3 * DESERTED)
+    assert run.told == []
 
 
-PAUSED = replace(TRAINER, health="paused")
-STRANGERS = tuple(replace(PAUSED, peer_id=name) for name in ("stranger", "other"))
+DESERTION = "Nobody computes: epoch 4 has no trainer."
 
 
-@pytest.mark.parametrize(
-    ("others", "after", "words"),
-    [
-        ([replace(TRAINER, health="left")], USUAL.deserted, "Nobody computes"),
-        ([replace(TRAINER, health="follows")], USUAL.deserted, "Nobody computes"),  # it holds the state
-        ([PAUSED], USUAL.all_paused, "1 trainer says that it pauses"),  # which puts it off
-        (STRANGERS, USUAL.deserted, "2 trainers say that they pause"),  # who never computed and put off nothing
-    ],
-)
-def test_that_nobody_computes_is_told_after_a_while(others: Sequence[PeerStatus], after: float, words: str) -> None:
+@pytest.mark.parametrize(("state", "seconds"), [("standing", STANDS), ("waiting", DESERTED)])
+def test_a_run_that_does_not_go_on_is_told_once_in_the_words_of_the_screens_until_an_epoch_ends(
+    state: State, seconds: float
+) -> None:
     run = Run()
     run.epochs(*[2.0] * 3)
-    run.change(peers=(MONITOR, *others), samples_per_second=0.0)
-    run.play(after - STEP)
-    assert run.told == []
-    run.play(2 * STEP)
-    assert run.told == ["+stalled"] and words in run.begun[0].text
-    run.change(peers=(MONITOR, TRAINER), samples_per_second=10.0)
-    run.epochs(2.0)
-    assert run.told == ["+stalled", "-stalled"]
-
-
-def test_time_in_which_nobody_looked_or_a_lone_trainer_pauses_counts_for_nothing() -> None:
-    run, me = Run(), replace(TRAINER, me=True)
-    run.epochs(2.0)
-    run.change(peers=(MONITOR,), samples_per_second=0.0)
-    run.play(10 * USUAL.deserted, step=USUAL.deserted)
-    alone = Run(me)
-    alone.epochs(*[2.0] * 3)
-    alone.change(peers=(replace(me, health="paused"),), samples_per_second=0.0)
-    alone.play(3 * USUAL.all_paused)
-    assert run.told == alone.told == []
-
-
-@pytest.mark.parametrize("always", [True, False])
-def test_a_stranger_that_says_that_it_computes_does_not_hide_a_run_that_stands_still(always: bool) -> None:
-    """Or says so for a moment, every few minutes."""
-    run = Run()
-    run.epochs(*[2.0] * 5)
-    run.change(samples_per_second=0.001)
-    for _ in range(int(USUAL.slow_least / 300.0)):
-        assert run.told == []
-        run.change(peers=(MONITOR, TRAINER))
-        run.play(300.0 if always else STEP)
-        run.change(peers=(MONITOR, TRAINER if always else replace(TRAINER, health="paused")))
-        run.play(0.0 if always else 300.0 - STEP)
+    run.change(state=state, waits=DESERTION, overdue=seconds - STEP)
     run.play(STEP)
-    assert run.told == ["+stalled"] and "far longer" in run.begun[0].text
+    run.change(waits="", overdue=10 * seconds)  # a lone trainer whose user pauses it, or a run that has not begun
+    run.play(STEP)
+    assert run.told == []
+    run.change(waits=DESERTION, overdue=seconds)
+    run.play(10 * STEP)
+    assert run.told == ["+stalled"] and run.begun[0].text == DESERTION
+    run.change(state="training", waits="", overdue=0.0)
+    run.play(10 * STEP)
+    assert [alert.kind for alert in run.alerts.standing] == ["stalled"], "that somebody computes is what it says"
+    run.epochs(2.0)
+    assert run.told == ["+stalled", "-stalled"] and run.alerts.standing == ()
 
 
 def test_the_last_donor_that_is_lost_is_told_and_flicker_is_not() -> None:
@@ -158,21 +99,15 @@ def test_the_last_donor_that_is_lost_is_told_and_flicker_is_not() -> None:
     run.play(100.0)
     for _ in range(20):  # it comes and goes
         run.change(peers=(HELPER,))
-        run.play(USUAL.donorless / 2)
+        run.play(DONORLESS / 2)
         run.change(peers=(HELPER, TRAINER))
         run.play(STEP)
     assert run.told == []
     run.change(peers=(HELPER,))
-    run.play(USUAL.donorless)
-    assert run.told == ["+no donor"]
-    for _ in range(5):
-        run.change(peers=(HELPER, TRAINER))
-        run.play(STEP)
-        run.change(peers=(HELPER,))
-        run.play(USUAL.donorless)
+    run.play(DONORLESS)
     assert run.told == ["+no donor"]
     run.change(peers=(HELPER, TRAINER))
-    run.play(60.0)
+    run.play(STEP)
     assert run.told == ["+no donor", "-no donor"]
 
 
@@ -180,10 +115,10 @@ def test_a_monitor_whose_trainers_have_left_holds_the_state_itself() -> None:
     run = Run()
     run.play(100.0)
     run.change(state="waiting", peers=(MONITOR, replace(TRAINER, health="left")), samples_per_second=0.0)
-    run.play(USUAL.deserted + 2 * STEP)
-    assert run.told == ["+stalled"] and "no trainer" in run.begun[0].text
+    run.play(2 * DONORLESS)
+    assert run.told == []
     run.change(state="synchronizing")  # until it is back in step, nobody does
-    run.play(USUAL.donorless)
+    run.play(DONORLESS)
     assert run.told[-1] == "+no donor"
 
 
@@ -192,7 +127,7 @@ def test_a_loss_that_rises_and_stays_is_told_and_one_that_comes_back_ends_it() -
     run.epochs(*healthy(draw, 100))
     run.epochs(*[6.0] * 5, 1.8, 1.7, 1.9, 1.7, 1.8, 1.7)  # for a moment only
     assert run.told == []
-    run.epochs(*[6.0] * (15))
+    run.epochs(*[6.0] * 12)
     assert run.told == ["+diverged"] and "has risen" in run.begun[0].text
     run.epochs(3.2, 4.5, 3.2, 4.5)  # between both bounds nothing changes
     assert run.told == ["+diverged"]
@@ -216,15 +151,16 @@ def test_an_observer_tells_the_journal_people_and_pages() -> None:
     alerts = Alerts()
     observer = Observer(lambda: run.status, events, alerts, news=lambda: news.pop() if news else [])
     run.change(losses=(3.0, 2.0))
-    for step in range(2 + int(USUAL.deserted / STEP)):
-        run.change(now=step * STEP, peers=(MONITOR, TRAINER) if step < 2 else (MONITOR,), epoch=7)
+    for peers, overdue in (((MONITOR, TRAINER), 0.0), ((MONITOR,), DESERTED)):
+        waits = DESERTION if overdue else ""
+        run.change(now=run.status.now + STEP, peers=peers, epoch=7, state="waiting", overdue=overdue, waits=waits)
         observer.observe()
     assert [alert.kind for alert in alerts.standing] == ["stalled"]
-    run.change(peers=(MONITOR, TRAINER), now=run.status.now + STEP)
+    run.change(peers=(MONITOR, TRAINER), epoch=8, overdue=0.0, waits="", now=run.status.now + STEP)
     observer.observe()
     assert alerts.standing == ()
     observed = [event for event in heard if isinstance(event, RunObserved)]
-    assert observed[0] == RunObserved(7, 2, 1, 10.0, 2.0) and observed[-2].trainers == 0
+    assert observed[0] == RunObserved(7, 2, 1, 10.0, 2.0) and observed[1].trainers == 0
     assert [event.level for event in heard if isinstance(event, Noticed)] == ["warning", "info"]
     news.append([EpochLoss(7, 2.5, 4)])
     with observer:

@@ -384,6 +384,22 @@ def test_while_nobody_computes_the_clock_stands_and_it_says_why_nobody_does() ->
     assert watch.look().state == "training"
 
 
+@pytest.mark.parametrize("always", [True, False])
+def test_a_stranger_that_says_that_it_computes_does_not_hide_a_run_that_stands_still(always: bool) -> None:
+    """Slowly, or for a moment every few minutes: the clock of the epoch goes on whatever anybody says."""
+    optimizer = FakeOptimizer(0, epoch=7)
+    optimizer.role, optimizer.phase = "monitor", "following"
+    optimizer.others = {BOB: told("Bob", 7, rate=0.001)}
+    watch = watching(optimizer, *[8.0] * 8, max_epochs=None)
+    watch.look()
+    for _ in range(13):
+        look_for(watch, optimizer, 300 if always else 1)
+        optimizer.others = {BOB: told("Bob", 7, rate=0.001, pause="" if always else "paused")}
+        status = look_for(watch, optimizer, 1 if always else 299)
+        optimizer.others = {BOB: told("Bob", 7, rate=0.001)}
+    assert status.overdue > (60 if always else 600) and status.waits, "an alert begins after that"
+
+
 def test_a_trainer_without_a_seat_follows_and_is_not_counted() -> None:
     optimizer = FakeOptimizer(0, epoch=7)
     optimizer.others = {BOB: told("Bob", 7)}
@@ -391,7 +407,7 @@ def test_a_trainer_without_a_seat_follows_and_is_not_counted() -> None:
     watch = watching(optimizer, *[4.0] * 8)
     optimizer.rate = 0.0
     status = watch.look()
-    assert (status.state, [peer.health for peer in status.peers]) == ("following", ["follows", "in step"])
+    assert (status.state, [peer.health for peer in status.peers]) == ("following", ["link too slow", "in step"])
     assert "1.8 MB; your limit of 10 kB/s needs 3 min, epochs take 4 s: your samples cannot count" in status.seat
     assert "a higher limit brings it back" in status.seat
     assert "your limit of 10 kB/s, which your peers here share" in replace(LOST, limit=5e3, divided=2.0).sentence
@@ -400,7 +416,7 @@ def test_a_trainer_without_a_seat_follows_and_is_not_counted() -> None:
     optimizer.phase, optimizer.seat_lost, optimizer.rate = "training", None, 4.0
     optimizer.others = {BOB: told("Bob", 7, "following")}
     status = watch.look()
-    assert [peer.health for peer in status.peers] == ["in step", "follows"], "as others see it"
+    assert [peer.health for peer in status.peers] == ["in step", "link too slow"], "as others see it"
     assert not status.peers[1].counts
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from swarmcli.errors import RecipeError
-from swarmcli.events import Contribution, EpochAdvanced, Evaluated, RoundFinished
+from swarmcli.events import Contribution, EpochAdvanced, EpochReported, Evaluated, RoundFinished
 from swarmcli.journal import Axis, Failure, Line, Moment, Totals
 from swarmcli.recipe.limits import Limits, as_text
 from swarmcli.run import views
@@ -24,9 +24,7 @@ from swarmcli.run.values import (
     Me,
     Overview,
     PeerDetails,
-    PeerEpoch,
     PeerPage,
-    PeerRound,
     PeerStatus,
     Reason,
     Rounds,
@@ -72,7 +70,6 @@ class FakeRun:
     link_reach: str = ""
     install: str = "swarmcli"
     part: float = 0.62  # of the epoch that is under way
-    with_own: bool = False
     alarm: str = ""
     waits: str = ""
     seat: str = ""
@@ -115,7 +112,7 @@ class FakeRun:
             last_epoch=epoch_row(self.finished_epochs) if self.finished_epochs else None, now=self.now,
             join_line=self.join_line, link=self.link, link_reach=self.link_reach, install=self.install,
             mode=self.mode, reach=REACH, result=self.result, peers=tuple(self._peers()),
-            own=self._own() if self.with_own else None,
+            evaluation=evaluation(self.finished_epochs // 10 * 10) if self.finished_epochs >= 10 else None,
         )  # fmt: skip
 
     def _own(self) -> Totals:
@@ -155,7 +152,6 @@ class FakeRun:
             run=replace(status, peers=()),
             me=me,
             counts=views.count(status.peers),
-            evaluation=evaluation(self.finished_epochs // 10 * 10) if self.finished_epochs >= 10 else None,
             alerts=tuple(self.alerts),
             can_control=self.can_control,
         )
@@ -169,7 +165,8 @@ class FakeRun:
             return None
         epochs = range(max(1, self.finished_epochs - 99), self.finished_epochs + 1)
         told = (
-            PeerEpoch(
+            EpochReported(
+                peer=peer_id,
                 epoch=epoch,
                 time=START + epoch * 8.0,
                 loss=loss_at(epoch) + 0.02,
@@ -186,10 +183,10 @@ class FakeRun:
             contribution=next((each for each in self.contributions() if each.peer == peer_id), None),
         )
 
-    def _rounds_of(self, peer_id: str) -> Iterable[PeerRound]:
+    def _rounds_of(self, peer_id: str) -> Iterable[RoundFinished]:
         for each in reversed(self.rounds(limit=50)):
             if peer_id in (*each.members, *each.left_out):
-                yield views.as_member(each, peer_id)
+                yield each
 
     def history(
         self, *, begin: float | None = None, end: float | None = None, points: int = 300, by: Axis = "time"

@@ -22,7 +22,12 @@ TEXTS = ["frame.html", "join.html", *(f"{page.name}.html" for page in FRAMED)]
 def test_the_api_says_how_the_run_stands(serve: Serve) -> None:
     with httpx.Client(base_url=serve(FakeRun(finished_epochs=9)).url) as client:
         status = client.get("/api/v1/status").json()
-        assert (status["run_id"], status["epoch"], len(status["peers"]), status["own"]) == ("stdlib-lm", 9, 6, None)
+        assert (status["run_id"], status["epoch"], len(status["peers"]), status["left"]) == (
+            "stdlib-lm",
+            9,
+            6,
+            "about 3 s left",
+        )
         assert client.get("/api/v1/peers").json()["rows"][0]["name"] == "monitor"
         assert [row["epoch"] for row in client.get("/api/v1/epochs").json()] == list(range(1, 10))
         assert [row["epoch"] for row in client.get("/api/v1/epochs?after=7").json()] == [8, 9]
@@ -43,7 +48,11 @@ def test_a_page_gets_all_of_a_run_but_its_peers_at_once(serve: Serve) -> None:
         assert (state["run"]["epoch"], state["run"]["peers"]) == (30, [])
         assert state["me"]["sentence"] == "Paused: on battery"
         assert state["me"]["activity"]["reasons"][0]["kind"] == "battery"
-        assert (state["counts"]["alive"], state["counts"]["trainers"], state["evaluation"]["epoch"]) == (6, 4, 30)
+        assert (state["counts"]["alive"], state["counts"]["trainers"], state["run"]["evaluation"]["epoch"]) == (
+            6,
+            4,
+            30,
+        )
         assert [alert["kind"] for alert in state["alerts"]] == ["stalled"] and state["can_control"] is False
 
 
@@ -54,7 +63,11 @@ def test_peers_come_in_pages_in_the_wanted_order(serve: Serve) -> None:
         assert client.get("peers?sort=-share").json()["rows"][-1]["share"] is None
         assert {client.get(f"peers?{each}").status_code for each in ("sort=x", "sort=-", "offset=-1")} == {422}
         peer = client.get(f"peers/{TRAINERS[0].peer_id}").json()
-        assert (peer["peer"]["name"], len(peer["history"]), peer["rounds"][0]["led"]) == ("attic-3090", 3, True)
+        assert (peer["peer"]["name"], len(peer["history"]), peer["rounds"][0]["leader"]) == (
+            "attic-3090",
+            3,
+            TRAINERS[0].peer_id,
+        )
         assert client.get("peers/nobody").status_code == 404
 
 

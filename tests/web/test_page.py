@@ -48,13 +48,13 @@ def test_the_epoch_rises_on_an_open_page(serve: Serve, open_page: Open) -> None:
 
 def test_a_run_that_stands_is_told_and_no_rate_beside_it(serve: Serve, open_page: Open) -> None:
     run = FakeRun(finished_epochs=41, state="standing", waits="The run stands: it waits for Bob.", run_eta=None)
-    run.people[0] = replace(run.people[0], health="follows")
+    run.people[0] = replace(run.people[0], health="link too slow")
     page = open_page(serve(run).url)
-    expect_text(page, "#state", "Standing still")
+    expect_text(page, "#state", "Waiting: the run stands")
     expect_text(page, "#waits", "The run stands: it waits for Bob.")
     expect_text(page, "#eta", "it does not end")
     expect_text(page, "#throughput", "–")
-    row = page.locator("#peers [data-health=follows]")
+    row = page.locator("#peers [data-health='link too slow']")
     assert [row.locator(f".{cell}").inner_text() for cell in ("health", "rate", "loss")] == ["link too slow", "–", "–"]
     run.state, run.waits = "training", ""
     expect_text(page, "#state", "Training")
@@ -257,7 +257,8 @@ def test_a_trainer_sees_what_it_contributes_and_its_curve_can_be_read_with_the_k
         def look(self) -> RunStatus:
             return replace(super().look(), notice="The journal cannot be written (disk full).")
 
-    page = open_page(serve(Full(finished_epochs=24, with_own=True)).url)
+    mine = replace(TRAINERS[0], me=True)
+    page = open_page(serve(Full(finished_epochs=24, people=[mine, *TRAINERS[1:]])).url)
     assert page.get_by_role("heading", name="My contribution").is_visible()
     expect_text(page, "#own-rounds", "21 of 24")
     expect_text(page, "#notice", "The journal cannot be written (disk full).")
@@ -316,7 +317,7 @@ def test_no_words_lie_over_others_and_no_row_is_cut(serve: Serve, open_page: Ope
 
 def test_nothing_is_wider_than_the_window(serve: Serve, open_page: Open) -> None:
     width = 360
-    run = FakeRun(finished_epochs=24, with_own=True, run_id="r" * 90)
+    run = FakeRun(finished_epochs=24, run_id="r" * 90)
     run.people.append(peer_row("n" * 64, device="d" * 64))
     page = open_page(serve(run).url, viewport={"width": width, "height": 900})
     assert page.evaluate("document.scrollingElement.scrollWidth") <= width
@@ -427,8 +428,8 @@ def test_a_peer_that_waits_says_so_and_promises_nothing(serve: Serve, open_page:
     me = replace(TRAINERS[2], me=True, health="waiting")
     run = FakeRun(state="stranded", part=0.0, alarm="This peer waits.", run_eta=None, people=[me, OTHERS[0]])
     page = open_page(serve(run).url, viewport={"width": width, "height": 900})
-    expect_text(page, "#state", "Waiting, out of reach")
-    expect_text(page, "#eta", "waiting for somebody who can hand over the state…")
+    expect_text(page, "#state", "Waiting: out of reach of the others")
+    expect_text(page, "#eta", "nobody in reach holds the model")
     expect_text(page, "#run-eta", "")
     expect_text(page, "#peers tr:nth-child(1) .health", "waiting")
     assert page.evaluate("document.documentElement.scrollWidth") <= width

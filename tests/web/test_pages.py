@@ -295,7 +295,7 @@ def test_every_page_can_be_used_by_everyone(serve: Serve, open_page: Open, width
     """By the rules of axe-core, and nothing is wider than the window."""
     axe = pytest.importorskip("axe_playwright_python")
     script = (Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
-    run = volunteer(FakeRun(finished_epochs=41, with_own=True, limits=as_shown(upload="2 MB/s"), alerts=[STALLED]))
+    run = volunteer(FakeRun(finished_epochs=41, limits=as_shown(upload="2 MB/s"), alerts=[STALLED]))
     run.people[0] = replace(run.people[0], health="not answering")
     run.alarm = "Two models are being trained."
     url = serve(run, controls=FakeControls(run), control_token="secret").url
