@@ -42,7 +42,7 @@ from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
-from swarmcli.state.sharing import SharingOptions, StateSharing
+from swarmcli.state.sharing import StateSharing
 from swarmcli.state.snapshot import Snapshot, copies_of
 from swarmcli.tasks import on_executor
 
@@ -107,7 +107,8 @@ class AveragerCore:
             node,
             config.prefix,
             self._snapshot,
-            SharingOptions(config.share_state, config.declare_state_period),
+            donates=config.share_state,
+            period=config.declare_state_period,
             courtesy=self.at_rest,
         )
         self._sending = 0.0  # seconds that it would have taken the slowest member in the last round, if that failed

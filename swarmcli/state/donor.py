@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Annotated, ParamSpec, TypeVar
+from typing import Annotated
 
 import msgspec
 import torch
@@ -23,34 +23,23 @@ from swarmcli.errors import CallRefused, EndOfStream, SiteError
 from swarmcli.network import Endpoint, PeerID, Stream
 from swarmcli.network.loop_thread import loop_time, offload
 from swarmcli.network.prefix import Prefix
-from swarmcli.state.pins import Pin, Pins
-from swarmcli.state.snapshot import DIGEST_BYTES, MAX_VERSION, PinnedState, Snapshot
-from swarmcli.state.witnesses import RootAnswer, RootQuestion, root_method, state_root
-from swarmcli.tasks import Bell, beside, unless_stuck
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from swarmcli.state.pins import Pin, Pins, gone
+from swarmcli.state.snapshot import MAX_VERSION, PinnedState, Snapshot
+from swarmcli.state.witnesses import RootAnswer, RootQuestion, root_method
+from swarmcli.tasks import Bell, unless_stuck
 
 LIBRARY = f"torch {torch.__version__.partition('+')[0]}"  # by which this peer's states are made
 MAX_CHUNKS_AT_ONCE = 64  # of one request
-MAX_DIGESTS_AT_ONCE = 64
 MAX_NAMED = 8  # other holders of the state in one message
 
-Token = Annotated[bytes, msgspec.Meta(max_length=16)]
-
-
-@dataclass(frozen=True, slots=True)
-class DonorOptions:
-    """Bounds on the downloads that a donor serves. Times in seconds."""
-
-    max_in_line: int = 256  # downloaders that wait
-    most_versions: int = 2  # downloaded at once, beside those lent: each may take as much memory as the state
-    sign_of_life: float = 10.0  # between messages to those in line
-    patience: float = 20.0  # for which a downloader may take nothing; or, while others wait, less than `least_taken`
-    least_taken: int = 20 << 10  # bytes in that time, half of what a link of 10 kB/s takes from each of four donors
-    between_roots: float = 5.0  # between two states that are copied only to be hashed
-    courtesy: float = 2.0  # for which a chunk waits for this peer's own work at most
-    linger: float = 5.0  # for which a snapshot is kept after its last download: newcomers tend to come together
+MOST_IN_LINE = 256  # downloaders that wait
+MOST_VERSIONS = 2  # downloaded at once, beside those lent: each may take as much memory as the state
+LEAST_TAKEN = 20 << 10  # bytes in PATIENCE, half of what a link of 10 kB/s takes from each of four donors
+# Seconds
+SIGN_OF_LIFE = 10.0  # between messages to those in line
+PATIENCE = 20.0  # for which a downloader may take nothing; or, while others wait, less than LEAST_TAKEN
+BETWEEN_ROOTS = 5.0  # between two states that are copied only to be hashed
+COURTESY = 2.0  # for which a chunk waits for this peer's own work at most
 
 
 class StateRequest(msgspec.Struct, frozen=True):
@@ -73,10 +62,9 @@ class InLine(msgspec.Struct, frozen=True, tag=True):
 
 
 class ManifestHeader(msgspec.Struct, frozen=True, tag=True):
-    """The donor sends this when the downloader's turn has come, with the manifest as the payload. `pin` names the
-    snapshot in questions for digests, `library` by what the donor's states are made."""
+    """The donor sends this when the downloader's turn has come, with the manifest as the payload. `library`: by
+    what the donor's states are made."""
 
-    pin: Token
     library: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
@@ -91,21 +79,6 @@ class ChunkHeader(msgspec.Struct, frozen=True):
     """In front of each chunk, in the order in which they were asked for."""
 
     chunk: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-    digest: Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
-
-
-class DigestQuestion(msgspec.Struct, frozen=True):
-    """Asks for the hashes of these chunks of that snapshot."""
-
-    pin: Token
-    first: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-    count: Annotated[int, msgspec.Meta(ge=1, le=MAX_DIGESTS_AT_ONCE)]
-
-
-class DigestAnswer(msgspec.Struct, frozen=True):
-    """DIGEST_BYTES for each chunk."""
-
-    digests: Annotated[bytes, msgspec.Meta(max_length=DIGEST_BYTES * MAX_DIGESTS_AT_ONCE)]
 
 
 @dataclass(eq=False)
@@ -121,11 +94,6 @@ def state_method(prefix: str) -> str:
     return f"state.{prefix}"
 
 
-def digest_method(prefix: str) -> str:
-    """The name of the call that asks for digests."""
-    return f"state.digests.{prefix}"
-
-
 class StateDonor:
     """Serves downloads of one prefix. Several of them share one snapshot."""
 
@@ -138,40 +106,36 @@ class StateDonor:
         max_downloads: int = 4,
         donated: Callable[[PeerID, Snapshot, int], None] | None = None,
         courtesy: Callable[[], Awaitable[None]] | None = None,
-        options: DonorOptions = DonorOptions(),
     ) -> None:
         """`provide(version)` gives a snapshot of that version (b"": of the newest), or None if it is not here.
         `donated` is called after each download with the downloader, the snapshot and the bytes given. `courtesy`
         returns when this peer does not need its link for itself: each chunk waits a moment for that."""
-        self._endpoint, self._options = endpoint, options
-        self._method, self._digest_method = state_method(prefix), digest_method(prefix)
-        self._root_method = root_method(prefix)
+        self._endpoint = endpoint
+        self._method, self._root_method = state_method(prefix), root_method(prefix)
         self._last_root = -math.inf  # loop time at which a state was last copied only to be hashed
         self._donated, self._courtesy = donated, courtesy
         self._max_downloads = max_downloads
         self._served: list[_Ticket] = []
         self._line: list[_Ticket] = []  # in order of arrival
         self._done: dict[bytes, deque[Holder]] = {}  # version → peers that downloaded it here, newest last
-        self._pins = Pins(provide, endpoint.random, options.linger)
+        self._pins = Pins(provide)
         self.expecting = self._pins.expecting  # for a state that this peer downloads itself
         self._news = Bell()
         # Reads of other processes wait for each other anyway. With the lock they wait here, and not each in a thread of
         # the executor, which would soon have none left.
         self._elsewhere = asyncio.Lock()
-        self._hashing = asyncio.Lock()  # whole states, one after the other
         self._closed = False
 
     def start(self) -> None:
         """Begins to answer. Raises ValueError if this endpoint has a donor of the prefix already."""
         self._endpoint.serve_stream(self._method, StateRequest, self._serve)
-        self._endpoint.serve(self._digest_method, DigestQuestion, self._tell_digests)
         self._endpoint.serve(self._root_method, RootQuestion, self._tell_root)
 
     def close(self) -> None:
         """Takes no more downloads and lets go of the snapshots; downloads under way go on. Idempotent."""
         if not self._closed:
             self._closed = True
-            self._endpoint.withdraw(self._method, self._digest_method, self._root_method)
+            self._endpoint.withdraw(self._method, self._root_method)
             self._pins.close()
 
     async def _serve(self, peer: PeerID, request: StateRequest, stream: Stream) -> None:
@@ -181,11 +145,11 @@ class StateDonor:
         def gives_way(taken: int) -> bool:
             """Whether it takes next to nothing, or its network has more places than that of one in line. Its peer comes
             again, and goes on from there."""
-            idle = taken < (self._options.least_taken if self._line else 1)
+            idle = taken < (LEAST_TAKEN if self._line else 1)
             idle = idle and not self._elsewhere.locked()  # reads of other processes may take long
             return idle or any(self._places(ticket) > self._places(each) + 1 for each in self._line)
 
-        taking = unless_stuck(stream, self._options.patience, gives_way)
+        taking = unless_stuck(stream, PATIENCE, gives_way)
         async with self._turn(ticket, stream), self._pins.use(request.version, asked) as pin, taking:
             given = await self._give(pin, stream)
         if given and request.version and (addresses := self._endpoint.own_word(peer)):
@@ -198,7 +162,7 @@ class StateDonor:
     async def _turn(self, ticket: _Ticket, stream: Stream) -> AsyncIterator[None]:
         """Waits in line. Raises CallRefused if the line is too long, or when the download has to give way."""
         self._line.append(ticket)
-        if len(self._line) > (self._options.max_in_line if self._max_downloads else 0):
+        if len(self._line) > (MOST_IN_LINE if self._max_downloads else 0):
             fullest = Counter(each.network for each in self._line).most_common(1)[0][0]
             self._line.remove(next(each for each in reversed(self._line) if each.network == fullest))
         try:
@@ -219,7 +183,7 @@ class StateDonor:
         while self._line and len(self._served) < self._max_downloads:
             copies = {each.version for each in self._served} - self._pins.lent
             here = copies | self._pins.lent
-            fitting = [t for t in self._line if t.version in here or len(copies) < self._options.most_versions]
+            fitting = [t for t in self._line if t.version in here or len(copies) < MOST_VERSIONS]
             if not fitting:
                 break
             ticket = min(fitting, key=self._places)  # of equals the one that came first
@@ -236,10 +200,10 @@ class StateDonor:
         while ticket in self._line:
             others = [holder for holder in self._done.get(ticket.version, ()) if holder not in told]
             told.update(others)
-            async with unless_stuck(stream, self._options.patience):
+            async with unless_stuck(stream, PATIENCE):
                 await stream.send(InLine(tuple(others)))
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._options.sign_of_life):
+                async with asyncio.timeout(SIGN_OF_LIFE):
                     await self._news.wait()
         if ticket not in self._served:
             raise CallRefused("busy", f"{len(self._served) + len(self._line)} others are downloading from this peer")
@@ -247,7 +211,7 @@ class StateDonor:
     async def _give(self, pin: Pin, stream: Stream) -> int:
         """Sends the chunks that are asked for; returns how many bytes they have."""
         given, state = 0, pin.state
-        await stream.send(ManifestHeader(pin.token, LIBRARY), state.manifest)
+        await stream.send(ManifestHeader(LIBRARY), state.manifest)
         while True:
             try:
                 request, _ = await stream.receive(ChunkRequest)
@@ -255,64 +219,33 @@ class StateDonor:
                 return given
             if request.first + request.count > state.layout.chunks:
                 raise CallRefused("chunk", f"this state has {state.layout.chunks} chunks")
-            async with beside(_hash_ahead(state, request)):
-                for chunk in range(request.first, request.first + request.count):
-                    given += await self._give_chunk(state, chunk, stream)
+            for chunk in range(request.first, request.first + request.count):
+                given += await self._give_chunk(state, chunk, stream)
 
     async def _give_chunk(self, state: PinnedState, chunk: int, stream: Stream) -> int:
         if self._courtesy is not None:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._options.courtesy):
+                async with asyncio.timeout(COURTESY):
                     await self._courtesy()
-        if state.is_distant(chunk):
-            digest, pieces = await self._from_elsewhere(state.read, chunk)
-        else:
-            known = state.known_digest(chunk)
-            digest = known if known is not None else await offload(state.digest, chunk)
-            pieces = state.chunk(chunk)
-        await stream.send(ChunkHeader(chunk, digest), pieces)
+        pieces = await self._read_elsewhere(state, chunk) if state.is_distant(chunk) else state.chunk(chunk)
+        await stream.send(ChunkHeader(chunk), pieces)
         return sum(len(piece) for piece in pieces)
 
-    async def _tell_digests(self, peer: PeerID, question: DigestQuestion) -> DigestAnswer:
-        state = self._pins.by_token(question.pin)
-        if question.first + question.count > state.layout.chunks:
-            raise CallRefused("chunk", f"this state has {state.layout.chunks} chunks")
-        chunks = range(question.first, question.first + question.count)
-
-        def hash_all() -> bytes:
-            return b"".join(map(state.digest, chunks))
-
-        elsewhere = any(map(state.is_distant, chunks))
-        return DigestAnswer(await (self._from_elsewhere(hash_all) if elsewhere else offload(hash_all)))
-
     async def _tell_root(self, peer: PeerID, question: RootQuestion) -> RootAnswer:
-        """Hashes the whole state, once for all peers that ask while it is kept; other versions are refused for a
+        """Copies and hashes the state, once for all peers that ask while it is kept; other versions are refused for a
         while."""
         asked = loop_time()
         if not self._pins.has(question.version):
-            if asked < self._last_root + self._options.between_roots:
+            if asked < self._last_root + BETWEEN_ROOTS:
                 raise CallRefused("busy", "this peer has just told the root of another state")
             self._last_root = asked
-        async with self._hashing, self._pins.use(question.version, asked) as pin:  # one copy more than for downloads
-            state = pin.state
-            for chunk in range(state.layout.chunks):
-                if state.known_digest(chunk) is None:
-                    read = self._from_elsewhere if state.is_distant(chunk) else offload
-                    await read(state.digest, chunk)
-            return RootAnswer(state_root(state.manifest, [each for each in state.digests if each is not None]))
+        async with self._pins.use(question.version, asked) as pin:  # one copy more than for downloads
+            return RootAnswer(pin.state.root)
 
-    async def _from_elsewhere(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _read_elsewhere(self, state: PinnedState, chunk: int) -> list[memoryview]:
         """Reads what another process or a file has. Raises CallRefused when that cannot be read any more."""
         async with self._elsewhere:
             try:
-                return await offload(read, *args, **kwargs)
+                return await offload(state.chunk, chunk)
             except (SiteError, OSError) as error:
-                raise CallRefused("gone", f"part of that state cannot be read any more: {error}") from error
-
-
-async def _hash_ahead(state: PinnedState, request: ChunkRequest) -> None:
-    """Hashes the next chunks while the first ones are encrypted and sent. Distant chunks are left out: to hash them now
-    would be to read them twice."""
-    for chunk in range(request.first + 1, request.first + request.count):
-        if state.known_digest(chunk) is None and not state.is_distant(chunk):
-            await offload(state.digest, chunk)
+                raise gone(error) from error

@@ -2,7 +2,7 @@
 
 Donors with equal manifests give parts of one state (see `assembly`). A donor whose state differs (unlike processors
 may differ in the last bit) is put aside: only if all equal ones fail, its state is taken instead, with the chunks of
-the other that are equal. All or nothing: one donor names the hashes of all chunks of the result.
+the other that are equal. All or nothing: one manifest names the hashes of all chunks of the result.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from swarmcli.errors import CallRefused, CompressionError, NetworkError, ProtocolViolation, StateDownloadError
 from swarmcli.events import PeerRefused
+from swarmcli.memory import unwritten
 from swarmcli.network import Endpoint, PeerID, Stream
 from swarmcli.network.addresses import is_direct
-from swarmcli.network.loop_thread import offload
-from swarmcli.state.assembly import Assembly, DonorDigests, DownloadedState, DownloadOptions, Unequal
+from swarmcli.network.loop_thread import loop_time, offload
+from swarmcli.state.assembly import Assembly, DownloadedState
 from swarmcli.state.donor import (
     LIBRARY,
     MAX_CHUNKS_AT_ONCE,
@@ -31,14 +33,29 @@ from swarmcli.state.donor import (
     StateRequest,
     state_method,
 )
-from swarmcli.state.snapshot import MAX_MANIFEST, StateOutline, digest_of_chunk, read_manifest
+from swarmcli.state.snapshot import MAX_MANIFEST, StateOutline, read_manifest
 from swarmcli.tasks import Bell, beside, unless_silent
 from swarmcli.words import format_size, printable, roughly
 
+PARALLEL = 4  # donors that give something at a time
+MOST_VISITS = 8  # those included in whose line this peer waits
+MOST_HEARSAY = 64  # donors that others named
+MOST_BYTES = 1 << 40  # of a state, unless the caller says otherwise
+# Seconds
+BUSY_PAUSE = 0.5  # before donors that were busy are asked again
+OPENING = 60.0  # without a word before the manifest: the donor may have to copy and hash its state
+SILENCE = 20.0  # without a byte of a chunk that was asked for
+PATIENCE = 10.0  # for what was asked of others; a donor whose own round runs gives a chunk in 2 s
+STALLED = 20.0  # without a chunk that counts, after which a visit keeps no other donor from being asked
+BATCH_TIME = 0.5  # of a donor's speed in one request: at the end nobody waits long for the slowest
 SPEED_SECONDS = 10.0  # the last ones tell the speed of a download: lines change …
 SPEED_CHUNKS = 4  # … but no fewer chunks, of which a slow line takes longer for one
 
-Check = Callable[[StateOutline], Sequence[bytes] | None]
+Check = Callable[[StateOutline], object]
+
+
+class Unequal(Exception):
+    """The donor's state is another one than the one that is being put together."""
 
 
 @dataclass(slots=True)
@@ -56,10 +73,10 @@ class DownloadProgress:
     def __post_init__(self) -> None:
         self.began = self.moved = self.clock()
 
-    def begin(self, total: int) -> None:
+    def begin(self, total: int, received: int = 0) -> None:
         """A donor has answered: the state has so many bytes."""
-        self._recent = deque([(self.clock(), 0)])
-        self.total, self.received = total, 0
+        self._recent = deque([(self.clock(), received)])
+        self.total, self.received = total, received
 
     def note(self, received: int) -> None:
         """So many bytes have arrived by now."""
@@ -89,30 +106,29 @@ async def download_state(
     relayed: Sequence[PeerID] = (),
     version: bytes = b"",
     timeout: float,
-    max_bytes: int = 1 << 40,
+    max_bytes: int = MOST_BYTES,
     check: Check | None = None,
     spool: Path | None = None,
     progress: DownloadProgress | None = None,
-    options: DownloadOptions = DownloadOptions(),  # noqa: B008  # frozen
 ) -> DownloadedState:
     """Downloads the state `version` (b"": the one that the first donor to answer has), from several at a time.
 
     `donors` come best first; those that are `relayed` are asked when no other one is left, since their bytes use the
     links of others. `check` raises ValueError for an outline that does not fit here, before memory is allocated for it,
-    in a thread beside the loop; where the hashes of all chunks are known before, it returns them, and no donor's word
-    counts. With `spool`, a directory, the state is put together in a file there, which has no name and is gone with the
-    last tensor: only the chunks on their way are in memory. Donors may let this peer wait in line. After `timeout`
-    seconds without a chunk that counts it gives up: how long the whole takes depends on the links. `progress` is kept
-    up to date meanwhile.
+    in a thread beside the loop. With `spool`, a directory, the state is put together in a file there, which has no name
+    and is gone with the last tensor: only the chunks on their way are in memory. Donors may let this peer wait in line.
+    After `timeout` seconds without a chunk that counts it gives up: how long the whole takes depends on the links.
+    `progress` is kept up to date meanwhile.
     Raises StateDownloadError, whose `attempts` say what happened with each donor.
     """
 
-    def make_room(manifest: bytes) -> Assembly:
+    def make_room(manifest: bytes, former: Assembly | None) -> Assembly:
         outline = read_manifest(manifest, max_bytes)
         if version and outline.version != version:
             raise ValueError("a state of another version than the one that was asked for")
-        known = check(outline) if check is not None else None
-        return Assembly(manifest, outline, spool, known, options)
+        if check is not None:
+            check(outline)
+        return Assembly(manifest, outline, spool, former)
 
     progress = progress or DownloadProgress(asyncio.get_running_loop().time)
     bound = asyncio.timeout(timeout)
@@ -122,12 +138,36 @@ async def download_state(
         if not bound.expired():
             bound.reschedule(asyncio.get_running_loop().time() + timeout)
 
-    download = _Download(endpoint, prefix, version, make_room, progress, came, options)
+    download = _Download(endpoint, prefix, version, make_room, progress, came)
     try:
         async with bound:
             return await download.run(donors, relayed)
     except TimeoutError:
         raise download.failure(f"nothing of the state came for {timeout:g} s") from None
+
+
+# How soon a donor is asked, the lowest first. Those behind are asked when nobody before them gives anything.
+_FRESH = 0  # as many at a time as may give
+_LATER = 1  # was busy, or lost after it gave something; or it is behind a relay, whose link is another's
+_APART = 2  # has another state, which is begun only when nobody gives the one that is being put together
+_STALLED = 3  # gave next to nothing while others were put aside
+
+
+@dataclass(eq=False)
+class _Donor:
+    """What a download knows of a donor. `in_line` while the donor lets it wait, `fetching` from the manifest on."""
+
+    peer: PeerID
+    rank: int
+    due: float = 0.0  # loop time before which it is not asked
+    patience: float = STALLED  # seconds without a chunk from it, twice as long each time: it may be slow and honest
+    lost: bool = False  # before; it is asked once more
+    gave: int = 0  # chunks that count, from this visit
+    moved: float = 0.0  # loop time of the last of them
+    in_line: bool = False
+    fetching: bool = False
+    coming: deque[int] = field(default_factory=deque)  # chunks that were asked for and have not arrived
+    task: asyncio.Task[None] | None = None
 
 
 class _Download:
@@ -138,28 +178,20 @@ class _Download:
         endpoint: Endpoint,
         prefix: str,
         version: bytes,
-        make_room: Callable[[bytes], Assembly],
+        make_room: Callable[[bytes, Assembly | None], Assembly],
         progress: DownloadProgress,
         came: Callable[[], None],
-        options: DownloadOptions,
     ) -> None:
         """`make_room`, which runs beside the loop, raises ValueError for a manifest of a state that is not wanted, or
         has no room. `came` is called for each chunk that counts."""
-        self.endpoint, self.prefix, self.version, self.came = endpoint, prefix, version, came
-        self.progress, self.options = progress, options
-        self._patience = options.stalled
-        self.pace = 0.0  # seconds for a chunk from the quickest donor
-        self.news = Bell()  # whenever another donor may be visited, or no more need to be
-        self._make_room = make_room
+        self._endpoint, self._prefix, self._version = endpoint, prefix, version
+        self._make_room, self._progress, self._came = make_room, progress, came
+        self._pace = 0.0  # seconds for a chunk from the quickest donor
+        self._news = Bell()  # whenever another donor may be visited, a chunk be asked for, or nothing is missing
         self._attempts: dict[str, str] = {}
         self._known: set[PeerID] = set()
-        self._waiting: deque[PeerID] = deque()  # to be visited
-        self._busy: list[PeerID] = []
-        self._relayed: deque[PeerID] = deque()  # reached over relays: not asked yet
-        self._unequal: list[PeerID] = []
-        self._stalled: list[PeerID] = []  # gave next to nothing while others were put aside: they come behind those
-        self._visits: set[_Visit] = set()
-        self._second_chance: set[PeerID] = set()  # lost after they gave something: they are asked once more
+        self._waiting: list[_Donor] = []
+        self._visited: list[_Donor] = []
         self._assembly: Assembly | None = None
         self._settled = False  # on the assembly: donors of other states are put aside
         self._joining = asyncio.Lock()
@@ -169,248 +201,215 @@ class _Download:
         return StateDownloadError(f"{message} ({words or 'there was nobody to ask'})", self._attempts)
 
     async def run(self, donors: Sequence[PeerID], relayed: Sequence[PeerID]) -> DownloadedState:
-        self._waiting.extend(donors or relayed)
-        self._relayed.extend(relayed if donors else ())
         self._known.update(donors, relayed)
+        self._waiting += [_Donor(peer, _FRESH) for peer in donors] + [_Donor(peer, _LATER) for peer in relayed]
         while self._waiting:
+            self._settled = False
             async with asyncio.TaskGroup() as tasks:
-                await self._visit_all(tasks)
-            if self._assembly is not None and self._assembly.complete:
+                await self._visit_donors(tasks)
+            if self._complete:
+                assert self._assembly is not None
                 try:
                     return await offload(self._assembly.finish)
                 except CompressionError as error:  # the hashes are those that were named, but no codec makes such
-                    for donor in self._assembly.donors:
-                        self._refuse(donor, str(error))
-                    self._assembly, self._settled = None, False
+                    for peer in self._assembly.donors:
+                        self._refuse(peer, str(error))
+                    self._assembly = None
                 except OSError as error:
                     raise self.failure(f"the state that came cannot be kept here: {error}") from error
-            if self._busy:
-                await asyncio.sleep(self.options.busy_pause * (1 + self.endpoint.random.random()))
-                self._waiting.extend(self._busy)
-                self._busy.clear()
-            elif self._relayed:
-                self._waiting.extend(self._relayed)
-                self._relayed.clear()
-            else:  # all donors of this state have failed, or stall: next come those that have another state
-                self._stalled.extend(self._waiting)
-                if not self._unequal:
-                    self._unequal, self._stalled = self._stalled, []
-                    self._patience *= 2  # should they be slow and honest, their next turn is longer
-                self._waiting, self._unequal = deque(self._unequal), []
-                self._settled = False
         raise self.failure("no donor gave a complete state")
 
-    async def _visit_all(self, tasks: asyncio.TaskGroup) -> None:
-        """Keeps visiting donors until the state is complete, or nobody is left to ask."""
-        while True:
-            if self._assembly is not None and self._assembly.complete:
-                for visit in self._visits:
-                    if (not visit.fetching or visit.expected) and not visit.task.cancelling():
-                        visit.task.cancel()  # it waits in line, or for what another one has given
-                return
-            active, most = self._active(), self.options.most_visits
-            giving = sum(not each.in_line for each in active)
-            if self._waiting and len(active) < most and giving < self.options.parallel:
-                visit = _Visit(self, self._waiting.popleft())
-                visit.task = tasks.create_task(self._visit(visit))
-                self._visits.add(visit)
-            elif not self._visits:
+    @property
+    def _complete(self) -> bool:
+        return self._assembly is not None and self._assembly.complete
+
+    async def _visit_donors(self, tasks: asyncio.TaskGroup) -> None:
+        """Keeps visiting donors until the state is complete, or nobody is left who gives it."""
+        while not self._complete:
+            now, live = loop_time(), self._live()
+            fresh = [donor for donor in self._waiting if donor.rank == _FRESH]
+            ready = [donor for donor in fresh if donor.due <= now]
+            if ready and len(live) < MOST_VISITS and sum(not donor.in_line for donor in live) < PARALLEL:
+                donor = ready[0]
+                self._waiting.remove(donor)
+                self._visited.append(donor)
+                donor.in_line, donor.fetching, donor.gave, donor.moved = False, False, 0, now
+                donor.task = tasks.create_task(self._visit(donor))
+            elif self._waiting and not live and not fresh:
+                rank = min(donor.rank for donor in self._waiting)
+                for donor in self._waiting:
+                    donor.rank = _FRESH if donor.rank == rank else donor.rank
+                if rank >= _APART:
+                    break
+            elif not self._waiting and not self._visited:
                 return
             else:
-                try:
-                    async with asyncio.timeout(self._patience):
-                        await self.news.wait()
-                except TimeoutError:
-                    if not self._waiting and not self._active():
-                        self._waiting.extend([*self._busy, *self._relayed])
-                        self._busy.clear()
-                        self._relayed.clear()
-                        if not self._waiting and (self._unequal or self._stalled):
-                            for visit in self._visits:
-                                visit.task.cancel()
-                            return
+                turns = [donor.due for donor in fresh if donor.due > now]
+                turns += [donor.moved + self._patience(donor) for donor in live if not donor.in_line]
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(min(turns, default=None)):
+                        await self._news.wait()
+        for donor in self._visited:
+            if donor.task is not None and not self._is_ending(donor):
+                donor.task.cancel()
 
-    def _active(self) -> list[_Visit]:
-        since = self.progress.clock() - max(self._patience, 2 * self.pace)
-        return [visit for visit in self._visits if visit.in_line or visit.moved > since]
+    def _live(self) -> list[_Donor]:
+        """Those that may be expected to give something."""
+        now = loop_time()
+        return [donor for donor in self._visited if donor.in_line or donor.moved + self._patience(donor) > now]
 
-    async def _visit(self, visit: _Visit) -> None:
-        donor = visit.peer
+    def _patience(self, donor: _Donor) -> float:
+        return max(donor.patience, 2 * self._pace)
+
+    def _is_ending(self, donor: _Donor) -> bool:
+        """It has given all that it was asked for, and sees that nothing is missing."""
+        return self._complete and donor.fetching and not donor.coming
+
+    async def _visit(self, donor: _Donor) -> None:
         try:
-            await visit.run()
-        except asyncio.CancelledError:  # others were quicker: this donor is asked after those that wait
-            self._attempts.setdefault(donor.text, "it had not given what was asked for")
+            await self._fetch_from(donor)
+        except asyncio.CancelledError:
+            self._attempts.setdefault(donor.peer.text, "it had not given what was asked for")
+            donor.rank, donor.patience = _STALLED, 2 * donor.patience
             self._waiting.append(donor)
             raise
         except Unequal:
-            self._attempts[donor.text] = "its state is not equal to the others'"
-            self._unequal.append(donor)
+            self._attempts[donor.peer.text] = "its state is not equal to the others'"
+            donor.rank = _APART
+            self._waiting.append(donor)
         except (NetworkError, TimeoutError) as error:
-            self._attempts[donor.text] = str(error) or "it fell silent"
-            if isinstance(error, CallRefused) and error.code == "busy":
-                self._busy.append(donor)
-            elif visit.gave and donor not in self._second_chance:
-                self._second_chance.add(donor)
-                self._busy.append(donor)
+            self._attempts[donor.peer.text] = str(error) or "it fell silent"
+            busy = isinstance(error, CallRefused) and error.code == "busy"
+            if busy or (donor.gave and not donor.lost):
+                donor.rank, donor.lost = _LATER, donor.lost or not busy
+                donor.due = loop_time() + BUSY_PAUSE * (1 + self._endpoint.random.random())
+                self._waiting.append(donor)
         except OSError as error:
-            self._attempts[donor.text] = f"what it gives cannot be kept here: {error}"
+            self._attempts[donor.peer.text] = f"what it gives cannot be kept here: {error}"
         except ValueError as error:
-            self._refuse(donor, str(error))
+            self._refuse(donor.peer, str(error))
         finally:
-            self._visits.remove(visit)
-            self.news.ring()
+            self._visited.remove(donor)
+            self._news.ring()
 
-    def _refuse(self, donor: PeerID, reason: str) -> None:
-        self._attempts[donor.text] = reason
-        self.endpoint.events.emit(PeerRefused(donor.text, reason, "state"))
+    def _refuse(self, peer: PeerID, reason: str) -> None:
+        self._attempts[peer.text] = reason
+        self._endpoint.events.emit(PeerRefused(peer.text, reason, "state"))
 
-    # For visits
+    # One visit
 
-    def hear(self, donor: PeerID, others: Sequence[Holder]) -> None:
-        """The donor in whose line this peer waits names others that have the state."""
-        for other in others:
-            if other.peer_id not in self._known and len(self._known) < self.options.most_hearsay:
-                self._known.add(other.peer_id)
-                self.endpoint.learn(other.peer_id, other.addresses, horizon=self.endpoint.horizon(donor))
-                queue = self._waiting if any(map(is_direct, other.addresses)) else self._relayed
-                queue.insert(self.endpoint.random.randrange(len(queue) + 1), other.peer_id)
-
-    async def join(self, manifest: bytes) -> Assembly:
-        """The assembly that this manifest belongs to. Raises ValueError, or Unequal if it is of another state."""
-        async with self._joining:  # or each of several donors of one state would have room made for it
-            if self._assembly is None or self._assembly.manifest != manifest:
-                if self._settled:
-                    raise Unequal
-                self._assembly = await offload(self._make_room, manifest)  # of 262,144 tensors it takes a second
-                self.progress.begin(self._assembly.layout.nbytes)
-            self._settled = True
-            return self._assembly
-
-
-class _Visit:
-    """One visit to one donor: it waits in line, fetches what is missing, and checks every chunk.
-
-    `in_line` while the donor lets this peer wait, `fetching` from the manifest on. Others may cancel its `task`.
-    """
-
-    task: asyncio.Task[None]
-
-    def __init__(self, download: _Download, donor: PeerID) -> None:
-        self.peer = donor
-        self.in_line = self.fetching = False
-        self.gave = 0  # chunks that count, from this donor
-        self.expected = 0  # chunks that were asked for and have not been verified
-        self.moved = download.progress.clock()  # when the last one that counts came
-        self._download = download
-
-    async def run(self) -> None:
-        """Fetches whatever is missing, until nothing is.
+    async def _fetch_from(self, donor: _Donor) -> None:
+        """Waits in the donor's line, and fetches whatever is missing, until nothing is.
 
         Raises Unequal, ValueError for messages that no honest donor sends, NetworkError and TimeoutError, OSError when
         a chunk cannot be kept here. The chunks that the donor gave until then are kept.
         """
-        download, assembly, digests = self._download, None, None
-        request, method = StateRequest(download.version), state_method(download.prefix)
+        request, method = StateRequest(self._version), state_method(self._prefix)
+        assembly = None
         try:
-            opening = download.options.opening
-            async with download.endpoint.stream(self.peer, method, request, timeout=opening) as stream:
-                header, manifest = await self._wait_in_line(stream)
+            async with self._endpoint.stream(donor.peer, method, request, timeout=OPENING) as stream:
+                header, manifest = await self._wait_in_line(donor, stream)
                 try:
-                    assembly = await download.join(bytes(manifest))
+                    assembly = await self._join(bytes(manifest))
                 except ValueError as error:
                     if header.library == LIBRARY:
                         raise
                     there = printable(header.library, 40) or "an unknown library"
                     raise ValueError(f"{error} (it has {there}, this peer {LIBRARY})") from error
-                digests = DonorDigests(
-                    download.endpoint,
-                    download.prefix,
-                    self.peer,
-                    header.pin,
-                    assembly.layout.chunks,
-                    timeout=download.options.digests,
-                )
-                self.in_line, self.fetching, self.moved = False, True, download.progress.clock()
-                download.news.ring()
-                await self._fetch(assembly, digests, stream)
+                donor.in_line, donor.fetching, donor.moved = False, True, loop_time()
+                self._news.ring()
+                arrived: asyncio.Queue[tuple[int, memoryview]] = asyncio.Queue(2)
+                async with beside(self._check(donor, assembly, arrived)):
+                    await self._fetch(donor, assembly, stream, arrived)
         finally:
-            # Not before the stream is closed: until then its chunks might still be written.
-            if assembly is not None and digests is not None and not assembly.complete:
-                assembly.forsake(digests)
-                assembly.leave(self.task)
+            if assembly is not None:
+                assembly.put_back(donor.coming)
+            donor.coming.clear()
 
-    async def _wait_in_line(self, stream: Stream) -> tuple[ManifestHeader, memoryview]:
+    async def _wait_in_line(self, donor: _Donor, stream: Stream) -> tuple[ManifestHeader, memoryview]:
         answers: Any = ManifestHeader | InLine
         while True:
-            async with unless_silent(stream, self._download.options.opening):
+            async with unless_silent(stream, OPENING):
                 header, manifest = await stream.receive(answers, _memory_for_manifest)
             if isinstance(header, ManifestHeader):
                 return header, manifest
-            self.in_line = True
-            self._download.hear(self.peer, header.others)
-            self._download.news.ring()
+            donor.in_line = True
+            self._hear(donor.peer, header.others)
+            self._news.ring()
 
-    async def _fetch(self, assembly: Assembly, digests: DonorDigests, stream: Stream) -> None:
-        clock, options = self._download.progress.clock, self._download.options
-        arrived: asyncio.Queue[tuple[int, bytes, memoryview]] = asyncio.Queue(2)
-        coming: deque[int] = deque()  # asked for and not received
-        batch, got, began = 1, 0, clock()
-        async with beside(self._verify(assembly, digests, arrived)):
-            while True:
-                while len(coming) < batch:  # the next request is on its way before this one is answered
-                    chunks = assembly.take_nowait(self.task, batch)
-                    if not chunks and not coming:
-                        await arrived.join()  # a visit that waits for others has no chunk that they wait for
-                        patience = max(options.patience, 2 * self._download.pace)
-                        chunks = await assembly.take(self.task, batch, patience)
-                    if not chunks:
-                        break
-                    if assembly.taken[chunks.start] is not self.task:
-                        batch = 1  # a chunk of another visit is fetched, and taken over, alone
-                    coming.extend(chunks)
-                    self.expected += len(chunks)
-                    await stream.send(ChunkRequest(chunks.start, len(chunks)))
-                if not coming:
-                    break
-                slot = assembly.slot(coming[0], self.task)
-                async with unless_silent(stream, options.silence):
-                    digest = await _receive_chunk(stream, slot, coming[0])
-                await arrived.put((coming[0], digest, slot))
-                if assembly.taken.get(coming.popleft()) is not self.task:
-                    await arrived.join()
-                got += 1
-                pace = max(clock() - began, 1e-3) / got
-                self._download.pace = min(pace, self._download.pace or pace)
-                batch = max(1, min(MAX_CHUNKS_AT_ONCE, 2 * batch, int(options.batch_time / pace)))
+    def _hear(self, donor: PeerID, others: Sequence[Holder]) -> None:
+        """The donor in whose line this peer waits names others that have the state."""
+        for other in others:
+            if other.peer_id not in self._known and len(self._known) < MOST_HEARSAY:
+                self._known.add(other.peer_id)
+                self._endpoint.learn(other.peer_id, other.addresses, horizon=self._endpoint.horizon(donor))
+                rank = _FRESH if any(map(is_direct, other.addresses)) else _LATER
+                place = self._endpoint.random.randrange(len(self._waiting) + 1)
+                self._waiting.insert(place, _Donor(other.peer_id, rank))
 
-    async def _verify(
-        self, assembly: Assembly, digests: DonorDigests, arrived: asyncio.Queue[tuple[int, bytes, memoryview]]
+    async def _join(self, manifest: bytes) -> Assembly:
+        """The assembly that this manifest belongs to. Raises ValueError, or Unequal if it is of another state."""
+        async with self._joining:  # or each of several donors of one state would have room made for it
+            if self._assembly is None or self._assembly.manifest != manifest:
+                if self._settled:
+                    raise Unequal
+                # Of 262,144 tensors it takes a second.
+                self._assembly = await offload(self._make_room, manifest, self._assembly)
+                self._progress.begin(self._assembly.layout.nbytes, self._assembly.received)
+            self._settled = True
+            return self._assembly
+
+    async def _fetch(
+        self, donor: _Donor, assembly: Assembly, stream: Stream, arrived: asyncio.Queue[tuple[int, memoryview]]
     ) -> None:
+        coming, batch, got, began = donor.coming, 1, 0, loop_time()
+        while True:
+            while len(coming) < batch:  # the next request is on its way before this one is answered
+                patience = max(PATIENCE, 2 * self._pace)
+                if not (chunks := assembly.take(batch, loop_time(), patience, coming)):
+                    break
+                coming.extend(chunks)
+                await stream.send(ChunkRequest(chunks.start, len(chunks)))
+            if not coming:
+                await arrived.join()
+                if assembly.complete:
+                    return
+                with suppress(TimeoutError):  # what others were asked for may be put back, or become overdue
+                    async with asyncio.timeout(PATIENCE):
+                        await self._news.wait()
+                continue
+            chunk = coming[0]
+            content = unwritten(assembly.size(chunk))
+            async with unless_silent(stream, SILENCE):
+                await _receive_chunk(stream, content, chunk)
+            coming.popleft()
+            await arrived.put((chunk, content))
+            got += 1
+            pace = max(loop_time() - began, 1e-3) / got
+            self._pace = min(pace, self._pace or pace)
+            batch = max(1, min(MAX_CHUNKS_AT_ONCE, 2 * batch, int(BATCH_TIME / pace)))
+
+    async def _check(self, donor: _Donor, assembly: Assembly, arrived: asyncio.Queue[tuple[int, memoryview]]) -> None:
         """Checks chunks in the order in which they arrive, while the next ones do."""
         while True:
-            chunk, named, content = await arrived.get()
+            chunk, content = await arrived.get()
             assembly.received += len(content)
-            self._download.progress.note(assembly.received)
-            if assembly.taken.get(chunk) is not self.task:
-                await assembly.check(digests, chunk, await offload(digest_of_chunk, content))
-                await assembly.take_over(chunk, self.task, content)
-            if assembly.taken.get(chunk) is self.task:
-                digest = await offload(assembly.settle, chunk, content)
-                if digest != named:
+            self._progress.note(assembly.received)
+            if chunk not in assembly.givers:
+                if not await offload(assembly.is_true, chunk, content):
+                    assembly.put_back([chunk])
                     raise ValueError(f"chunk {chunk} of its state does not have the hash that it names")
-                digests.note(chunk, digest)
-                await assembly.accept(digests, chunk, digest)
-                self.gave += 1
-                self.moved = self._download.progress.clock()
-                self._download.came()
-            self.expected -= 1
+                assembly.note(chunk, donor.peer)
+                donor.gave += 1
+                donor.moved = loop_time()
+                self._came()
             arrived.task_done()
             if assembly.complete:
-                self._download.news.ring()
+                self._news.ring()
 
 
-async def _receive_chunk(stream: Stream, slot: memoryview, chunk: int) -> bytes:
-    """Reads a chunk to where it belongs; returns the digest that goes with it."""
+async def _receive_chunk(stream: Stream, slot: memoryview, chunk: int) -> None:
+    """Reads a chunk to where it belongs."""
 
     def into(header: ChunkHeader, size: int) -> memoryview:
         if header.chunk != chunk or size != len(slot):
@@ -420,7 +419,6 @@ async def _receive_chunk(stream: Stream, slot: memoryview, chunk: int) -> bytes:
     header, payload = await stream.receive(ChunkHeader, into)
     if not payload:
         raise ProtocolViolation(f"chunk {header.chunk} is empty")
-    return header.digest
 
 
 def _memory_for_manifest(header: ManifestHeader | InLine, size: int) -> memoryview:

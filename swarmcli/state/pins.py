@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from swarmcli.errors import CallRefused
+from swarmcli.errors import CallRefused, SiteError
 from swarmcli.network.loop_thread import loop_time, offload
 from swarmcli.state.snapshot import PinnedState, Snapshot
 
-Lend: TypeAlias = Callable[[Snapshot, bytes, Sequence[bytes]], None]  # a state, its manifest, its chunks' digests
+Lend: TypeAlias = Callable[[Snapshot, bytes], None]  # a state with its hashes, and its root
+LINGER = 5.0  # seconds for which a snapshot is kept after its last use: newcomers tend to come together
 
 
 @dataclass(eq=False)
 class Pin:
-    """A snapshot in use. `token` names it in messages, `version` is the one that was asked for."""
+    """A snapshot in use; `version` is the one that was asked for."""
 
     state: PinnedState
     version: bytes
-    token: bytes
     taken: float  # loop time at which it was asked for: it is not older
     lent: bool = False  # a download of this peer's own
     users: int = 0
@@ -31,12 +30,9 @@ class Pin:
 class Pins:
     """The snapshots of one donor. Of version b"", the newest state, several may be in use: each is soon outdated."""
 
-    def __init__(
-        self, provide: Callable[[bytes], Awaitable[Snapshot | None]], random: random.Random, linger: float
-    ) -> None:
-        """`linger`: seconds for which a snapshot is kept after its last use."""
-        self._provide, self._random, self._linger = provide, random, linger
-        self._pins: dict[bytes, Pin] = {}  # by token, the newest last
+    def __init__(self, provide: Callable[[bytes], Awaitable[Snapshot | None]]) -> None:
+        self._provide = provide
+        self._pins: list[Pin] = []  # the newest last
         self._coming: dict[bytes, asyncio.Event] = {}
         self._pinning = asyncio.Lock()  # one state is copied at a time
         self._closed = False
@@ -46,12 +42,6 @@ class Pins:
         self._closed = True
         self._pins.clear()
 
-    def by_token(self, token: bytes) -> PinnedState:
-        """Raises CallRefused if there is no such snapshot any more."""
-        if token not in self._pins:
-            raise CallRefused("version", "this peer has let go of that state")
-        return self._pins[token].state
-
     def has(self, version: bytes) -> bool:
         """Whether a snapshot of that version is kept, or being downloaded."""
         return self._find(version) is not None or version in self._coming
@@ -59,7 +49,7 @@ class Pins:
     @property
     def lent(self) -> set[bytes]:
         """The versions that need no copy: this peer downloads them, or has just done so."""
-        return {*self._coming, *(pin.version for pin in self._pins.values() if pin.lent)}
+        return {*self._coming, *(pin.version for pin in self._pins if pin.lent)}
 
     @asynccontextmanager
     async def use(self, version: bytes, since: float) -> AsyncIterator[Pin]:
@@ -76,7 +66,11 @@ class Pins:
                 snapshot = await self._provide(version)
                 if snapshot is None:
                     raise CallRefused("version", "this peer does not have that state")
-                pin = self._add(version, await offload(PinnedState, snapshot), taken)
+                try:
+                    state = await offload(PinnedState, snapshot)
+                except (SiteError, OSError) as error:
+                    raise gone(error) from error
+                pin = self._add(version, state, taken)
             pin.users += 1
         try:
             yield pin
@@ -88,12 +82,12 @@ class Pins:
     def expecting(self, version: bytes) -> Iterator[Lend]:
         """While the block runs, this peer downloads that state itself, and a peer that asks for it waits for that.
 
-        The function that it yields takes the state, its manifest and its digests, to be handed on for a while.
+        The function that it yields takes the state, with its hashes and its root, to be handed on for a while.
         """
 
-        def lend(snapshot: Snapshot, manifest: bytes, digests: Sequence[bytes]) -> None:
-            state = PinnedState(snapshot, digests)
-            if self._find(version) is None and not self._closed and state.manifest == manifest:
+        def lend(snapshot: Snapshot, root: bytes) -> None:
+            state = PinnedState(snapshot)
+            if self._find(version) is None and not self._closed and state.root == root:
                 self._let_go_later(self._add(version, state, loop_time(), lent=True))
 
         coming = self._coming[version] = asyncio.Event()
@@ -106,22 +100,25 @@ class Pins:
 
     def _find(self, version: bytes) -> Pin | None:
         """The newest."""
-        return next((pin for pin in reversed(self._pins.values()) if pin.version == version), None)
+        return next((pin for pin in reversed(self._pins) if pin.version == version), None)
 
     def _add(self, version: bytes, state: PinnedState, taken: float, *, lent: bool = False) -> Pin:
-        for old in [pin for pin in self._pins.values() if pin.version == version and not pin.users]:
-            del self._pins[old.token]
-        pin = Pin(state, version, self._random.randbytes(16), taken, lent)
+        self._pins = [pin for pin in self._pins if pin.version != version or pin.users]
+        pin = Pin(state, version, taken, lent)
         if not self._closed:
-            self._pins[pin.token] = pin
+            self._pins.append(pin)
         return pin
 
     def _let_go_later(self, pin: Pin) -> None:
         if self._find(pin.version) is not pin:
             self._let_go(pin)  # nobody will ask for it again: there is a newer one
         elif not pin.users:
-            asyncio.get_running_loop().call_later(self._linger, self._let_go, pin)
+            asyncio.get_running_loop().call_later(LINGER, self._let_go, pin)
 
     def _let_go(self, pin: Pin) -> None:
-        if not pin.users:
-            self._pins.pop(pin.token, None)
+        if not pin.users and pin in self._pins:
+            self._pins.remove(pin)
+
+
+def gone(error: Exception) -> CallRefused:
+    return CallRefused("gone", f"part of that state cannot be read any more: {error}")

@@ -11,7 +11,7 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import Annotated
 
@@ -38,14 +38,9 @@ from swarmcli.state.snapshot import Snapshot
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class SharingOptions:
-    """How a state is offered, and looked for. Times in seconds."""
-
-    donates: bool | None = None  # whether others may download it, until `share` says otherwise; None: see `share`
-    period: float = 30.0  # between two repetitions of the offer
-    withdrawal: float = 2.0  # that an ending donor takes to withdraw its offer
-    longest_download: float = 3600.0  # where the caller sets no bound
+# Seconds
+WITHDRAWAL = 2.0  # that an ending donor takes to withdraw its offer
+LONGEST_DOWNLOAD = 3600.0  # where the caller sets no bound
 
 
 class StateOffer(msgspec.Struct, frozen=True):
@@ -73,16 +68,18 @@ class StateSharing:
         node: DHTNode,
         prefix: str,
         provide: Callable[[], Awaitable[Snapshot]],
-        options: SharingOptions = SharingOptions(),
         *,
+        donates: bool | None,
+        period: float,
         courtesy: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`provide` gives the present state; `courtesy`: see StateDonor."""
+        """`provide` gives the present state. `donates`: until `share` says otherwise, see there. `period`: seconds
+        between two repetitions of the offer. `courtesy`: see StateDonor."""
         self.offer = StateOffer()
         self._node = node
         self._prefix, self._key = prefix, f"{prefix}.state"
         self._provide, self._courtesy = provide, courtesy
-        self._options, self._donates = options, options.donates
+        self._donates, self._period = donates, period
         self._offered = False  # others may find an offer of this peer
         self._changed = asyncio.Event()
         self._tasks = TaskOwner()
@@ -145,7 +142,7 @@ class StateSharing:
         Raises StateDownloadError, whose `attempts` name each donor, also after `timeout` seconds.
         """
         began = loop_time()
-        deadline = began + (self._options.longest_download if timeout is None else timeout)
+        deadline = began + (LONGEST_DOWNLOAD if timeout is None else timeout)
         offers = await self.donors()
         if not offers:
             return None
@@ -187,7 +184,7 @@ class StateSharing:
             else:
                 await self._withdraw()
             with suppress(TimeoutError):
-                async with asyncio.timeout(None if self._donates is False else self._options.period):
+                async with asyncio.timeout(None if self._donates is False else self._period):
                     await self._changed.wait()
 
     def _on_event(self, event: Event) -> None:
@@ -195,7 +192,7 @@ class StateSharing:
             self._changed.set()
 
     async def _make_offer(self) -> None:
-        expiration = self._node.endpoint.clock.now() + 2 * self._options.period
+        expiration = self._node.endpoint.clock.now() + 2 * self._period
         self._offered = True  # also where storing fails: part of it may have been stored
         try:
             node = self._node
@@ -208,7 +205,7 @@ class StateSharing:
         if not self._offered:
             return
         try:
-            async with asyncio.timeout(self._options.withdrawal):
+            async with asyncio.timeout(WITHDRAWAL):
                 await self._node.withdraw(self._key, self._node.own_subkey())
             self._offered = False
         except (NetworkError, DHTError, TimeoutError) as error:

@@ -3,15 +3,17 @@
     memory   | tensor "a" |pad| tensor "b"           |pad| "c" |        each tensor begins at a multiple of 64 bytes
     chunks   |   0   |   1   |   2   |   3   |   4   |   5   |         of equal size, but for the last
 
-The donor never builds that memory: it sends the pieces of its tensors, and hashes a chunk when it is first asked for.
-The downloader does, and reads chunks straight into it. The manifest tells both the same layout. Where a codec changes
-the tensors, what lies in memory is what the codec made of them.
+The donor never builds that memory: it hashes the pieces of its tensors once, and sends them. The downloader does. The
+manifest tells both the same layout and the hashes of all chunks, so its own hash, the *root*, stands for the whole
+state: two states are equal if their roots are. Where a codec changes the tensors, what lies in memory is what the codec
+made of them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any
@@ -48,6 +50,8 @@ _ALIGNMENT = 64
 _MIN_CHUNK, _USUAL_CHUNK, _MAX_CHUNK = 1 << 16, 1 << 20, 8 << 20  # bytes
 _FEW_CHUNKS = 256  # at least, where that leaves them above the least size: little is fetched twice
 _MAX_CHUNKS = 1 << 15
+_HASHERS = 2  # threads: the newcomer waits for the manifest, and so has a processor to spare while they work
+_HASHED_ALONE = 8 << 20  # bytes up to which one thread has done before others would begin
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Snapshot:
     codec     how the tensors travel; a lossy one gives up that the copy is bit-identical. Distant tensors travel as
               they are: what a codec makes of one cannot be read in pieces without having all of it
     roles     what the tensors are, for codecs that care; by name
+    digests   the hashes of all chunks, where they are known already
     """
 
     version: bytes
@@ -67,6 +72,7 @@ class Snapshot:
     tensors: Mapping[str, AnyTensor]
     codec: CompressionBase = NoCompression()  # noqa: RUF009  # codecs have no state
     roles: Mapping[str, TensorRole] = field(default_factory=dict)
+    digests: Sequence[bytes] = ()
 
     def encode(self, name: str) -> tuple[TensorEntry, memoryview | DistantTensor]:
         """One tensor as it travels: unchanged if it holds NaN or infinity (as masks do) and the codec refuses those."""
@@ -109,6 +115,7 @@ class Manifest(msgspec.Struct, frozen=True):
     metadata: Annotated[bytes, msgspec.Meta(max_length=MAX_METADATA)]
     tensors: Annotated[tuple[TensorEntry, ...], msgspec.Meta(max_length=MAX_TENSORS)]
     chunk_size: Annotated[int, msgspec.Meta(ge=1, le=_MAX_CHUNK)]
+    digests: Annotated[bytes, msgspec.Meta(max_length=MAX_MANIFEST)]  # DIGEST_BYTES for each chunk
 
 
 @dataclass(frozen=True)
@@ -163,24 +170,30 @@ class StateOutline:
     metadata: Any
     descriptors: Mapping[str, TensorDescriptor]
     layout: ChunkLayout
+    digests: tuple[bytes, ...]  # of all chunks
     exact: bool  # every bit as the donor has it; a lossy codec gives that up
 
 
 class PinnedState:
-    """A snapshot ready to be given out: laid out, read chunk by chunk without copies, hashed as it is asked for."""
+    """A snapshot ready to be given out: laid out, hashed, and read chunk by chunk without copies."""
 
-    def __init__(self, snapshot: Snapshot, digests: Sequence[bytes] = ()) -> None:
-        """Encodes the tensors, if the codec changes them. `digests` of all chunks, where they are known already.
+    def __init__(self, snapshot: Snapshot) -> None:
+        """Encodes the tensors, if the codec changes them, and hashes all chunks unless the snapshot has their hashes:
+        gigabytes a second, beside the loop.
 
-        Raises ValueError for a state that cannot travel.
+        Raises ValueError for a state that cannot travel, and what a DistantTensor raises that cannot be read.
         """
         self.snapshot = snapshot
         encoded = [snapshot.encode(name) for name in snapshot.tensors]
         self._contents = [content for _, content in encoded]
         entries = tuple(entry for entry, _ in encoded)
         self.layout = ChunkLayout(entries, _chunk_size(sum(entry.nbytes for entry in entries)))
-        self.manifest = _encode_manifest(snapshot, self.layout)
-        self._digests: list[bytes | None] = list(digests) or [None] * self.layout.chunks
+        self.digests = tuple(snapshot.digests) or self._hash()
+        self.manifest = _encode_manifest(snapshot, self.layout, self.digests)
+
+    @property
+    def root(self) -> bytes:
+        return state_root(self.manifest)
 
     def is_distant(self, chunk: int) -> bool:
         """Whether something of a chunk lies elsewhere, so that reading it blocks (DistantTensor.read)."""
@@ -189,7 +202,7 @@ class PinnedState:
         return any(isinstance(content, DistantTensor) for content in self._contents[first:last])
 
     def chunk(self, chunk: int) -> list[memoryview]:
-        """The pieces of a chunk, in order."""
+        """The pieces of a chunk, in order. For several threads."""
         begin, end = self.layout.bounds(chunk)
         offsets, index = self.layout.offsets, self._tensor_at(begin)
         pieces = []
@@ -203,27 +216,16 @@ class PinnedState:
             index, begin = index + 1, stop
         return pieces
 
-    def read(self, chunk: int) -> tuple[bytes, list[memoryview]]:
-        """The digest of a chunk and its pieces, for which it is read only once."""
-        pieces = self.chunk(chunk)
-        known = self._digests[chunk]
-        if known is None:
-            known = self._digests[chunk] = digest_of_chunk(*pieces)
-        return known, pieces
+    def _hash(self) -> tuple[bytes, ...]:
+        def digest(chunk: int) -> bytes:
+            return digest_of_chunk(*self.chunk(chunk))
 
-    def known_digest(self, chunk: int) -> bytes | None:
-        """The hash of a chunk, if it has been computed before."""
-        return self._digests[chunk]
-
-    def digest(self, chunk: int) -> bytes:
-        """The same; computes it the first time, at gigabytes a second. May be called from several threads."""
-        known = self._digests[chunk]
-        return self.read(chunk)[0] if known is None else known
-
-    @property
-    def digests(self) -> Sequence[bytes | None]:
-        """The hashes of all chunks; None for those that have not been hashed yet."""
-        return self._digests
+        chunks = range(self.layout.chunks)
+        distant = any(isinstance(content, DistantTensor) for content in self._contents)
+        if distant or self.layout.nbytes <= _HASHED_ALONE:
+            return tuple(map(digest, chunks))
+        with ThreadPoolExecutor(_HASHERS) as threads:
+            return tuple(threads.map(digest, chunks))
 
     def _tensor_at(self, place: int) -> int:
         return bisect_right(self.layout.offsets, place) - 1
@@ -245,8 +247,11 @@ def read_manifest(data: bytes | memoryview, max_bytes: int) -> StateOutline:
         raise ValueError(f"a state of {nbytes} bytes, at most {max_bytes} are accepted")
     if layout.chunks > _MAX_CHUNKS and layout.chunk_size < _MAX_CHUNK:
         raise ValueError(f"a state in {layout.chunks} chunks, at most {_MAX_CHUNKS} are accepted")
+    digests = tuple(manifest.digests[i : i + DIGEST_BYTES] for i in range(0, len(manifest.digests), DIGEST_BYTES))
+    if len(manifest.digests) != layout.chunks * DIGEST_BYTES:
+        raise ValueError(f"a state in {layout.chunks} chunks, with hashes of {len(digests)}")
     exact = all(entry.codec == NoCompression.name for entry in manifest.tensors)
-    return StateOutline(manifest.version, metadata, descriptors, layout, exact)
+    return StateOutline(manifest.version, metadata, descriptors, layout, digests, exact)
 
 
 @torch.no_grad()
@@ -276,6 +281,11 @@ def digest_of_chunk(*pieces: memoryview) -> bytes:
     return digest.digest()
 
 
+def state_root(manifest: bytes) -> bytes:
+    """32 bytes: equal for equal states."""
+    return digest_of_chunk(memoryview(manifest))
+
+
 def _descriptor(entry: TensorEntry) -> TensorDescriptor:
     """Raises CompressionError for a tensor that does not fit its size."""
     descriptor = entry.header.descriptor()
@@ -292,9 +302,10 @@ def _chunk_size(nbytes: int) -> int:
     return size
 
 
-def _encode_manifest(snapshot: Snapshot, layout: ChunkLayout) -> bytes:
+def _encode_manifest(snapshot: Snapshot, layout: ChunkLayout, digests: Sequence[bytes]) -> bytes:
     metadata = wire.encode(snapshot.metadata)
-    manifest = wire.encode(Manifest(snapshot.version, metadata, layout.entries, layout.chunk_size))
+    described = Manifest(snapshot.version, metadata, layout.entries, layout.chunk_size, b"".join(digests))
+    manifest = wire.encode(described)
     if len(snapshot.version) > MAX_VERSION or len(metadata) > MAX_METADATA or len(manifest) > MAX_MANIFEST:
         raise ValueError(
             f"a state with {len(metadata)} bytes of metadata and {len(layout.entries)} tensors "

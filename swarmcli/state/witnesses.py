@@ -1,18 +1,15 @@
 """Whether a state that was downloaded is the one that others hold under the same version.
 
-    root = SHA-256("swarm state root" + SHA-256 of the manifest + the digests of all chunks)
-
-Peers that hold a version say its root on request; equal states have equal roots. A downloader asks a few of them while
-it downloads, and drops a state that more of them contradict than confirm. Replicas on unlike processors differ in their
-last bits: where every root is another one, each root contradicts with one voice, and the donor is believed.
+Peers that hold a version say its root on request: the hash of its manifest, which has the hashes of all chunks. A
+downloader asks a few of them while it downloads, and drops a state that more of them contradict than confirm. Replicas
+on unlike processors differ in their last bits: where every root is another one, each root contradicts with one voice,
+and the donor is believed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -21,18 +18,10 @@ from swarmcli.errors import NetworkError
 from swarmcli.network import Endpoint, PeerID
 from swarmcli.state.snapshot import DIGEST_BYTES, MAX_VERSION
 
-
-@dataclass(frozen=True, slots=True)
-class WitnessOptions:
-    """How many peers are asked, and for how long. Times in seconds."""
-
-    most: int = 4  # that are asked: each hashes its state once
-    least: int = 3  # below that there is no majority against anybody
-    timeout: float = 60.0  # for a root: the witness may have to copy and hash its state
-    patience: float = 5.0  # for which a downloaded state waits for roots that have not come
-
-
-WITNESSES = WitnessOptions()
+MOST_WITNESSES = 4  # that are asked: each hashes its state once
+LEAST_WITNESSES = 3  # below that there is no majority against anybody
+ROOT_TIMEOUT = 60.0  # seconds for a root: the witness may have to copy and hash its state
+ROOT_PATIENCE = 5.0  # seconds for which a downloaded state waits for roots that have not come
 
 
 class RootQuestion(msgspec.Struct, frozen=True):
@@ -50,33 +39,17 @@ def root_method(prefix: str) -> str:
     return f"state.root.{prefix}"
 
 
-def state_root(manifest: bytes, digests: Iterable[bytes]) -> bytes:
-    """The root of a state with this manifest and these digests of all its chunks."""
-    root = hashlib.sha256(b"swarm state root" + hashlib.sha256(manifest).digest())
-    for digest in digests:
-        root.update(digest)
-    return root.digest()
-
-
 class Witnesses:
     """Asks some peers for the root of a version, from now on and until `close`."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        prefix: str,
-        version: bytes,
-        peers: Sequence[PeerID],
-        options: WitnessOptions = WITNESSES,
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, prefix: str, version: bytes, peers: Sequence[PeerID]) -> None:
         self._roots: dict[PeerID, bytes] = {}
-        self._patience = options.patience
-        asked = list(peers)[: options.most] if len(peers) >= options.least else []
+        asked = list(peers)[:MOST_WITNESSES] if len(peers) >= LEAST_WITNESSES else []
 
         async def ask(peer: PeerID) -> None:
             try:
                 question, method = RootQuestion(version), root_method(prefix)
-                answer = await endpoint.call(peer, method, question, RootAnswer, timeout=options.timeout)
+                answer = await endpoint.call(peer, method, question, RootAnswer, timeout=ROOT_TIMEOUT)
                 self._roots[peer] = answer.root
             except NetworkError:
                 return  # the peer has gone on, or is busy: it says nothing
@@ -84,9 +57,9 @@ class Witnesses:
         self._tasks = [asyncio.get_running_loop().create_task(ask(peer)) for peer in asked]
 
     async def roots(self) -> Mapping[PeerID, bytes]:
-        """The roots by the peer that said it, after `patience` seconds at most."""
+        """The roots by the peer that said it, after ROOT_PATIENCE seconds at most."""
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._patience)
+            await asyncio.wait(self._tasks, timeout=ROOT_PATIENCE)
         return self._roots
 
     async def close(self) -> None:

@@ -172,7 +172,9 @@ def read_tensor(data: bytes) -> None:
 def _manifest() -> bytes:
     tensors = {"weight": torch.zeros(30, 7), "bias": torch.zeros(0), "step": torch.tensor(1)}
     layout = ChunkLayout.of(tensors)
-    return wire.encode(Manifest(b"version", wire.encode({"epoch": 1}), layout.entries, layout.chunk_size))
+    return wire.encode(
+        Manifest(b"version", wire.encode({"epoch": 1}), layout.entries, layout.chunk_size, bytes(32 * layout.chunks))
+    )
 
 
 @cache

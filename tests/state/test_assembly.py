@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from swarmcli.compression import BlockwiseQuantization, Float16Compression, NoCompression
 from swarmcli.errors import StateDownloadError
-from swarmcli.state import unnamed_file
+from swarmcli.network import Identity
+from swarmcli.state import download, unnamed_file
 from swarmcli.state.assembly import Assembly
 from swarmcli.state.distant import DistantTensor, loaded
 from swarmcli.state.donor import StateDonor
@@ -27,12 +28,14 @@ from tests.simulation import simulated
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
+STRANGER = Identity.from_seed(1).peer_id
+
+
 def assembled(pinned: PinnedState, spool: Path) -> Assembly:
     assembly = Assembly(pinned.manifest, read_manifest(pinned.manifest, 1 << 30), spool)
     for chunk in reversed(range(pinned.layout.chunks)):
-        slot = assembly.slot(chunk)
-        slot[:] = b"".join(pinned.chunk(chunk))
-        assembly.settle(chunk, slot)
+        assert assembly.is_true(chunk, memoryview(b"".join(pinned.chunk(chunk))))
+        assembly.note(chunk, STRANGER)
     return assembly
 
 
@@ -82,22 +85,22 @@ async def test_a_download_through_a_file_is_the_one_through_memory(tmp_path: Pat
         got = await swarm.download(spool=tmp_path)
         assert all(isinstance(tensor, DistantTensor) for tensor in got.contents.values())
         check(got, Snapshot(b"v1", {"epoch": 3}, expected.tensors))
-        assert (got.exact, got.manifest, got.digests) == (expected.exact, expected.manifest, expected.digests)
+        assert (got.exact, got.root, got.digests) == (expected.exact, expected.root, expected.digests)
 
 
 @simulated
 async def test_only_chunks_on_their_way_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    most, slot = 0, Assembly.slot
+    most, unwritten = 0, download.unwritten
     slots: list[weakref.ref[memoryview]] = []
 
-    def counting(self: Assembly, *args: Any) -> memoryview:
+    def counting(nbytes: int) -> memoryview:
         nonlocal most
-        memory = slot(self, *args)
+        memory = unwritten(nbytes)
         slots.append(weakref.ref(memory))
         most = max(most, sum(each() is not None for each in slots))
         return memory
 
-    monkeypatch.setattr(Assembly, "slot", counting)
+    monkeypatch.setattr(download, "unwritten", counting)
     async with Swarm(4, bandwidth=500_000) as swarm:
         swarm.states = [Snapshot(b"v1", {"epoch": 3}, make_state(size=300_000))] * 4
         check(await swarm.download(spool=tmp_path), swarm.states[0])
@@ -116,7 +119,7 @@ async def test_what_went_through_a_file_is_handed_on_from_there(tmp_path: Path) 
         lender.start()
         with lender.expecting(b"v1") as lend:
             state = await swarm.download(spool=tmp_path, version=b"v1")
-            lend(Snapshot(state.version, state.metadata, state.contents), state.manifest, state.digests)
+            lend(state.snapshot(), state.root)
         got = await download_state(second, "test", [first.peer_id], version=b"v1", timeout=10)
         check(got, swarm.states[0])
         lender.close()

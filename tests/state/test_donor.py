@@ -11,10 +11,9 @@ import pytest
 from swarmcli.errors import CallRefused, StateDownloadError
 from swarmcli.network import Endpoint
 from swarmcli.state import donor as donor_module
+from swarmcli.state import pins
 from swarmcli.state.assembly import DownloadedState
-from swarmcli.state.donor import (
-    StateDonor,
-)
+from swarmcli.state.donor import StateDonor
 from swarmcli.state.download import download_state
 from swarmcli.state.snapshot import Snapshot
 from swarmcli.state.witnesses import RootAnswer, RootQuestion, root_method
@@ -48,7 +47,7 @@ class Newcomers(Swarm):
         lender.start()
         with lender.expecting(b"v1") as lend:
             state = await download_state(endpoint, "test", self.ids, version=b"v1", timeout=timeout)
-            lend(Snapshot(state.version, state.metadata, state.tensors), state.manifest, state.digests)
+            lend(state.snapshot(), state.root)
         self.finished.append(asyncio.get_running_loop().time())
         check(state, self.states[0])
         return state
@@ -102,7 +101,7 @@ async def test_a_newcomer_that_leaves_frees_its_place_in_line_and_its_snapshot()
         await third
         assert asyncio.get_running_loop().time() < 1 + 1.2 * swarm.total / SPEED, "it had the link for itself"
         assert swarm.provided == [1]
-        await asyncio.sleep(donor_module.DonorOptions().linger + 1)
+        await asyncio.sleep(pins.LINGER + 1)
         await swarm.download()
         assert swarm.provided == [2], "the first one had been let go"
         for left in (first, second):
@@ -126,14 +125,13 @@ async def test_a_donor_does_its_own_work_first() -> None:
 class Versions(Newcomers):
     """One donor, that has a state of any version, and keys that trickle. The last newcomer is honest."""
 
-    options = donor_module.DonorOptions()
     asked: set[bytes]
 
     async def __aenter__(self) -> Versions:
         await super().__aenter__()
         self.asked = set()
         self.donors[0].close()
-        self.donors[0] = StateDonor(self.endpoints[0], "test", self.version, options=self.options)
+        self.donors[0] = StateDonor(self.endpoints[0], "test", self.version)
         self.donors[0].start()
         return self
 
@@ -197,11 +195,10 @@ async def test_one_network_takes_all_places_only_while_no_other_wants_one() -> N
 
 
 @simulated
-async def test_one_network_does_not_fill_the_line() -> None:
+async def test_one_network_does_not_fill_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(donor_module, "MOST_IN_LINE", 4)
     hosts = [f"8.8.8.{number}" for number in range(10)] + ["9.9.9.9"]
-    swarm = Versions(1, 11, 1, hosts=hosts)
-    swarm.options = donor_module.DonorOptions(max_in_line=4)
-    async with swarm, swarm.trickling([b"v"] * 10):
+    async with Versions(1, 11, 1, hosts=hosts) as swarm, swarm.trickling([b"v"] * 10):
         assert await swarm.fetch() < 25
 
 
@@ -259,5 +256,5 @@ async def test_two_downloads_of_one_state_may_overlap() -> None:
             await asyncio.sleep(5)
             assert not asking.done()
             state = await download_state(swarm.endpoints[1], "test", swarm.ids, version=b"v1", timeout=30)
-            lend(Snapshot(state.version, state.metadata, state.tensors), state.manifest, state.digests)
+            lend(state.snapshot(), state.root)
         check(await asking, swarm.states[0])

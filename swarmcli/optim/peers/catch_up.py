@@ -32,7 +32,7 @@ from swarmcli.optim.peers.report import PeerReport, credited
 from swarmcli.optim.peers.survey import Survey
 from swarmcli.optim.state.lineage import TORN, Claim, LineagePosition
 from swarmcli.state.download import DownloadProgress
-from swarmcli.state.witnesses import WITNESSES
+from swarmcli.state.witnesses import LEAST_WITNESSES
 from swarmcli.tasks import beside
 
 # Seconds
@@ -319,7 +319,7 @@ class CatchUp:
         """The lineage binds which round it was, and not its averages: those are to be signed for by its members, where
         there are enough of them (`among`: how many hold what it led to) that one may lie."""
         averager = self._work.averager
-        signed = among >= WITNESSES.least or self._claims.mates.needed > 1
+        signed = among >= LEAST_WITNESSES or self._claims.mates.needed > 1
         part_size = averager.config.allreduce.part_size_bytes if signed else None
         return await averager.archive.fetch(
             donors,

@@ -135,7 +135,7 @@ class StateExchange(Handover):
                 await asking.close()
             await to_its_end(self._restore(wanted, state))
             if state.exact:
-                lend(Snapshot(state.version, state.metadata, state.contents), state.manifest, state.digests)
+                lend(state.snapshot(), state.root)
             else:
                 self._endpoint.events.emit(Noticed("warning", LOSSY))
         self._endpoint.events.emit(

@@ -22,7 +22,7 @@ import torch
 from swarmcli.errors import CheckpointError
 from swarmcli.files.tensor_file import TensorFile, mapped, write_tensors
 from swarmcli.state.distant import AnyTensor, fill, loaded
-from swarmcli.state.snapshot import DIGEST_BYTES, ChunkLayout, PinnedState, Snapshot, StateOutline
+from swarmcli.state.snapshot import ChunkLayout, PinnedState, Snapshot, StateOutline
 
 FILE = "frozen-weights.safetensors"
 TERM = "frozen_weights"  # the key of the fingerprint under which peers compare digests
@@ -82,17 +82,14 @@ class FrozenWeights:
 
     def snapshot(self) -> Snapshot:
         """To be handed out, once they are held."""
-        return Snapshot(bytes.fromhex(self.digest), b"".join(self._chunks), self.tensors)
+        return Snapshot(bytes.fromhex(self.digest), None, self.tensors, digests=self._chunks)
 
-    def check(self, outline: StateOutline) -> Sequence[bytes]:
-        """The hashes of all chunks that a donor promises. Raises ValueError unless they are those of the run's."""
+    def check(self, outline: StateOutline) -> None:
+        """Raises ValueError unless the hashes of all chunks that a donor promises are those of the run's."""
         if outline.layout != self.layout:
             raise ValueError("its frozen weights have other names, types or shapes than this model's")
-        told = outline.metadata if isinstance(outline.metadata, bytes) else b""
-        chunks = [told[begin : begin + DIGEST_BYTES] for begin in range(0, len(told), DIGEST_BYTES)]
-        if len(chunks) != self.layout.chunks or _digest(self.layout, chunks) != self.digest:
+        if _digest(self.layout, outline.digests) != self.digest:
             raise ValueError(f"what it offers are not the run's frozen weights, {self.digest[:16]}…")
-        return chunks
 
     def take(self, contents: Mapping[str, AnyTensor], chunks: Sequence[bytes]) -> None:
         """The model has these from now on, whose hashes have been checked. OSError: they could not be read, and the
@@ -150,13 +147,13 @@ class StoredWeights(FrozenWeights):
             super().look()
             self._map(self._stored())
 
-    def check(self, outline: StateOutline) -> Sequence[bytes]:
+    def check(self, outline: StateOutline) -> None:
         if self.directory is None:
             raise ValueError("your limit for the disk leaves no room for them; `swarm limits set disk=…` changes that")
         if not outline.exact or outline.layout.nbytes > self._most:
             raise ValueError(f"its frozen weights take more than {self._most >> 20} MiB, or came through a codec")
         self.layout = outline.layout  # the digest is over that, too
-        return super().check(outline)
+        super().check(outline)
 
     def take(self, contents: Mapping[str, AnyTensor], chunks: Sequence[bytes]) -> None:
         """As for others, once they lie in the directory."""
@@ -235,9 +232,8 @@ def base_of(parameters: Sequence[torch.Tensor]) -> str:
     return hashlib.sha256(b"".join(sorted(hashes))).hexdigest() if hashes else ""
 
 
-def _chunks_of(tensors: Mapping[str, torch.Tensor]) -> list[bytes]:
-    pinned = PinnedState(Snapshot(b"", None, tensors))
-    return [pinned.digest(chunk) for chunk in range(pinned.layout.chunks)]
+def _chunks_of(tensors: Mapping[str, torch.Tensor]) -> Sequence[bytes]:
+    return PinnedState(Snapshot(b"", None, tensors)).digests
 
 
 def _digest(layout: ChunkLayout, chunks: Sequence[bytes]) -> str:

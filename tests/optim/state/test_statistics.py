@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from swarmcli.errors import OptimizerError
+from swarmcli.network import Identity
 from swarmcli.optim.state.averaging import statistic_slots
 from swarmcli.optim.state.replica import InPlace, Replica
 from swarmcli.optim.state.statistics import OwnStatistics, by_parameter, read_place
@@ -57,9 +58,8 @@ def test_a_state_in_a_file_is_restored_like_one_in_memory(optimizer: str, tmp_pa
     pinned = PinnedState(Snapshot(b"", None, captured.tensors))
     assembly = Assembly(pinned.manifest, read_manifest(pinned.manifest, 1 << 30), tmp_path)
     for chunk in range(pinned.layout.chunks):
-        slot = assembly.slot(chunk)
-        slot[:] = b"".join(pinned.chunk(chunk))
-        assembly.settle(chunk, slot)
+        assert assembly.is_true(chunk, memoryview(b"".join(pinned.chunk(chunk))))
+        assembly.note(chunk, Identity.from_seed(1).peer_id)
     here.restore(captured)
     there.restore(CapturedState(captured.metadata, assembly.finish().contents))
     for state in (donor, here, there):
