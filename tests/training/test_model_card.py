@@ -19,7 +19,7 @@ from swarmcli.training.model_card import _code, model_card
 
 from .small_tasks import SMALL
 
-MEASURED = Evaluated(12, 2.0, 256, {"accuracy": 0.9}, peers=3)
+MEASURED = Evaluated(12, 2.0, 256, {"accuracy": 0.9})
 
 
 def recipe(**changes: Any) -> Recipe:
@@ -56,7 +56,7 @@ def test_it_tells_the_run_the_data_how_far_it_came_how_good_it_is_and_what_is_no
     ):
         assert words in body, words
     _, body = read(model_card(recipe(), 12, 34567, 3, measured=MEASURED, began="epoch 7 of the run old"))
-    assert "- on data kept aside: `loss 2.0000, accuracy 0.9000, the middle of 3 peers`" in body
+    assert "- on data kept aside: `loss 2.0000, accuracy 0.9000`" in body
     assert "- went on from: `epoch 7 of the run old`" in body
     _, body = read(model_card(recipe(), 1, None, None))
     assert "- samples: unknown" in body and "- trainers: unknown" in body and "kept aside" not in body
