@@ -7,8 +7,8 @@ import re
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 
 from swarmcli.checkpoints.layout import MANIFEST, OWNER, TRAINING, epoch_of
 from swarmcli.errors import SwarmError
@@ -23,103 +23,71 @@ STAGED = "upload-"  # in the home: what is sent, under names that last as long a
 Send = Callable[[Path, str], str]  # a directory and what to say of it; where it is now
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
-    epoch: int
-    directory: Path
-    message: str
-
-
 class Uploads:
-    """Sends the model of the newest checkpoint that it was given, in a thread of its own, until that has succeeded.
+    """Sends the models of checkpoints, one at a time, in a thread that ends with its process, so that nobody who leaves
+    waits for it.
 
-    A newer one takes the place of one that waits. A failure is told once and tried again, less and less often.
+    A newer one takes the place of one that waits. One that fails is told of, and the next checkpoint is tried again.
     """
 
-    def __init__(self, home: Path, send: Send, events: Events, *, waits: tuple[float, float] = (10.0, 600.0)) -> None:
-        """`waits`: seconds between the first two tries, and at most."""
-        self._home, self._send, self._events, self._waits = home, send, events, waits
-        self._condition = threading.Condition()
-        self._waiting: Staged | None = None
-        self._sending: Staged | None = None
-        self._count = 0  # of what was given
-        self._closing = False  # what fails now is not tried again
-        self._told = ""
+    def __init__(self, home: Path, send: Send, events: Events) -> None:
+        self._home, self._send, self._events = home, send, events
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._waiting: tuple[Path, str] | None = None  # what is sent next, and what to say of it
+        self._sending = ""
         for left in home.glob(f"{STAGED}*"):  # by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
-        self._thread = threading.Thread(target=self._work, name="swarm-uploads", daemon=True)
-        self._thread.start()
 
     def offer(self, checkpoint: Path, loss: float | None = None) -> None:
         """To be called while the checkpoint is there; it may go at once afterwards. Raises nothing."""
         epoch = epoch_of(checkpoint)
-        self._count += 1
-        directory = self._home / f"{STAGED}{epoch:06d}-{self._count}"
+        message = f"epoch {epoch}" + ("" if loss is None else f", evaluation loss {loss:.4f}")
         try:
+            directory = Path(mkdtemp(prefix=STAGED, dir=self._home))
             _stage(checkpoint, directory)
         except OSError as error:
             self._events.emit(Noticed("warning", f"epoch {epoch} is not uploaded: {error}"))
             return
-        message = f"epoch {epoch}" + ("" if loss is None else f", evaluation loss {loss:.4f}")
-        with self._condition:
-            replaced, self._waiting = self._waiting, Staged(epoch, directory, message)
-            self._condition.notify_all()
+        with self._lock:
+            replaced, self._waiting = self._waiting, (directory, message)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="swarm-uploads", daemon=True)
+                self._thread.start()
         if replaced is not None:
-            shutil.rmtree(replaced.directory, ignore_errors=True)
+            shutil.rmtree(replaced[0], ignore_errors=True)
 
     def close(self, stopped: Callable[[], bool]) -> None:
-        """Lets what waits be tried once more, unless `stopped` says that the user does not wait for it."""
-        with self._condition:
-            self._closing = True
-            self._condition.notify_all()
-        while self._thread.is_alive() and not stopped():
-            self._thread.join(0.2)  # in pieces: a signal sets what `stopped` looks at
-        left = self._sending or self._waiting
-        if self._thread.is_alive() and left is not None:
-            self._events.emit(Noticed("info", f"{left.message} was not uploaded; the checkpoint is on this computer"))
+        """Waits for what was offered, unless `stopped` says that the user does not."""
+        while (thread := self._thread) is not None and not stopped():
+            thread.join(0.2)  # in pieces: a signal sets what `stopped` looks at
+        if self._thread is not None:
+            text = f"{self._sending} was not uploaded; the checkpoint is on this computer"
+            self._events.emit(Noticed("info", text))
 
     def _work(self) -> None:
-        first, longest = self._waits
-        wait = first
         while (staged := self._next()) is not None:
-            succeeded = self._try(staged)
-            with self._condition:
-                self._sending = None
-                if not succeeded and not self._closing and self._waiting is None:
-                    self._condition.wait(wait)
-                    self._waiting = self._waiting or staged
-                again = self._waiting is staged
-            wait = first if succeeded else min(2 * wait, longest)
-            if not again:
-                shutil.rmtree(staged.directory, ignore_errors=True)
+            directory, message = staged
+            try:
+                told = Noticed("info", without_tokens(f"{message} is at {self._send(directory, message)}"))
+            except Exception as error:  # of the library, of the network below it, and of the disk: many kinds
+                told = Noticed("warning", without_tokens(f"{message} is not uploaded: {first_words(error)}"))
+            shutil.rmtree(directory, ignore_errors=True)
+            self._events.emit(told)
 
-    def _next(self) -> Staged | None:
-        """Waits for something to send; None when there will be no more."""
-        with self._condition:
-            while self._waiting is None and not self._closing:
-                self._condition.wait()
-            self._sending, self._waiting = self._waiting, None
-            return self._sending
-
-    def _try(self, staged: Staged) -> bool:
-        try:
-            place = self._send(staged.directory, staged.message)
-        except Exception as error:  # of the library, of the network below it, and of the disk: many kinds
-            if (told := first_words(error)) != self._told:
-                self._told = told
-                text = without_tokens(f"{staged.message} is not uploaded yet: {told}")
-                self._events.emit(Noticed("warning", text))
-            return False
-        self._told = ""
-        self._events.emit(Noticed("info", without_tokens(f"{staged.message} is at {place}")))
-        return True
+    def _next(self) -> tuple[Path, str] | None:
+        with self._lock:
+            staged, self._waiting = self._waiting, None
+            if staged is None:
+                self._thread = None
+            else:
+                self._sending = staged[1]
+            return staged
 
 
 def _stage(checkpoint: Path, directory: Path) -> None:
     """The files of the model under further names, which outlive the checkpoint and take no room; copies where the file
     system has no such names."""
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir()
     for file in checkpoint.iterdir():
         if file.is_file() and file.name not in OF_TRAINING and not file.name.startswith("."):
             try:

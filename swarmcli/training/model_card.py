@@ -94,7 +94,7 @@ def model_card(
     header = yaml.safe_dump(_front_matter(recipe, measured), sort_keys=False, allow_unicode=False)
     told = _facts(recipe, epoch, samples, trainers) | ({"went on from": _code(began)} if began else {})
     if measured is not None:
-        told["on data kept aside"] = _code(", ".join(filter(None, [measured.sentence, measured.by])))
+        told["on data kept aside"] = _code(measured.sentence)
     facts = "\n".join(f"- {name}: {value}" for name, value in told.items())
     data = "\n".join(f"- {line}" for line in _data(recipe))
     return f"""\
@@ -135,29 +135,32 @@ def _loading(recipe: Recipe) -> str:
 
 
 def _front_matter(recipe: Recipe, measured: Evaluated | None) -> dict[str, Any]:
+    """As the Hub reads it. Every value that a recipe can choose is quoted by YAML."""
+    # Imported here: who writes no card need not wait for it.
+    from huggingface_hub import EvalResult, ModelCardData
+
     hub = [d.path for d in recipe.datasets if isinstance(d, HuggingFaceDataset) and d.path not in LOCAL_BUILDERS]
     named = [path for path in hub if _HUB_NAME.fullmatch(path)]
-    return {
-        "license": recipe.license or "unknown",
-        **({"language": list(recipe.language)} if recipe.language else {}),
-        "library_name": "peft" if recipe.adapter else "transformers",
-        **({"pipeline_tag": BUILT_IN[recipe.task].pipeline} if recipe.task in BUILT_IN else {}),
-        "tags": ["swarm", *recipe.tags],
-        **({"base_model": recipe.base_model} if recipe.revision else {}),
-        **({"datasets": named[: BOUNDS.items]} if named else {}),
-        **({"model-index": [{"name": recipe.run_id, "results": [_result(recipe, measured)]}]} if measured else {}),
-    }
-
-
-def _result(recipe: Recipe, measured: Evaluated) -> dict[str, Any]:
-    """As the Hub reads results of evaluations."""
-    named = _public(getattr(recipe.evaluation.dataset, "path", "data that no peer trains on"))
-    numbers = {"loss": measured.loss, **measured.metrics}.items()
-    return {
-        "task": {"type": BUILT_IN[recipe.task].pipeline if recipe.task in BUILT_IN else "other"},
-        "dataset": {"name": named, "type": named},
-        "metrics": [{"type": name, "value": value} for name, value in numbers if math.isfinite(value)],
-    }
+    pipeline = BUILT_IN[recipe.task].pipeline if recipe.task in BUILT_IN else None
+    data = _public(getattr(recipe.evaluation.dataset, "path", "data that no peer trains on"))
+    numbers = {"loss": measured.loss, **measured.metrics} if measured is not None else {}
+    results = [
+        EvalResult(pipeline or "other", data, data, name, value)
+        for name, value in numbers.items()
+        if math.isfinite(value)
+    ]
+    told = ModelCardData(
+        license=recipe.license or "unknown",
+        language=list(recipe.language) or None,
+        library_name="peft" if recipe.adapter else "transformers",
+        pipeline_tag=pipeline,
+        tags=["swarm", *recipe.tags],
+        base_model=str(recipe.base_model) if recipe.revision else None,
+        datasets=named[: BOUNDS.items] or None,
+        model_name=recipe.run_id,
+        eval_results=results or None,
+    )
+    return told.to_dict()
 
 
 def _facts(recipe: Recipe, epoch: int, samples: int | None, trainers: int | None) -> dict[str, str]:
