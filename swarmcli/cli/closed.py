@@ -18,19 +18,19 @@ from swarmcli.checkpoints.layout import OWNER, position_of
 from swarmcli.cli import contributions
 from swarmcli.cli.console import err, moment, out, plain_table
 from swarmcli.cli.contributions import Told
-from swarmcli.cli.journals import journal_of
-from swarmcli.cli.link import contacts_of, links_of, only
+from swarmcli.cli.link import links_of
 from swarmcli.cli.peers import Overrides, Peers
+from swarmcli.cli.which import Which, contacts_of, home_of, link_of, runs_of
 from swarmcli.errors import CheckpointError, SwarmError, UsageError
 from swarmcli.events import Contribution
 from swarmcli.files.durable import write_file
-from swarmcli.journal import printable
+from swarmcli.journal import JOURNAL_NAME, printable
 from swarmcli.machine import client
 from swarmcli.machine.registry import LocalPeers
 from swarmcli.network.identity import PeerID
 from swarmcli.owner.invitations import key_file
 from swarmcli.owner.visit import InvitationLedger, RunMember, Visit, describe_subject, load_key
-from swarmcli.peer.home import addresses_in, remembered
+from swarmcli.peer.home import LINK
 from swarmcli.peer.linked import visitor_of
 from swarmcli.recipe import Link, Recipe, digest_of, is_link, load_recipe, parse_link
 from swarmcli.recipe.offered import data_in_words
@@ -155,14 +155,7 @@ def sign(
 def members(
     overrides: Overrides,
     peer: Peers,
-    what: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="LINK|RECIPE|DIRECTORY|RUN",
-            help="Which run: a link, a recipe, a peer's directory, or its name. Default: the only run of this "
-            "computer.",
-        ),
-    ] = None,
+    what: Which = None,
     sort: Annotated[
         str, typer.Option(help="By samples, hours, rounds, reduced_bytes, uptime, last, name or team.")
     ] = "samples",
@@ -263,30 +256,17 @@ def _run_named(what: str | None, overrides: list[str], peers: list[str]) -> _Run
     if what is not None and Path(what).is_file():
         recipe = load_recipe(what, overrides)
         return _Run(recipe.run_id, _contacts_of(recipe, peers), recipe)
-    try:
-        found = links_of(what)
-    except UsageError:
-        if what is None or Path(what).exists() or not (known := _known_in(what)):
-            raise
-        return _Run(what, [*peers, *known])
-    home, link = only(found)
-    return _Run(link.run_id, [*peers, *contacts_of(home, link)], link=link)
-
-
-def _known_in(run_id: str) -> list[str]:
-    """Returns the contacts of a peer of this user in the run, where no link was given; `[]` if there is no such
-    peer."""
-    try:
-        home = journal_of(run_id).parent
-    except UsageError:
-        return []
-    return list(dict.fromkeys([*addresses_in(home / "peer.json", "addresses"), *remembered(home)]))
+    home = home_of(what, LINK, JOURNAL_NAME)
+    contacts = [*peers, *contacts_of(home)]
+    if not contacts:
+        raise UsageError(f"{home} knows no peer of its run; name one with --peer tcp://host:port")
+    return _Run(runs_of(home)[0], contacts, link=link_of(home))
 
 
 def _contacts_of(recipe: Recipe, peers: list[str]) -> list[str]:
     contacts = [*peers, *recipe.network.initial_peers]
     if not peers:
-        contacts += [address for home, link in _links_here(recipe).items() for address in contacts_of(home, link)]
+        contacts += [address for home in _links_here(recipe) for address in contacts_of(home)]
     if not contacts:
         raise UsageError(
             f"no peer of the run {recipe.run_id} is known on this computer; start `swarm monitor {recipe.file}` first, "

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmcli.cli.console import day, err, out, plain_table
-from swarmcli.cli.local import running_homes
+from swarmcli.cli.which import contacts_of, homes_of, only
 from swarmcli.errors import SwarmError, UsageError
 from swarmcli.events import Contribution
 from swarmcli.journal import printable, short
@@ -371,36 +370,14 @@ def _as_json(made: ContributionCertificate) -> dict[str, Any]:
 
 def only_home() -> Path:
     """The only home on this computer of a peer that gives something, or of several the only one whose peer runs."""
-    from swarmcli.cli.link import link_files, places_of
-
-    places = places_of(None).directories
-    homes = {file.parent.resolve() for below in places for file in link_files(below)}
-    homes |= {home.resolve() for place in places for home in beside(place)}
-    giving = sorted(home for home in homes if not home.name.startswith("monitor")) or sorted(homes)
-    if not giving:
-        raise UsageError("no peer on this computer has taken part in a run; name its directory with --home")
-    living = running_homes()
-    giving = [home for home in giving if home in living] or giving
-    if len(giving) > 1:
-        named = "".join(f"\n  {home}" for home in giving[:20])
-        raise UsageError(f"{len(giving)} peers are known on this computer; say which with --home:{named}")
-    return giving[0]
-
-
-def beside(home: Path) -> list[Path]:
-    """The homes of this user's other peers of a run, if this one is among those that are made by their role: who owns a
-    run has a trainer beside his monitor, which need not run any more."""
     from swarmcli.peer.home import LINK
 
-    made = re.compile(r"(trainer|auxiliary|monitor)-\d+")
-    if not made.fullmatch(home.name):
-        return []
-    return [file.parent for file in home.parent.glob(f"*/{LINK}") if made.fullmatch(file.parent.name)]
+    homes = homes_of(None, LINK)
+    return only([home for home in homes if not home.name.startswith("monitor")] or homes, "--home")
 
 
 def _attestation(home: Path, peers: Sequence[str]) -> Attestation | None:
     """Returns the word of a monitor that runs now, or else the one that the home has kept."""
-    from swarmcli.cli.link import contacts_of
     from swarmcli.peer.home import read_link
     from swarmcli.peer.linked import LinkedRun
     from swarmcli.run.asking import ask_for_attestation, visit
@@ -410,7 +387,7 @@ def _attestation(home: Path, peers: Sequence[str]) -> Attestation | None:
     about = _who(home, kept)
     try:
         link, _ = read_link(home)
-        contacts, visitor = [*peers, *contacts_of(home, link)], LinkedRun(link).visitor()
+        contacts, visitor = [*peers, *contacts_of(home)], LinkedRun(link).visitor()
         found = visit(contacts, lambda node: ask_for_attestation(node, link.run_id, about), visitor)
     except (OSError, SwarmError) as error:
         found = None

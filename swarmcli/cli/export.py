@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from swarmcli.cli.console import err
-from swarmcli.cli.journals import Which, journal_of
 from swarmcli.cli.local import LastEpoch
+from swarmcli.cli.which import Which, journal_of
 from swarmcli.errors import JournalError, SwarmError, UsageError
 from swarmcli.events import Contribution, EpochAdvanced, Evaluated, PeerSeen, RoundFinished
 from swarmcli.journal import JournalReader, Line
@@ -68,7 +68,8 @@ def export(
         return
     if what is None and output is None:
         raise UsageError(f"say which list with --what ({', '.join(EXPORTS)}), or a directory for all with --output DIR")
-    with JournalReader(journal_of(which)) as reader:
+    journal = journal_of(which)
+    with JournalReader(journal) as reader:
         runs = reader.runs()
         if not runs:
             raise JournalError(f"{reader.path} holds no run yet")

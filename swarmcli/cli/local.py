@@ -84,11 +84,6 @@ def spread(verb: Callable[[Any], None]) -> Callable[..., None]:
     return spread_out
 
 
-def running_homes() -> set[Path]:
-    """The directories of this user's running peers, resolved."""
-    return {Path(peer.home).resolve() for peer in LocalPeers().peers()}
-
-
 def described(peer: LocalPeer) -> str:
     """For example: Ada (trainer of stdlib-lm)."""
     return printable(f"{peer.label} ({peer.role} of {peer.run_id})")

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from swarmcli.cli.console import clock, epoch_line, event_line, out, round_line
 from swarmcli.cli.ending import ExitCode
-from swarmcli.cli.journals import Which, journal_of
 from swarmcli.cli.log_tables import print_summary, print_table
+from swarmcli.cli.which import Which, journal_of
 from swarmcli.errors import JournalError, UsageError
 from swarmcli.events import EpochAdvanced, Event, RoundFinished
 from swarmcli.journal import JournalReader, Line, RunRecord, printable

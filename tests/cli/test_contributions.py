@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,18 +12,14 @@ from swarmcli.cli.contributions import (
     check_order,
     contributions_table,
     in_words,
-    only_home,
     ordered,
     teams_of,
     thanks,
     told_by,
 )
-from swarmcli.cli.link import Places
 from swarmcli.errors import UsageError
 from swarmcli.events import Contribution
-from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.peer.home import LINK
 from swarmcli.peer.peer import Summary
 from swarmcli.run.asking import Given
 from swarmcli.run.certificate import ContributionCertificate
@@ -129,23 +124,3 @@ def test_a_certificate_in_words_says_what_it_does_not_prove() -> None:
     assert "Ada Lovelace" in said and "12,400 of 98,000 samples" in said
     assert "claimed" in said and "seen" in said and "whether they are to be believed" in said
     assert "has not signed it" in "\n".join(in_words(ContributionCertificate.make(attestation())))
-
-
-def test_an_owner_gets_the_certificate_of_the_trainer_beside_his_monitor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    homes = [tmp_path / "runs" / name for name in ("monitor-1", "trainer-1", "texts")]
-    for home in homes:
-        home.mkdir(parents=True)
-        (home / LINK).write_text("a link")
-    monkeypatch.setattr("swarmcli.cli.link.places_of", lambda what: Places([homes[0]]))
-    assert only_home() == homes[1].resolve()
-    (tmp_path / "runs" / "trainer-2").mkdir()
-    (tmp_path / "runs" / "trainer-2" / LINK).write_text("a link")
-    with pytest.raises(UsageError, match="2 peers are known"):
-        only_home()
-    with LocalPeers().entered(LocalPeer.here("trainer", "run", tmp_path / "runs" / "trainer-2")):
-        assert only_home() == (tmp_path / "runs" / "trainer-2").resolve()
-    (tmp_path / "runs" / "trainer-2" / LINK).unlink()
-    (homes[1] / LINK).unlink()
-    assert only_home() == homes[0].resolve()

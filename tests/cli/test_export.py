@@ -56,7 +56,7 @@ def test_a_list_goes_to_stdout_and_all_of_them_to_a_directory(home: Path, tmp_pa
     assert events[-1]["text"] == "'-1+1"
     (row,) = csv.DictReader((tmp_path / "tables" / "evaluations.csv").open())
     assert (row["epoch"], row["loss"], row["samples"]) == ("2", "1.25", "64")
-    for words, reason in (((), "--what"), (("nowhere", "--what", "epochs"), "no journal of the run nowhere")):
+    for words, reason in (((), "--what"), (("nowhere", "--what", "epochs"), "no peer of the run nowhere")):
         with pytest.raises(UsageError, match=reason):
             said(*words)
     said("--what", "rounds", "-o", "rounds.csv")

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import io
 import json
-import os
-from contextlib import AbstractContextManager
 from functools import partial
 from itertools import product
 from pathlib import Path
 
 import pytest
 import typer
-from msgspec.structs import replace
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from swarmcli.cli.console import day
-from swarmcli.cli.journals import journal_of
 from swarmcli.cli.log import Selection, followed, log, show
-from swarmcli.errors import UsageError
 from swarmcli.events import Booked, CheckpointWritten, EpochAdvanced, PeerRefused, PeerSeen, RoundFinished
 from swarmcli.journal import Journal, JournalReader, RunRecord
-from swarmcli.machine.registry import LocalPeer, LocalPeers, birth_of
 
 ALICE, BOB = "a" * 52, "b" * 52
 START = 1_790_000_000.0
@@ -165,66 +159,6 @@ def test_following_gives_the_last_rows_and_then_each_new_one_once(tmp_path: Path
         records = followed(reader, "stdlib-lm", Selection(("epochs",), 2), wait)
         assert [next(records).epoch for _ in range(4)] == [11, 12, 101, 102]  # type: ignore[union-attr]
     journal.close()
-
-
-# ---- finding the journal
-
-
-def test_a_journal_is_found_by_its_directory_and_above_it_and_where_there_is_none_it_is_said_what_to_give(
-    path: Path, tmp_path: Path
-) -> None:
-    for named in (path, path.parent, tmp_path):
-        assert journal_of(str(named)) == path
-    assert journal_of(None).absolute() == path
-    write_run(tmp_path / "trainer-2" / "journal.sqlite")
-    (tmp_path / "elsewhere").mkdir()
-    for named, words in (
-        (tmp_path, r"(?s)2 peers have a journal; name one of these directories.*trainer-[12]"),
-        (tmp_path / "elsewhere", "there is no journal in .*elsewhere or below; name the directory of a peer"),
-        (tmp_path / "nothing", "there is no journal of the run .*nothing on this computer; name the directory"),
-    ):
-        with pytest.raises(UsageError, match=words):
-            journal_of(str(named))
-
-
-def test_where_the_command_is_given_none_lies_the_only_one_of_the_user_is_meant(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    monkeypatch.setenv("SWARM_DATA_DIR", str(tmp_path))
-    assert journal_of(None) == journal_of("stdlib-lm") == path
-
-
-@pytest.fixture
-def two(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """The journals of two peers of a run, the second written last; `living` makes one of them run."""
-    monkeypatch.setenv("SWARM_DATA_DIR", str(tmp_path))
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    other = tmp_path / "monitor-1" / "journal.sqlite"
-    write_run(other)
-    return path, other
-
-
-def living(home: Path) -> AbstractContextManager[object]:
-    return LocalPeers().entered(LocalPeer.here("trainer", "stdlib-lm", home))
-
-
-def test_of_several_peers_the_one_that_runs_is_meant(two: tuple[Path, Path], tmp_path: Path) -> None:
-    path, other = two
-    assert journal_of("stdlib-lm") == other, "of those that do not run a monitor saw most"
-    with pytest.raises(UsageError, match="2 peers have a journal"):
-        journal_of(None)
-    with living(path.parent):
-        assert journal_of(None) == journal_of("stdlib-lm") == journal_of(str(tmp_path)) == path
-    second = replace(
-        LocalPeer.here("monitor", "stdlib-lm", other.parent), pid=os.getppid(), born=birth_of(os.getppid())
-    )
-    with living(path.parent), LocalPeers().entered(second):
-        with pytest.raises(UsageError, match=r"2 peers run now; name one"):
-            journal_of(None)
-        assert journal_of("stdlib-lm") == other
 
 
 # ---- the command

@@ -1,0 +1,142 @@
+"""Which run a person means, and which of this user's peers in it: by a link, a recipe, a directory, the run's name, or
+nothing. Every verb that looks into runs of this computer asks here."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swarmcli.errors import AddressError, JournalError, UsageError
+from swarmcli.journal import JOURNAL_NAME, JournalReader
+from swarmcli.machine.places import files_of_homes, places_of_runs
+from swarmcli.machine.registry import LocalPeers
+from swarmcli.peer.home import LINK, addresses_in, read_link, remembered
+
+if TYPE_CHECKING:
+    from swarmcli.recipe import Link  # links and recipes are read where one is named: most verbs answer at once
+
+MOST_NAMED = 8  # homes that are named where several are meant
+OF_ROLES = re.compile(r"(trainer|auxiliary|monitor)-\d+")  # homes that peers of one run have made beside each other
+
+Which = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[LINK|RECIPE|DIRECTORY|RUN]",
+        help="Which run, or which peer of it: a link, a recipe, a peer's directory or one above it, or the run's name. "
+        "Default: the only one here or of this user, or of several the one that runs.",
+    ),
+]
+
+
+def homes_of(what: str | None, *holding: str) -> list[Path]:
+    """The homes of this user's peers that are meant and hold one of these files: those of running peers first, then
+    monitors', which see most, then the one written last. Raises UsageError where there is none."""
+    running, link, run_id = running_homes(), None, ""
+    known = [*(home.parent if OF_ROLES.fullmatch(home.name) else home for home in running), *places_of_runs()]
+    if what is None:
+        places = [Path.cwd(), *known]
+    elif "://" in what:
+        from swarmcli.peer.linked import LinkedRun
+        from swarmcli.recipe import parse_link
+
+        link = parse_link(what)
+        places, run_id = [LinkedRun(link).path, *known], link.run_id
+    elif Path(what).is_file():
+        from swarmcli.recipe import load_recipe
+
+        recipe = load_recipe(what)
+        places, run_id = [recipe.output_dir / recipe.run_id, *known], recipe.run_id
+    elif Path(what).exists():
+        places = [Path(what)]
+    else:
+        places, run_id = known, what
+    written: dict[Path, float] = {}
+    for file in (file for place in places for name in holding for file in files_of_homes(place, name)):
+        home = file.parent.resolve()
+        written[home] = max(written.get(home, 0.0), file.stat().st_mtime)
+    found = [home for home in written if not run_id or _is_of(home, run_id, link)]
+    if not found:
+        of_run = f" of the run {run_id}" if run_id else ""
+        where = f"in or below {Path(what).absolute()}" if what is not None and not run_id else "on this computer"
+        left = " or ".join({LINK: "has given out a link", JOURNAL_NAME: "has left a journal"}[name] for name in holding)
+        raise UsageError(
+            f"no peer{of_run} {where} {left}; name a recipe or the peer's directory, or begin a run with `swarm join "
+            "RECIPE` or `swarm monitor RECIPE`"
+        )
+    return sorted(found, key=lambda home: (home not in running, not home.name.startswith("monitor"), -written[home]))
+
+
+def home_of(what: str | None, *holding: str) -> Path:
+    """The one home that is meant. Where a person names nothing, those here come before those elsewhere; then those of
+    peers that run before the others. Of several of one run the first of `homes_of`. Raises UsageError where there is
+    none, and where they are of several runs."""
+    found = homes_of(what, *holding)
+    if what is None:
+        found = [home for home in found if home.is_relative_to(Path.cwd().resolve())] or found
+    running = running_homes()
+    found = [home for home in found if home in running] or found
+    runs = {run: home for home in reversed(found) for run in runs_of(home)[:1]}
+    if len(runs) > 1 and (what is None or Path(what).is_dir()):
+        named = "".join(f"\n  {home}  {run}" for run, home in list(runs.items())[:MOST_NAMED])
+        more = f"\n  and {len(runs) - MOST_NAMED} more" if len(runs) > MOST_NAMED else ""
+        raise UsageError(
+            f"peers of {len(runs)} runs are known here; name a run or one of these directories:{named}{more}"
+        )
+    return found[0]
+
+
+def only(homes: list[Path], option: str) -> Path:
+    """The only one, or of several the only one whose peer runs. Raises UsageError that names the option which says
+    which."""
+    running = running_homes()
+    homes = [home for home in homes if home in running] or homes
+    if len(homes) > 1:
+        named = "".join(f"\n  {home}" for home in homes[:MOST_NAMED])
+        raise UsageError(f"{len(homes)} peers are known on this computer; say which with {option}:{named}")
+    return homes[0]
+
+
+def journal_of(which: str | None) -> Path:
+    """The journal that is meant: a file, or that of a home. Raises UsageError."""
+    if which is not None and Path(which).is_file() and not Path(which).suffix.startswith(".y"):
+        return Path(which)
+    return home_of(which, JOURNAL_NAME) / JOURNAL_NAME
+
+
+def _is_of(home: Path, run_id: str, link: Link | None) -> bool:
+    own = link_of(home) if link is not None else None
+    same = link is None or own is None or own.fingerprint == link.fingerprint
+    return same and run_id in runs_of(home)
+
+
+def runs_of(home: Path) -> list[str]:
+    """The runs in which the peer of a home took part, the latest first."""
+    with suppress(JournalError), JournalReader(home / JOURNAL_NAME) as reader:
+        if found := [run.run_id for run in reversed(reader.runs())]:
+            return list(dict.fromkeys(found))
+    link = link_of(home)
+    return [link.run_id] if link is not None else []
+
+
+def link_of(home: Path) -> Link | None:
+    """The last link that the peer of a home gave out; None: it gave out none that can be read."""
+    with suppress(OSError, ValueError, AddressError):
+        return read_link(home)[0]
+    return None
+
+
+def contacts_of(home: Path) -> list[str]:
+    """Whom to ask about the run of a home: its own peer, and those that it knew when it left, since it may run no
+    more."""
+    link = link_of(home)
+    own = [*(link.addresses if link is not None else ()), *addresses_in(home / "peer.json", "addresses")]
+    return list(dict.fromkeys([*own, *remembered(home)]))
+
+
+def running_homes() -> set[Path]:
+    """The homes of this user's running peers, resolved."""
+    return {Path(peer.home).resolve() for peer in LocalPeers().peers()}
