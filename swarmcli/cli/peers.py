@@ -290,7 +290,8 @@ def join(options: JoinOptions) -> None:
     if (processes := named.recipe.local.site.processes) > 1:
         from swarmcli.cli.site.launcher import start_site
 
-        raise typer.Exit(start_site(processes, named.in_place_of(options.recipe, sys.argv[1:])))
+        words = named.in_place_of(options.recipe, sys.argv[1:])
+        raise typer.Exit(start_site(named.recipe, options.home, processes, words))
 
     from swarmcli.peer.lifetime import run_trainer
 

@@ -23,12 +23,12 @@ def end_with_parent_of_environment() -> None:
     given = os.environ.pop(VARIABLE, None)  # processes that this one starts have another parent
     if given is None:
         return
-    end_with(int(given))
+    _end_with(int(given))
     if sys.platform != "linux":
         _watch(int(given), threading.Event(), os._exit, every=0.5)
 
 
-def end_with(parent: int) -> None:
+def _end_with(parent: int) -> None:
     """Has the kernel kill this process when the parent's main thread ends: also one that is stopped, or stuck where
     no thread of Python's runs. Only Linux can. A parent that was gone before the kernel was told is noticed too."""
     if sys.platform == "linux":

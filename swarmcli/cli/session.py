@@ -158,8 +158,7 @@ class Session:
                     raise MembershipError(self._expelled) from error
                 raise
             self._say_where_it_begins(recipe)
-            stopping = self.process.stopping if self.process else stop_on_signals
-            undo.enter_context(stopping(self._signalled))
+            undo.enter_context(stop_on_signals(self._signalled))
             self._exit = undo.pop_all()
         return self
 
@@ -196,13 +195,9 @@ class Session:
             logger.warning("`swarm status`, `pause` and `stop` will not find this peer: %s", error)
 
     def _claim_home(self, recipe: Recipe) -> Home:
-        """A site that was started anew takes up the home of its life before, and with it the peer's identity."""
-        before = self.process.past.home if self.process else ""
-        path = self.home or (Path(before) if before else None)
-        home = Home.at(path) if path else Home.claim(recipe.output_dir / recipe.run_id, self.role)
-        if self.process:
-            self.process.note_home(home.path)
-        return home
+        if self.process and self.process.home:
+            return Home(self.process.home, None)
+        return Home.at(self.home) if self.home else Home.claim(recipe.output_dir / recipe.run_id, self.role)
 
     def _discard_unused(self, kind: type[BaseException] | None, *_: object) -> None:
         """A try that failed before it did anything leaves no directory behind."""

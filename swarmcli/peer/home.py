@@ -36,8 +36,8 @@ LINK = "link"  # with the last link that this peer gave out, and below it what e
 class Home:
     """A claimed directory. The claim lasts until `release` or the end of the process, however that ends."""
 
-    def __init__(self, path: Path, claim: BaseFileLock, *, new: bool = False) -> None:
-        """`new`: this claim made the directory."""
+    def __init__(self, path: Path, claim: BaseFileLock | None, *, new: bool = False) -> None:
+        """`claim`: None where the process that started this one holds it. `new`: this claim made the directory."""
         self.path = path
         self._claim = claim
         self._new = new
@@ -101,7 +101,8 @@ class Home:
 
     def release(self) -> None:
         """Gives the home back. Idempotent."""
-        self._claim.release()
+        if self._claim is not None:
+            self._claim.release()
 
     def __enter__(self) -> Home:
         return self

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import math
 import signal
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from coordinator_web.background import listen
 from swarmcli.cli.console import setup_logging
-from swarmcli.cli.site.process import SiteProcess
-from swarmcli.errors import ListenError, SiteError
+from swarmcli.cli.ending import stop_on_signals
+from swarmcli.cli.site.process import SitePast, SiteProcess
+from swarmcli.errors import SiteError
 from swarmcli.recipe import Recipe
 from swarmcli.peer.site import form_site, run_site_leader, run_site_member
 from swarmcli.sites.site import Site
@@ -56,18 +54,16 @@ def _lead(
     compute: Compute,
     restarted: bool,
 ) -> None:
-    contacts = [*(contacts or recipe.network.initial_peers), *process.past.contacts]
-    if restarted and recipe.local.port:  # another port will not do: others were told of this one by hand
-        await_port(recipe.local.host or "", recipe.local.port)
     with (
         options.session("trainer", recipe, contacts, process=process) as session,
         process.telling(),
     ):
         peer, watch = session.peer, session.show()
-        peer.summary.samples = process.past.samples
+        if restarted:
+            peer.summary.samples = SitePast.read(peer.home.path).samples
 
         def note(epoch: int) -> None:
-            process.note_epoch(epoch, tuple(peer.acquaintances()), peer.summary.samples)
+            SitePast(epoch, peer.summary.samples).write(peer.home.path)
 
         run_site_leader(
             peer,
@@ -81,27 +77,14 @@ def _lead(
         )
 
 
-def await_port(host: str, port: int, *, sleep: Callable[[float], object] = time.sleep) -> None:
-    """Returns when one can listen there, or after half a minute: then whoever listens tells what is in the way. The
-    site that lived before may not be gone for the system yet, or a connection may have been given its port
-    meanwhile."""
-    for _ in range(60):
-        try:
-            listen(host, port).close()
-        except ListenError:
-            sleep(0.5)
-        else:
-            return
-
-
 def _follow(process: SiteProcess, options: PagedOptions, recipe: Recipe, site: Site, compute: Compute) -> None:
     stop = threading.Event()
 
     def ask(number: signal.Signals, hurry: bool) -> None:
         # Otherwise rank 0 lets this process go once it has handed in what all have computed. What torchrun's signal
         # says, rank 0 may have to hear from here: it may be on another machine.
-        if hurry or process.patience < math.inf:
+        if hurry or process.home is None:
             stop.set()
 
-    with process.stopping(ask):
-        run_site_member(recipe, site, compute, stop, home=options.home)
+    with stop_on_signals(ask):
+        run_site_member(recipe, site, compute, stop, home=process.home or options.home)

@@ -1,33 +1,64 @@
-"""How a process of a site behaves towards whoever started it: it ends with its launcher, tells it a failure, and says
-by its exit code whether starting anew makes sense."""
+"""How a process of a site behaves towards torch's launcher that started it: it ends with it, tells it a failure, and
+says by its exit code whether starting anew makes sense."""
 
 from __future__ import annotations
 
-import math
+import json
 import os
-import signal
-import threading
+import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import typer
 
-from swarmcli.cli.ending import ExitCode, exit_code, stop_on_signals, words
+from swarmcli.cli.ending import ExitCode, exit_code, words
 from swarmcli.cli.processes import ends_with_parent
-from swarmcli.cli.site.link import Failed, LauncherLink, Past
-from swarmcli.errors import BootstrapError, SiteError, SwarmError
-from swarmcli.peer.activity import STAYS
+from swarmcli.errors import BootstrapError, ListenError, SiteError, SwarmError
+from swarmcli.files.durable import write_file
 
+VARIABLE = "SWARM_SITE"  # in the environment of a process that `swarm --nproc` has launched: its Launch, as JSON
+WAITS = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # torch's variable: seconds until a launcher kills whom it has asked to stop
+SAVES = 20.0  # seconds of these that a process keeps for its goodbye and its last state
 MAX_WORDS = 10_000  # characters that are told of a failure
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """`swarm --nproc` says this to the processes that it launches."""
+
+    home: str  # of the site; the launcher holds it
+    store: str  # the file at which the processes of this life meet
+    life: int  # how often the site has been started again
+
+
+class SitePast(msgspec.Struct, frozen=True):
+    """One life of a site leaves this in the home for the next, since a killed process writes no summary."""
+
+    epoch: int = 0  # the last that the site has ended; 0 before the first
+    samples: int = 0  # that the site has contributed since a person started it
+
+    @staticmethod
+    def file_in(home: Path) -> Path:
+        return home / "site.json"
+
+    @classmethod
+    def read(cls, home: Path) -> SitePast:
+        try:
+            return msgspec.json.decode(cls.file_in(home).read_bytes(), type=cls)
+        except (OSError, msgspec.DecodeError):
+            return cls()
+
+    def write(self, home: Path) -> None:
+        with suppress(OSError):  # a full disk costs a restart these two numbers
+            write_file(self.file_in(home), msgspec.json.encode(self))
 
 
 @dataclass(frozen=True, slots=True)
 class WorldRank:
-    """Which process of a site this is, as the launcher that started it says: torch's, or `swarm` by itself."""
+    """Which process of a site this is, as torch's launcher says."""
 
     rank: int
     size: int
@@ -51,116 +82,76 @@ def world_rank_of_process(environment: Mapping[str, str] | None = None) -> World
 class SiteProcess:
     """This process as one of a site. Use `running` around all that it does."""
 
-    def __init__(self, rank: WorldRank, link: LauncherLink | None) -> None:
+    def __init__(self, rank: WorldRank, launch: Launch | None) -> None:
+        """`launch`: None under the volunteer's own torchrun."""
         self.rank = rank
-        self._link = link  # None under the volunteer's own torchrun
-        self._told: Failed | None = None
+        self._launch = launch
+        self._told = False
+        self.home = Path(launch.home) if launch else None  # held by the launcher, or to be claimed
+        self.store = Path(launch.store) if launch else None  # None: torchrun has a store
 
     @classmethod
     def of_environment(cls) -> SiteProcess | None:
-        """Returns this process's place in a launcher's site; None: it belongs to no site.
-
-        Call it before what takes time: from then on the process ends with its launcher.
-        """
+        """Returns this process's place in a launcher's site; None: it belongs to no site."""
         rank = world_rank_of_process()
-        return cls(rank, LauncherLink.found()) if rank is not None else None
-
-    @property
-    def past(self) -> Past:
-        """The record that earlier lives of the site have left."""
-        return self._link.past if self._link else Past()
-
-    @property
-    def store(self) -> Path | None:
-        """The file at which the processes of this machine meet; None: torchrun has a store."""
-        return Path(self._link.start.store) if self._link else None
+        if rank is None:
+            return None
+        given = os.environ.get(VARIABLE)
+        return cls(rank, msgspec.json.decode(given, type=Launch) if given else None)
 
     @property
     def patience(self) -> float:
-        """For how many seconds, at most, the site may hand in after a signal."""
-        return math.inf if self._link else STAYS.hasty
+        """For how many seconds, at most, the site may hand in after a signal: its launcher kills it later."""
+        waits = os.environ.get(WAITS, "")
+        return max(0.0, (float(waits) if waits.isdecimal() else 30.0) - SAVES)
 
     @property
     def restarted(self) -> bool:
         """Whether this process knows that the site has lived before, and may have left a state to go on from. The
         agents of torchrun on several machines count for themselves, so one process may know it and another not."""
-        return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" or self.past.epoch > 0
-
-    def note_epoch(self, epoch: int, contacts: tuple[str, ...], samples: int) -> None:
-        """Tells the launcher that this life of the site was of use, and the next life whom it knew and what all of
-        them have contributed."""
-        self._note(msgspec.structs.replace(self.past, epoch=epoch, contacts=contacts, samples=samples))
-
-    def note_home(self, home: Path) -> None:
-        self._note(msgspec.structs.replace(self.past, home=str(home.absolute())))
-
-    def _note(self, past: Past) -> None:
-        if self._link is not None:
-            self._link.tell(past)
-
-    @contextmanager
-    def stopping(self, ask: Callable[[signal.Signals, bool], object]) -> Iterator[None]:
-        """Within this block `ask` hears of the wish to leave, and to hurry: the launcher's, as with `stop_on_signals`;
-        under torchrun that of its signals."""
-        if self._link is None:
-            with stop_on_signals(ask):
-                yield
-            return
-        self._link.on_stop(ask)
-        try:
-            yield
-        finally:
-            self._link.on_stop(lambda number, again: None)
+        return bool(self._launch and self._launch.life) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Whatever goes wrong inside of it is told to the launcher, and ends in an exit code."""
-        if self._link is None:
+        if self._launch is None:
             with ends_with_parent():
                 yield
             return
         try:
-            yield
+            with self.telling():
+                yield
         except typer.Exit:
             raise
         except Exception as error:
-            raise typer.Exit(self._tell(error).code) from None
-        finally:
-            self._link.close()
+            raise typer.Exit(self._judge(error)[0]) from None
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """The launcher hears of an error inside of it at once, before this process has left the swarm, say: the others
-        notice that it is gone, and what they know is less."""
+        """Of an error inside of it word is left at once where torch's launcher looks for it, before this process has
+        left the swarm, say: the others notice that it is gone, and what they know is less."""
         try:
             yield
         except typer.Exit:
             raise
         except Exception as error:
-            if self._link is not None:
-                self._tell(error)
+            code, said = self._judge(error)
+            if not self._told and self._launch and (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
+                self._told = True
+                found = {"message": said[-MAX_WORDS:], "timestamp": int(time.time()), "code": code}
+                with suppress(OSError):
+                    Path(file).write_text(json.dumps(found), encoding="utf-8")
             raise
 
-    def _tell(self, error: Exception) -> Failed:
-        assert self._link is not None
-        if self._told is None:
-            if isinstance(error, BootstrapError) and self.past.contacts:
-                # Those whom the life before knew may be gone; the next one begins without.
-                self._note(msgspec.structs.replace(self.past, contacts=()))
-                self._told = Failed(ExitCode.START_AGAIN)
-            else:
-                self._told = self._failure(error)
-            self._link.tell(self._told)
-        return self._told
-
-    def _failure(self, error: Exception) -> Failed:
-        if isinstance(error, SiteError):  # somebody else has failed, or is silent; the launcher sees who
-            return Failed(ExitCode.START_AGAIN)
+    def _judge(self, error: Exception) -> tuple[ExitCode, str]:
+        if isinstance(error, SiteError):  # another process has failed, or is silent
+            return ExitCode.START_AGAIN, f"has given up: {error}"
+        if self.restarted and isinstance(error, BootstrapError | ListenError):
+            # The contacts may be back in a moment, and the port that others were told of may be free.
+            return ExitCode.START_AGAIN, f"has given up: {words(error)}"
         if isinstance(error, SwarmError):
-            return Failed(exit_code(error), f"swarm: {words(error)}"[:MAX_WORDS])
-        trace = "".join(traceback.format_exception(error))[-MAX_WORDS:]
-        return Failed(
-            ExitCode.START_AGAIN,
-            f"{trace}swarm: this is a fault in swarm itself, in process {self.rank.rank} of the site; please report "
-            "it with the lines above",
+            return exit_code(error), f"swarm: {words(error)}"
+        return ExitCode.START_AGAIN, (
+            f"has given up:\n{''.join(traceback.format_exception(error))}swarm: this is a fault in swarm itself, in "
+            f"process {self.rank.rank} of the site; please report it with the lines above"
         )

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 
 import pytest
 
-from swarmcli.cli.site.join import await_port, is_news
+from swarmcli.cli.site.join import is_news
 from swarmcli.errors import SiteError
 
 
@@ -25,19 +24,3 @@ def test_what_a_broken_site_leaves_unfinished_is_not_told_beside_its_end(
     finally:
         log.removeFilter(is_news)
     assert sum("a task failed" in record.message for record in caplog.records) == lines
-
-
-def test_a_site_that_starts_again_waits_for_its_port_but_not_for_ever() -> None:
-    waits = list[float]()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        await_port("127.0.0.1", port, sleep=waits.append)
-        assert sum(waits) == 30.0
-
-        def free(seconds: float) -> None:
-            waits.append(seconds)
-            taken.close()
-
-        waits.clear()
-        await_port("127.0.0.1", port, sleep=free)
-    assert len(waits) == 1

@@ -2,19 +2,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import tempfile
-import time
-from dataclasses import replace
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from filelock import FileLock
 
 from swarmcli.cli.site import launcher
-from swarmcli.cli.site.launcher import PREFIX, Launcher, LauncherOptions, environment
+from swarmcli.cli.site.launcher import environment, run_site
+from swarmcli.cli.site.process import Launch, SitePast
 from swarmcli.errors import SiteError
 
 pytestmark = pytest.mark.e2e
@@ -23,20 +20,19 @@ pytestmark = pytest.mark.e2e
 PROCESS = """
 import json, os, signal, sys, time
 from pathlib import Path
-from swarmcli.cli.site.link import Failed, LauncherLink, Past
-rank, here, launcher = int(os.environ["RANK"]), Path(__file__).parent, os.getppid()
-told = dict(os.environ)
-link = LauncherLink.found()
-link.on_stop(lambda number, again: os._exit(0))
-life = int(link.start.store.rpartition("-")[2])
-whole = here / f"rank-{rank}.{life}"
-whole.with_name("new-" + whole.name).write_text(json.dumps({**told, "store": link.start.store, "pid": os.getpid()}))
+launch, rank, launcher = json.loads(os.environ["SWARM_SITE"]), int(os.environ["RANK"]), os.getppid()
+life, home = launch["life"], Path(launch["home"])
+signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+whole = home / f"rank-{rank}.{life}"
+whole.with_name("new-" + whole.name).write_text(json.dumps({**os.environ, "pid": os.getpid()}))
 whole.with_name("new-" + whole.name).rename(whole)
-while len(list(here.glob(f"rank-*.{life}"))) < 2:  # nobody dies before the other is there: it would be killed unseen
+while len(list(home.glob(f"rank-*.{life}"))) < 2:  # nobody dies before the other is there: it would be killed unseen
     time.sleep(0.01)
 
-def kill_self(number=signal.SIGKILL):
-    os.kill(os.getpid(), number)
+def tell(code, words):
+    told = {"message": words, "timestamp": int(time.time()), "code": code}
+    Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(told))
 
 def wait():
     while True:
@@ -48,37 +44,38 @@ def wait():
 class Site:
     """A site of two such processes, and what its launcher said."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, home: Path) -> None:
+        self.home = home
         self.said: list[str] = []
 
     def run(self, actions: str) -> int:
-        script = self.directory / "process.py"
+        script = self.home / "process.py"
         script.write_text(PROCESS + actions)
-        return Launcher([str(script)], 2, say=self.said.append).run()
+        return run_site(self.home, 2, [str(script)], self.said.append)
 
     def lives(self) -> int:
-        return len(list(self.directory.glob("rank-0.*")))
+        return len(list(self.home.glob("rank-0.*")))
 
     def environment(self, rank: int) -> dict[str, str]:
-        return dict(json.loads((self.directory / f"rank-{rank}.1").read_text()))
+        return dict(json.loads((self.home / f"rank-{rank}.0").read_text()))
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.setattr(launcher, "LAUNCHER", LauncherOptions(grace=0.3))
-    return Site(tmp_path)
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    yield Site(tmp_path)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def test_every_process_knows_its_place_and_nothing_is_left(site: Site) -> None:
-    before, children = dict(os.environ), psutil.Process().children()
-    assert site.run("assert os.stat(Path(link.start.store).parent).st_mode & 0o777 == 0o700") == 0
+    children, threads = psutil.Process().children(), os.environ.get("OMP_NUM_THREADS")
+    assert site.run("assert os.stat(Path(launch['store']).parent).st_mode & 0o777 == 0o700") == 0
     assert [site.environment(rank)["RANK"] for rank in range(2)] == ["0", "1"]
     told = site.environment(1)
     assert (told["WORLD_SIZE"], told["LOCAL_RANK"], told["LOCAL_WORLD_SIZE"]) == ("2", "1", "2")
-    assert told.get("OMP_NUM_THREADS") == before.get("OMP_NUM_THREADS")  # the processes share the cores by themselves
-    assert not Path(told["store"]).parent.exists()
-    assert os.environ == before
+    assert told.get("OMP_NUM_THREADS") == threads  # the processes share the cores by themselves
     assert psutil.Process().children() == children
     assert site.said == []
 
@@ -88,90 +85,76 @@ def test_processes_talk_to_each_other_on_loopback_whatever_the_user_has_for_othe
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth")
-    told = environment(0, 2)
+    told = os.environ | environment(Launch("", "", 0))
     addresses = psutil.net_if_addrs()[told["GLOO_SOCKET_IFNAME"]]
     assert "127.0.0.1" in [each.address for each in addresses]
     assert told["NCCL_SOCKET_IFNAME"] == "=" + told["GLOO_SOCKET_IFNAME"]
 
 
-def test_what_a_killed_launcher_has_left_is_removed_by_a_later_one(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    stale, fresh, held = [tmp_path / f"{PREFIX}{name}" for name in ("stale", "fresh", "held")]
-    for directory in (stale, fresh, held):
-        directory.mkdir()
-        (directory / "life-1").touch()
-        at = time.time() - (0 if directory is fresh else LauncherOptions().stale + 60)
-        os.utime(directory, (at, at))
-    with FileLock(held / "in-use"):
-        os.utime(held, (0, 0))  # the lock's file has just made it young
-        assert site.run("") == 0
-    assert sorted(tmp_path.glob(f"{PREFIX}*")) == [fresh, held]
-
-
 def test_what_would_only_repeat_itself_is_not_started_again(site: Site) -> None:
     actions = """
 if rank == 0:
-    link.tell(Failed(75, "an oddity"))
-else:
-    link.tell(Failed(4, "another recipe"))
+    tell(75, "an oddity")
+    sys.exit(75)
+tell(4, "another recipe")
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
 wait()
 """
     assert site.run(actions) == 4
     assert site.lives() == 1 and site.said == ["another recipe"]
-    assert site.run("sys.exit(2) if rank == 1 else sys.exit(75)") == 2
+    assert site.run("sys.exit(2) if rank == 1 else wait()") == 2
 
 
 def test_a_site_that_dies_again_and_again_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "LAUNCHER", replace(launcher.LAUNCHER, max_deaths=3))
-    with pytest.raises(SiteError, match=r"process 0 of this site has given up; that was the end number 3 of this site"):
-        site.run("link.tell(Failed(75, 'a fault')) if rank == 0 else wait()")
-    assert site.lives() == 3 and site.said.count("a fault") == 3
+    monkeypatch.setattr(launcher, "STARTS", 3)
+    with pytest.raises(SiteError, match=r"process 0 of this site has a fault; that was the end number 3 of this site"):
+        site.run("if rank == 0:\n    tell(75, 'has a fault')\n    sys.exit(75)\nwait()")
+    assert site.lives() == 3 and len(site.said) == 2
 
 
 def test_epochs_between_deaths_make_a_site_worth_starting_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "LAUNCHER", replace(launcher.LAUNCHER, max_deaths=2))
-    assert site.run("if rank == 0:\n    link.tell(Past(life))\n    if life < 4: kill_self()") == 0
-    assert site.lives() == 4 and len(site.said) == 3
-    assert set(site.said) == {
+    monkeypatch.setattr(launcher, "STARTS", 2)
+    actions = """
+if rank == 0:
+    (home / "site.json").write_text(json.dumps({"epoch": life + 1, "samples": 8}))
+    os.kill(os.getpid(), signal.SIGKILL) if life < 3 else None
+"""
+    assert site.run(actions) == 0
+    assert site.lives() == 4 and SitePast.read(site.home) == SitePast(4, 8)
+    assert site.said == [
         "process 0 of this site was ended by SIGKILL (perhaps there is too little memory); the site starts again from "
         "its last state (1 of 1)"
-    }
+    ] * 3
 
 
 @pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGTERM", 0)])
 def test_a_signal_is_passed_on_and_ends_the_site_in_order(site: Site, number: str, code: int) -> None:
-    assert site.run(f"os.kill(os.getppid(), signal.{number}) if rank == 0 else None\nwait()") == code
+    assert site.run(f"os.kill(launcher, signal.{number}) if rank == 0 else None\nwait()") == code
     assert site.lives() == 1 and site.said == []
 
 
-def test_a_second_signal_is_passed_on_and_a_third_ends_what_does_not_stop(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    codes: list[int] = []
-    monkeypatch.setattr(os, "_exit", codes.append)
+def test_processes_that_hand_in_what_they_have_computed_are_not_killed_for_that(site: Site) -> None:
     actions = """
-link.on_stop(lambda number, again: os.kill(launcher, signal.SIGINT) if rank == 0 else None)
-if rank == 0:
-    os.kill(launcher, signal.SIGINT)
+signal.signal(signal.SIGINT, lambda *_: None)
+(home / f"ready-{rank}").touch()
+while len(list(home.glob("ready-*"))) < 2:
+    time.sleep(0.01)
+os.kill(launcher, signal.SIGINT) if rank == 0 else None
+time.sleep(35)
+(home / f"handed-in-{rank}").touch()
+sys.exit(130)
+"""
+    assert site.run(actions) == 130
+    assert len(list(site.home.glob("handed-in-*"))) == 2
+
+
+def test_a_second_signal_is_passed_on_too(site: Site) -> None:
+    actions = """
+signal.signal(signal.SIGINT, lambda *_: os.kill(launcher, signal.SIGINT) if rank == 0 else None)
+(home / f"ready-{rank}").touch()
+while len(list(home.glob("ready-*"))) < 2:
+    time.sleep(0.01)
+os.kill(launcher, signal.SIGINT) if rank == 0 else None
 wait()
 """
     assert site.run(actions) == 130
-    assert codes[0] == 130
-
-
-@pytest.mark.parametrize("death", ["ABRT", "SEGV"])
-def test_who_died_by_itself_is_the_cause_but_for_nccls_watchdog(site: Site, death: str) -> None:
-    actions = f"""
-if life == 1:
-    kill_self(signal.SIG{death}) if rank == 1 else kill_self(signal.SIGSTOP)
-"""
-    assert site.run(actions) == 0
-    [line] = site.said
-    expected = (
-        "process 0 of this site did not answer" if death == "ABRT" else "process 1 of this site was ended by SIGSEGV"
-    )
-    assert line.startswith(expected)
-
-

@@ -1,119 +1,98 @@
 from __future__ import annotations
 
+import json
 import os
-import signal
-import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import typer
 
-from swarmcli.cli.site.link import Failed, ProcessPipe, LauncherLink, Past, Start, StopProcess
-from swarmcli.cli.site.process import SiteProcess, WorldRank, world_rank_of_process
+from swarmcli.cli.processes import ends_with_parent
+from swarmcli.cli.site.process import Launch, SitePast, SiteProcess, WorldRank, world_rank_of_process
 from swarmcli.errors import BootstrapError, CheckpointError, FingerprintError, SiteError
 
-PAST = Past(3, "/home/trainer-1", ("tcp://10.0.0.1:4",), 24)
+RANK = WorldRank(1, 2, 1)
 
 
 class Site:
-    """A process of a site, and the launcher's end of its link."""
+    """A process of a site in one of its lives, and where its launcher looks for errors."""
 
-    def __init__(self, past: Past = PAST) -> None:
-        ours, theirs = socket.socketpair()
-        ours.settimeout(60)
-        self.launcher = ProcessPipe(ours)
-        start = Start(theirs.detach(), os.getpid(), "store", past)
-        self.process = SiteProcess(WorldRank(1, 2, 1), LauncherLink(start, end_process=lambda code: None))
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.file = directory / "error.json"
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(self.file))
 
-    def end_with(self, error: Exception) -> int:
-        with pytest.raises(typer.Exit) as end, self.process.running():
+    def end_with(self, error: Exception, life: int = 0) -> tuple[int, str]:
+        """The exit code, and what the launcher finds; "": nothing."""
+        self.file.unlink(missing_ok=True)
+        with pytest.raises(typer.Exit) as end, SiteProcess(RANK, Launch("/home", "store", life)).running():
             raise error
-        return end.value.exit_code
-
-    def heard(self) -> list[object]:
-        """All that the launcher is told, until the process has closed the link."""
-        heard: list[object] = []
-        while (messages := self.launcher.receive()) is not None:
-            heard += messages
-        return heard
+        found = json.loads(self.file.read_text()) if self.file.exists() else {"message": "", "code": end.value.exit_code}
+        assert found["code"] == end.value.exit_code
+        return end.value.exit_code, found["message"]
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
-    site = Site()
-    yield site
-    site.launcher.leave()
-    site.launcher.close()
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    return Site(tmp_path, monkeypatch)
 
 
 def test_a_broken_site_is_started_again_and_what_no_new_start_would_change_is_told_with_its_code(site: Site) -> None:
-    assert site.end_with(FingerprintError("another recipe")) == 4
-    assert site.heard() == [Failed(4, "swarm: another recipe")]
-    with pytest.raises(typer.Exit) as end, Site().process.running():
-        raise typer.Exit(130)  # how the command ends is its own affair
-    assert end.value.exit_code == 130
-    broken, faulty = Site(), Site()
-    assert broken.end_with(SiteError("rank 0 is gone")) == 75 and broken.heard() == [Failed(75)]
-    assert faulty.end_with(ZeroDivisionError("oops")) == 75
-    [failed] = faulty.heard()
-    assert isinstance(failed, Failed) and failed.code == 75, "a fault of our own shows where"
-    assert "test_process.py" in failed.words
-    assert "ZeroDivisionError: oops" in failed.words and "in process 1 of the site" in failed.words
+    assert site.end_with(FingerprintError("another recipe")) == (4, "swarm: another recipe")
+    assert site.end_with(typer.Exit(130)) == (130, "")  # how the command ends is its own affair
+    assert site.end_with(SiteError("rank 0 is gone")) == (75, "has given up: rank 0 is gone")
+    code, said = site.end_with(ZeroDivisionError("oops"))
+    assert code == 75, "a fault of our own shows where"
+    assert "test_process.py" in said and "ZeroDivisionError: oops" in said and "in process 1 of the site" in said
+
+
+def test_a_site_whose_contacts_are_gone_when_it_starts_again_tries_again(site: Site) -> None:
+    assert site.end_with(BootstrapError("nobody answers"))[0] == 3
+    assert site.end_with(BootstrapError("nobody answers"), life=1)[0] == 75
 
 
 def test_rank_0_tells_an_error_before_it_leaves_the_swarm_and_no_second_time(site: Site) -> None:
-    error = CheckpointError("it does not exist")
-    with pytest.raises(typer.Exit) as end, site.process.running():
-        with pytest.raises(CheckpointError), site.process.telling():
-            raise error
-        assert site.launcher.receive() == [Failed(1, "swarm: it does not exist")]
-        raise error
-    assert end.value.exit_code == 1
-    assert site.heard() == []
+    process = SiteProcess(RANK, Launch("/home", "store", 0))
+    with pytest.raises(typer.Exit) as end, process.running():
+        with pytest.raises(CheckpointError), process.telling():
+            raise CheckpointError("it does not exist")
+        told = site.file.read_text()
+        assert json.loads(told)["message"] == "swarm: it does not exist"
+        raise SiteError("rank 1 is gone")  # which follows from that
+    assert site.file.read_text() == told and end.value.exit_code == 75
 
 
-def test_what_is_noted_keeps_what_was_noted_before(site: Site) -> None:
-    assert site.process.restarted and site.process.past == PAST
-    site.process.note_home(Path("/elsewhere"))
-    site.process.note_epoch(4, (), 32)
-    expected = [Past(3, "/elsewhere", PAST.contacts, 24), Past(4, "/elsewhere", (), 32)]
-    assert site.launcher.receive() == expected and site.process.past == expected[-1]
+def test_the_home_keeps_what_a_restart_must_know(tmp_path: Path) -> None:
+    assert SitePast.read(tmp_path) == SitePast()
+    SitePast(4, 32).write(tmp_path)
+    assert SitePast.read(tmp_path) == SitePast(4, 32)
+    SitePast.file_in(tmp_path).write_bytes(b"\0" * 16)
+    assert SitePast.read(tmp_path) == SitePast()
 
 
-def test_a_site_whose_old_acquaintances_are_gone_begins_without_them(site: Site) -> None:
-    assert site.end_with(BootstrapError("nobody answers")) == 75
-    assert site.heard() == [Past(3, "/home/trainer-1", samples=24), Failed(75)]
-    first = Site(Past())
-    assert first.end_with(BootstrapError("nobody answers")) == 3
-    assert not first.process.restarted
-
-
-def test_who_is_asked_to_stop_stops_and_hears_why(site: Site) -> None:
-    heard, came = [], threading.Event()
-
-    def ask(number: signal.Signals, hurry: bool) -> None:
-        heard.append((number, hurry))
-        came.set()
-
-    with site.process.stopping(ask):
-        site.launcher.send(StopProcess(signal.SIGINT))
-        assert came.wait(60)
-    assert heard == [(signal.SIGINT, False)]
-
-
-def test_under_torchrun_errors_and_signals_go_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    process, hurries = SiteProcess(WorldRank(0, 2, 0), None), list[bool]()
+def test_under_torchrun_errors_go_their_way_and_its_patience_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = SiteProcess(RANK, None)
     with pytest.raises(SiteError), process.running(), process.telling():
         raise SiteError("rank 0 is gone")
-    with process.stopping(lambda number, hurry: hurries.append(hurry)):
-        signal.raise_signal(signal.SIGTERM)
-    assert hurries == [False] and process.patience == 10.0
-    process.note_epoch(4, (), 32)
-    assert process.past == Past() and process.store is None and not process.restarted
+    assert process.patience == 10.0 and process.store is None and not process.restarted
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert process.restarted
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "300")
+    assert process.patience == 280.0
+
+
+def test_an_orphan_of_torchrun_ends_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, codes = threading.Event(), []
+    parents = iter([1, 1, 1])
+    monkeypatch.setattr(os, "getppid", lambda: next(parents, 2))
+
+    def end(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    with ends_with_parent(end_process=end, every=0.01):
+        assert ended.wait(60)
+    assert codes == [1]
 
 
 def test_its_place_is_what_torchrun_says_and_a_lone_process_is_no_site() -> None:
