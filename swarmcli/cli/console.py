@@ -108,20 +108,12 @@ def epoch_line(record: EpochAdvanced) -> str:
     return "  ".join(parts)
 
 
-def _all_contributed(record: RoundFinished) -> bool:
-    return len(record.contributors) == len(record.members)
-
-
-def peers_of(record: RoundFinished) -> str:
-    """A member that contributed nothing is no failure: an auxiliary only reduces."""
-    if _all_contributed(record):
-        return str(len(record.members))
-    return f"{len(record.contributors)} contributed, {plural(len(record.members), 'member')}"
-
-
 def round_line(record: RoundFinished) -> str:
+    """A member that contributed nothing is no failure: an auxiliary only reduces."""
     where = f" of epoch {record.epoch}" if record.epoch >= 0 else ""
-    peers = plural(len(record.members), "peer") if _all_contributed(record) else peers_of(record)
+    peers = plural(len(record.members), "peer")
+    if len(record.contributors) != len(record.members):
+        peers = f"{len(record.contributors)} contributed, {plural(len(record.members), 'member')}"
     moved = f"{format_size(record.bytes_sent)} sent, {format_size(record.bytes_received)} received"
     why = f": {printable(record.reason)}" if record.reason else ""
     return f"round{where} {record.outcome}{why}  {peers}  {format_duration(record.duration)}  {moved}"

@@ -1,49 +1,48 @@
 """`swarm log`: read a journal, while its run goes on or long after.
 
-Finds the journal, chooses the run, prints its lists, and follows them if asked.
+Finds the journal, chooses the run, prints a summary of it or a line for each thing that happened, in the order of
+their times, and goes on with what is added if asked.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
-from swarmcli.cli.console import clock, epoch_line, event_line, out, round_line
+from swarmcli.cli.console import day, epoch_line, event_line, out, round_line
 from swarmcli.cli.ending import ExitCode
-from swarmcli.cli.log_tables import print_summary, print_table
+from swarmcli.cli.log_summary import print_summary
 from swarmcli.cli.which import Which, journal_of
 from swarmcli.errors import JournalError, UsageError
-from swarmcli.events import EpochAdvanced, Event, RoundFinished
+from swarmcli.events import EpochAdvanced, Event, PeerSeen, RoundFinished
 from swarmcli.journal import JournalReader, Line, RunRecord, printable
-from swarmcli.journal.describe import short
+from swarmcli.journal.describe import short, with_names
 
-FOLLOWED = ("epochs", "rounds", "events")  # what is added row by row; a peer's row changes in place
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """`lists` empty: the summary. `last`: only the newest so many rows of each list."""
-
-    lists: tuple[str, ...] = ()
-    last: int | None = None
-    as_json: bool = False
+GROWING = ("epochs", "rounds", "events")  # what is added row by row; a peer's row changes in place
+FIRST_SHOWN = 10  # rows of each list before what is added
+LOOK_SECONDS = 0.5  # between two looks at what was added
+STYLES = {"failed": "red", "undecided": "yellow", "detail": "dim", "warning": "yellow", "error": "red"}
 
 
 def show(
     which: str | None,
-    selection: Selection,
+    lists: Sequence[str] = (),
+    last: int | None = None,
     *,
+    as_json: bool = False,
     follow: bool = False,
     console: Console = out,
     now: Callable[[], float] = time.time,
 ) -> None:
-    """Prints the journal that `which` names (`journal_of`).
+    """Prints the journal that `which` names (`journal_of`): of each list the `last` rows, or all; without `lists` a
+    summary.
 
     With `follow` it only ends by an exception, Ctrl-C's for one.
     Raises JournalError, UsageError where no journal, more than one, or one that cannot be read is named.
@@ -54,38 +53,20 @@ def show(
             raise JournalError(f"{reader.path} holds no run yet")
         run_id = runs[-1].run_id
         if follow:
-            for record in followed(reader, run_id, selection, time.sleep):
-                _print_line(console, record, selection.as_json)
-        elif selection.lists:
-            for name in selection.lists:
-                if len(selection.lists) > 1 and not selection.as_json and not console.is_terminal:
-                    console.print(f"# {name}")
-                records = rows(reader, run_id, name, selection.last)
-                if not selection.as_json:
-                    known = reader.peers(run_id) if name == "rounds" else []
-                    names = {short(peer.peer): printable(peer.name, 40) for peer in known if peer.name}
-                    print_table(console, name, records, names)
-                    continue
-                for record in records:
-                    _print_json(console, name, asdict(record))
-        elif selection.as_json:
+            named = [name for name in lists if name in GROWING] or GROWING
+            for record in followed(reader, run_id, named, last or FIRST_SHOWN, time.sleep):
+                _print(console, record, {} if as_json else _names(reader, run_id), as_json=as_json)
+        elif lists:
+            records, _ = _added(reader, run_id, dict.fromkeys(lists, 0), last)
+            names = _names(reader, run_id)
+            for record in records:
+                _print(console, record, names, as_json=as_json)
+            if not (records or as_json):
+                console.print(f"no {' or '.join(lists)} yet")
+        elif as_json:
             _print_json(console, "runs", summary(reader, runs))
         else:
             print_summary(console, reader, runs, now())
-
-
-def rows(reader: JournalReader, run_id: str, name: str, last: int | None) -> list[Any]:
-    """The records of one list, oldest first."""
-    match name:
-        case "epochs":
-            return reader.epochs(run_id, limit=last)
-        case "rounds":
-            return reader.rounds(run_id, limit=last)
-        case "events":
-            return reader.events(run_id, limit=last)
-        case _:
-            peers = reader.peers(run_id)
-            return peers if last is None else peers[-last:]
 
 
 def summary(reader: JournalReader, runs: list[RunRecord]) -> dict[str, Any]:
@@ -103,38 +84,71 @@ def summary(reader: JournalReader, runs: list[RunRecord]) -> dict[str, Any]:
     }
 
 
+def _added(
+    reader: JournalReader, run_id: str, seen: Mapping[str, int], limit: int | None
+) -> tuple[list[Event], dict[str, int]]:
+    """The rows of each list behind the one with the id that was seen last, at most the last so many, by time; and the
+    ids that are the last now."""
+    rows: list[Event] = []
+    ids: dict[str, int] = {}
+    for name, after in seen.items():
+        if name == "peers":
+            found: Sequence[Event] = reader.peers(run_id)[-limit if limit else 0 :]
+        elif name == "epochs" and not after:
+            found = reader.epochs(run_id, limit=limit)  # each once, also where it was come to more than once
+        else:
+            found = reader.added(run_id, name, after=after, limit=limit)
+        ids[name] = max((record.id for record in found), default=after)
+        rows += found
+    return sorted(rows, key=lambda record: record.time), ids
+
+
 def followed(
-    reader: JournalReader, run_id: str, selection: Selection, wait: Callable[[float], None]
+    reader: JournalReader, run_id: str, lists: Sequence[str], last: int, wait: Callable[[float], None]
 ) -> Iterator[Event]:
-    """The last rows of the chosen lists, and then those that are added, in the order of their times, for ever."""
-    lists = [name for name in selection.lists if name in FOLLOWED] or list(FOLLOWED)
-    seen = dict.fromkeys(lists, 0)
-    limit: int | None = selection.last or 10
+    """The last rows of the lists, and then those that are added, for ever."""
+    seen: dict[str, int] = dict.fromkeys(lists, 0)
+    limit: int | None = last
     while True:
-        fresh: list[EpochAdvanced | RoundFinished | Line] = []
-        for name in lists:
-            added = reader.added(run_id, name, after=seen[name], limit=limit)
-            seen[name] = max((record.id for record in added), default=seen[name])
-            fresh += added
-        yield from sorted(fresh, key=lambda record: record.time)
+        rows, seen = _added(reader, run_id, seen, limit)
+        yield from rows
         limit = None
-        wait(0.5)  # seconds
+        wait(LOOK_SECONDS)
 
 
-def _print_line(console: Console, record: Event, as_json: bool) -> None:
+def _names(reader: JournalReader, run_id: str) -> dict[str, str]:
+    """What peers call themselves, by their short ids."""
+    return {short(peer.peer): printable(peer.name, 40) for peer in reader.peers(run_id) if peer.name}
+
+
+def _print(console: Console, record: Event, names: Mapping[str, str], *, as_json: bool) -> None:
+    style = ""
     match record:
         case EpochAdvanced():
             name, text = "epochs", epoch_line(record)
+            if record.gradient_norm is not None and record.update_norm is not None:
+                text += f"  gradient {record.gradient_norm:.3g}, update {record.update_norm:.3g}"
         case RoundFinished():
-            name, text = "rounds", round_line(record)
+            left_out = "; ".join(f"without {short(peer)}: {reason}" for peer, reason in record.left_out.items())
+            name, text = "rounds", with_names(f"{round_line(record)}  {printable(left_out)}".rstrip(), names)
+            style = STYLES.get(record.outcome, "")
         case Line():
-            name, text = "events", event_line(record)
+            name, text, style = "events", event_line(record), STYLES.get(record.level, "")
+        case PeerSeen():
+            gone = f", {record.gone}" if record.gone else ""
+            rate = f"{record.samples_per_second:,.1f} samples/s, " if record.samples_per_second else ""
+            called = names.get(short(record.peer), "")
+            text = (
+                f"{called} {short(record.peer)}, {printable(record.role, 20)}, epoch {record.epoch}, {rate}"
+                f"first seen {day(record.first_seen)}{gone}"
+            )
+            name, text = "peers", text.strip()
         case _:
             return
     if as_json:
         _print_json(console, name, asdict(record))
     else:
-        console.print(f"{clock(record.time)}  {text}", soft_wrap=not console.is_terminal)
+        console.print(Text(f"{day(record.time)}  {text}", style=style), soft_wrap=not console.is_terminal)
         console.file.flush()
 
 
@@ -151,7 +165,7 @@ def log(
         bool, typer.Option("--rounds", help="List the rounds of averaging, and why some failed.")
     ] = False,
     events: Annotated[bool, typer.Option("--events", help="List what else happened.")] = False,
-    peers: Annotated[bool, typer.Option("--peers", help="List the peers that were seen.")] = False,
+    peers: Annotated[bool, typer.Option("--peers", help="List the peers, as they were seen last.")] = False,
     last: Annotated[int | None, typer.Option("--last", "-n", min=1, help="Only the last so many of each list.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is added, until Ctrl-C.")] = False,
@@ -164,10 +178,9 @@ def log(
     swarm log my-run --events --follow
     """
 
-    chosen = {"epochs": epochs, "rounds": rounds, "events": events, "peers": peers}
-    selection = Selection(tuple(name for name, wanted in chosen.items() if wanted), last, as_json)
+    wanted = {"epochs": epochs, "rounds": rounds, "events": events, "peers": peers}
     try:
-        show(which, selection, follow=follow)
+        show(which, [name for name in wanted if wanted[name]], last, as_json=as_json, follow=follow)
     except (JournalError, UsageError) as error:
         typer.echo(f"swarm log: {error}", err=True)
         raise typer.Exit(ExitCode.USAGE) from error
