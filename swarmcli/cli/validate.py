@@ -14,12 +14,12 @@ from rich.text import Text
 from swarmcli.cli.console import out
 from swarmcli.cli.linking import recipe_of, show_sheet, typed_link
 from swarmcli.cli.peers import Overrides
-from swarmcli.errors import DataError, RecipeError
+from swarmcli.errors import DataError, RecipeError, UsageError
 from swarmcli.journal import printable
 from swarmcli.peer.linked import LinkedRun
 from swarmcli.recipe import Recipe, SiteSettings, fingerprint_of, is_link, load_recipe
-from swarmcli.recipe.advice import on_lines_of_homes
-from swarmcli.recipe.limit_store import LimitStore
+from swarmcli.recipe.advice import COUNT, Volunteers, advise_on, further_advice, keys_to_write, on_lines_of_homes
+from swarmcli.recipe.limit_store import LimitStore, read_limits
 from swarmcli.recipe.offered import UNKNOWN, Going, check_data_here, offered
 from swarmcli.recipe.task_names import mean_in_words, task_in_words
 from swarmcli.words import format_size, harmless
@@ -33,6 +33,17 @@ def validate(
     overrides: Overrides,
     quick: Annotated[bool, typer.Option("--quick", help="Check the file only: build no model, read no data.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print values and fingerprint as JSON.")] = False,
+    uplink: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATE",
+            help="What a volunteer's line sends, for example 10Mbit/s: this computer trains the model a moment, and "
+            "the way to train that such lines allow is printed, with what to write.",
+        ),
+    ] = None,
+    volunteers: Annotated[
+        int, typer.Option(min=2, help="So many computers as fast as this one at a time, for --uplink.")
+    ] = COUNT,
 ) -> None:
     """Check a recipe as `swarm join` would, without any network; or the recipe of a link, without reading data.
 
@@ -41,8 +52,12 @@ def validate(
     \b
     swarm validate my-run/recipe.yaml
     swarm validate my-run/recipe.yaml --quick --set optimizer.learning_rate=3e-4
+    swarm validate my-run/recipe.yaml --uplink 10Mbit/s --volunteers 8
     """
     linked = is_link(recipe)
+    rate = None if uplink is None else read_limits({"upload": uplink}, "--uplink").upload
+    if rate is not None and linked:
+        raise UsageError("--uplink is for the recipe of a run that is yours; name its file")
     with ExitStack() as undo:
         loaded = (
             _of_link(recipe, overrides, undo, told=not (quick or as_json)) if linked else load_recipe(recipe, overrides)
@@ -53,6 +68,7 @@ def validate(
     if as_json:
         values = loaded.model_dump(mode="json")
         told = {"values": values, "fingerprint": fingerprint, "no_link": no_link, **found}
+        told |= {} if rate is None else {"advice": _advice(loaded, rate, volunteers)}
         typer.echo(json.dumps(told | ({"samples": list(map(asdict, looks))} if looks else {}), indent=2))
         return
     link = {"link": no_link.replace("\n", "; ") or "brings it to whoever joins"}
@@ -65,8 +81,22 @@ def validate(
     if linked:
         typer.echo("the link's recipe is in order; nothing is kept of it, and no data were read")
     else:
+        for line in [] if rate is None else _advice(loaded, rate, volunteers):
+            typer.echo(line)
         alone = ", for those who have the file" if no_link else ""
         typer.echo(f"{recipe} is in order" + (" as far as the file goes" if quick else "") + alone)
+
+
+def _advice(recipe: Recipe, uplink: float, count: int) -> list[str]:
+    """Which way to train lines of `uplink` bytes per second allow: the arithmetic, then what to write. Raises what
+    building the model and reading data raise."""
+    from swarmcli.training.pace import numbers_and_pace  # with torch, which takes seconds
+
+    numbers, pace = numbers_and_pace(recipe)
+    advice = advise_on(recipe, numbers, Volunteers(uplink, count, pace))
+    if not (lines := keys_to_write(recipe, advice)):
+        return [*advice.lines, "The recipe trains so already."]
+    return [*advice.lines, "Write in the recipe:", *(f"  {line}" for line in lines), *further_advice(recipe, advice)]
 
 
 def _why_no_link(recipe: Recipe) -> str:

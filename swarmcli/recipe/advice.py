@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from swarmcli.recipe.schema import Recipe
 from swarmcli.recipe.settings import GradientCodec
 from swarmcli.words import format_duration, format_rate, format_size
 
@@ -33,23 +34,18 @@ class TrainingWay:
     steps: int = 1  # of each peer between two rounds; 1: gradients are averaged for every step
 
 
-@dataclass(frozen=True, slots=True)
-class AdviceOptions:
-    """The ways to choose from, and when one of them is good enough."""
-
-    ways: tuple[TrainingWay, ...] = (  # the least loss first, by the table of docs/modes.md
-        TrainingWay("gradients in float32", "none"),
-        TrainingWay("gradients in 8 bits", "blockwise_8bit"),
-        TrainingWay("gradients in 4 bits", "blockwise_4bit"),
-        TrainingWay("outer steps every 15 in 4 bits", "blockwise_4bit", 15),
-        TrainingWay("outer steps every 50 in 4 bits", "blockwise_4bit", 50),
-    )
-    share: float = 0.5  # of the time of computing, that sending may take: then at most a third of all time is waiting
-    homes: tuple[int, ...] = (10, 50, 100)  # Mbit/s up, of usual lines
-    rate_of_muon: float = 3.0  # times AdamW's learning rate: with it own steps lose least (docs/modes.md)
-
-
-OPTIONS = AdviceOptions()
+WAYS = (  # the least loss first, by the table of docs/modes.md
+    TrainingWay("gradients in float32", "none"),
+    TrainingWay("gradients in 8 bits", "blockwise_8bit"),
+    TrainingWay("gradients in 4 bits", "blockwise_4bit"),
+    TrainingWay("outer steps every 15 in 4 bits", "blockwise_4bit", 15),
+    TrainingWay("outer steps every 50 in 4 bits", "blockwise_4bit", 50),
+)
+SHARE = 0.5  # of the time of computing, that sending may take: then at most a third of all time is waiting
+HOMES = 10, 50, 100  # Mbit/s up, of usual lines
+COUNT = 4  # volunteers, where nobody says how many
+RATE_OF_MUON = 3.0  # times AdamW's learning rate: with it own steps lose least (docs/modes.md)
+LEAST_EPOCHS = 20  # with fewer rounds peers learn apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +91,6 @@ class Advice:
     volunteers: Volunteers
     batch: int  # samples of a step with averaged gradients
     ways: tuple[WeighedWay, ...]
-    share: float  # of computing, that sending should take at most
 
     @property
     def chosen(self) -> WeighedWay:
@@ -105,33 +100,71 @@ class Advice:
     def lines(self) -> tuple[str, ...]:
         """The arithmetic, for people."""
         each, chosen = self.volunteers, self.chosen
-        found = "the first that sends" if chosen.sending <= self.share * chosen.computing else "none sends"
+        found = "the first that sends" if chosen.sending <= SHARE * chosen.computing else "none sends"
         return (
             f"{each.count} volunteers with {format_rate(each.uplink)} up and {each.pace:,.1f} samples a second each.",
             f"In a round each sends {each.sending(1) * each.uplink:.3g} times what it brings: its own, and averages.",
             *(f"  {way}" for way in self.ways),
-            f"The last line is taken: {found} for at most {self.share:.0%} of the time of computing (docs/modes.md).",
+            f"The last line is taken: {found} for at most {SHARE:.0%} of the time of computing (docs/modes.md).",
         )
 
 
-def advise(
-    numbers: int, batch: int, micro_batch: int, volunteers: Volunteers, options: AdviceOptions = OPTIONS
-) -> Advice:
+def advise(numbers: int, batch: int, micro_batch: int, volunteers: Volunteers) -> Advice:
     """Takes the first way whose sending fits beside its computing, otherwise the last.
 
     `numbers`: that are trained. `batch`: samples of a step with averaged gradients. `micro_batch`: samples of which a
     peer's own step is a multiple. With own steps, all peers' together have about `batch` samples."""
     inner = micro_batch * max(1, batch // (volunteers.count * micro_batch))
     ways: list[WeighedWay] = []
-    for way in options.ways:
+    for way in WAYS:
         samples = batch if way.steps == 1 else way.steps * inner * volunteers.count
         nbytes, computing = numbers * WIDTHS[way.codec], samples / (volunteers.count * volunteers.pace)
         ways.append(WeighedWay(way, samples, inner, computing, volunteers.sending(nbytes), nbytes))
-        if ways[-1].sending <= options.share * computing:
+        if ways[-1].sending <= SHARE * computing:
             break
-    return Advice(volunteers, batch, tuple(ways), options.share)
+    return Advice(volunteers, batch, tuple(ways))
 
 
-def on_lines_of_homes(nbytes: float, options: AdviceOptions = OPTIONS) -> str:
+def advise_on(recipe: Recipe, numbers: int, volunteers: Volunteers) -> Advice:
+    """The same for the run of a recipe, of which `numbers` are averaged."""
+    step = recipe.outer.inner_batch_size * volunteers.count or recipe.target_batch_size
+    return advise(numbers, step, recipe.micro_batch * recipe.accumulation_steps, volunteers)
+
+
+def keys_to_write(recipe: Recipe, advice: Advice) -> list[str]:
+    """The lines of a recipe that trains as advised; none: this one does."""
+    chosen = advice.chosen
+    if (recipe.target_batch_size, recipe.compression.gradients, recipe.outer.inner_batch_size) == (
+        chosen.samples,
+        chosen.way.codec,
+        chosen.inner_batch_size if chosen.way.steps > 1 else 0,
+    ):
+        return []
+    lines = [f"target_batch_size: {chosen.samples}"]
+    fewer = chosen.samples / recipe.target_batch_size
+    if recipe.max_epochs and fewer > 1:
+        lines.append(f"max_epochs: {max(LEAST_EPOCHS, int(recipe.max_epochs / fewer))}")
+    return [*lines, *chosen.sections]
+
+
+def further_advice(recipe: Recipe, advice: Advice) -> list[str]:
+    """What else changes with these keys, in sentences."""
+    chosen, told = advice.chosen, list[str]()
+    if recipe.gradient_averaging.method != "plain":
+        told.append("Remove gradient_averaging.")
+    if recipe.outer.takes_steps and chosen.way.steps == 1:
+        told.append("Remove outer.")
+    if (fewer := chosen.samples / recipe.target_batch_size) > 1:
+        told.append(
+            f"An epoch has {fewer:.3g} times the samples then: divide lr_scheduler.warmup_epochs and each every_epochs "
+            "by that."
+        )
+    if chosen.way.steps > 1 and recipe.optimizer.name == "adamw" and isinstance(recipe.base_model, Mapping):
+        rate = f"{RATE_OF_MUON * recipe.optimizer.learning_rate:.1g}"
+        told.append(f"Of a language model own steps lose least with optimizer.name: muon and learning_rate: {rate}.")
+    return told
+
+
+def on_lines_of_homes(nbytes: float) -> str:
     """For how long so many bytes keep usual uplinks busy, in words."""
-    return ", ".join(f"{format_duration(8e-6 * nbytes / rate)} at {rate} Mbit/s" for rate in options.homes)
+    return ", ".join(f"{format_duration(8e-6 * nbytes / rate)} at {rate} Mbit/s" for rate in HOMES)

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -141,3 +143,21 @@ def test_on_a_terminal_a_sample_has_colours_unless_nobody_wants_them(
         shown = screen.getvalue()
         assert ("\x1b[32ma[31m swarm<|im_end|>\x1b[0m" in shown) is coloured
         assert ("«a[31m swarm<|im_end|>»" in shown) is not coloured
+
+
+def test_it_tells_which_way_to_train_the_volunteers_lines_allow(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RecipeError, match="--uplink: upload: 'quick' is no rate; write for example 2 MB/s"):
+        run(recipe, "--uplink", "quick")
+    ticks = itertools.count(0, 0.08)  # a sample in a hundredth of a second, of a micro-batch of 8
+    monkeypatch.setattr("swarmcli.training.pace.time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    output = run(recipe, "--quick", "--set", "target_batch_size=64", "--uplink", "10kB/s", "--volunteers", "8")
+    assert "8 volunteers with 80 kbit/s up and 100.0 samples a second each." in output
+    assert re.search(r"  gradients in float32: [0-9.]+ kB, [0-9.]+ s of sending beside 80 ms of computing\n", output)
+    assert "Write in the recipe:\n  target_batch_size: " in output and "  outer: {optimizer: sgd, " in output
+    lines = re.search("Write in the recipe:\n((?:  .*\n)+)", output)
+    assert lines is not None
+    kept = "".join(line for line in RECIPE.splitlines(keepends=True) if not line.startswith("target_batch_size"))
+    recipe.write_text(kept + re.sub("(?m)^  ", "", lines[1]))
+    output = run(recipe, "--quick", "--uplink", "10kB/s", "--volunteers", "8")
+    assert "The recipe trains so already." in output and "Write in" not in output
+    assert json.loads(run(recipe, "--quick", "--json", "--uplink", "10kB/s"))["advice"][0].startswith("4 volunteers")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from swarmcli.recipe.advice import OPTIONS, Volunteers, advise, on_lines_of_homes
+from swarmcli.recipe.advice import WAYS, Volunteers, advise, advise_on, further_advice, keys_to_write, on_lines_of_homes
+
+from .recipes import small
 
 GPT2 = 86_000_000  # numbers: 344 MB
 
@@ -32,7 +34,7 @@ def test_the_arithmetic_is_that_of_a_round() -> None:
 def test_the_way_with_the_least_loss_that_the_links_allow_is_taken(mbit: float, name: str) -> None:
     advice = advise(11_000_000, 512, 8, Volunteers(mbit * 1e6 / 8, 4, 4.0))
     assert advice.chosen.way.name == name
-    assert [each.way for each in advice.ways] == list(OPTIONS.ways[: len(advice.ways)])
+    assert [each.way for each in advice.ways] == list(WAYS[: len(advice.ways)])
     assert all(each.sending > each.computing / 2 for each in advice.ways[:-1])
     assert advice.lines[-1].startswith("The last line is taken: the first that sends for at most 50% of")
     assert [line for line in advice.lines if line.startswith("  ")] == [f"  {each}" for each in advice.ways]
@@ -40,7 +42,7 @@ def test_the_way_with_the_least_loss_that_the_links_allow_is_taken(mbit: float, 
 
 def test_if_no_way_fits_the_last_is_taken_and_that_is_told() -> None:
     advice = advise(GPT2, 512, 8, Volunteers(1e4, 64, 100.0))
-    assert advice.chosen.way == OPTIONS.ways[-1] and "none sends for at most 50%" in advice.lines[-1]
+    assert advice.chosen.way == WAYS[-1] and "none sends for at most 50%" in advice.lines[-1]
 
 
 def test_own_steps_are_whole_micro_batches_and_an_epoch_is_made_of_them() -> None:
@@ -52,3 +54,23 @@ def test_own_steps_are_whole_micro_batches_and_an_epoch_is_made_of_them() -> Non
 
 def test_how_long_lines_of_homes_are_busy_in_words() -> None:
     assert on_lines_of_homes(344_000_000) == "5 min at 10 Mbit/s, 55 s at 50 Mbit/s, 28 s at 100 Mbit/s"
+
+
+def test_what_to_write_is_what_the_advised_recipe_has_and_nothing_where_it_has_it() -> None:
+    recipe = small("target_batch_size=512", "max_epochs=600", "gradient_averaging.method=powersgd")
+    slow = Volunteers(2e6 / 8, 4, 8.0)
+    advice = advise_on(recipe, 11_000_000, slow)
+    assert keys_to_write(recipe, advice) == [
+        "target_batch_size: 7680",
+        "max_epochs: 40",
+        "outer: {optimizer: sgd, inner_batch_size: 128}",
+        "compression: {gradients: blockwise_4bit}",
+    ]
+    told = further_advice(recipe, advice)
+    assert told[0] == "Remove gradient_averaging." and told[1].startswith("An epoch has 15 times the samples then: div")
+    assert told[2].endswith("optimizer.name: muon and learning_rate: 0.003.")
+    written = small(*(line.replace(": ", "=", 1) for line in keys_to_write(recipe, advice)))
+    assert keys_to_write(written, advise_on(written, 11_000_000, slow)) == []
+    back = advise_on(written, 11_000_000, Volunteers(1e9, 4, 8.0))
+    assert keys_to_write(written, back) == ["target_batch_size: 512", "compression: {gradients: none}"]
+    assert further_advice(written, back) == ["Remove outer."]

@@ -38,7 +38,7 @@ from swarmcli.network.loop_thread import LoopThread
 from swarmcli.network.transports.tcp.handshake import Refused
 from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.peer.linked import LinkedRun, visitor_of
-from swarmcli.recipe.advice import Volunteers, advise, on_lines_of_homes
+from swarmcli.recipe.advice import Volunteers, advise_on, keys_to_write, on_lines_of_homes
 from swarmcli.version import build
 from swarmcli.words import format_duration, format_rate, format_size
 
@@ -291,9 +291,9 @@ def check_sending(context: Context) -> Iterator[Finding]:
     if sending <= computing:
         yield Finding("sending", "OK", text)
         return
-    step = recipe.outer.inner_batch_size * here.count or recipe.target_batch_size
-    way = advise(demand.trained, step, recipe.micro_batch_size, here).chosen
-    keys = ", ".join(f"`{line}`" for line in (f"target_batch_size: {way.samples}", *way.sections))
+    advice = advise_on(recipe, demand.trained, here)
+    way = advice.chosen
+    keys = ", ".join(f"`{line}`" for line in keys_to_write(recipe, advice))
     beside = " and remove gradient_averaging" if recipe.gradient_averaging.method != "plain" else ""
     fix = f"the run's owner can write {keys}{beside}: {way} (docs/modes.md)"
     if way.sending * computing >= sending * way.computing:
