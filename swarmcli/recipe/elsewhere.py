@@ -37,6 +37,7 @@ HINTS: Mapping[str, str] = {
     "adam_beta1": "write `optimizer: {{betas: [{}, 0.999]}}`",
     "adam_beta2": "write `optimizer: {{betas: [0.9, {}]}}`",
     "adam_epsilon": "write `optimizer: {{eps: {}}}`",
+    "peft": "what can be said of LoRA has keys of its own: write lora_r, peft_layers_to_transform and the like",
     "lora_target_linear": "write `lora_target_modules: all-linear`",
     "bf16": _EACH + "`local: {{dtype: bfloat16}}`",
     "fp16": _EACH + "`local: {{dtype: float16}}`",

@@ -378,7 +378,6 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
         yield ("chat_template",), _PROGRAM
     if isinstance(recipe.base_model, Mapping):
         yield from _config_problems(recipe.base_model, "base_model")
-    yield from _config_problems(recipe.peft, "peft")
     for index, dataset in enumerate(recipe.datasets):
         yield from (((("datasets", index, *path)), problem) for path, problem in _dataset_problems(dataset))
     if recipe.evaluation.dataset is not None:

@@ -121,7 +121,7 @@ def _expected(details: ErrorDetails) -> str:
             return f"{words} {context[key]}"
     kind = details["type"]
     if kind == "literal_error":
-        return f"one of {context['expected']}"
+        return f"one of {context['expected']}" if " or " in context["expected"] else context["expected"]
     if kind in ("too_short", "string_too_short"):
         return "given, and not empty"
     if kind == "too_long":

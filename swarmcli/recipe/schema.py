@@ -75,7 +75,7 @@ class Recipe(Section):
         "the digest of the weights that are not trained; `swarm validate` tells it",
         pattern="^[0-9a-f]{64}$",
     )
-    adapter: Literal["lora", "loha", "lokr", "ia3"] | None = shared(
+    adapter: Literal["lora"] | None = shared(
         None, "only an adapter of this kind is trained, beside a frozen base (library peft); null: the model itself"
     )
     lora_r: int = shared(8, "the rank of LoRA's two matrices", ge=1, le=1024)
@@ -88,7 +88,9 @@ class Recipe(Section):
         None, "modules that are trained whole, as a copy in the adapter"
     )
     peft_use_rslora: bool = shared(False, "lora_alpha is divided by the root of the rank")
-    peft: Mapping[str, Any] = shared({}, "fields of peft's configuration of the adapter, by their names there")
+    peft_layers_to_transform: tuple[int, ...] | None = shared(
+        None, "the numbers of the layers with an adapter; null: all", max_length=1024
+    )
     load_in_8bit: bool = shared(False, "the base is held in 8 bits a weight")
     load_in_4bit: bool = shared(False, "the base is held in 4 bits a weight")
     quantized_by: str | None = shared(

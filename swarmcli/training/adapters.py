@@ -107,8 +107,7 @@ def add_adapter(recipe: Recipe, base: nn.Module, task: str | None) -> nn.Module:
     """A model of peft around `base`, which keeps its type and is frozen; what is trained is float32. `task` is peft's
     word for it. Draws from torch's generator. Raises RecipeError."""
     # peft imports most of transformers: who trains no adapter need not wait for that.
-    from peft import get_peft_model
-    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+    from peft import LoraConfig, get_peft_model
     from peft.utils import ModulesToSaveWrapper
 
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in base.modules()):
@@ -117,8 +116,7 @@ def add_adapter(recipe: Recipe, base: nn.Module, task: str | None) -> nn.Module:
         )
     _check_modules(recipe, base)
     try:
-        kind: Any = PEFT_TYPE_TO_CONFIG_MAPPING[str(recipe.adapter).upper()]
-        config = kind(task_type=task, **adapter_fields(recipe))
+        config: Any = LoraConfig(task_type=task, **adapter_fields(recipe))
         with warnings.catch_warnings(action="ignore"):  # of what peft calls in transformers, and sets right by itself
             model: Any = get_peft_model(base, config)
         # Where else a base lay is nobody's business.

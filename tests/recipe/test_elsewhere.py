@@ -47,7 +47,7 @@ SAID = {
     17: "unknown key special_tokens; they are the tokenizer's; remove it",
     19: "unknown key mystery; remove it, or take one that is known here: access, adapter, ",
     20: "unknown key riddle; it is like none of the keys listed above",
-    21: "adapter should be one of 'lora', 'loha', 'lokr' or 'ia3', not 'qlora'; write `adapter: lora`, and keep `load_",
+    21: "adapter should be 'lora', not 'qlora'; write `adapter: lora`, and keep `load_",
     1: "these keys can stay as they are: base_model, val_set_size, sequence_len, gradient_accumulation_steps",
 }
 

@@ -60,8 +60,7 @@ def saved(tmp_path: Path) -> Path:
     [
         ("adapter=lora", "lora_target_modules=all-linear", "peft_use_rslora=true", "lora_dropout=0.1"),
         ("adapter=lora", "lora_modules_to_save=[embed_tokens, lm_head]"),
-        ("adapter=lokr", "peft={r: 2, target_modules: [q_proj, down_proj]}"),
-        ("adapter=ia3",),
+        ("adapter=lora", "lora_target_modules=[q_proj, down_proj]", "peft_layers_to_transform=[1]"),
     ],
 )
 def test_only_an_adapter_is_trained_and_it_begins_alike_everywhere(
