@@ -164,7 +164,7 @@ def _processor(recipe: Recipe, role: Role) -> str:
         return "little, some seconds for each average"
     device = {"auto": "a graphics card if there is one"}.get(recipe.local.device, recipe.local.device)
     threads = recipe.local.threads
-    return f"{device}; {plural(threads, 'thread') if threads else 'all cores, or --limit threads=2'}"
+    return f"{device}; {plural(threads, 'thread') if threads else 'all cores, or OMP_NUM_THREADS=2'}"
 
 
 def _traffic(recipe: Recipe, role: Role, demand: Demand) -> str:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import logging
 import math
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import psutil
@@ -29,8 +28,6 @@ from swarmcli.recipe.limits import Limits
 logger = logging.getLogger(__name__)
 
 VARIABLE = "SWARM_SENSORS"  # a JSON file with readings in place of this computer's, for tests
-# NMMetered: unknown, yes, no, and what NetworkManager guesses from the kind of connection: yes, no.
-_NETWORK_MANAGER = {"1": True, "3": True, "2": False, "4": False}
 _WINDOWS = (
     "[void][Windows.Networking.Connectivity.NetworkInformation,Windows.Networking.Connectivity,ContentType=WindowsRuntime];"
     "[Windows.Networking.Connectivity.NetworkInformation]::GetInternetConnectionProfile()"
@@ -59,14 +56,8 @@ class Readings:
     trainers: int = 1
 
 
-class Sensors(Protocol):
-    def read(self, limits: Limits) -> Readings:
-        """The readings that these limits ask for. Never raises."""
-        ...
-
-
-class SystemSensors:
-    """Those of this computer, for one peer. For one thread."""
+class Sensors:
+    """Those of this computer, for one peer, or what $SWARM_SENSORS tells in their place. For one thread."""
 
     def __init__(self, files: Sequence[Path] = (), processes: Callable[[], Sequence[LocalPeer]] = tuple) -> None:
         """`files`: what the limit for the disk counts; the first is on the disk that is looked at. `processes`: those
@@ -78,8 +69,17 @@ class SystemSensors:
         self._idle = Seldom(3.0, seconds_without_input)
         self._temperature = Seldom(10.0, hottest)
         self._disk = Seldom(30.0, lambda: float(sum(map(bytes_below, self._files))))
+        self._told: dict[str, Any] = {}
 
     def read(self, limits: Limits) -> Readings:
+        """The readings that these limits ask for. Never raises."""
+        found = self._read(limits)
+        if (file := os.environ.get(VARIABLE)) is not None:
+            with suppress(OSError, ValueError, RecursionError):  # it is being written: what was told before still holds
+                self._told = _told(Path(file).read_bytes())
+        return replace(found, **self._told)
+
+    def _read(self, limits: Limits) -> Readings:
         processes = _known(self._processes) or ()
         homes = {each.home for each in processes}
         found = Readings(
@@ -107,20 +107,6 @@ class SystemSensors:
         return found
 
 
-class SimulatedSensors:
-    """Readings of a JSON object in a file, by the names of `Readings`, and the computer's own for what is not in it."""
-
-    def __init__(self, file: Path, real: Sensors) -> None:
-        self._file = file
-        self._real = real
-        self._told: dict[str, Any] = {}
-
-    def read(self, limits: Limits) -> Readings:
-        with suppress(OSError, ValueError, RecursionError):  # it is being written: what was told before still holds
-            self._told = _told(self._file.read_bytes())
-        return replace(self._real.read(limits), **self._told)
-
-
 def _told(data: bytes) -> dict[str, Any]:
     """Some readings, by name. Raises ValueError for what no computer could tell, RecursionError."""
     told = msgspec.json.decode(data, type=dict[str, Any])
@@ -128,12 +114,6 @@ def _told(data: bytes) -> dict[str, Any]:
     if not (0 <= found.now < 1e11 and found.peers >= 1 and found.trainers >= 1):
         raise ValueError("no such moment, or nobody there")
     return {each.name: getattr(found, each.name) for each in fields(Readings) if each.name in told}
-
-
-def sensors_for(files: Sequence[Path], processes: Callable[[], Sequence[LocalPeer]]) -> Sensors:
-    """The sensors of this computer, or those that $SWARM_SENSORS names. For the arguments see SystemSensors."""
-    real, simulated = SystemSensors(files, processes), os.environ.get(VARIABLE)
-    return SimulatedSensors(Path(simulated), real) if simulated else real
 
 
 class Seldom(Generic[T]):
@@ -239,21 +219,9 @@ def is_metered() -> bool | None:
     """Whether the network is one that is paid by volume. None: unknown, as on macOS, which tells its own programs
     alone."""
     if sys.platform == "win32":
-        return of_windows(answer_of("powershell", "-NoProfile", "-NonInteractive", "-Command", _WINDOWS))
-    if sys.platform == "darwin":
-        return None
+        cost = answer_of("powershell", "-NoProfile", "-NonInteractive", "-Command", _WINDOWS)
+        return {"Unrestricted": False, "Fixed": True, "Variable": True}.get((cost or "").strip())
     bus = "org.freedesktop.NetworkManager"
-    return of_network_manager(
-        answer_of("busctl", "--system", "get-property", bus, "/org/freedesktop/NetworkManager", bus, "Metered")
-    )
-
-
-def of_network_manager(answer: str | None) -> bool | None:
-    """Reads what `busctl` prints: `u 4`."""
-    found = re.fullmatch(r"u ([0-9])", (answer or "").strip())
-    return _NETWORK_MANAGER.get(found[1]) if found else None
-
-
-def of_windows(answer: str | None) -> bool | None:
-    """Reads Windows' word for what a connection costs."""
-    return {"Unrestricted": False, "Fixed": True, "Variable": True}.get((answer or "").strip())
+    told = answer_of("busctl", "--system", "get-property", bus, "/org/freedesktop/NetworkManager", bus, "Metered")
+    # NMMetered: yes, no, and what NetworkManager guesses from the kind of connection: yes, no.
+    return {"u 1": True, "u 2": False, "u 3": True, "u 4": False}.get((told or "").strip())

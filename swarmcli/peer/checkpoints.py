@@ -25,8 +25,8 @@ from swarmcli.files.durable import write_file
 from swarmcli.optim import Optimizer
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.peer.collaboration import Collaboration
+from swarmcli.peer.disk import room_for
 from swarmcli.peer.home import BEGAN
-from swarmcli.peer.lending import room_for
 from swarmcli.peer.uploads import Uploads, hub
 from swarmcli.sharding.zero.state import copied_to_cpu
 from swarmcli.sites.checkpoint import SiteShards

@@ -25,8 +25,8 @@ from swarmcli.optim.epoch.seat import before_joining
 from swarmcli.optim.peers.proof import Heard, SignedByOwner
 from swarmcli.optim.peers.report import PeerReport
 from swarmcli.optim.state.lineage import LineagePosition
+from swarmcli.peer.disk import room_for
 from swarmcli.peer.home import BEGAN, remembered
-from swarmcli.peer.lending import room_for
 from swarmcli.peer.peer import RunPeer
 from swarmcli.recipe import AggregatorSettings, GradientAveragingSettings, Recipe, digest_of
 from swarmcli.recipe.run_key import is_owners_position
@@ -84,7 +84,7 @@ class Collaboration:
             peer.events.emit(Noticed("info", note))
         self.peer = peer
         self.compute: Compute = compute or compute_of(recipe, peer.role)
-        peer.lending.compute_on(self.compute.device)
+        peer.governor.compute_on_card(self.compute.device.type != "cpu")
         self.task: Task  # of an auxiliary there is none
         self.model: nn.Module
         checkpoint = None
@@ -132,7 +132,7 @@ class Collaboration:
             self.optimizer.call(lambda core: core.catch_up.lack_parameters(lacking))
         if peer.role != "auxiliary":
             self.optimizer.call(lambda core: core.catch_up.note_heard(*peer.heard, begins_anew=peer.begins_anew))
-        peer.lending.when_rates_change(self.optimizer.review_seat)  # also while a batch is computed
+        peer.governor.when_rates_change(self.optimizer.review_seat)  # also while a batch is computed
         if peer.role == "trainer" and (limit := peer.limits.limits.link) is not None:
             told = before_joining(self.optimizer.round_bytes, limit, recipe.target_batch_size)
             peer.events.emit(Noticed("info", told))

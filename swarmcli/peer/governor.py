@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from swarmcli.errors import RecipeError
 from swarmcli.machine.sensors import Readings, Sensors
@@ -18,9 +19,13 @@ from swarmcli.recipe.limits import Limits, amount_of
 from swarmcli.run.values import Reason, ReasonKind
 from swarmcli.words import format_size
 
+if TYPE_CHECKING:
+    from swarmcli.training.loop import ComputePace  # it brings torch along
+
 logger = logging.getLogger(__name__)
 
-# Seconds for which all has to be well again before a peer goes on: what has just changed tends to change back.
+# Seconds for which a reason holds on behind the last moment at which it was seen: what has just changed tends to change
+# back.
 SETTLE: Mapping[ReasonKind, float] = {
     "battery": 5.0,
     "metered": 5.0,
@@ -29,73 +34,69 @@ SETTLE: Mapping[ReasonKind, float] = {
     "memory": 20.0,
     "disk": 20.0,
 }
+# At the limits themselves a peer would come and go, so one that is held goes on so far within them.
+COOLER = 5.0  # °C below the limit
+QUIETER = 0.75  # of BUSY
+LESS = 0.95  # of a limit for memory or disk
+BUSY = 0.25  # of the processors: a computer that other programs use more than that is not idle
+SHORT = 0.02  # of all memory or disk: with less that is free, this computer is short of it; twice that ends it
 
 
-@dataclass(frozen=True, slots=True)
-class Margins:
-    """So far within its limits a peer goes on: at the limits themselves it would come and go."""
+def judge(
+    limits: Limits, readings: Readings, held: Collection[ReasonKind] = ()
+) -> tuple[dict[ReasonKind, str], list[str]]:
+    """Why the peer may not run now (each completes "paused: …"), but for the hours; and which limits have no effect,
+    since this computer does not tell what they need. `held`: what holds it so far."""
+    bad: dict[ReasonKind, str] = {}
+    unknown: list[str] = []
+    if limits.on_battery is False:
+        if readings.on_battery is None:
+            unknown.append("this computer does not tell whether it is on battery, so on_battery: no has no effect")
+        elif readings.on_battery:
+            bad["battery"] = "on battery"
+    if limits.on_metered is False:
+        if readings.metered is None:
+            unknown.append(
+                "this computer does not tell whether it is on a metered network, so on_metered: no has no effect"
+            )
+        elif readings.metered:
+            bad["metered"] = "on a metered network"
+    if limits.only_when_idle is not None:
+        if readings.idle is None:
+            unknown.append(
+                "this computer does not tell when keyboard and mouse were used, so only_when_idle goes by other "
+                "programs alone"
+            )
+        elif readings.idle < limits.only_when_idle * 60:
+            bad["busy"] = "somebody uses this computer"
+        if (readings.others or 0.0) > BUSY * (QUIETER if "busy" in held else 1):
+            bad.setdefault("busy", "other programs use this computer")
+    if (most := limits.temperature) is not None:
+        if (found := readings.temperature) is None:
+            unknown.append("this computer does not tell how hot it is, so temperature has no effect")
+        elif found >= most - (COOLER if "heat" in held else 0):
+            bad["heat"] = f"{found:.0f} °C hot, and your limit is {most:g} °C"
 
-    cooler: float = 5.0  # °C below the limit
-    busy: float = 0.25  # of the processors: a computer that other programs use more than that is not idle
-    quieter: float = 0.75  # of that
-    less: float = 0.95  # of a limit for memory or disk
-    short: float = 0.02  # of all memory or disk: with less that is free, this computer is short of it
+    def compare(
+        kind: ReasonKind, limit: float | None, taken: float | None, free: float | None, whole: float | None, who: str
+    ) -> None:
+        if limit is None:
+            return
+        if taken is None or free is None or whole is None:
+            unknown.append(f"this computer does not tell how much {kind} is taken, so {kind} has no effect")
+            return
+        most = amount_of(limit, whole) or 0.0
+        if kind == "disk":  # each peer has its share of that; memory they take together
+            most /= readings.peers
+        if taken > most * (LESS if kind in held else 1):
+            bad[kind] = f"{who} {format_size(taken)} of {kind}, and your limit is {format_size(most)}"
+        elif free < SHORT * whole * (2 if kind in held else 1):
+            bad[kind] = f"this computer has only {format_size(free)} of {kind} left"
 
-
-MARGINS = Margins()
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """One kind of reason at one moment. Between well and bad nothing changes."""
-
-    bad: str = ""  # completes "paused: …"
-    well: bool = True
-    unknown: str = ""  # which limit has no effect, and why
-
-
-class Latch:
-    """Holds at once, and lets go when all has been well for a while."""
-
-    def __init__(self, settle: float) -> None:
-        self._settle = settle
-        self._held = ""
-        self._well_since: float | None = None
-
-    def look(self, now: float, judged: Judgement) -> str:
-        """Why the peer is held; "": it is not. The words stay those of the first moment, or every second were news."""
-        if judged.bad:
-            self._held, self._well_since = self._held or judged.bad, None
-        elif not judged.well:
-            self._well_since = None
-        elif self._held:
-            if self._well_since is None or now < self._well_since:  # a clock that was set back begins anew
-                self._well_since = now
-            if now >= self._well_since + self._settle:
-                self._held = ""
-        return self._held
-
-
-class Governor:
-    """The decisions, without clock, sensors or threads of their own: `readings.now` is the time."""
-
-    def __init__(self) -> None:
-        self._latches = {kind: Latch(settle) for kind, settle in SETTLE.items()}
-        self._limits = Limits()
-        self.unknown: list[str] = []  # what this computer does not tell, and which limit has no effect for that
-
-    def decide(self, limits: Limits, readings: Readings) -> dict[ReasonKind, Reason]:
-        """Why the peer may not run now; empty: it may."""
-        if limits != self._limits:  # a limit that was raised frees at once
-            self._latches = {kind: Latch(settle) for kind, settle in SETTLE.items()}
-            self._limits = limits
-        judged = judge(limits, readings)
-        self.unknown = [each.unknown for each in judged.values() if each.unknown]
-        held = {kind: self._latches[kind].look(readings.now, each) for kind, each in judged.items()}
-        reasons = {kind: Reason(kind, text) for kind, text in held.items() if text}
-        if (outside := outside_hours(limits, readings.now)) is not None:
-            reasons["hours"] = outside
-        return reasons
+    together = f"your {readings.peers} peers here together take" if readings.peers > 1 else "it takes"
+    compare("memory", limits.memory, readings.memory, readings.memory_free, readings.memory_whole, together)
+    compare("disk", limits.disk, readings.disk, readings.disk_free, readings.disk_whole, "it takes")
+    return bad, unknown
 
 
 def outside_hours(limits: Limits, now: float) -> Reason | None:
@@ -112,83 +113,6 @@ def outside_hours(limits: Limits, now: float) -> Reason | None:
     return Reason("hours", f"outside the hours that you lend{shown}", until)
 
 
-def judge(limits: Limits, readings: Readings) -> dict[ReasonKind, Judgement]:
-    """Each kind of reason but the hours."""
-    return {
-        "battery": _forbidden(limits.on_battery, readings.on_battery, "on battery", "on_battery"),
-        "metered": _forbidden(limits.on_metered, readings.metered, "on a metered network", "on_metered"),
-        "busy": _busy(limits, readings),
-        "heat": _heat(limits, readings),
-        "memory": _taken(
-            limits.memory,
-            readings.memory,
-            readings.memory_free,
-            readings.memory_whole,
-            "memory",
-            who=f"your {readings.peers} peers here together take" if readings.peers > 1 else "it takes",
-        ),
-        "disk": _taken(limits.disk, readings.disk, readings.disk_free, readings.disk_whole, "disk", readings.peers),
-    }
-
-
-def _forbidden(allowed: bool | None, found: bool | None, words: str, key: str) -> Judgement:
-    if allowed is not False:
-        return Judgement()
-    if found is None:
-        return Judgement(unknown=f"this computer does not tell whether it is {words}, so {key}: no has no effect")
-    return Judgement(words if found else "", not found)
-
-
-def _busy(limits: Limits, readings: Readings) -> Judgement:
-    if limits.only_when_idle is None:
-        return Judgement()
-    unknown = ""
-    if readings.idle is None:
-        unknown = (
-            "this computer does not tell when keyboard and mouse were used, so only_when_idle goes by other programs "
-            "alone"
-        )
-    elif readings.idle < limits.only_when_idle * 60:
-        return Judgement("somebody uses this computer", False)
-    others = readings.others or 0.0
-    if others > MARGINS.busy:
-        return Judgement("other programs use this computer", False, unknown)
-    return Judgement("", others <= MARGINS.quieter * MARGINS.busy, unknown)
-
-
-def _heat(limits: Limits, readings: Readings) -> Judgement:
-    most, found = limits.temperature, readings.temperature
-    if most is None:
-        return Judgement()
-    if found is None:
-        return Judgement(unknown="this computer does not tell how hot it is, so temperature has no effect")
-    if found >= most:
-        return Judgement(f"{found:.0f} °C hot, and your limit is {most:g} °C", False)
-    return Judgement("", found <= most - MARGINS.cooler)
-
-
-def _taken(
-    limit: float | None,
-    taken: float | None,
-    free: float | None,
-    whole: float | None,
-    what: str,
-    peers: int = 1,
-    who: str = "it takes",
-) -> Judgement:
-    """Judges memory, which peers take together, or the disk, of which each of so many `peers` has its share."""
-    if limit is None:
-        return Judgement()
-    if taken is None or free is None or whole is None:
-        return Judgement(unknown=f"this computer does not tell how much {what} is taken, so {what} has no effect")
-    most = (amount_of(limit, whole) or 0.0) / peers
-    if taken > most:
-        return Judgement(f"{who} {format_size(taken)} of {what}, and your limit is {format_size(most)}", False)
-    if free < MARGINS.short * whole:
-        return Judgement(f"this computer has only {format_size(free)} of {what} left", False)
-    return Judgement("", taken <= MARGINS.less * most and free >= 2 * MARGINS.short * whole)
-
-
 @dataclass(frozen=True, slots=True)
 class PeerShare:
     """One peer takes so much of a computer. None: no limit."""
@@ -203,16 +127,16 @@ class PeerShare:
 def share_of(limits: Limits, readings: Readings) -> PeerShare:
     """One peer's share of a computer's limits.
 
-    Rates and sizes are divided by the peers of this user on the computer. Shares of time are not: the processors'
-    threads are divided among the trainers already, so each may compute half of the time where half of the processors
-    are lent. A graphics card is there for one at a time, so its time is divided. With fewer bytes per second than a
-    peer needs it would be lost to the run, so each keeps that much.
+    Rates are divided by the peers of this user on the computer. Shares of time are not: the processors' threads are
+    divided among the trainers already, so each may compute half of the time where half of the processors are lent. A
+    graphics card is there for one at a time, so its time is divided. With fewer bytes per second than a peer needs it
+    would be lost to the run, so each keeps that much.
     """
 
     def rate(limit: float | None) -> float | None:
         return None if limit is None else max(LEAST_RATE, limit / readings.peers)
 
-    lower = min(filter(None, (limits.upload, limits.download)), default=None)
+    lower = limits.link
     return PeerShare(
         upload=rate(limits.upload),
         download=rate(limits.download),
@@ -222,34 +146,37 @@ def share_of(limits: Limits, readings: Readings) -> PeerShare:
     )
 
 
-class GovernorThread:
-    """Looks each second, in a thread of its own, and applies what is decided. A context manager."""
+class Governor:
+    """Looks each second, in a thread of its own, and applies what it decides. A context manager."""
 
     def __init__(
         self,
         limits: LimitStore,
         sensors: Sensors,
         activity: Activity,
-        take: Callable[[PeerShare], object],
+        pace: ComputePace,
+        limit_rates: Callable[[float | None, float | None], object],
         notice: Callable[[str], object],
-        heed: Callable[[], object] = bool,
+        before_look: Callable[[], object] = bool,
     ) -> None:
-        """`heed`: takes up what the user has asked of a peer that cannot be asked yet. `take`: gives the peer its
-        share of the computer, whenever that is another one. `notice`: is told what the user should know."""
+        """`pace`: of this peer's computing. `limit_rates`: gives the link its limits. `notice`: is told what the user
+        should know. `before_look`: takes up what the user has asked of a peer that cannot be asked yet."""
         self._limits = limits
         self._sensors = sensors
         self._activity = activity
-        self._take = take
-        self._notice, self._heed = notice, heed
-        self._governor = Governor()
-        self._held: Mapping[ReasonKind, Reason] = {}
+        self._pace = pace
+        self._limit_rates = limit_rates
+        self._notice, self._before_look = notice, before_look
+        self._heeded = Limits()  # at the last look
         self._share = PeerShare()
+        self._on_card = False
+        self._rates_changed: Callable[[float], object] = bool
         self._said: set[str] = set()
         self._looking = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="swarm-governor", daemon=True)
 
-    def __enter__(self) -> GovernorThread:
+    def __enter__(self) -> Governor:
         self.look()  # before the peer does anything
         self._thread.start()
         return self
@@ -257,6 +184,17 @@ class GovernorThread:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
+
+    def when_rates_change(self, heed: Callable[[float], object]) -> None:
+        """From now on `heed` is called in the governor's thread after each change of the link's limits, and once now:
+        with by how much what the user has set is divided."""
+        self._rates_changed = heed
+        heed(self._share.divided)
+
+    def compute_on_card(self, on_card: bool) -> None:
+        """Says whether the trainer of this process computes on a graphics card."""
+        self._on_card = on_card
+        self._pace.share = self._share.gpu if on_card else self._share.processor
 
     def look(self) -> None:
         """Applies the limits as they are now. From any thread: after a change that is to hold at once."""
@@ -267,25 +205,37 @@ class GovernorThread:
                 self._notice(f"the limits stay as they are: {error}")
             limits = self._limits.limits
             readings = self._sensors.read(limits)
-            reasons = self._governor.decide(limits, readings)
-            for kind in self._held.keys() - reasons.keys():
-                self._activity.release(kind)
-            for kind, reason in reasons.items():
-                if self._held.get(kind) != reason:
-                    self._activity.hold(reason)
-            self._held = reasons
+            self._pause_or_run(limits, readings)
             if (share := share_of(limits, readings)) != self._share:
-                self._take(share)
-                self._share = share
-            for text in self._governor.unknown:
-                if text not in self._said:
-                    self._said.add(text)
-                    self._notice(text)
+                before, self._share = self._share, share
+                if (share.upload, share.download) != (before.upload, before.download):
+                    self._limit_rates(share.upload, share.download)
+                    self._rates_changed(share.divided)
+                self.compute_on_card(self._on_card)
+
+    def _pause_or_run(self, limits: Limits, readings: Readings) -> None:
+        held = {reason.kind: reason for reason in self._activity.status().reasons}
+        changed, self._heeded = limits != self._heeded, limits
+        bad, unknown = judge(limits, readings, () if changed else held)
+        for kind, text in bad.items():
+            # The words stay those of the first moment, or every second were news.
+            self._activity.hold((not changed and held.get(kind)) or Reason(kind, text), SETTLE[kind])
+        if changed:  # a limit that was raised frees at once
+            for kind in SETTLE.keys() - bad.keys():
+                self._activity.release(kind)
+        if (outside := outside_hours(limits, readings.now)) is not None:
+            self._activity.hold(outside)
+        else:
+            self._activity.release("hours")
+        for text in unknown:
+            if text not in self._said:
+                self._said.add(text)
+                self._notice(text)
 
     def _run(self) -> None:
         while not self._ended.wait(1.0):
             try:
-                self._heed()
+                self._before_look()
                 self.look()
             except Exception:  # a driver's fault; the limits that hold stay
                 logger.exception("the limits could not be looked after")

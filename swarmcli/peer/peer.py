@@ -38,7 +38,7 @@ from swarmcli.events import (
 from swarmcli.files.durable import write_file
 from swarmcli.journal import Journal, RunRecord
 from swarmcli.machine.registry import LocalPeer, LocalPeers
-from swarmcli.machine.sensors import sensors_for
+from swarmcli.machine.sensors import Sensors
 from swarmcli.network.addresses import is_direct, parse_address, place_of
 from swarmcli.network.identity import PeerID
 from swarmcli.network.membership import Membership
@@ -50,9 +50,9 @@ from swarmcli.owner.revocations import Revocations
 from swarmcli.peer.activity import Activity
 from swarmcli.peer.admission import HELLO, Admission, Hello
 from swarmcli.peer.controls import PeerControls
-from swarmcli.peer.governor import GovernorThread
+from swarmcli.peer.disk import files_of
+from swarmcli.peer.governor import Governor
 from swarmcli.peer.home import CONTACTS, LINK, PORT, Home, addresses_in, remembered, running_beside
-from swarmcli.peer.lending import Lending, files_of
 from swarmcli.peer.offering import RecipeService
 from swarmcli.peer.processors import sharing_processors
 from swarmcli.recipe import Link, Recipe, digest_of, fingerprint_of, offered
@@ -265,8 +265,7 @@ class RunPeer:
         if self._listener is not None:
             undo.callback(self.events.subscribe(self._listener))
         undo.callback(self.events.subscribe(self.summary.note))
-        self.lending = Lending(self.dht.limit_rates, self.processors, self.pace)
-        sensors = sensors_for(files_of(recipe, self.home.path), LocalPeers().living)
+        sensors = Sensors(files_of(recipe, self.home.path), LocalPeers().living)
 
         def warn(text: str) -> None:
             self.events.emit(Noticed("warning", text))
@@ -280,7 +279,7 @@ class RunPeer:
                 except SwarmError as error:
                     warn(f"what was asked while this peer was joining cannot be done: {error}")
 
-        governor = GovernorThread(self.limits, sensors, self.activity, self.lending.take, warn, heed)
+        governor = Governor(self.limits, sensors, self.activity, self.pace, self.dht.limit_rates, warn, heed)
         self.governor = undo.enter_context(governor)  # first: limits hold for the first byte too
         self.dht.run_in_background(await_ready=True)
         no_more()

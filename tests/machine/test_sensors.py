@@ -12,7 +12,7 @@ import pytest
 
 from swarmcli.machine import idleness, sensors
 from swarmcli.machine.idleness import answer_of
-from swarmcli.machine.sensors import OthersUse, Readings, Seldom, SimulatedSensors, SystemSensors, bytes_below
+from swarmcli.machine.sensors import OthersUse, Readings, Seldom, Sensors, bytes_below
 from swarmcli.recipe import Limits
 
 ALL = Limits(on_battery=False, on_metered=False, only_when_idle=5.0, temperature=80.0, memory=8e9, disk=1e9)
@@ -28,7 +28,7 @@ def no_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_no_limit_asks_for_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sensors, "psutil", None)
-    found = SystemSensors([Path("/nowhere")]).read(Limits(upload=1e6))
+    found = Sensors([Path("/nowhere")]).read(Limits(upload=1e6))
     assert found == Readings(found.now)
 
 
@@ -36,7 +36,7 @@ def test_this_computer_is_read_and_what_it_does_not_tell_is_unknown(tmp_path: Pa
     (tmp_path / "file").write_bytes(bytes(50_000))
     homes = [("a", "trainer"), ("a", "trainer"), ("b", "monitor"), ("c", "trainer")]
     processes = [SimpleNamespace(pid=os.getpid(), home=home, role=role) for home, role in homes]
-    found = SystemSensors([tmp_path], lambda: processes).read(ALL)
+    found = Sensors([tmp_path], lambda: processes).read(ALL)
     assert (found.peers, found.trainers) == (3, 2), "counted by their homes"
     assert found.metered is None and found.idle is None and found.others is None
     assert found.memory and found.memory_whole and found.memory_free and found.memory < found.memory_whole
@@ -51,11 +51,11 @@ def test_a_sensor_that_breaks_is_unknown(monkeypatch: pytest.MonkeyPatch) -> Non
         raise RuntimeError("a driver")
 
     monkeypatch.setattr(psutil, "sensors_battery", breaks, raising=False)
-    assert SystemSensors().read(ALL).on_battery is None
+    assert Sensors().read(ALL).on_battery is None
     monkeypatch.setattr(psutil, "sensors_battery", lambda: SimpleNamespace(power_plugged=False))
-    assert SystemSensors().read(ALL).on_battery is True
+    assert Sensors().read(ALL).on_battery is True
     monkeypatch.setattr(psutil, "sensors_battery", lambda: None)
-    assert SystemSensors().read(ALL).on_battery is False
+    assert Sensors().read(ALL).on_battery is False
 
 
 def test_nonsense_of_a_broken_thermometer_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,9 +90,10 @@ def test_the_use_of_others_is_all_but_ours_and_idle(monkeypatch: pytest.MonkeyPa
     assert use.read([7]) == pytest.approx(0.0, abs=1e-6)  # long after
 
 
-def test_simulated_readings_stand_for_the_computers_own(tmp_path: Path) -> None:
+def test_a_file_of_readings_stands_for_the_computers_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "sensors.json"
-    simulated = SimulatedSensors(file, SystemSensors())
+    monkeypatch.setenv("SWARM_SENSORS", str(file))
+    simulated = Sensors()
     assert simulated.read(Limits()).on_battery is None
     file.write_text(json.dumps({"on_battery": True, "idle": 3, "no such": 1}))
     assert simulated.read(Limits()).on_battery is True and simulated.read(Limits()).idle == 3
@@ -101,9 +102,9 @@ def test_simulated_readings_stand_for_the_computers_own(tmp_path: Path) -> None:
     odd = ("5", "null", '"now"', '{"now": "x"}', '{"now": null}', '{"now": 1e300}', '{"idle": "x"}', "[" * 9999)
     for nonsense in odd:
         file.write_text(nonsense)
-        assert SimulatedSensors(file, SystemSensors()).read(Limits()).idle is None
+        assert Sensors().read(Limits()).idle is None
     file.write_text('{"peers": 0}')
-    assert SimulatedSensors(file, SystemSensors()).read(Limits()).peers == 1
+    assert Sensors().read(Limits()).peers == 1
 
 
 def test_answers_of_programs_are_understood_or_unknown() -> None:
@@ -113,11 +114,19 @@ def test_answers_of_programs_are_understood_or_unknown() -> None:
     told = "IdleHint=yes\nIdleSinceHint=90000000\n"
     assert idleness.of_loginctl(told, 100.0) == 10.0
     assert idleness.of_loginctl(told.replace("yes", "no"), 100.0) is None
-    assert [sensors.of_network_manager(f"u {n}\n") for n in range(5)] == [None, True, False, True, False]
-    assert sensors.of_network_manager("Failed to get property") is None
     assert answer_of("no-such-program-anywhere") is None
-    told = [sensors.of_windows(words) for words in ("Variable\r\n", "Unrestricted", "")]
-    assert told == [True, False, None]
+
+
+def test_whether_the_network_is_paid_by_volume_is_as_the_system_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    def metered(platform: str, *answers: str | None) -> list[bool | None]:
+        said = iter(answers)
+        monkeypatch.setattr("sys.platform", platform)
+        monkeypatch.setattr(sensors, "answer_of", lambda *command: next(said))
+        return [sensors.is_metered() for _ in answers]
+
+    told = metered("linux", *(f"u {n}\n" for n in range(5)), "Failed to get property", None)
+    assert told == [None, True, False, True, False, None, None]
+    assert metered("win32", "Variable\r\n", "Unrestricted", "") == [True, False, None]
 
 
 def test_a_terminal_in_use_is_somebody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -149,8 +149,8 @@ def check_configuration(context: Context) -> Iterator[Finding]:
 
 def check_limits(context: Context) -> Iterator[Finding]:
     """Whether they would keep a peer paused at this moment, and which of them this computer cannot keep."""
-    from swarmcli.machine.sensors import sensors_for
-    from swarmcli.peer.governor import Governor
+    from swarmcli.machine.sensors import Sensors
+    from swarmcli.peer.governor import judge, outside_hours
     from swarmcli.recipe.limit_store import LimitStore
 
     try:
@@ -161,12 +161,13 @@ def check_limits(context: Context) -> Iterator[Finding]:
     if not limits.written:
         yield Finding("limits", "OK", "none: a peer takes what it can use")
         return
-    governor = Governor()
-    reasons = governor.decide(limits, sensors_for([Path.cwd()], context.registry.living).read(limits))
-    for reason in reasons.values():
+    readings = Sensors([Path.cwd()], context.registry.living).read(limits)
+    (bad, unknown), outside = judge(limits, readings), outside_hours(limits, readings.now)
+    reasons = [*bad.values(), *([outside.text] if outside else [])]
+    for reason in reasons:
         fix = "that is as you set it; `swarm limits show` and `swarm limits set` change it"
-        yield Finding("limits", "WARN", f"a peer would pause now: {reason.text}", fix)
-    for text in governor.unknown:
+        yield Finding("limits", "WARN", f"a peer would pause now: {reason}", fix)
+    for text in unknown:
         yield Finding("limits", "WARN", text, "use another limit in its place, for example hours or processor")
-    if not reasons and not governor.unknown:
+    if not reasons and not unknown:
         yield Finding("limits", "OK", f"{', '.join(limits.written)}: a peer would run now")
