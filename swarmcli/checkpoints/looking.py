@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from swarmcli.checkpoints.directory import CheckpointDirectory, kept, loss_of
 from swarmcli.checkpoints.layout import (
     BEST,
     LATEST,
@@ -17,7 +18,6 @@ from swarmcli.checkpoints.layout import (
     epoch_of,
     read_manifest,
 )
-from swarmcli.checkpoints.shelf import Shelf, kept, loss_of
 from swarmcli.errors import CheckpointError
 
 
@@ -45,14 +45,14 @@ def listing(directory: Path) -> list[CheckpointInfo]:
     found: dict[Path, list[Path]] = {}
     for path in checkpoints_below(directory):
         found.setdefault(path.parent, []).append(path)
-    return [info for parent, paths in sorted(found.items()) for info in _described(Shelf(parent), paths)]
+    return [info for parent, paths in sorted(found.items()) for info in _described(CheckpointDirectory(parent), paths)]
 
 
-def _described(shelf: Shelf, paths: Iterable[Path]) -> list[CheckpointInfo]:
+def _described(checkpoints: CheckpointDirectory, paths: Iterable[Path]) -> list[CheckpointInfo]:
     losses = {epoch_of(path): loss_of(path) for path in paths}
-    latest, best = shelf.linked(LATEST), shelf.linked(BEST)
+    latest, best = checkpoints.linked(LATEST), checkpoints.linked(BEST)
     last = next((epoch_of(path) for path in paths if path.name == latest), None)
-    why = kept(losses, shelf.keep, last)
+    why = kept(losses, checkpoints.keep, last)
     described = []
     for path in paths:
         epoch = epoch_of(path)

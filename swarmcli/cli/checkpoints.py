@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
+from swarmcli.checkpoints.directory import CheckpointDirectory, Keep
 from swarmcli.checkpoints.layout import BEST, LATEST, find_checkpoint
 from swarmcli.checkpoints.looking import CheckpointInfo, listing, verify
-from swarmcli.checkpoints.shelf import Keep, Shelf
 from swarmcli.cli.local import Json, Quiet, in_columns
 from swarmcli.errors import CheckpointError
 from swarmcli.machine.places import places_of_runs
@@ -101,7 +101,9 @@ def prune(
     chosen = {"newest": keep, "every": keep_every, "best": keep_best}
     removed: list[CheckpointInfo] = []
     for directory in sorted({info.path.parent for info in _some(path)}):
-        rules = Keep(**{**asdict(Shelf(directory).keep), **{k: v for k, v in chosen.items() if v is not None}})
+        rules = Keep(
+            **{**asdict(CheckpointDirectory(directory).keep), **{k: v for k, v in chosen.items() if v is not None}}
+        )
         removed += _pruned(directory, rules, dry_run=dry_run)
     if as_json:
         typer.echo(json.dumps([_plain(info) for info in removed]))
@@ -121,12 +123,12 @@ def _gone_in_words(removed: Sequence[CheckpointInfo], *, dry_run: bool) -> str:
 def _pruned(directory: Path, rules: Keep, *, dry_run: bool) -> list[CheckpointInfo]:
     """Removes what a peer's directory may lose. Where no peer runs, it first puts right what an earlier one left half
     done."""
-    shelf = Shelf(directory, rules)
+    checkpoints = CheckpointDirectory(directory, rules)
     with ExitStack() as stack:
         if not dry_run and _is_free(directory.parent, stack):
-            Shelf(directory).mend()
+            CheckpointDirectory(directory).mend()
         before = {info.path: info for info in listing(directory) if info.path.parent == directory}
-        gone = shelf.to_go() if dry_run else shelf.prune()
+        gone = checkpoints.to_go() if dry_run else checkpoints.prune()
         return [before[place] for place in gone if place in before]
 
 

@@ -80,13 +80,13 @@ def export(
 
 def _merge(word: str, base: Path | None, output: Path | None, last_epoch: bool) -> None:
     # Imported here: it takes torch, and tables do not.
-    from swarmcli.cli.generate import chosen
+    from swarmcli.cli.generate import checkpoint_named
     from swarmcli.training.merging import merge
 
     if output is None:
         raise UsageError("--merge writes a model; name the directory for it with --output DIR")
     try:
-        merge(chosen(word), output, base, last_epoch=last_epoch)
+        merge(checkpoint_named(word), output, base, last_epoch=last_epoch)
     except OSError as error:
         raise SwarmError(f"{output} cannot be written ({error.strerror}); name another place by --output") from error
     err.print(f"{output} is written", soft_wrap=True)

@@ -32,7 +32,7 @@ from swarmcli.words import harmless, printable
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Generation:
     prompt: str
     tokens: int
     temperature: float  # 0: always the likeliest token
@@ -90,11 +90,11 @@ def generate(
         raise UsageError("there is no prompt; give one, or --chat to type line after line")
     if len(given) > 2 - chat:
         raise UsageError('a checkpoint and a prompt, no more: put the prompt in quotes, swarm generate "def main("')
-    path = chosen(given[0] if len(given) == 2 - chat else LATEST)
+    path = checkpoint_named(given[0] if len(given) == 2 - chat else LATEST)
     if not (as_json or quiet):
         typer.echo(printable(f"by {path}", 2000), err=True)
     model, tokenizer = load(path, base, last_epoch=last_epoch)
-    talk = Talk(tokenizer, system, raw=raw)
+    conversation = Conversation(tokenizer, system, raw=raw)
 
     def show(text: str) -> None:
         # A model may have learned to write what steers a terminal. A pipe gets it as it is.
@@ -104,11 +104,18 @@ def generate(
         sys.stdout.flush()
 
     for said in _lines() if chat else given[-1:]:
-        if not (as_json or talk.takes_turns):
+        if not (as_json or conversation.takes_turns):
             show(said)
-        wish = Wish(talk.prompt(said), tokens, temperature, seed, talk.end_of_turn, whole=talk.takes_turns)
-        text, count = write_on(model, tokenizer, wish, (lambda piece: None) if as_json else show)
-        talk.answered(text)
+        how = Generation(
+            conversation.prompt(said),
+            tokens,
+            temperature,
+            seed,
+            conversation.end_of_turn,
+            whole=conversation.takes_turns,
+        )
+        text, count = write_on(model, tokenizer, how, (lambda piece: None) if as_json else show)
+        conversation.answered(text)
         if as_json:
             typer.echo(json.dumps({"checkpoint": str(path), "prompt": said, "text": text, "tokens": count}))
         else:
@@ -123,7 +130,7 @@ def _lines() -> Iterator[str]:
     typer.echo()  # behind the Ctrl-D
 
 
-class Talk:
+class Conversation:
     """The turns of a person and a model, as the tokenizer's chat template writes them; without one, or `raw`, each
     text stands for itself. Raises UsageError where the template refuses what was said."""
 
@@ -158,7 +165,7 @@ class Talk:
             ) from error
 
 
-def chosen(word: str) -> Path:
+def checkpoint_named(word: str) -> Path:
     """The directory of the model that a person names. Raises CheckpointError."""
     path = Path(word)
     if path.exists():
@@ -238,7 +245,7 @@ def _architecture(path: Path) -> str:
     return printable(named[0], 100) if named else "model of another kind"
 
 
-def write_on(model: Any, tokenizer: Any, wish: Wish, show: Callable[[str], object]) -> tuple[str, int]:
+def write_on(model: Any, tokenizer: Any, how: Generation, show: Callable[[str], object]) -> tuple[str, int]:
     """The text behind the prompt, and its number of tokens; `show` is given it piece by piece.
 
     A model reads a bounded number of tokens: of a longer prompt the end counts, and it writes until that is full.
@@ -249,7 +256,7 @@ def write_on(model: Any, tokenizer: Any, wish: Wish, show: Callable[[str], objec
     from swarmcli.training.tokenizer import SavedTokenizer
 
     def cut(text: str) -> str:
-        return text.partition(wish.end)[0] if wish.end else text
+        return text.partition(how.end)[0] if how.end else text
 
     class Pieces(TextStreamer):  # it gives whole words, and the mark at the end is one
         written = ""
@@ -261,16 +268,16 @@ def write_on(model: Any, tokenizer: Any, wish: Wish, show: Callable[[str], objec
 
     # As in training: without what the tokenizer puts behind a text, and a text that begins follows the end of another.
     trained = SavedTokenizer(tokenizer)
-    known = [*(() if wish.whole else trained.before), *trained.encode(wish.prompt).tolist()] or trained.behind[-1:]
+    known = [*(() if how.whole else trained.before), *trained.encode(how.prompt).tolist()] or trained.behind[-1:]
     if not known:
         raise UsageError("the prompt is empty, and this model knows no token to begin with; give it some text")
     ids = torch.tensor([known])
-    most = getattr(model.config, "max_position_embeddings", None) or ids.shape[1] + wish.tokens
-    ids = ids[:, -max(1, most - wish.tokens, most // 2) :]
-    count = max(1, min(wish.tokens, most - ids.shape[1]))
-    sampling = {"do_sample": True, "temperature": wish.temperature} if wish.temperature > 0 else {"do_sample": False}
-    if wish.seed is not None:
-        torch.manual_seed(wish.seed)
+    most = getattr(model.config, "max_position_embeddings", None) or ids.shape[1] + how.tokens
+    ids = ids[:, -max(1, most - how.tokens, most // 2) :]
+    count = max(1, min(how.tokens, most - ids.shape[1]))
+    sampling = {"do_sample": True, "temperature": how.temperature} if how.temperature > 0 else {"do_sample": False}
+    if how.seed is not None:
+        torch.manual_seed(how.seed)
     with torch.no_grad():
         written = model.generate(
             input_ids=ids,
@@ -278,7 +285,7 @@ def write_on(model: Any, tokenizer: Any, wish: Wish, show: Callable[[str], objec
             max_new_tokens=count,
             pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
             streamer=Pieces(tokenizer, skip_prompt=True, skip_special_tokens=True),
-            **({"stop_strings": [wish.end], "tokenizer": tokenizer} if wish.end else {}),
+            **({"stop_strings": [how.end], "tokenizer": tokenizer} if how.end else {}),
             **sampling,
         )[0, ids.shape[1] :]
     return cut(str(tokenizer.decode(written, skip_special_tokens=True))), len(written)

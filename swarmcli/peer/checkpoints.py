@@ -17,8 +17,8 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from swarmcli.checkpoints.directory import Keep
 from swarmcli.checkpoints.layout import epoch_of, position_of
-from swarmcli.checkpoints.shelf import Keep
 from swarmcli.errors import CheckpointError, DataError, SwarmError
 from swarmcli.events import Evaluated, Events, Noticed
 from swarmcli.files.durable import write_file

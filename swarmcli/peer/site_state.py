@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
+from swarmcli.checkpoints.directory import Keep
 from swarmcli.checkpoints.layout import (
     MANIFEST,
     SHARDED_FORMAT,
@@ -28,7 +29,6 @@ from swarmcli.checkpoints.layout import (
     file_digest,
     read_manifest,
 )
-from swarmcli.checkpoints.shelf import Keep
 from swarmcli.errors import CheckpointError
 from swarmcli.files.flat import unflatten
 from swarmcli.files.tensor_file import TensorFile
@@ -79,7 +79,7 @@ class SiteState:
         Raises CheckpointError when `resume` cannot be used, or the last state cannot and no peer is there that hands
         out the run's.
         """
-        last = list(reversed(self._last.shelf.all())) if restarted else []
+        last = list(reversed(self._last.checkpoints.all())) if restarted else []
         if not restarted and resume is None:
             last = checkpoints_below(self._home, self._run_id)
         elsewhere = (

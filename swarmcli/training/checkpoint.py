@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from swarmcli.checkpoints.directory import CheckpointDirectory, Keep
 from swarmcli.checkpoints.layout import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -39,7 +40,6 @@ from swarmcli.checkpoints.layout import (
     read_manifest,
     weights_file,
 )
-from swarmcli.checkpoints.shelf import Keep, Shelf
 from swarmcli.errors import CheckpointError
 from swarmcli.events import CheckpointWritten, Events, Noticed
 from swarmcli.files.durable import flush, forget, write_file
@@ -190,7 +190,9 @@ class CheckpointStore:
         self._run_id = run_id
         self._events = events or Events()
         self._told: tuple[type[Exception], int | None] | None = None  # why the last one was not written
-        self.shelf = Shelf(directory, keep or Keep(), lambda text: self._events.emit(Noticed("warning", text)))
+        self.checkpoints = CheckpointDirectory(
+            directory, keep or Keep(), lambda text: self._events.emit(Noticed("warning", text))
+        )
 
     def write(
         self, model: nn.Module, optimizer_state: Mapping[str, Any], epoch: int, *, shards: SiteShards | None = None
@@ -201,13 +203,13 @@ class CheckpointStore:
         write what they copied before. None when a disk is full, cannot be written to or holds something else than was
         written: a warning is emitted, nothing half is left, and training goes on.
         """
-        partial = self.shelf.partial(epoch)
+        partial = self.checkpoints.partial(epoch)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self.shelf.mend()
+            self.checkpoints.mend()
             partial.mkdir()
             self._fill(partial, model, optimizer_state, epoch, shards)
-            place = self.shelf.put(partial)
+            place = self.checkpoints.put(partial)
         except (OSError, CheckpointError) as error:
             reason = type(error), getattr(error, "errno", None)
             if reason != self._told:
@@ -220,17 +222,17 @@ class CheckpointStore:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         self._told = None
-        self.shelf.prune(place)
+        self.checkpoints.prune(place)
         if shards is not None:
-            shards.settle(partial, place.name, [path.name for path in self.shelf.all()])
+            shards.settle(partial, place.name, [path.name for path in self.checkpoints.all()])
         size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
         self._events.emit(CheckpointWritten(epoch, str(place), size))
         return place
 
     def remember_loss(self, place: Path, loss: float, samples: int, metrics: Mapping[str, float] | None = None) -> bool:
         """Writes down what a checkpoint was evaluated at; whether it is the best one now. Others may go for it."""
-        best = place.is_dir() and self.shelf.remember_loss(place, loss, samples, metrics)
-        self.shelf.prune()
+        best = place.is_dir() and self.checkpoints.remember_loss(place, loss, samples, metrics)
+        self.checkpoints.prune()
         return best
 
     @torch.no_grad()
@@ -241,13 +243,13 @@ class CheckpointStore:
 
     def remove_after(self, epoch: int) -> None:
         """Removes the checkpoints of later epochs: of a history that this peer is no part of any more."""
-        self.shelf.remove(path for path in self.shelf.all() if epoch_of(path) > epoch)
+        self.checkpoints.remove(path for path in self.checkpoints.all() if epoch_of(path) > epoch)
 
     def _make_room(self, nbytes: int) -> None:
         """Removes older checkpoints, but not the newest, until so much may be written. Raises CheckpointError."""
-        older = self.shelf.all()[:-1]
+        older = self.checkpoints.all()[:-1]
         while (room := self._room()) < nbytes and older:
-            self.shelf.remove([older.pop(0)])
+            self.checkpoints.remove([older.pop(0)])
         if room < nbytes:
             raise CheckpointError(
                 f"it takes {format_size(nbytes)}, and your limit for the disk leaves {format_size(max(0.0, room))}; "

@@ -45,16 +45,9 @@ from swarmcli.training.memory import (
     statistics_that_travel,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Assumptions:
-    """An estimate goes by these where nobody has told."""
-
-    members: int = 64  # of a group at most: more change nothing in what each passes on
-    numbers: int = 1 << 20  # that a group averages, and divides into shares
-
-
-ASSUMED = Assumptions()
+# An estimate goes by these where nobody has told.
+_MEMBERS = 64  # of a group at most: more change nothing in what each passes on
+_NUMBERS = 1 << 20  # that a group averages, and divides into shares
 COMPRESSIONS: Mapping[str, CompressionBase] = {  # by their names in recipes
     "none": NoCompression(),
     "float16": Float16Compression(),
@@ -94,7 +87,7 @@ def demand_of(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute, 
     """`going`: what the contact says of the run."""
     (model, trained), frozen = sizes(outline), frozen_bytes(outline)
     told = going.trainers + going.monitors + going.auxiliaries > 0
-    senders = going.trainers + (role == "trainer") if told else ASSUMED.members
+    senders = going.trainers + (role == "trainer") if told else _MEMBERS
     message, average = averaged_bytes(recipe, outline, senders)
     sent = received = float(message + average)
     if told:
@@ -106,7 +99,7 @@ def demand_of(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute, 
         parameters=sum(parameter.numel() for parameter in outline.parameters()),
         trained=sum(parameter.numel() for parameter in outline.parameters() if parameter.requires_grad),
         needs=tuple(memory_needs(recipe, outline, role, compute)),
-        round=max(averaged_bytes(recipe, outline, ASSUMED.members)),
+        round=max(averaged_bytes(recipe, outline, _MEMBERS)),
         message=message,
         average=average,
         sent=int(sent),
@@ -127,13 +120,13 @@ def passed_on(
     """A further peer in this role sends and receives so much in a round, to which each trainer brings a `message` and
     whose `average` all get."""
     there = {"trainer": going.trainers, "monitor": going.monitors, "auxiliary": going.auxiliaries}
-    most = min(group_size or ASSUMED.members, ASSUMED.members) - 1
+    most = min(group_size or _MEMBERS, _MEMBERS) - 1
     part = min(1.0, most / sum(there.values()))
     counts = {each: math.ceil(count * part) for each, count in there.items()}  # of its own group
     counts[role] += 1
     roles = [each for each, count in counts.items() for _ in range(count)]
     members = [Member(PeerID(bytes(32)), auxiliary=each == "auxiliary") for each in roles]
-    own = reducing_shares(members, ASSUMED.numbers, back=average / max(1, message))[roles.index(role)]
+    own = reducing_shares(members, _NUMBERS, back=average / max(1, message))[roles.index(role)]
     keeps, computes = role != "auxiliary", role == "trainer"  # what was averaged; gradients of its own
     holders, senders = counts["trainer"] + counts["monitor"], counts["trainer"]
     sent = computes * (1 - own) * message + own * (holders - keeps) * average

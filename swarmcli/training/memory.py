@@ -35,28 +35,18 @@ from swarmcli.words import format_size
 NO_LIMITS = Limits()
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Bytes, as they were measured."""
-
-    program: int = 540 << 20  # that Python, torch and transformers take before there is a model
-    program_without_model: int = 440 << 20  # the same without transformers
-    cuda: int = 500 << 20  # that a context of CUDA takes on the device
-    # A layer keeps so much of each token for the backward pass, in float32, in units of the hidden size: 60 to 116
-    # (OPT, GPT-NeoX, Qwen2, Llama, Gemma, GPT-2). With dropout of its attention it keeps some for each head and pair of
-    # tokens besides. The logits are there three times: themselves, their softmax and their gradient.
-    hidden: int = 116
-    pair: int = 12
-    word: int = 12
-    # Beside an adapter a layer keeps, in units of that: 0.33 to 0.62 (Llama, Qwen3, GPT-2; the upper end counts, since
-    # loading the base takes some besides), with one at every matrix 0.56 to 0.76. With a base in float32 it is more by
-    # `exact`: 0.86 (GPT-2).
-    adapted: float = 0.6
-    exact: float = 0.35
-    adapted_everywhere: float = 0.25
-
-
-MEASURED = Measured()
+# bytes, as they were measured
+PROGRAM = 540 << 20  # that Python, torch and transformers take before there is a model
+PROGRAM_WITHOUT_MODEL = 440 << 20  # the same without transformers
+CUDA = 500 << 20  # that a context of CUDA takes on the device
+# A layer keeps so much of each token for the backward pass, in float32, in units of the hidden size: 60 to 116
+# (OPT, GPT-NeoX, Qwen2, Llama, Gemma, GPT-2). With dropout of its attention it keeps some for each head and pair of
+# tokens besides. The logits are there three times: themselves, their softmax and their gradient.
+HIDDEN, PAIR, WORD = 116, 12, 12
+# Beside an adapter a layer keeps, in units of that: 0.33 to 0.62 (Llama, Qwen3, GPT-2; the upper end counts, since
+# loading the base takes some besides), with one at every matrix 0.56 to 0.76. With a base in float32 it is more by
+# EXACT: 0.86 (GPT-2).
+ADAPTED, EXACT, ADAPTED_EVERYWHERE = 0.6, 0.35, 0.25
 
 
 @dataclass(frozen=True)
@@ -135,8 +125,8 @@ def of_trainer(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Nee
     statistics = trained * statistics_of(recipe) // (recipe.local.site.processes if recipe.local.site.zero else 1)
     own_steps = recipe.local_updates.enabled or recipe.outer.inner_batch_size == recipe.micro_batch
     return [
-        Need("Python, torch and transformers", MEASURED.program),
-        Need("CUDA itself", MEASURED.cuda if compute.device.type == "cuda" else 0, True),
+        Need("Python, torch and transformers", PROGRAM),
+        Need("CUDA itself", CUDA if compute.device.type == "cuda" else 0, True),
         Need("parameters", model, True),
         Need("gradients", trained, True),
         Need("what the forward pass keeps for the backward pass", activation_bytes(recipe, outline, compute), True),
@@ -161,7 +151,7 @@ def of_monitor(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Nee
     statistics = statistics_that_travel(recipe, trained, trained * statistics_of(recipe))
     saved = trained if recipe.adapter else model
     return [
-        Need("Python, torch and transformers", MEASURED.program),
+        Need("Python, torch and transformers", PROGRAM),
         Need("parameters", model),
         Need("sums of gradients", 0 if recipe.local_updates.enabled or recipe.outer.takes_steps else trained),
         *outer_needs(recipe, trained),
@@ -196,7 +186,7 @@ def statistics_that_travel(recipe: Recipe, trained: int, inner: int) -> int:
 
 def of_auxiliary(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Need]:
     return [
-        Need("Python and torch", MEASURED.program_without_model),
+        Need("Python and torch", PROGRAM_WITHOUT_MODEL),
         Need("averages that it may have to compute alone", 4 * averaged_numbers(recipe, outline)),
     ]
 
@@ -284,16 +274,16 @@ def activation_bytes(recipe: Recipe, outline: nn.Module, compute: Compute) -> in
     patches = int(told("image_size") // told("patch_size")) ** 2 + 1 if told("patch_size") else 0
     sequence, layers = recipe.sequence_len or patches, told("num_hidden_layers")
     pairs = told("num_attention_heads") * sequence if told("attn_pdrop", "attention_dropout") else 0
-    of_layer = MEASURED.hidden * told("hidden_size") + MEASURED.pair * pairs
+    of_layer = HIDDEN * told("hidden_size") + PAIR * pairs
     # With checkpointing a layer keeps what it begins with, in float32, and one at a time all else.
     kept = of_layer + layers * 4 * told("hidden_size") if recipe.gradient_checkpointing else layers * of_layer
     width = words = 0.5 if compute.autocast_dtype is not None else 1.0
     if recipe.adapter is not None:
         # A layer that is not trained does not keep its input, and an adapter keeps it in float32. The loss computes in
         # float32, as without an adapter.
-        width = MEASURED.adapted + (0.0 if recipe.local.base_dtype == "bfloat16" else MEASURED.exact)
-        width += MEASURED.adapted_everywhere if recipe.lora_target_modules == "all-linear" else 0.0
-    return int(recipe.micro_batch * sequence * (kept * width + MEASURED.word * told("vocab_size") * words))
+        width = ADAPTED + (0.0 if recipe.local.base_dtype == "bfloat16" else EXACT)
+        width += ADAPTED_EVERYWHERE if recipe.lora_target_modules == "all-linear" else 0.0
+    return int(recipe.micro_batch * sequence * (kept * width + WORD * told("vocab_size") * words))
 
 
 # the machine

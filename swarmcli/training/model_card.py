@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
@@ -28,15 +27,9 @@ _URL = re.compile(r"([A-Za-z][\w+.-]*://)(?:[^/?#]*@)?([^?#]*)", re.ASCII)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class CardBounds:
-    """A recipe may be long, and the card is a page."""
-
-    text: int = 200  # characters of one text of the recipe
-    items: int = 20  # datasets, and files of one dataset, that are listed
-
-
-BOUNDS = CardBounds()
+# A recipe may be long, and the card is a page.
+_MOST_TEXT = 200  # characters of one text of the recipe
+_MOST_ITEMS = 20  # datasets, and files of one dataset, that are listed
 _PIPELINE = """\
 from transformers import pipeline
 
@@ -156,7 +149,7 @@ def _front_matter(recipe: Recipe, measured: Evaluated | None) -> dict[str, Any]:
         pipeline_tag=pipeline,
         tags=["swarm", *recipe.tags],
         base_model=str(recipe.base_model) if recipe.revision else None,
-        datasets=named[: BOUNDS.items] or None,
+        datasets=named[:_MOST_ITEMS] or None,
         model_name=recipe.run_id,
         eval_results=results or None,
     )
@@ -177,17 +170,17 @@ def _facts(recipe: Recipe, epoch: int, samples: int | None, trainers: int | None
         "trainers": "unknown" if trainers is None else f"{trainers} when this was written",
         **({"adapter": f"{recipe.adapter}, beside {began}"} if recipe.adapter else {"began with": began}),
         **({"tokenizer": _code(_public(tokenizer))} if recipe.sequence_len else {}),
-        **({"labels": ", ".join(map(_code, recipe.labels[: BOUNDS.items]))} if recipe.labels else {}),
+        **({"labels": ", ".join(map(_code, recipe.labels[:_MOST_ITEMS]))} if recipe.labels else {}),
         "licence": _code(recipe.license or "unknown; ask whoever began the run, and mind those of the texts"),
     }
 
 
 def _data(recipe: Recipe) -> Iterator[str]:
-    for dataset in recipe.datasets[: BOUNDS.items]:
+    for dataset in recipe.datasets[:_MOST_ITEMS]:
         weight = f", weight {dataset.weight:g}" if len(recipe.datasets) > 1 else ""
         yield _describe(dataset) + weight
-    if len(recipe.datasets) > BOUNDS.items:
-        yield f"and {len(recipe.datasets) - BOUNDS.items} more"
+    if len(recipe.datasets) > _MOST_ITEMS:
+        yield f"and {len(recipe.datasets) - _MOST_ITEMS} more"
 
 
 def _describe(dataset: AnyDataset) -> str:
@@ -198,7 +191,7 @@ def _describe(dataset: AnyDataset) -> str:
     parts = [f"dataset {_code(_public(dataset.path))}", f"split {_code(dataset.split)}"]
     parts += [f"configuration {_code(dataset.name)}"] if dataset.name else []
     parts += [f"revision {_code(dataset.revision)}"] if dataset.revision else []
-    if files := [_code(_public(file)) for file in dataset.data_files[: BOUNDS.items]]:
+    if files := [_code(_public(file)) for file in dataset.data_files[:_MOST_ITEMS]]:
         more = len(dataset.data_files) - len(files)
         parts.append("files " + " ".join(files) + (f" and {more} more" if more else ""))
     return ", ".join(parts)
@@ -214,7 +207,7 @@ def _public(text: str) -> str:
 
 def _code(text: str) -> str:
     """As a Markdown code span, in which nothing means anything; control characters become spaces."""
-    plain = " ".join("".join(c if c.isprintable() else " " for c in text[: BOUNDS.text]).split())
+    plain = " ".join("".join(c if c.isprintable() else " " for c in text[:_MOST_TEXT]).split())
     longest = max((len(run) for run in re.findall(r"`+", plain)), default=0)
     fence = "`" * (longest + 1)
     return f"{fence} {plain} {fence}" if longest else f"{fence}{plain or ' '}{fence}"

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from swarmcli.checkpoints.shelf import Keep, Shelf
+from swarmcli.checkpoints.directory import CheckpointDirectory, Keep
 from swarmcli.cli.checkpoints import NONE_HERE, app
 from swarmcli.errors import CheckpointError
-from tests.checkpoints.shelves import put
+from tests.checkpoints.small_checkpoints import put
 from tests.cli.typed import typed
 
 invoke = typed(app)
@@ -23,10 +23,10 @@ def run(*words: str) -> str:
 def runs(tmp_path: Path) -> Path:
     """Checkpoints of two peers in `runs`, where the command is given."""
     for peer, epochs in (("monitor-1", (10, 20, 30)), ("trainer-1", (25,))):
-        shelf = Shelf(tmp_path / "runs" / "small" / peer / "checkpoints", Keep(1, 0, 1))
+        checkpoints = CheckpointDirectory(tmp_path / "runs" / "small" / peer / "checkpoints", Keep(1, 0, 1))
         for epoch in epochs:
-            put(shelf, epoch, 100.0 / epoch if epoch != 30 else 9.0, "small")
-        shelf.mend()
+            put(checkpoints, epoch, 100.0 / epoch if epoch != 30 else 9.0, "small")
+        checkpoints.mend()
     return tmp_path / "runs"
 
 
@@ -50,19 +50,19 @@ def test_what_is_damaged_is_named_and_ends_with_one(runs: Path) -> None:
 
 
 def test_what_need_not_stay_goes_by_the_rules_of_its_writer_or_by_others(runs: Path) -> None:
-    shelf = Shelf(runs / "small/monitor-1/checkpoints")
-    assert "would go" in run("prune", "--dry-run") and len(shelf.all()) == 3
-    assert run("prune") == f"removed  {shelf.directory}/epoch-000010\n"
+    checkpoints = CheckpointDirectory(runs / "small/monitor-1/checkpoints")
+    assert "would go" in run("prune", "--dry-run") and len(checkpoints.all()) == 3
+    assert run("prune") == f"removed  {checkpoints.path}/epoch-000010\n"
     assert invoke("prune", "--dry-run").stderr.startswith("nothing to remove")
-    removed = json.loads(run("prune", "--json", "--keep-best", "0", str(shelf.directory)))
-    assert [info["epoch"] for info in removed] == [20] and [path.name for path in shelf.all()] == ["epoch-000030"]
+    removed = json.loads(run("prune", "--json", "--keep-best", "0", str(checkpoints.path)))
+    assert [info["epoch"] for info in removed] == [20] and [path.name for path in checkpoints.all()] == ["epoch-000030"]
 
 
 def test_what_a_killed_peer_left_is_put_right_but_not_under_a_running_one(runs: Path) -> None:
-    shelf = Shelf(runs / "small/monitor-1/checkpoints")
-    left = shelf.directory / ".epoch-000040-999999999"
+    checkpoints = CheckpointDirectory(runs / "small/monitor-1/checkpoints")
+    left = checkpoints.path / ".epoch-000040-999999999"
     left.mkdir()
-    with FileLock(shelf.directory.parent / "in-use"):
+    with FileLock(checkpoints.path.parent / "in-use"):
         run("prune")
         assert left.exists()
     run("prune")
@@ -87,12 +87,12 @@ def test_where_there_is_none_it_says_where_it_looked(
 def test_runs_are_found_by_their_ids_and_where_they_were_joined_or_made(
     tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(Shelf(runs / "other" / "monitor-1" / "checkpoints"), 5, 1.0, "other")
+    put(CheckpointDirectory(runs / "other" / "monitor-1" / "checkpoints"), 5, 1.0, "other")
     assert [info["epoch"] for info in json.loads(run("list", "--json", "other"))] == [5]
     assert {info["run_id"] for info in json.loads(run("verify", "--json", "small"))} == {"small"}
     with pytest.raises(CheckpointError, match=r"'smal' is neither a path nor one .* \(other, small\)"):
         run("list", "smal")
     for epoch, home in ((7, "at-home/small/runs/small/monitor-1"), (8, "data/small-abc/small/trainer-1")):
-        put(Shelf(tmp_path / home / "checkpoints"), epoch, run_id="small")
+        put(CheckpointDirectory(tmp_path / home / "checkpoints"), epoch, run_id="small")
         monkeypatch.chdir(tmp_path / home.partition("/")[0])
         assert epoch in [info["epoch"] for info in json.loads(run("list", "--json"))]

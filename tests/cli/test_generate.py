@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from swarmcli.checkpoints.layout import MODEL, averaged_file, find_checkpoint
-from swarmcli.cli.generate import Wish, chosen, generate, load, write_on
+from swarmcli.cli.generate import Generation, checkpoint_named, generate, load, write_on
 from swarmcli.errors import CheckpointError, UsageError
 from swarmcli.training import CheckpointStore, build_task
 from swarmcli.training.model_card import describe_model
@@ -63,7 +63,7 @@ def test_the_latest_checkpoint_writes_on_until_it_has_written_enough() -> None:
         ("texts", "there is no checkpoint in texts"),
     ):
         with pytest.raises(CheckpointError, match=words):
-            chosen(word)
+            checkpoint_named(word)
 
 
 def test_the_average_over_epochs_writes_unless_the_weights_themselves_are_asked_for(work: Path, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_model_with_a_chat_template_answers_until_its_turn_ends(talker: Path) 
 def test_line_after_line_is_answered_by_what_was_said_before(talker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = []
 
-    def answer(model: object, tokenizer: object, wish: Wish, show: Any) -> tuple[str, int]:
+    def answer(model: object, tokenizer: object, wish: Generation, show: Any) -> tuple[str, int]:
         prompts.append(wish.prompt)
         show("well")
         return "well", 1
@@ -155,5 +155,5 @@ def test_the_mark_at_the_end_of_a_turn_is_not_shown(talker: Path) -> None:
         return torch.cat([input_ids[0], written])[None]
 
     model = SimpleNamespace(config=SimpleNamespace(), generate=generate)
-    text, _ = write_on(model, tokenizer, Wish("ab", 20, 0.0, None, "<end>", whole=True), shown.append)
+    text, _ = write_on(model, tokenizer, Generation("ab", 20, 0.0, None, "<end>", whole=True), shown.append)
     assert "".join(shown) == text == "a <b "

@@ -153,7 +153,7 @@ class Peer:
     @property
     def saved(self) -> list[int]:
         """The epochs of the checkpoints in its home."""
-        return [int(path.name[6:]) for path in CheckpointStore(self.home / "checkpoints", "small").shelf.all()]
+        return [int(path.name[6:]) for path in CheckpointStore(self.home / "checkpoints", "small").checkpoints.all()]
 
 
 @contextmanager

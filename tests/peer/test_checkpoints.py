@@ -78,7 +78,7 @@ class FakeStore:
         self.full = False
         self.directory = Path("home/checkpoints")
         self.losses: dict[str, float] = {}
-        self.shelf = self  # the checkpoints that it holds
+        self.checkpoints = self  # the checkpoints that it holds
         self.average: float | None = None
 
     def all(self) -> list[Path]:

@@ -27,7 +27,7 @@ from swarmcli.recipe import Recipe, load_recipe
 from swarmcli.recipe.settings import GradientCodec
 from swarmcli.training import Compute, optimizer_factory, parameter_groups
 from swarmcli.training.resumed import Resume, resumed_place
-from tests.checkpoints.shelves import fill
+from tests.checkpoints.small_checkpoints import fill
 from tests.recipe.recipes import small
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from swarmcli.checkpoints.directory import loss_of
 from swarmcli.checkpoints.layout import epoch_of
-from swarmcli.checkpoints.shelf import loss_of
 from swarmcli.events import Evaluated
 from swarmcli.journal import JournalReader
 from swarmcli.network.identity import Identity

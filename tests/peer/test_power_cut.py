@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from swarmcli.checkpoints.shelf import Keep, Shelf, loss_of, rules_of
+from swarmcli.checkpoints.directory import CheckpointDirectory, Keep, loss_of, rules_of
 from swarmcli.cli.service import _write
 from swarmcli.errors import AddressError, IdentityError, MembershipError, RecipeError, SwarmError
 from swarmcli.network.identity import Identity
@@ -42,8 +42,8 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "limits": lambda home: keep_limits({"upload": 2e6}, home / "config.yaml"),
     "members": lambda home: write_private(home / "members", "{}"),
     "unit": lambda home: _write(home / "unit", "[Unit]"),
-    "evaluation.json": lambda home: Shelf(home, Keep(), print).remember_loss(home, 2.5, 64),
-    "keep.json": lambda home: Shelf(home, Keep(7), print).mend(),
+    "evaluation.json": lambda home: CheckpointDirectory(home, Keep(), print).remember_loss(home, 2.5, 64),
+    "keep.json": lambda home: CheckpointDirectory(home, Keep(7), print).mend(),
     "recipe.json": lambda home: LinkedRun(LINK).keep("trainer", "{}"),
     "identity.key": lambda home: create_key_file(home / "identity.key"),
 }

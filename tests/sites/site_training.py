@@ -202,7 +202,7 @@ def _shards(plan: Plan, site: Site, zero: Any, commands: LeaderCommands | None =
 
 def _go_on(site: Site, home: Path, optimizer: Any, net: torch.nn.Module) -> None:
     """From the newest checkpoint, if there is one."""
-    newest_first = CheckpointStore(home / "site", "site").shelf.all()[::-1]
+    newest_first = CheckpointStore(home / "site", "site").checkpoints.all()[::-1]
     checkpoint = load_newest(site, home, optimizer.opt.zero, newest_first, "site")
     if checkpoint is not None:
         checkpoint.restore_model(net)

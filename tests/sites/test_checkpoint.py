@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from swarmcli.checkpoints.shelf import Keep
+from swarmcli.checkpoints.directory import Keep
 from swarmcli.peer.checkpoints import BackgroundCheckpoints
 from swarmcli.sharding.zero.state import copied_to_cpu
 from swarmcli.training import CheckpointStore

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from swarmcli.checkpoints import layout
+from swarmcli.checkpoints.directory import Keep
 from swarmcli.checkpoints.layout import find_checkpoint
-from swarmcli.checkpoints.shelf import Keep
 from swarmcli.errors import CheckpointError
 from swarmcli.events import CheckpointWritten, Event, Events, Noticed
 from swarmcli.training import CheckpointStore, build_scheduler, build_task, load_checkpoint
@@ -147,7 +147,7 @@ def test_what_a_killed_writer_left_is_removed_and_a_living_one_s_is_not(run: Run
         (run.store.directory / name).mkdir()
     run.write(3)
     assert sorted(path.name for path in run.store.directory.iterdir()) == [alive, "epoch-000003", "latest"]
-    latest = run.store.shelf.all()[-1]
+    latest = run.store.checkpoints.all()[-1]
     assert latest.name == "epoch-000003"
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from torch import nn
 
+from swarmcli.checkpoints.directory import Keep
 from swarmcli.checkpoints.layout import find_checkpoint
-from swarmcli.checkpoints.shelf import Keep
 from swarmcli.errors import CheckpointError, SiteError
 from swarmcli.events import Event, Events, Noticed
 from swarmcli.training import CheckpointStore, load_checkpoint
@@ -149,7 +149,7 @@ def test_older_ones_make_room_within_the_limit_and_the_newest_stays(tmp_path: Pa
     events.subscribe(told.append)
 
     def left() -> float:
-        return room[0] + 40_000 * (3 - len(store.shelf.all()))
+        return room[0] + 40_000 * (3 - len(store.checkpoints.all()))
 
     store = CheckpointStore(tmp_path, "run", keep=Keep(9), events=events, room=left)
     for epoch in (1, 2, 3):

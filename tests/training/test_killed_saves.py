@@ -30,9 +30,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from swarmcli.checkpoints.directory import CheckpointDirectory, Keep, best_epochs, loss_of
 from swarmcli.checkpoints.layout import MANIFEST, checkpoints_below, epoch_of, find_checkpoint
 from swarmcli.checkpoints.looking import verify
-from swarmcli.checkpoints.shelf import Keep, Shelf, best_epochs, loss_of
 from swarmcli.sharding.files.save import complete, read_manifest, try_to_write
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from swarmcli.training import CheckpointStore, load_checkpoint
@@ -189,7 +189,7 @@ def main(directory: Path, scenario: str, full: bool) -> None:
             raise SystemExit(f"{scenario}: step {last}, {kind}: the child failed")
         try:
             check(place, before, mended=False)
-            Shelf(place, KEEP).mend()
+            CheckpointDirectory(place, KEEP).mend()
             check(place, before, mended=True)
         except Exception as error:
             traceback.print_exc()

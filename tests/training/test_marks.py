@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, MBart50Tokenizer, PreTrainedTokenizerFast
 
-from swarmcli.cli.generate import Talk, Wish, write_on
+from swarmcli.cli.generate import Conversation, Generation, write_on
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import HuggingFaceDataset, parse_recipe
 from swarmcli.training import ByteTokenizer, build_task
@@ -85,7 +85,7 @@ def test_a_model_goes_on_from_what_stood_before_a_text_in_training(
 
     def prompt(text: str, *, whole: bool = False) -> list[int]:
         model = SimpleNamespace(config=SimpleNamespace(), generate=generate)
-        write_on(model, theirs, Wish(text, 9, 0.0, None, whole=whole), print)
+        write_on(model, theirs, Generation(text, 9, 0.0, None, whole=whole), print)
         return given[-1]
 
     row = TextReader(ours)("Anna lives").tokens.tolist()
@@ -96,7 +96,7 @@ def test_a_model_goes_on_from_what_stood_before_a_text_in_training(
         theirs.chat_template = LLAMA
         item = HuggingFaceDataset(path="chats.jsonl", type="chat_template")
         chat = ChatReader(theirs, item, None)({"messages": TALK[:2]}).tokens.tolist()
-        turn = prompt(Talk(theirs, "", raw=False).prompt(str(TALK[0]["content"])), whole=True)
+        turn = prompt(Conversation(theirs, "", raw=False).prompt(str(TALK[0]["content"])), whole=True)
         assert chat[: len(turn)] == turn and chat.count(theirs.bos_token_id) == 1
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,10 @@ from swarmcli.training.sources import Document
 from swarmcli.training.tasks.base import TextTask
 from swarmcli.training.tokenizer import Tokenizer, Tokens, marks_of
 
-
-@dataclass(frozen=True, slots=True)
-class Masking:
-    """BERT's figures."""
-
-    share: float = 0.15  # of the tokens are to be told; of these …
-    masked: float = 0.8  # … show a mask, …
-    replaced: float = 0.1  # … show any other token, and the rest show themselves
+# BERT's figures
+_SHARE = 0.15  # of the tokens are to be told; of these …
+_MASKED = 0.8  # … show a mask, …
+_REPLACED = 0.1  # … show any other token, and the rest show themselves
 
 
 class MaskedRun(TextRun):
@@ -37,12 +32,11 @@ class MaskedRun(TextRun):
     goes on makes the same, and so does each evaluation.
     """
 
-    def __init__(self, tokenizer: Tokenizer, mask: int, sequence_len: int, masking: Masking = Masking()) -> None:
+    def __init__(self, tokenizer: Tokenizer, mask: int, sequence_len: int) -> None:
         self._begin, self._end = marks_of(tokenizer)
         super().__init__(tokenizer, sequence_len - len(self._begin) - len(self._end))
         self._marks = [], [*tokenizer.behind, *self._begin]
         self._mask = mask
-        self._masking = masking
         self._words = np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.specials)
 
     def samples(self, documents: Iterator[tuple[Document, Mixed]], where: Packed) -> Iterator[Made]:
@@ -54,10 +48,10 @@ class MaskedRun(TextRun):
         seed = hashlib.blake2b(repr(tuple(passes)).encode() + tokens.tobytes(), digest_size=8).digest()
         rng = np.random.default_rng(int.from_bytes(seed, "big"))
         places = np.flatnonzero(~np.isin(tokens, self._tokenizer.specials))  # none: nothing in it is learned
-        gaps = rng.permutation(places)[: max(1, round(self._masking.share * len(places)))]
+        gaps = rng.permutation(places)[: max(1, round(_SHARE * len(places)))]
         kinds = rng.random(len(gaps))
-        shown = np.where(kinds < self._masking.masked, self._mask, tokens[gaps])
-        other = kinds >= 1 - self._masking.replaced
+        shown = np.where(kinds < _MASKED, self._mask, tokens[gaps])
+        other = kinds >= 1 - _REPLACED
         shown[other] = rng.choice(self._words, other.sum())
         labels, seen = np.full_like(tokens, IGNORED), tokens.copy()
         labels[gaps], seen[gaps] = tokens[gaps], shown

@@ -23,8 +23,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from swarmcli.checkpoints.directory import CheckpointDirectory
 from swarmcli.checkpoints.layout import MODEL
-from swarmcli.checkpoints.shelf import Shelf
 from swarmcli.cli import service
 from swarmcli.cli.doctor import computer, peers, run
 from swarmcli.cli.doctor.finding import Check, Context, Finding, findings
@@ -45,7 +45,7 @@ from swarmcli.recipe.limit_store import keep_limits
 from swarmcli.recipe.run_key import RunKey
 from swarmcli.recipe.ticket import Ticket
 from swarmcli.training import memory, outline
-from tests.checkpoints.shelves import put
+from tests.checkpoints.small_checkpoints import put
 from tests.cli.doctor.faults import OTHER, home_with, listener, nobody, speaks_http, speaks_version_9
 from tests.journal import samples
 from tests.recipe.recipes import SMALL, small
@@ -202,7 +202,7 @@ def a_home_of_another_user(world: World) -> None:
 
 
 def a_checkpoint_with(world: World, weights: bytes) -> None:
-    (put(Shelf(world.home() / "checkpoints"), 1) / MODEL).write_bytes(weights)
+    (put(CheckpointDirectory(world.home() / "checkpoints"), 1) / MODEL).write_bytes(weights)
 
 
 def a_killed_peer(world: World) -> None:

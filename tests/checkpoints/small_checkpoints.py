@@ -7,8 +7,8 @@ import json
 import os
 from pathlib import Path
 
+from swarmcli.checkpoints.directory import CheckpointDirectory
 from swarmcli.checkpoints.layout import DIGEST, FORMAT, MANIFEST, MODEL, TRAINING, manifest_digest
-from swarmcli.checkpoints.shelf import Shelf
 
 
 def fill(partial: Path, epoch: int, run_id: str = "run", content: bytes = b"weights") -> Path:
@@ -28,9 +28,9 @@ def fill(partial: Path, epoch: int, run_id: str = "run", content: bytes = b"weig
     return partial
 
 
-def put(shelf: Shelf, epoch: int, loss: float | None = None, run_id: str = "run") -> Path:
-    place = shelf.put(fill(shelf.partial(epoch), epoch, run_id))
+def put(checkpoints: CheckpointDirectory, epoch: int, loss: float | None = None, run_id: str = "run") -> Path:
+    place = checkpoints.put(fill(checkpoints.partial(epoch), epoch, run_id))
     os.utime(place / MANIFEST, (1_790_000_000 + epoch, 1_790_000_000 + epoch))
     if loss is not None:
-        shelf.remember_loss(place, loss, 256)
+        checkpoints.remember_loss(place, loss, 256)
     return place

@@ -66,26 +66,24 @@ def _newest(epochs: Collection[int], count: int, latest: int | None) -> list[int
     return [*first, *sorted(set(epochs) - set(first), reverse=True)][:count]
 
 
-class Shelf:
+class CheckpointDirectory:
     """The checkpoints in one directory, of one process that writes them. `tell` hears what went wrong beside them."""
 
-    def __init__(
-        self, directory: Path, keep: Keep | None = None, tell: Callable[[str], object] = lambda text: None
-    ) -> None:
+    def __init__(self, path: Path, keep: Keep | None = None, tell: Callable[[str], object] = lambda text: None) -> None:
         """`keep`: None is what its last writer had."""
-        self.directory = directory
-        self.keep = keep or rules_of(directory)
+        self.path = path
+        self.keep = keep or rules_of(path)
         self._tell = tell
 
     def all(self) -> list[Path]:
         """The checkpoints that there are, the oldest epoch first."""
-        if not self.directory.is_dir():
+        if not self.path.is_dir():
             return []
-        return sorted((path for path in self.directory.iterdir() if NAME.fullmatch(path.name)), key=epoch_of)
+        return sorted((path for path in self.path.iterdir() if NAME.fullmatch(path.name)), key=epoch_of)
 
     def partial(self, epoch: int) -> Path:
         """Where the checkpoint of an epoch is filled, before `put`."""
-        return self.directory / f".epoch-{epoch:06d}-{os.getpid()}"
+        return self.path / f".epoch-{epoch:06d}-{os.getpid()}"
 
     def put(self, partial: Path) -> Path:
         """Gives what was filled, and flushed to the disk, its name; `latest` names it then. Raises OSError.
@@ -93,12 +91,12 @@ class Shelf:
         Over a checkpoint of the same epoch too, of a run that was resumed before it. A directory cannot be exchanged
         for another at once on every system, so the older one makes way under a name by which it can still be read.
         """
-        place = self.directory / f"epoch-{epoch_of(partial):06d}"
+        place = self.path / f"epoch-{epoch_of(partial):06d}"
         if place.exists():
             self._replace(place, partial)
         else:
             partial.rename(place)
-            flush(self.directory)
+            flush(self.path)
             self._point(LATEST, place)
         return place
 
@@ -110,7 +108,7 @@ class Shelf:
             place.rename(aside)
             self._move(LATEST, [partial], aside)
             partial.rename(place)
-            flush(self.directory)
+            flush(self.path)
         except OSError:  # the older one stays
             if not place.exists():
                 with suppress(OSError):
@@ -122,9 +120,9 @@ class Shelf:
 
     def mend(self) -> None:
         """Puts right what a killed process left, and says beside the checkpoints which ones stay."""
-        if not self.directory.is_dir():
+        if not self.path.is_dir():
             return
-        for aside in self.directory.glob(f"epoch-*{REPLACED}"):
+        for aside in self.path.glob(f"epoch-*{REPLACED}"):
             place = aside.with_name(aside.name.removesuffix(REPLACED))
             if place.exists():
                 discard(aside)
@@ -133,22 +131,22 @@ class Shelf:
                     self._point(LATEST, None)
                 with suppress(OSError):
                     aside.rename(place)
-        for link in (self.directory / LATEST, self.directory / BEST):
+        for link in (self.path / LATEST, self.path / BEST):
             if link.is_dir() and not link.is_symlink():
                 self._undo_copy(link)
         self._point(LATEST, self._newest())
         self._point(BEST, self._best())
-        for left in self.directory.glob(".*-*"):
+        for left in self.path.glob(".*-*"):
             self._clear(left)
-        if rules_of(self.directory) != self.keep:
+        if rules_of(self.path) != self.keep:
             with suppress(OSError):  # a full disk costs no more than the words of a list
-                write_file(self.directory / RULES, f"{json.dumps(asdict(self.keep))}\n".encode())
+                write_file(self.path / RULES, f"{json.dumps(asdict(self.keep))}\n".encode())
 
     def _undo_copy(self, link: Path) -> None:
         """`scp -r` makes a directory of a link, a checkpoint that would stay old under this name. Where only that was
         copied it gets its own name. A directory that is no checkpoint is somebody's own, and stays."""
         with suppress(CheckpointError):
-            place = self.directory / f"epoch-{read_manifest(link)['epoch']:06d}"
+            place = self.path / f"epoch-{read_manifest(link)['epoch']:06d}"
             with suppress(OSError):
                 link.rename(place)  # fails where that is there
             discard(link)
@@ -206,7 +204,7 @@ class Shelf:
             self._point(name, to)
             if self.linked(name) in {path.name for path in going}:  # the disk is full
                 with suppress(OSError):
-                    (self.directory / name).unlink()
+                    (self.path / name).unlink()
 
     def _newest(self) -> Path | None:
         """The checkpoint that `latest` names, or a later epoch that was written after it: its writer was killed before
@@ -221,11 +219,11 @@ class Shelf:
     def _best(self, *without: Path) -> Path | None:
         losses = {epoch_of(path): loss_of(path) for path in self.all() if path not in without}
         best = best_epochs(losses, 1)
-        return self.directory / f"epoch-{best[0]:06d}" if best else None
+        return self.path / f"epoch-{best[0]:06d}" if best else None
 
     def linked(self, link: str) -> str | None:
         """The name that a link holds; None: there is no such link."""
-        path = self.directory / link
+        path = self.path / link
         try:
             if path.is_symlink():
                 return path.readlink().name
@@ -238,10 +236,10 @@ class Shelf:
 
         Where the file system has no symbolic links it is a text file that holds the name. Where that fails it stays.
         """
-        link = self.directory / name
+        link = self.path / name
         if self.linked(name) == (place.name if place else None):
             return
-        temporary = self.directory / f".{name}-{os.getpid()}"
+        temporary = self.path / f".{name}-{os.getpid()}"
         try:
             if place is None:
                 link.unlink(missing_ok=True)
@@ -252,7 +250,7 @@ class Shelf:
             except (OSError, NotImplementedError):  # Windows lets few users make links: a file with the name stands in
                 write_file(temporary, f"{place.name}\n".encode())
             temporary.replace(link)
-            flush(self.directory)
+            flush(self.path)
         except OSError as error:
             self._tell(f"{link} does not name the {'newest' if name == LATEST else 'best'} checkpoint: {error}")
             with suppress(OSError):
