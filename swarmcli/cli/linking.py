@@ -17,7 +17,9 @@ import typer
 
 from swarmcli.cli.console import aloud, err, moment
 from swarmcli.cli.ending import ExitCode
-from swarmcli.errors import AddressError, MembershipError, RecipeError, UsageError
+from swarmcli.errors import AddressError, MembershipError, RecipeError, SwarmError, UsageError
+from swarmcli.machine.places import files_of_homes
+from swarmcli.peer.home import LINK
 from swarmcli.peer.linked import LinkedRun
 from swarmcli.peer.offering import fetch_recipe
 from swarmcli.recipe import (
@@ -156,7 +158,13 @@ def recipe_of(run: LinkedRun, settings: Sequence[str]) -> tuple[str, Recipe, Goi
         return *kept, UNKNOWN
     err.print(f"asking {run.link.named} for the recipe of {run.link.run_id}")
 
-    fetched, answer = fetch_recipe(run.link, run.path, run.bring)
+    try:
+        fetched, answer = fetch_recipe(run.link, run.path, run.bring)
+    except SwarmError:
+        if run.recipe.exists():
+            with aloud():
+                err.print(earlier_version(run), soft_wrap=True)
+        raise
     text = run.text_of(fetched)
     return text, chosen(run, text, settings), answer.going
 
@@ -173,6 +181,17 @@ def recipe_kept(run: LinkedRun, settings: Sequence[str]) -> tuple[str, Recipe] |
         if run.kept() is not None:  # by itself it is in order
             raise
         return None
+
+
+def earlier_version(run: LinkedRun) -> str:
+    """Says what helps who joined by this link when fingerprints of recipes were reckoned in another way, or has edited
+    the recipe since."""
+    homes = ", ".join(map(str, sorted(home.parent for home in files_of_homes(run.path, LINK)))) or "the old directory"
+    return (
+        f"this computer has joined by that link before; {run.recipe} is of an earlier version of swarm, or was "
+        "changed, so its fingerprint is not the link's any more: ask for a new link (`swarm link` prints it there), "
+        f"and go on as the same peer with --home: {homes}"
+    )
 
 
 def check_not_ended(ticket: Ticket) -> None:
