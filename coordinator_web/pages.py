@@ -34,12 +34,12 @@ SCRIPTS = (
     "join",
     "limits",
     "live",
+    "paging",
     "peer",
     "peers",
     "rounds",
     "run",
     "runs",
-    "windowed",
     "you",
 )
 ASSETS = {  # a list and not a directory: nothing else is ever served

@@ -4,57 +4,47 @@ import { again, get } from "/static/api.js";
 import { $, cell, element, peerPath, row, say, write } from "/static/dom.js";
 import { bytes, count, duration, hours, percent, plural } from "/static/format.js";
 import { follow, here } from "/static/live.js";
-import { WindowedRows } from "/static/windowed.js";
+import { pagesOf } from "/static/paging.js";
 
 const REFRESH_SECONDS = 5;
 const SUMS = ["samples", "hours", "rounds", "reduced_bytes", "uptime"];
-const view = { people: [], by: "peer", query: "" };
+let people = [];
 
-function teams(people) {
-  const found = new Map();
-  for (const each of people) {
-    if (!each.team) continue;
-    const team = found.get(each.team) ?? { peer: `team ${each.team}`, name: each.team, members: 0, ...Object.fromEntries(SUMS.map((key) => [key, 0])) };
-    for (const key of SUMS) team[key] += each[key];
-    team.members += 1;
-    found.set(each.team, team);
-  }
-  return Array.from(found.values());
+const chosen = () => document.querySelector("[name=by]:checked").value;
+const sum = (rows, key) => rows.reduce((all, each) => all + each[key], 0);
+
+function teams() {
+  const named = Object.entries(Object.groupBy(people.filter((each) => each.team), (each) => each.team));
+  return named.map(([team, those]) => ({ peer: `team ${team}`, name: team, members: those.length, ...Object.fromEntries(SUMS.map((key) => [key, sum(those, key)])) }));
 }
 
-// Equals share a place.
-function ranked(rows) {
-  const sorted = rows.toSorted((a, b) => b.samples - a.samples);
-  let place = 0;
-  return sorted.map((each, index) => {
-    if (index === 0 || each.samples < sorted[index - 1].samples) place = index + 1;
-    return { ...each, place };
-  });
+const show = pagesOf({ body: $("given"), keyOf: (each) => each.peer, create, update });
+
+function draw() {
+  const rows = (chosen() === "team" ? teams() : people).toSorted((a, b) => b.samples - a.samples);
+  const placed = rows.map((each) => ({ ...each, place: rows.findIndex((other) => other.samples === each.samples) + 1 })); // equals share one
+  const wanted = $("given-search").value.trim().toLowerCase();
+  const found = placed.filter((each) => `${each.name}\n${each.peer}\n${each.team ?? ""}`.toLowerCase().includes(wanted));
+  const none = wanted ? "Nobody is called that." : chosen() === "team" ? "Nobody has named a team. `swarm join --team NAME` does." : "Nothing has been noted yet. Monitors keep this list, and trainers that write checkpoints; it appears here when one is there.";
+  say($("given-empty"), found.length > 0 ? "" : none);
+  write($("given-note"), found.length > 0 ? plural(found.length, chosen() === "team" ? "team" : "peer") : "\u00a0");
+  show(found);
 }
 
-function shown() {
-  const all = ranked(view.by === "team" ? teams(view.people) : view.people);
-  const wanted = view.query.trim().toLowerCase();
-  return wanted ? all.filter((each) => `${each.name}\n${each.peer}\n${each.team ?? ""}`.toLowerCase().includes(wanted)) : all;
-}
-
-function create(each) {
+function create({ members, name, peer }) {
   const who = cell("Name", "who");
-  const isTeam = each.members !== undefined;
-  const name = element(isTeam ? "span" : "a", "name", element("bdi", "", each.name || each.peer.slice(0, 10)));
-  if (!isTeam) name.href = peerPath(each.peer);
-  who.append(name, element("span", "tag", "you"), element("span", "sub"));
+  const called = element(members === undefined ? "a" : "span", "name", element("bdi", "", name || peer.slice(0, 10)));
+  if (members === undefined) called.href = peerPath(peer);
+  who.append(called, element("span", "tag", "you"), element("span", "sub"));
   return row(cell("Place", "number place"), who, ...["Samples", "Computed", "Rounds", "Reduced", "There"].map((label) => cell(label, "number")));
 }
 
 function update(node, each) {
-  const whole = view.people.reduce((sum, one) => sum + one.samples, 0);
-  const isTeam = each.members !== undefined;
-  const mine = each.peer === here.state?.me.peer_id;
-  const [place, , samples, time, rounds, reduced, there] = node.children;
+  const whole = sum(people, "samples");
+  const [place, who, samples, time, rounds, reduced, there] = node.children;
   write(place, each.samples > 0 ? count(each.place) : "–");
-  node.querySelector(".tag").hidden = !mine;
-  write(node.querySelector(".sub"), isTeam ? plural(each.members, "peer") : each.team ? `team ${each.team}` : each.peer.slice(0, 10));
+  who.querySelector(".tag").hidden = each.peer !== here.state?.me.peer_id;
+  write(who.querySelector(".sub"), each.members !== undefined ? plural(each.members, "peer") : each.team ? `team ${each.team}` : each.peer.slice(0, 10));
   write(samples, whole > 0 ? `${count(each.samples)} (${percent(each.samples / whole)})` : count(each.samples));
   write(time, hours(each.hours));
   write(rounds, count(each.rounds));
@@ -62,43 +52,16 @@ function update(node, each) {
   write(there, duration(each.uptime));
 }
 
-const list = new WindowedRows({
-  scroller: $("given-scroll"),
-  body: $("given"),
-  load: async (offset, limit) => {
-    const all = shown();
-    return { total: all.length, rows: all.slice(offset, offset + limit) };
-  },
-  keyOf: (each) => each.peer,
-  create,
-  update,
-  onTotal(total) {
-    const none = view.query.trim() ? "Nobody is called that." : view.by === "team" ? "Nobody has named a team. `swarm join --team NAME` does." : "Nothing has been noted yet. Monitors keep this list, and trainers that write checkpoints; it appears here when one is there.";
-    say($("given-empty"), total > 0 ? "" : none);
-    write($("given-note"), total > 0 ? plural(total, view.by === "team" ? "team" : "peer") : "\u00a0");
-  },
-  onError: (error) => say($("given-error"), error.message),
-});
-
 again(REFRESH_SECONDS, async () => {
   try {
-    view.people = await get("contributions");
+    people = await get("contributions");
     say($("given-error"), "");
-    await list.refresh();
+    draw();
   } catch (error) {
     say($("given-error"), error.message);
   }
 });
+$("given-search").addEventListener("input", draw);
+for (const choice of document.querySelectorAll("[name=by]")) choice.addEventListener("change", draw);
 
-$("given-search").addEventListener("input", () => {
-  view.query = $("given-search").value;
-  list.restart();
-});
-for (const choice of document.querySelectorAll("[name=by]")) {
-  choice.addEventListener("change", () => {
-    view.by = choice.value;
-    list.restart();
-  });
-}
-
-follow({ state: ({ me }) => say($("given-word"), me.rests_on) });
+follow({});

@@ -1,5 +1,7 @@
 // Nodes made and changed by hand. Whatever a peer chose (names, reasons) becomes text nodes and nothing else.
 
+import * as format from "/static/format.js";
+
 export const $ = (id) => document.getElementById(id);
 
 export function element(tag, className = "", ...children) {
@@ -29,6 +31,20 @@ export function say(node, text) {
   write(node, text);
 }
 
+// Writes values into the nodes that name them: data-of="run.epoch count" is `values.run.epoch` as `format.count` writes
+// it. With data-maybe they are there only while they have something to say.
+export function fill(values) {
+  for (const node of document.querySelectorAll("[data-of]")) {
+    const [path, as] = node.dataset.of.split(" ");
+    const [first, ...others] = path.split(".");
+    if (!(first in values)) continue;
+    const value = others.reduce((found, key) => found?.[key], values[first]);
+    const text = as ? format[as](value) : (value ?? "");
+    if (node.hasAttribute("data-maybe")) say(node, text);
+    else write(node, text || "\u00a0");
+  }
+}
+
 // Makes the children of `parent` show `items`, in order; keeps the nodes of items that stay.
 export function reconcile(parent, items, keyOf, create, update) {
   const old = new Map(Array.from(parent.children, (node) => [node.dataset.key, node]));
@@ -44,26 +60,6 @@ export function reconcile(parent, items, keyOf, create, update) {
     if (parent.children[index] !== node) parent.insertBefore(node, parent.children[index] ?? null);
   });
   for (const node of old.values()) node.remove();
-}
-
-const FEW = 10; // on a phone; elsewhere a list has a box of its own
-const phone = matchMedia("(max-width: 40rem)");
-
-// The first items of a long list, and all of them once somebody asks for that by the button below the list. `draw`: does
-// all of this again.
-export function few(list, items, draw) {
-  const box = list.closest(".rows");
-  const button = box.nextElementSibling?.matches(".more") ? box.nextElementSibling : element("button", "more");
-  if (!button.isConnected) box.after(button);
-  const all = button.getAttribute("aria-expanded") === "true";
-  button.hidden = items.length <= FEW || !phone.matches;
-  button.onclick = () => {
-    button.setAttribute("aria-expanded", String(!all));
-    draw();
-  };
-  button.setAttribute("aria-expanded", String(all));
-  write(button, all ? `Show the first ${FEW}` : `Show all ${items.length}`);
-  return all || !phone.matches ? items : items.slice(0, FEW);
 }
 
 // Tables name their roles, since those that become cards on a phone would lose them.

@@ -96,6 +96,11 @@ export function moment(time, now = Date.now() / 1000) {
   return `${Math.abs(time - now) < 6 * 86400 ? weekday.format(date) : dayMonth.format(date)}, ${hour}`;
 }
 
+// Behind a number, of how many.
+export function ofAll(number) {
+  return number === null || number === undefined ? "" : ` of ${whole.format(number)}`;
+}
+
 export function capital(text) {
   return text.slice(0, 1).toUpperCase() + text.slice(1);
 }
@@ -111,17 +116,4 @@ export function hours(value) {
   if (value === null || value === undefined) return NONE;
   if (value < 0.995) return `${Math.round(value * 60)} min`;
   return `${value < 10 ? value.toFixed(1) : whole.format(value)} h`;
-}
-
-export function ordinal(number) {
-  const tail = number % 100 > 10 && number % 100 < 14 ? "th" : { 1: "st", 2: "nd", 3: "rd" }[number % 10] ?? "th";
-  return `${whole.format(number)}${tail}`;
-}
-
-const SCALES = [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]];
-
-// As a limit is written.
-export function size(value) {
-  const [scale, unit] = SCALES.find(([least]) => value >= least) ?? [1, "B"];
-  return `${Number((value / scale).toPrecision(3))} ${unit}`;
 }

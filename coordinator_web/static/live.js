@@ -1,7 +1,7 @@
 // Follows /api/v1/stream on every page: draws the frame, tells alerts, and hands what arrives to the page.
 
 import "/static/control.js"; // takes the token out of the address, whichever page the link leads to
-import { $, element, reconcile, say, write } from "/static/dom.js";
+import { $, element, fill, reconcile, say, write } from "/static/dom.js";
 import { clock, decimal } from "/static/format.js";
 
 const SILENCE_MS = 6000; // a stream that says nothing for this long is taken for lost
@@ -45,6 +45,7 @@ function take(name, data) {
   heard = Date.now();
   if (name === "state") {
     here.state = data;
+    fill(data);
     drawFrame(data);
   }
   if (name === "alert") data.forEach(notify);
@@ -78,7 +79,6 @@ function lose(tell) {
 function drawFrame({ run, alerts }) {
   document.body.dataset.state = run.state;
   document.body.dataset.tone = run.tone;
-  write($("run-id"), run.run_id);
   const name = run.name || run.peer_id.slice(0, 10);
   write($("viewer"), name === run.role ? `the ${name}` : `${run.role} ${name}`);
   const loss = run.losses.at(-1) ?? null;
@@ -90,30 +90,26 @@ function createAlert(alert) {
   return element("p", "alarm", element("strong", "", `${ALERTS[alert.kind] ?? "Look at this run"}, since ${clock(alert.since)}. `), element("bdi"));
 }
 
-// ---- notifications of the browser, once somebody has asked for them
+// ---- notifications of the browser, once somebody has asked for them. Browsers offer them to pages of this machine and to
+// those that come over TLS.
 
 const told = new Set();
+const wanted = () => "Notification" in window && Notification.permission === "granted" && localStorage.getItem("notify") === "yes";
 
 function notify(alert) {
-  if (told.has(alert.id)) return; // each connection begins with all that stand
+  if (told.has(alert.id) || !wanted()) return; // each connection begins with all that stand
   told.add(alert.id);
-  if (!wanted()) return;
   new Notification(`${ALERTS[alert.kind] ?? "Alert"} · ${here.state?.run.run_id ?? "swarm"}`, { body: alert.text, tag: alert.id });
 }
 
-function wanted() {
-  return "Notification" in window && Notification.permission === "granted" && localStorage.getItem("notify") === "yes";
-}
-
-// Browsers offer them to pages of this machine and to those that come over TLS.
 function offerNotifications() {
   const button = $("notify");
   if (!("Notification" in window) || !window.isSecureContext) return;
   const show = () => {
     button.hidden = false;
-    button.setAttribute("aria-pressed", String(wanted()));
-    write(button, Notification.permission === "denied" ? "Alerts: the browser forbids them" : wanted() ? "Alerts: on" : "Alerts: off");
     button.disabled = Notification.permission === "denied";
+    button.setAttribute("aria-pressed", String(wanted()));
+    write(button, button.disabled ? "Alerts: the browser forbids them" : wanted() ? "Alerts: on" : "Alerts: off");
   };
   button.addEventListener("click", async () => {
     const on = wanted();

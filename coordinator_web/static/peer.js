@@ -2,67 +2,46 @@
 
 import { again, get } from "/static/api.js";
 import { Chart } from "/static/chart.js";
-import { $, element, few, reconcile, say, write } from "/static/dom.js";
-import { ago, asOf, bytes, clock, count, day, decimal, hours, percent, rate, reached, tiny } from "/static/format.js";
+import { $, element, fill, say, write } from "/static/dom.js";
+import { ago, asOf, clock, count, day, decimal, percent, rate, reached, tiny } from "/static/format.js";
 import { follow, here } from "/static/live.js";
+import { pagesOf } from "/static/paging.js";
 
 const REFRESH_SECONDS = 2;
 const peerId = decodeURIComponent(location.pathname.split("/").at(-1));
 
-function curve(name, label, digits, fromZero) {
-  const chart = new Chart($(`${name}-chart`), {
-    label,
-    empty: "It has reported no epoch yet.",
-    describe: (point) => `epoch ${count(point.x)}: ${digits(point.value)}`,
-    onLook: (text) => write($(`${name}-readout`), text),
-    onRange: (range) => charts.forEach((each) => each.set({ range, looked: null })),
-    fromZero,
-    smoothed: true,
-  });
-  return chart;
-}
+const empty = "It has reported no epoch yet.";
+const rates = new Chart("rate", { label: "Samples per second by epoch", empty, describe: (point) => `epoch ${count(point.x)}: ${rate(point.value)}` });
+const losses = new Chart("loss", { label: "Loss on its own data by epoch", empty, describe: (point) => `epoch ${count(point.x)}: ${decimal(point.value, 4)}`, fromZero: false });
 
-const charts = [
-  curve("rate", "Samples per second by epoch", rate, true),
-  curve("loss", "Loss on its own data by epoch", (value) => decimal(value, 4), false),
-];
-
-function draw({ peer, first_seen: first, history, rounds, contribution }) {
+function draw(details) {
+  const { peer, first_seen: first, history, rounds, contribution } = details;
+  fill(details);
   const trains = peer.role === "trainer";
   write($("peer-role"), peer.me ? `${peer.role}, the one that shows this page` : peer.role);
   write($("peer-name"), peer.name || peer.peer_id.slice(0, 10));
   const now = here.state?.run.now ?? Date.now() / 1000;
   write($("peer-id"), [peer.peer_id, peer.device, reached(peer), asOf(peer, now)].filter(Boolean).join(" · "));
-  write($("health"), peer.health);
   document.body.dataset.health = peer.health;
-  write($("peer-epoch"), count(peer.epoch));
   write($("peer-drift"), peer.drift === null ? "\u00a0" : `drift ${tiny(peer.drift)}`);
   write($("peer-rate"), trains ? rate(peer.samples_per_second) : "–");
   write($("peer-share"), trains ? percent(peer.share) : "–");
   write($("peer-loss"), trains ? decimal(peer.loss) : "–");
   write($("peer-seen"), peer.me ? "now" : ago(now - peer.last_seen));
   write($("peer-first"), first === null ? "\u00a0" : `first ${day(first)}`);
-  say($("trouble"), peer.trouble);
-  charts[0].show(history.map((each) => ({ x: each.epoch, value: each.samples_per_second })));
-  charts[1].show(history.filter((each) => each.loss !== null).map((each) => ({ x: each.epoch, value: each.loss })));
-  drawGiven(contribution);
-  drawRounds(rounds);
+  rates.show(history.map((each) => ({ x: each.epoch, value: each.samples_per_second })));
+  losses.show(history.filter((each) => each.loss !== null).map((each) => ({ x: each.epoch, value: each.loss })));
+  $("given").hidden = contribution === null;
+  write($("given-team"), contribution?.team || "none");
+  showRounds(rounds);
 }
 
-function drawRounds(rounds) {
-  $("own-rounds-empty").hidden = rounds.length > 0;
-  reconcile($("own-rounds"), few($("own-rounds"), rounds, () => drawRounds(rounds)), (each) => each.id, createRound, () => {});
-}
-
-function drawGiven(given) {
-  $("given").hidden = given === null;
-  if (given === null) return;
-  write($("given-samples"), count(given.samples));
-  write($("given-hours"), hours(given.hours));
-  write($("given-rounds"), count(given.rounds));
-  write($("given-bytes"), bytes(given.reduced_bytes));
-  write($("given-team"), given.team || "none");
-}
+const showRounds = pagesOf({
+  body: $("own-rounds"),
+  keyOf: (each) => each.id,
+  create: createRound,
+  onTotal(total) { $("own-rounds-empty").hidden = total > 0; },
+});
 
 function createRound(each) {
   const time = element("td", "time", clock(each.time));

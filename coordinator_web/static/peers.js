@@ -3,53 +3,52 @@
 import { again, get } from "/static/api.js";
 import { $, cell, element, peerPath, row, say, write } from "/static/dom.js";
 import { ago, asOf, count, decimal, percent, plural, rate, reached, tiny } from "/static/format.js";
-import { WindowedRows } from "/static/windowed.js";
+import { here } from "/static/live.js";
+import { Pages } from "/static/paging.js";
 
 const IDLE = ["not answering", "left", "lost", "link too slow", "catching up"]; // they add nothing at this moment
 const REFRESH_SECONDS = 1;
 const FIRST_DOWN = ["epoch", "rate", "share", "last_seen"]; // of these the greatest comes first
+const FEW = 12; // of which nobody is looked for
 
 const asked = { sort: "", q: "" };
-let now = 0;
 
 export function listPeers() {
-  const list = new WindowedRows({
-    scroller: $("peers-scroll"),
+  const list = new Pages({
     body: $("peers"),
     load: (offset, limit) => get("peers", { offset, limit, ...asked }),
     keyOf: (peer) => peer.peer_id,
     create: createPeer,
     update: updatePeer,
     onTotal: tellTotal,
-    onError: (error) => write($("peers-note"), error.message),
   });
   $("peers-search").addEventListener("input", () => {
     asked.q = $("peers-search").value;
     list.restart();
   });
-  for (const button of document.querySelectorAll("#peers-table .sort")) button.addEventListener("click", () => sortBy(button, list));
-  again(REFRESH_SECONDS, () => list.refresh());
-  return (moment) => { now = moment; };
+  for (const button of document.querySelectorAll("#peers-table .sort")) {
+    button.addEventListener("click", () => {
+      sortBy(button);
+      list.restart();
+    });
+  }
+  again(REFRESH_SECONDS, () => list.refresh().catch((error) => write($("peers-note"), error.message)));
 }
 
-function sortBy(button, list) {
+function sortBy(button) {
   const key = button.dataset.sort;
   const first = FIRST_DOWN.includes(key) ? `-${key}` : key;
   const other = first === key ? `-${key}` : key;
   asked.sort = asked.sort === first ? other : asked.sort === other ? "" : first;
-  for (const head of document.querySelectorAll("#peers-table th")) {
-    const mine = head.contains(button) && asked.sort !== "";
-    if (mine) head.setAttribute("aria-sort", asked.sort.startsWith("-") ? "descending" : "ascending");
-    else head.removeAttribute("aria-sort");
-  }
-  list.restart();
+  for (const head of document.querySelectorAll("#peers-table th")) head.removeAttribute("aria-sort");
+  if (asked.sort) button.closest("th").setAttribute("aria-sort", asked.sort.startsWith("-") ? "descending" : "ascending");
 }
 
 function tellTotal(total) {
   const searched = asked.q.trim() !== "";
   say($("peers-empty"), total > 0 ? "" : searched ? "No peer is called or doing that." : "Nobody is here yet.");
-  write($("peers-note"), searched ? plural(total, "peer") + " found" : total > 12 ? plural(total, "peer") : "");
-  $("peers-find").hidden = total <= 12 && !searched;
+  write($("peers-note"), searched ? `${plural(total, "peer")} found` : total > FEW ? plural(total, "peer") : "");
+  $("peers-find").hidden = total <= FEW && !searched;
 }
 
 function createPeer() {
@@ -57,21 +56,19 @@ function createPeer() {
   who.append(element("a", "name", element("bdi")), element("span", "tag", "this one"), element("span", "sub"));
   const epoch = cell("Epoch", "epoch");
   epoch.append(element("span", "value"), element("span", "health"));
-  const share = cell("Share", "share");
-  const meter = element("span", "meter", element("span"));
-  meter.setAttribute("aria-hidden", "true");
-  share.append(meter, element("span", "value"));
-  return row(who, cell("Role", "role"), epoch, cell("Samples/s", "number rate"), share, cell("Loss", "number loss"), cell("Drift", "number drift"), cell("Last seen", "number seen"));
+  return row(who, cell("Role", "role"), epoch, ...["Samples/s rate", "Share share", "Loss loss", "Drift drift"].map((each) => cell(each.split(" ")[0], `number ${each.split(" ")[1]}`)), cell("Last seen", "number seen"));
 }
 
 function updatePeer(node, peer) {
   const at = (selector) => node.querySelector(selector);
+  const short = peer.peer_id.slice(0, 10);
+  const now = here.state?.run.now ?? peer.last_seen;
   node.dataset.health = peer.health;
-  write(at(".name bdi"), peer.name || short(peer));
+  write(at(".name bdi"), peer.name || short);
   at(".name").href = peerPath(peer.peer_id);
   at(".who").title = peer.peer_id;
   at(".tag").hidden = !peer.me;
-  const details = [peer.name && peer.name !== short(peer) ? short(peer) : "", peer.device, reached(peer), asOf(peer, now)];
+  const details = [peer.name && peer.name !== short ? short : "", peer.device, reached(peer), asOf(peer, now)];
   write(at(".who .sub"), details.filter(Boolean).join(" · "));
   write(at(".role"), peer.role);
   write(at(".epoch .value"), count(peer.epoch));
@@ -79,15 +76,8 @@ function updatePeer(node, peer) {
   at(".health").title = peer.health === "link too slow" ? "it follows the run: its samples cannot count" : peer.trouble;
   const computes = peer.role === "trainer";
   write(at(".rate"), computes && !IDLE.includes(peer.health) ? rate(peer.samples_per_second) : "–");
-  write(at(".share .value"), computes ? percent(peer.share) : "–");
-  at(".meter").hidden = !computes;
-  at(".meter span").style.transform = `scaleX(${computes ? Math.min(1, peer.share ?? 0) : 0})`;
+  write(at(".share"), computes ? percent(peer.share) : "–");
   write(at(".loss"), computes && peer.health !== "link too slow" ? decimal(peer.loss) : "–");
   write(at(".drift"), tiny(peer.drift));
   write(at(".seen"), peer.me ? "now" : ago(now - peer.last_seen));
 }
-
-function short(peer) {
-  return peer.peer_id.slice(0, 10);
-}
-

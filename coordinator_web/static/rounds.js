@@ -1,10 +1,10 @@
-// Averaging rounds, newest first: how the time of each went by, what went wrong, and once it is opened who took part.
+// Averaging rounds, newest first; once one is opened, who took part and how its time went by. And what went wrong.
 
 import { $, cell, element, link, peerPath, reconcile, row, say, write } from "/static/dom.js";
 import { bytes, clock, count, day, duration, plural } from "/static/format.js";
+import { pagesOf } from "/static/paging.js";
 
 const MOST_MEMBERS = 12; // of a group, that are named
-const STAGES = { "looking for group": "look", "awaiting trigger": "wait", "running all-reduce": "reduce" };
 const opened = new Set(); // ids of rounds
 const names = new Map(); // of peers, by id
 
@@ -17,36 +17,12 @@ export function named(text) {
   return text.replace(/\b[a-z2-7]{10}\b/g, (id) => names.get(id) || id);
 }
 
-export function called(peer) {
-  return names.get(peer) || peer.slice(0, 10);
-}
-
-export function showRounds(parent, rounds) {
-  const rows = rounds.flatMap((round) => [
-    { round, kind: "" },
-    ...(explanation(round) ? [{ round, kind: "why" }] : []),
-    ...(opened.has(round.id) ? [{ round, kind: "detail" }] : []),
-  ]);
-  const longest = scale(rounds);
-  const show = () => showRounds(parent, rounds);
-  reconcile(parent, rows, (each) => `${each.round.id}${each.kind}`, createRow, (node, each) => updateRow(node, each, longest, show));
-}
-
-// Seconds that the whole width of a bar stands for: nine of ten rounds fit, and the slowest are cut off there, such as the
-// first one, which waited for the run to begin.
-function scale(rounds) {
-  const totals = rounds.map((round) => sum(Object.values(round.seconds))).toSorted((a, b) => a - b);
-  const at = (share) => totals[Math.max(0, Math.ceil(totals.length * share) - 1)] || 1;
-  return Math.min(at(0.9), 4 * at(0.5));
-}
+const called = (peer) => names.get(peer) || peer.slice(0, 10);
 
 // Seconds from when the group was there: while it formed, its members may well have computed.
 function took(round) {
-  return sum(Object.values(round.seconds)) - (round.round_id ? round.seconds["looking for group"] ?? 0 : 0);
-}
-
-function sum(values) {
-  return values.reduce((all, each) => all + each, 0);
+  const all = Object.values(round.seconds).reduce((sum, each) => sum + each, 0);
+  return all - (round.round_id ? round.seconds["looking for group"] ?? 0 : 0);
 }
 
 function explanation(round) {
@@ -56,89 +32,77 @@ function explanation(round) {
   return named([reason, ...left].filter(Boolean).join(" · "));
 }
 
-function createRow({ round, kind }) {
-  if (kind === "why") return underneath("Why", "why", element("bdi"));
-  if (kind === "detail") return underneath("Group", "detail", ...detail(round));
-  return createRound(round);
+const pages = pagesOf({ body: $("rounds"), keyOf: ({ round, below }) => `${round.id}${below}`, create, update, expand });
+let shown = [];
+
+export function showRounds(rounds) {
+  shown = rounds;
+  return pages(rounds);
 }
 
-function underneath(label, className, ...children) {
-  const text = cell(label, className);
+// Below a round stands why it failed, and whatever somebody has opened.
+function expand(rounds) {
+  return rounds.flatMap((round) => [{ round, below: "" }, ...(opened.has(round.id) || explanation(round) ? [{ round, below: "below" }] : [])]);
+}
+
+function create({ round, below }) {
+  if (!below) return createRound(round);
+  const text = cell("Why", "below", "");
   text.colSpan = 6;
-  text.append(...children);
+  text.append(element("bdi", "why"), element("span", "detail", ...detail(round)));
   const node = row(text);
   node.className = "explanation";
   return node;
 }
 
 function detail(round) {
-  const stages = Object.entries(round.seconds).map(([stage, seconds]) => `${stage} ${duration(seconds)}`);
-  const members = round.members.slice(0, MOST_MEMBERS).map((peer) => {
+  const group = element("span", "line", round.members.length ? "" : "No group came about.");
+  round.members.slice(0, MOST_MEMBERS).forEach((peer, index) => {
     const notes = [peer === round.leader ? "led" : "", round.contributors.includes(peer) ? "" : "no tensors"].filter(Boolean).join(", ");
-    return [link(peerPath(peer), called(peer)), notes ? ` (${notes})` : ""];
+    group.append(index ? ", " : "", link(peerPath(peer), called(peer)), notes ? ` (${notes})` : "");
   });
-  const group = element("span", "line", members.length ? "" : "No group came about.");
-  members.forEach((parts, index) => group.append(index ? ", " : "", ...parts));
-  const more = round.members.length - members.length;
+  const more = round.members.length - MOST_MEMBERS;
   if (more > 0) group.append(`, ${count(more)} more`);
-  return stages.length ? [group, element("span", "line", stages.join(" · "))] : [group];
+  const stages = Object.entries(round.seconds).map(([stage, seconds]) => `${stage} ${duration(seconds)}`).join(" · ");
+  return [group, element("span", "line", stages)];
 }
 
 function createRound(round) {
+  const opener = element("button", "opener", element("time", "", clock(round.time)));
+  opener.type = "button";
+  opener.setAttribute("aria-label", `${clock(round.time)}: who took part and how long it took`);
   const time = cell("Time", "time");
-  const button = element("button", "opener", element("time", "", clock(round.time)));
-  button.type = "button";
-  time.append(button);
+  time.append(opener);
   time.title = day(round.time);
   const outcome = cell("Outcome", "outcome");
   outcome.append(element("span", `badge ${round.outcome}`, round.outcome));
   if (round.purpose.endsWith("_state")) outcome.append(element("span", "what", "states"));
-  const spent = cell("Stages", "spent");
-  const bar = element("span", "stages");
-  bar.setAttribute("aria-hidden", "true"); // the same in words, once the round is opened
-  spent.append(bar, element("span", "took", duration(took(round))));
-  const all = round.contributors.length === round.members.length;
+  const [members, gave] = [round.members.length, round.contributors.length];
   const node = row(
     time,
     outcome,
     cell("Epoch", "number", round.epoch >= 0 ? count(round.epoch) : "–"),
-    spent,
-    cell("Peers", "number", all ? plural(round.members.length, "member") : `${count(round.contributors.length)} contributed, ${plural(round.members.length, "member")}`),
+    cell("Took", "number", duration(took(round))),
+    cell("Peers", "number", gave === members ? plural(members, "member") : `${count(gave)} contributed, ${plural(members, "member")}`),
     cell("Sent, received", "number", `${bytes(round.bytes_sent)}, ${bytes(round.bytes_received)}`),
   );
   node.title = `${round.purpose}, led by ${round.leader ? called(round.leader) : "nobody"}`;
+  node.addEventListener("click", () => {
+    if (!opened.delete(round.id)) opened.add(round.id);
+    pages(shown);
+  });
   return node;
 }
 
-function drawStages(bar, round, longest) {
-  let left = 1; // of the width
-  const parts = Object.entries(round.seconds).map(([stage, seconds]) => {
-    const share = Math.min(left, seconds / longest);
-    left -= share;
-    return { stage, seconds, share };
-  });
-  reconcile(bar, parts, (part) => part.stage, ({ stage }) => element("span", STAGES[stage] ?? "other"), (node, { stage, seconds, share }) => {
-    node.style.width = `${(share * 100).toFixed(2)}%`;
-    node.title = `${stage} ${duration(seconds)}`;
-  });
-}
-
-function updateRow(node, { round, kind }, longest, show) {
+function update(node, { round, below }) {
   const open = opened.has(round.id);
-  if (kind === "why") {
-    node.classList.toggle("explained", open);
-    write(node.querySelector("bdi"), explanation(round)); // a name may have come after the round
+  if (below) {
+    write(node.querySelector(".why"), explanation(round)); // a name may have come after the round
+    node.querySelector(".detail").hidden = !open;
+    return;
   }
-  if (kind) return;
-  drawStages(node.querySelector(".stages"), round, longest);
   node.classList.toggle("explained", open || explanation(round) !== "");
-  const button = node.querySelector(".opener");
-  button.setAttribute("aria-expanded", String(open));
-  button.setAttribute("aria-label", `${clock(round.time)}: who took part and how long it took`);
-  node.onclick = () => {
-    if (!opened.delete(round.id)) opened.add(round.id);
-    show();
-  };
+  node.querySelector(".opener").setAttribute("aria-expanded", String(open));
 }
 
 export function roundsNote(rounds) {
@@ -147,38 +111,13 @@ export function roundsNote(rounds) {
   return failed ? `${failed} of the last ${rounds.length} did not succeed` : `the last ${plural(rounds.length, "round")} all succeeded`;
 }
 
-// ---- whom rounds went on without, and why rounds failed
-
-export function showStragglers(rounds) {
-  const found = new Map();
-  for (const { members, left_out: left } of rounds) {
-    for (const peer of new Set([...members, ...Object.keys(left)])) {
-      const each = found.get(peer) ?? { peer, rounds: 0, times: 0, reason: "" };
-      found.set(peer, { ...each, rounds: each.rounds + 1, times: each.times + (peer in left), reason: left[peer] ?? each.reason });
-    }
-  }
-  const shown = Array.from(found.values()).filter(({ times }) => times > 0).toSorted((a, b) => b.times - a.times).slice(0, 10);
-  $("stragglers-part").hidden = shown.length === 0;
-  reconcile($("stragglers"), shown, (each) => each.peer, createStraggler, (node, each) => {
-    write(node.querySelector(".times"), `left out of ${count(each.times)} of its ${plural(each.rounds, "last round")}`);
-    write(node.querySelector(".why"), named(each.reason));
-  });
-}
-
-function createStraggler({ peer }) {
-  return element("li", "", link(peerPath(peer), called(peer)), " ", element("span", "times"), element("bdi", "why"));
-}
-
 export function showFailures(failures) {
   say($("failures-empty"), failures.length ? "" : "No round has failed, and none went on without somebody.");
-  reconcile($("failures"), failures, (each) => `${each.what} ${each.reason}`, createFailure, (node, each) => {
+  const made = () => element("li", "", element("span", "times"), element("bdi", "why"), element("span", "last"));
+  reconcile($("failures"), failures, (each) => `${each.what} ${each.reason}`, made, (node, each) => {
     write(node.querySelector(".times"), `${count(each.count)}×`);
     write(node.querySelector(".why"), named(each.example || each.reason));
     write(node.querySelector(".last"), `${each.what === "round" ? "round failed" : "went on without a peer"}, last at ${clock(each.last)}`);
     node.querySelector(".last").title = `first ${day(each.first)}, last ${day(each.last)}`;
   });
-}
-
-function createFailure() {
-  return element("li", "", element("span", "times"), element("bdi", "why"), element("span", "last"));
 }

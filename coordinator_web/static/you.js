@@ -4,7 +4,7 @@ import { again, get, NEEDS_TOKEN } from "/static/api.js";
 import { Chart } from "/static/chart.js";
 import { canControl, send } from "/static/control.js";
 import { $, say, write } from "/static/dom.js";
-import { count, hours, moment, ordinal, percent, plural, rate, roughly } from "/static/format.js";
+import { count, moment, plural, rate, roughly } from "/static/format.js";
 import { offerLimits, showLimits } from "/static/limits.js";
 import { follow, here } from "/static/live.js";
 
@@ -25,20 +25,11 @@ function draw({ run, me }) {
   if (answer !== null) me.activity = answer;
   answer = null;
   drawActivity(me);
-  write($("share"), percent(me.share));
-  write($("samples"), count(me.samples));
-  write($("hours"), hours(me.hours));
   const computes = me.activity.state === "running" && ["training", "averaging"].includes(run.state);
   write($("speed"), rate(computes ? me.samples_per_second : 0));
   const placed = me.rank !== null && me.ranked > 1; // who is alone has no place
-  write($("rank"), placed ? ordinal(me.rank) : "–");
+  write($("rank"), placed ? count(me.rank) : "–");
   write($("ranked"), placed ? `of ${count(me.ranked)}${me.told_by && `, ${me.told_by}`}` : "\u00a0");
-  write($("connectivity"), me.connectivity || "Not known yet.");
-  write($("traffic"), run.moved || "\u00a0");
-  say($("alarm"), run.alarm);
-  say($("waits"), run.waits);
-  say($("seat"), run.seat);
-  say($("notice"), run.notice);
   drawRun(run);
   showLimits(me.limits.limits ?? {}, allowed, run.seat);
 }
@@ -68,8 +59,6 @@ function drawActivity(me) {
 function drawRun(run) {
   const whole = run.max_epochs ?? 0;
   const part = whole > 0 ? Math.min(1, run.epoch / whole) : 0;
-  write($("epoch"), count(run.epoch));
-  write($("max-epochs"), whole > 0 ? ` of ${count(whole)}` : "");
   $("progress").hidden = whole === 0;
   $("progress").setAttribute("aria-valuenow", Math.round(part * 100));
   $("progress-fill").style.transform = `scaleX(${part})`;
@@ -133,14 +122,10 @@ for (const [id, now] of [["stop-after", false], ["stop-now", true]]) {
 
 // ---- what it has done
 
-const work = new Chart($("work-chart"), {
+const work = new Chart("work", {
   label: "Your samples per second by epoch",
   empty: "Your work appears here after your first epoch.",
   describe: (point) => `epoch ${count(point.x)}: ${rate(point.value)} samples a second`,
-  onLook: (text) => write($("work-readout"), text),
-  onRange: (range) => work.set({ range, looked: null }),
-  fromZero: true,
-  smoothed: true,
 });
 
 // Epochs in which this peer was not there are a gap in the line: those that only others tell of, and those that nobody
