@@ -45,12 +45,12 @@ def _moved(markdown: str, source: str) -> str:
 
 
 def _commands() -> Iterator[str]:
-    from swarmcli.cli.main import VERBS
+    from swarmcli.cli.main import VERBS, load
 
     yield "# Every command\n"
     yield "What `swarm COMMAND --help` says, for each of them.\n"
-    for name, verb in VERBS.items():
-        yield from _command(verb.load(), f"swarm {name}", 2)
+    for name in VERBS:
+        yield from _command(load(name), f"swarm {name}", 2)
 
 
 def _command(command: Any, title: str, level: int) -> Iterator[str]:

@@ -20,7 +20,7 @@ from fastapi.testclient import TestClient
 
 from coordinator_web.app import create_app
 from swarmcli.cli.ending import ExitCode
-from swarmcli.cli.main import VERBS
+from swarmcli.cli.main import load
 from swarmcli.journal import Journal, RunRecord
 from swarmcli.peer.home import Home
 
@@ -35,7 +35,7 @@ def parsed(name: str, **variables: str) -> dict[str, Any]:
     text = VARIABLE.sub(lambda found: variables.get(found[1]) or found[2], SERVICES[name]["command"])
     assert "$" not in text
     verb, *arguments = shlex.split(text)
-    context = VERBS[verb].load().make_context(verb, list(arguments))
+    context = load(verb).make_context(verb, list(arguments))
     return {**context.params, "verb": verb}
 
 

@@ -37,6 +37,24 @@ def test_freed_memory_is_used_again_unless_a_person_has_said_otherwise(
     assert (int(done.stdout) < 1000) == keeps, done.stdout
 
 
+def processor_time(*command: str) -> float:
+    """Seconds that a process takes, the least of some: others disturb it."""
+    import resource  # which Windows has not
+
+    def once() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *command], stdout=subprocess.DEVNULL, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    return min(once() for _ in range(7))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it tells no processor time of children")
+def test_help_takes_no_more_than_three_starts_of_python() -> None:
+    assert processor_time("-m", "swarmcli", "--help") <= 3 * processor_time("-c", "pass")
+
+
 @pytest.mark.parametrize(("by_a_person", "turns"), [({}, startup.MANY_TURNS), ({"GOMP_SPINCOUNT": "5"}, "5")])
 def test_teams_of_a_command_wait_longer_than_those_of_a_program_unless_a_person_has_said_otherwise(
     by_a_person: dict[str, str], turns: str

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -17,77 +17,20 @@ from typer.main import get_command
 from swarmcli import startup
 from swarmcli.cli.ending import ExitCode, exit_code, plight, words
 from swarmcli.cli.processes import end_with_parent_of_environment
+from swarmcli.cli.verbs import OLD_VERBS, VERBS, help_text
 from swarmcli.errors import SwarmError, UsageError
 from swarmcli.words import printable
 
 HELP = ["-h", "--help"]
 
 
-class Verb(NamedTuple):
-    """A verb as `swarm --help` shows it, and its module, which is imported when the verb is called."""
-
-    where: str  # module:function in swarmcli.cli, or module:app for a verb with verbs of its own (a typer.Typer)
-    panel: str
-    help: str  # the first paragraph of its own help
-
-    def load(self) -> Any:
-        """The click command, with --quiet and a variable for each option."""
-        module, _, name = self.where.partition(":")
-        found = getattr(import_module(f"swarmcli.cli.{module}"), name)
-        if isinstance(found, typer.Typer):
-            return _finished(get_command(found), f"SWARM_{module}")
-        return _finished(get_command(_one(found)), f"SWARM_{name}")
-
-
-_PANELS = {
-    "Begin and join runs": {
-        "init:init": "Begin a run of your own: write a recipe with comments, and for a closed run its key.",
-        "peers:join": "Train with the others: compute gradients, average them, step together.",
-        "peers:aux": "Help without computing gradients: add up the parts of others, on a processor alone.",
-        "peers:monitor": "Follow the run without computing: serve the dashboard, keep checkpoints, hand out the state.",
-        "link:link": "Print the link by which others join a run of this machine.",
-        "demo:demo": "Train with a monitor, three trainers and an auxiliary on this machine; one of them is killed "
-        "on the way.",
-    },
-    "Your peers on this computer": {
-        "status:status": "Show what your peers on this computer do, and how their runs go.",
-        "control:pause": "Let your peers on this computer pause: they hand in what is computed, and leave the "
-        "processor alone.",
-        "control:resume": "Let your peers on this computer go on after a pause.",
-        "control:stop": "Let your peers on this computer leave, once they have handed in what they have computed.",
-        "service:app": "Have this computer help by itself: from when you log in, also after you log out, and again "
-        "after a failure.",
-        "limits:app": "Show and set how much of this computer your peers may take, and when.",
-        "doctor.verb:doctor": "Look at all that a peer needs, and say for each thing that is wrong what helps.",
-        "contributions:certificate": "Write a certificate of what you gave, signed by one who keeps count of the run.",
-    },
-    "Look into runs and models": {
-        "log:log": "Show what a peer went through: a summary, or the lists that are asked for.",
-        "checkpoints:app": "Show the checkpoints on this computer, check that they are whole, and remove what need "
-        "not stay.",
-        "generate:generate": "Let a checkpoint's model write on: see what a run has learned.",
-        "export:export": "Write what a peer saw of its run as tables, for spreadsheets and notebooks.",
-        "validate:validate": "Check a recipe as `swarm join` would, without any network; or the recipe of a link, "
-        "without reading data.",
-        "schema:schema": "Print the JSON schema of recipes, by which editors complete and check their keys.",
-        "closed:members": "Show what each peer has given to a run; to the owner of a closed run also who takes "
-        "part, by which invitation.",
-    },
-    "Own a closed run": {
-        "closed:invite": "Make a link by which somebody joins a closed run.",
-        "closed:revoke": "Take back invitations of a closed run: its members close all connections with those peers.",
-        "closed:sign": "Sign a checkpoint with the run key: peers follow whoever comes with it, if it is further "
-        "than they are.",
-    },
-}
-VERBS = {
-    where.removesuffix(":app").rpartition(":")[2]: Verb(where, panel, text)
-    for panel, verbs in _PANELS.items()
-    for where, text in verbs.items()
-}
-
-
-OLD_VERBS = {"netcheck": "swarm doctor [LINK|RECIPE] --network"}  # and what is written in their place
+def load(name: str) -> Any:
+    """The click command of a verb, with --quiet and a variable for each option."""
+    module, _, function = VERBS[name].where.partition(":")
+    found = getattr(import_module(f"swarmcli.cli.{module}"), function)
+    if isinstance(found, typer.Typer):
+        return _finished(get_command(found), f"SWARM_{module}")
+    return _finished(get_command(_one(found)), f"SWARM_{function}")
 
 
 def _hush(wanted: bool) -> None:
@@ -150,7 +93,10 @@ class _Verbs(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         for name, verb in VERBS.items():
-            self.add_command(TyperCommand(name, help=verb.help, rich_help_panel=verb.panel, rich_markup_mode="rich"))
+            self.add_command(TyperCommand(name, help=verb.help))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(help_text())
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _tidied(super().get_params(ctx), "SWARM")
@@ -159,7 +105,7 @@ class _Verbs(TyperGroup):
         if args[0] in OLD_VERBS:
             raise UsageError(f"there is no `swarm {args[0]}` any more; write: {OLD_VERBS[args[0]]}")
         name, _, rest = super().resolve_command(ctx, args)
-        return name, VERBS[name].load() if name else None, rest
+        return name, load(name) if name else None, rest
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -172,8 +118,6 @@ class _Verbs(TyperGroup):
 app = typer.Typer(
     name="swarm",
     cls=_Verbs,
-    help="Train one neural network together on computers that strangers lend.",
-    epilog="Every option is a variable of the environment too: SWARM_JOIN_NAME stands for --name of swarm join.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,

@@ -353,7 +353,7 @@ def _agreed(role: Role, words: Sequence[str]) -> Named:
 
     kinds = {"trainer": peers.JoinOptions, "auxiliary": peers.PeerOptions, "monitor": peers.MonitorOptions}
     quiet = err.quiet
-    typed = main.VERBS[VERBS[role]].load().make_context(f"swarm {VERBS[role]}", list(words)).params
+    typed = main.load(VERBS[role]).make_context(f"swarm {VERBS[role]}", list(words)).params
     err.quiet = quiet  # `-q` behind the dashes is the service's
     return kinds[role](**typed).agreed(role, typed.get("nproc"))
 

@@ -1,0 +1,91 @@
+"""The verbs of `swarm`, and its help, which is shown before anything of weight is imported."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from typing import NamedTuple
+
+
+class Verb(NamedTuple):
+    """A verb as `swarm --help` shows it, and its module, which is imported when the verb is called."""
+
+    where: str  # module:function in swarmcli.cli, or module:app for a verb with verbs of its own (a typer.Typer)
+    panel: str
+    help: str  # the first paragraph of its own help
+
+
+_PANELS = {
+    "Begin and join runs": {
+        "init:init": "Begin a run of your own: write a recipe with comments, and for a closed run its key.",
+        "peers:join": "Train with the others: compute gradients, average them, step together.",
+        "peers:aux": "Help without computing gradients: add up the parts of others, on a processor alone.",
+        "peers:monitor": "Follow the run without computing: serve the dashboard, keep checkpoints, hand out the state.",
+        "link:link": "Print the link by which others join a run of this machine.",
+        "demo:demo": "Train with a monitor, three trainers and an auxiliary on this machine; one of them is killed "
+        "on the way.",
+    },
+    "Your peers on this computer": {
+        "status:status": "Show what your peers on this computer do, and how their runs go.",
+        "control:pause": "Let your peers on this computer pause: they hand in what is computed, and leave the "
+        "processor alone.",
+        "control:resume": "Let your peers on this computer go on after a pause.",
+        "control:stop": "Let your peers on this computer leave, once they have handed in what they have computed.",
+        "service:app": "Have this computer help by itself: from when you log in, also after you log out, and again "
+        "after a failure.",
+        "limits:app": "Show and set how much of this computer your peers may take, and when.",
+        "doctor.verb:doctor": "Look at all that a peer needs, and say for each thing that is wrong what helps.",
+        "contributions:certificate": "Write a certificate of what you gave, signed by one who keeps count of the run.",
+    },
+    "Look into runs and models": {
+        "log:log": "Show what a peer went through: a summary, or the lists that are asked for.",
+        "checkpoints:app": "Show the checkpoints on this computer, check that they are whole, and remove what need "
+        "not stay.",
+        "generate:generate": "Let a checkpoint's model write on: see what a run has learned.",
+        "export:export": "Write what a peer saw of its run as tables, for spreadsheets and notebooks.",
+        "validate:validate": "Check a recipe as `swarm join` would, without any network; or the recipe of a link, "
+        "without reading data.",
+        "schema:schema": "Print the JSON schema of recipes, by which editors complete and check their keys.",
+        "closed:members": "Show what each peer has given to a run; to the owner of a closed run also who takes "
+        "part, by which invitation.",
+    },
+    "Own a closed run": {
+        "closed:invite": "Make a link by which somebody joins a closed run.",
+        "closed:revoke": "Take back invitations of a closed run: its members close all connections with those peers.",
+        "closed:sign": "Sign a checkpoint with the run key: peers follow whoever comes with it, if it is further "
+        "than they are.",
+    },
+}
+VERBS = {
+    where.removesuffix(":app").rpartition(":")[2]: Verb(where, panel, text)
+    for panel, verbs in _PANELS.items()
+    for where, text in verbs.items()
+}
+OLD_VERBS = {"netcheck": "swarm doctor [LINK|RECIPE] --network"}  # and what is written in their place
+
+
+OPTIONS = {
+    "-h, --help": "Show this, or behind a verb what it does and its options.",
+    "--version": "Show the version and exit.",
+    "--install-completion": "Have your shell complete verbs and options.",
+    "--show-completion": "Print what does so, to be looked at or changed.",
+}
+WIDEST = 120  # columns
+
+
+def help_text() -> str:
+    """As wide as the terminal; headings are bold on one that can show it."""
+    width = min(WIDEST, shutil.get_terminal_size().columns)
+    bold = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    lines = ["Usage: swarm VERB [OPTIONS]", "", "Train one neural network together on computers that strangers lend."]
+    panels = {panel: {name: verb.help for name, verb in VERBS.items() if verb.panel == panel} for panel in _PANELS}
+    for panel, told in {**panels, "Options": OPTIONS}.items():
+        room = max(map(len, told)) + 4
+        lines += ["", f"\x1b[1m{panel}\x1b[0m" if bold else panel]
+        for name, text in told.items():
+            first = f"  {name}".ljust(room)
+            lines += textwrap.wrap(text, width, initial_indent=first, subsequent_indent=" " * room)
+    last = "Every option is a variable of the environment too: SWARM_JOIN_NAME stands for --name of swarm join."
+    return "\n".join([*lines, "", *textwrap.wrap(last, width)]) + "\n"
