@@ -69,7 +69,7 @@ class EndpointContext:
         self.ledgers = Ledgers.of(self.limits.budgets)
         self.book = AddressBook(self.limits.max_known_peers, loop_time)
         self.dialer = Dialer(transport, self.book, self.limits, loop_time)
-        self.ended_traffic = Traffic()  # on connections that have ended, without those that others relayed
+        self.ended_traffic = Traffic()  # on connections that have ended, and passed on for others
         self.streamed: dict[str, Traffic] = {}  # by service, on streams that have ended; see Endpoint.moved
         self.violations: Counter[str] = Counter()  # broken rule → connections closed for it
 
@@ -83,8 +83,7 @@ class EndpointContext:
         self.streamed[service] = self.streamed.get(service, Traffic()) + traffic
 
     def connection_ended(self, connection: Connection, error: ConnectionLost) -> None:
-        if not connection.relayed:
-            self.ended_traffic += Traffic(connection.bytes_sent, connection.bytes_received)
+        self.ended_traffic += Traffic(connection.bytes_sent, connection.bytes_received)
         if isinstance(error, ProtocolViolation):
             # A rule's name stands before the first colon; numbers in it are the other end's, who has no end of them.
             self.violations[re.sub(r"\d+", "…", error.reason.partition(":")[0])] += 1

@@ -34,7 +34,7 @@ from swarmcli.network.rates import LinkRates
 from swarmcli.network.streams.pool import StreamPool
 from swarmcli.network.streams.stream import Stream
 from swarmcli.network.task_owner import keep
-from swarmcli.network.transports.base import Connection, DirectTransport, Family, LocalPort, Purpose, Transport
+from swarmcli.network.transports.base import Connection, DirectTransport, Family, Join, LocalPort, Purpose, Transport
 from swarmcli.network.twins import METHOD, Presence, TwinSeen, was_first
 from swarmcli.network.wire.messages import MAX_METHOD, AddressesChanged
 from swarmcli.words import printable
@@ -385,6 +385,29 @@ class Endpoint:
     def punch_bulk(self, punch: PunchBulk | None) -> None:
         self._context.punch_bulk = punch
 
+    def on_join(self, join: Join | None) -> None:
+        """From now on `join(token)` takes over whoever dials this peer with a token, without a handshake; see
+        `DirectTransport.on_join`."""
+        self._transport.on_join(join)
+
+    async def dial_plain(self, peer: PeerID, protocol: asyncio.BufferedProtocol, *, timeout: float) -> None:
+        """Dials a peer without a handshake, where it has answered. Raises ConnectError, ConnectionLost."""
+        if not any(map(is_direct, self.first_hand(peer))):  # it has dialed this peer: its word is tried first
+            await self.dial_directly(peer, tuple(filter(is_direct, self.addresses_of(peer))))
+        problem: ConnectError | None = None
+        for address in filter(is_direct, self.first_hand(peer)):
+            try:
+                return await self._transport.dial_plain(address, protocol, timeout)
+            except ConnectError as error:
+                problem = error
+        raise problem or ConnectError(f"{peer.short} cannot be dialed")
+
+    def passed_on(self, nbytes: int) -> None:
+        """Counts bytes that came and went for others, in the traffic of the service `relay`."""
+        moved = Traffic(nbytes, nbytes)
+        self._context.ended_traffic += moved
+        self._context.stream_ended("relay", moved)
+
     def adopt(self, connection: Connection) -> None:
         """Takes up a connection after its handshake, whichever transport has accepted or made it."""
         if self._closed:
@@ -472,14 +495,14 @@ class Endpoint:
 
     def passed(self) -> Traffic:
         """Bytes that have gone through this peer's links so far, as far as that is known: without what still waits."""
-        waiting = sum(connection.bytes_waiting for connection in self._connections() if not connection.relayed)
+        waiting = sum(connection.bytes_waiting for connection in self._connections())
         traffic = self._traffic()
         return Traffic(traffic.sent - waiting, traffic.received)
 
     def _moved(self) -> dict[str, Traffic]:
         moved = dict(self._context.streamed)
         for channel in self._streams.channels():
-            if channel.service and not channel.connection.relayed:
+            if channel.service:
                 moved[channel.service] = moved.get(channel.service, Traffic()) + channel.moved
         return moved | {"": self._traffic() - sum(moved.values(), Traffic())}
 
@@ -513,9 +536,8 @@ class Endpoint:
         return controls + [channel.connection for channel in self._streams.channels()]
 
     def _traffic(self) -> Traffic:
-        """Since the start, on connections that have ended and those that stand. What a relay carries is part of the
-        streams to it."""
-        ended, standing = self._context.ended_traffic, [each for each in self._connections() if not each.relayed]
+        """Since the start, on connections that have ended and those that stand, and what was passed on for others."""
+        ended, standing = self._context.ended_traffic, self._connections()
         sent = sum(each.bytes_sent for each in standing)
         return Traffic(ended.sent + sent, ended.received + sum(each.bytes_received for each in standing))
 

@@ -119,7 +119,7 @@ class LinkRates:
 
     def __init__(self) -> None:
         self.upload, self.download = LinkWay(), LinkWay()
-        self.on_change: Callable[[], None] = lambda: None
+        self.on_change: list[Callable[[], None]] = []
 
     @property
     def lower(self) -> float | None:
@@ -132,7 +132,8 @@ class LinkRates:
         check_rates(upload, download)
         self.upload.change(upload)
         self.download.change(download)
-        self.on_change()
+        for tell in self.on_change:
+            tell()
 
 
 def check_rates(upload: float | None, download: float | None) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Hashable, Iterator
 from typing import TypeAlias
 
-from swarmcli.network.loop_thread import loop_time
 from swarmcli.recent import Recent
 
 Bound: TypeAlias = tuple[float, float]  # tokens per second in the long run, and at once
@@ -48,12 +46,6 @@ class TokenBucket:
         """Gives back what was taken and is not used after all."""
         self._tokens = min(self.burst, self._tokens + amount)
 
-    async def wait(self, amount: float) -> None:
-        """Returns, in the loop's time, when `amount` may go. Who is cancelled meanwhile has used its tokens up."""
-        seconds = self.take(amount, loop_time())
-        if seconds > 0:
-            await asyncio.sleep(seconds)
-
     def _fill(self, now: float) -> None:
         if now > self._at:
             self._tokens = min(self.burst, self._tokens + (now - self._at) * self.rate)
@@ -85,21 +77,14 @@ class Meter:
             taken.append(bucket)
         return True
 
-    def owe(self, now: float, amount: float, **keys: Hashable) -> None:
-        """Counts what has been done already: it is missing later."""
-        for bucket in self._of(keys):
-            bucket.take(amount, now)
+    def owe(self, now: float, amount: float, **keys: Hashable) -> float:
+        """Counts what has been done already: it is missing later. The seconds until all of these have it again."""
+        return max([bucket.take(amount, now) for bucket in self._of(keys)], default=0.0)
 
     def give_back(self, amount: float = 1, **keys: Hashable) -> None:
         """Gives back what was taken and is not used after all."""
         for bucket in self._of(keys):
             bucket.give_back(amount)
-
-    async def wait(self, amount: float, **keys: Hashable) -> None:
-        """Returns, in the loop's time, when so much may go by all of these. It waits for one after the other: what
-        waits for its own pace takes nothing from the others'."""
-        for bucket in self._of(keys):
-            await bucket.wait(amount)
 
     def _of(self, keys: dict[str, Hashable]) -> Iterator[TokenBucket]:
         for name, key in keys.items():

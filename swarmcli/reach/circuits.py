@@ -1,29 +1,33 @@
-"""Connections through a relay: the ordinary TLS and frames of two peers, over streams that a relay has joined.
+"""Connections through a relay: the ordinary TLS and frames of two peers, over bytes that a relay passes on.
 
 To the two ends a circuit is a connection like any other, with the same handshake: who is behind it has proved that in
 TLS, and what the relay says about it counts for nothing. A relay that swaps peers, changes bytes or leaves some out
 ends the connection.
 
-    TCPConnection ── CircuitSocket ── stream ──▶ relay ── stream ──▶ CircuitSocket ── TCPConnection
+    dialer                              relay                              client
+      relay.join(client) ───────────▶          relay.come(token) ──────────▶      calls, on control connections
+             ◀─────────────── token                     ◀───────── it comes
+      JOIN token ───────────────────▶                   ◀────────── JOIN token    each on a new socket, in the clear
+             ◀────────────── JOINED             JOINED ────────────▶
+      TLS ══════════════════════════════ bytes ═════════════════════════════ TLS
+
+A token is worth one socket, for seconds, and whoever it was given to has proved who it is on its control connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 from swarmcli.backoff import Backoff
 from swarmcli.errors import (
     AddressError,
-    CallError,
     CallRefused,
     ConnectError,
     ConnectionLost,
-    EndOfStream,
     HandshakeError,
     NetworkError,
     OwnAddressError,
@@ -33,178 +37,64 @@ from swarmcli.network.addresses import Address, Scheme, format_address, is_direc
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
-from swarmcli.network.streams.stream import Stream
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.token_bucket import Meter
 from swarmcli.network.transports.base import Accept, Connection, Purpose
 from swarmcli.network.transports.tcp import handshake
 from swarmcli.network.transports.tcp.connection import Shared, TCPConnection
-from swarmcli.reach.relay_messages import CONNECT, INCOMING, PIECE, WINDOW, CircuitData, Connect, Incoming
+from swarmcli.network.transports.tcp.handshake import GreetingKind, Message, bytes_missing, expect, take_message
+from swarmcli.reach.relay_messages import COME, JOIN, Come, Coming, Join, Joining
 
 logger = logging.getLogger(__name__)
 
-_DATA = CircuitData()
 Lookup = Callable[[PeerID], Awaitable[Sequence[str]]]
 
+# How much one relay may bring. There is no bound of all relays together: one that holds handshakes open would keep out
+# what the others bring, and this peer chooses how many relays it has.
+_HANDSHAKES = 32  # of strangers at the same time; further ones are refused …
+# … and per second, in the long run and at once: each takes some milliseconds of the processor. More than an honest
+# relay lets through to one client (`RelayBudgets.connects_per_second`).
+_RATE = 16.0, 128.0
+_LOOKUP_PAUSE = 30.0  # seconds until a relay that was not found is looked up again: any peer may name any relay
 
-class CircuitSocket(asyncio.Transport):
-    """A TCPConnection takes this for its socket: it is a stream, which `carry` brings along when it is open.
 
-    Like a socket's, its write buffer is above its limit for a moment only, and reading pauses between two pieces.
-    """
+class _Joiner(asyncio.BufferedProtocol):
+    """Says its token on a fresh socket and waits for one word. It reads no byte beyond, which is the other end's."""
 
-    def __init__(self, protocol: asyncio.BufferedProtocol) -> None:
-        super().__init__()
-        self.failure: NetworkError | None = None  # why the stream did not come about, or ended
-        self._protocol = protocol
-        self._stream: Stream | None = None  # once it is open
-        self._outgoing: deque[memoryview] = deque()
-        self._waiting = 0  # bytes written that the stream has not taken
-        self._more = asyncio.Event()  # something is there to be sent, or the end of it
-        self._readable = asyncio.Event()
-        self._readable.set()
-        self._low, self._high = PIECE, 4 * PIECE
-        self._full = False
-        self._last_written = False
-        self._over = False
-        self._ways: list[asyncio.Task[None]] = []
+    def __init__(self, token: bytes) -> None:
+        self._words = Message(GreetingKind.JOIN, token).encode()
+        self.answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self.socket: asyncio.Transport
+        self._received = bytearray()
+        self._memory = bytearray(handshake.MAX_BODY)
 
-    # Called by the connection
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.socket = cast(asyncio.Transport, transport)
+        self.socket.write(self._words)
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        if self._over or not data:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(self._memory)[: bytes_missing(self._received)]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._received += self._memory[:nbytes]
+        try:
+            message = take_message(self._received)
+        except HandshakeError as error:
+            self._fail(error)
             return
-        view = memoryview(bytes(data))
-        self._outgoing.extend(view[start : start + PIECE] for start in range(0, len(view), PIECE))
-        self._waiting += len(view)
-        self._more.set()
-        if self._waiting > self._high and not self._full:
-            self._full = True
-            self._protocol.pause_writing()
+        if message is not None:
+            self.socket.pause_reading()
+            if not self.answer.done():
+                self.answer.set_result(message)
 
-    def write_eof(self) -> None:
-        self._last_written = True
-        self._more.set()
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(ConnectionLost("the relay closed the connection"))
 
-    def can_write_eof(self) -> bool:
-        return True
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        if high is not None:
-            self._high = high
-        self._low = low if low is not None else self._high // 4
-
-    def get_write_buffer_size(self) -> int:
-        return self._waiting
-
-    def pause_reading(self) -> None:
-        self._readable.clear()
-
-    def resume_reading(self) -> None:
-        self._readable.set()
-
-    def is_closing(self) -> bool:
-        return self._over
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        if name == "bytes_received" and self._stream is not None:
-            return self._stream.arriving
-        return default  # neither a socket nor an address of one
-
-    def abort(self) -> None:
-        self._end(None)
-
-    # Called by the owner of the stream
-
-    async def carry(self, stream: Stream) -> None:
-        """Carries bytes both ways until the connection ends. Raises ConnectionLost if some that were written could
-        not be sent, so that the stream is reset; and what the stream raises."""
-        stream.narrow(PIECE, WINDOW)
-        self._stream = stream
-        try:
-            async with asyncio.TaskGroup() as group:
-                self._ways = [group.create_task(self._send(stream)), group.create_task(self._receive(stream))]
-                if self._over:  # it was given up while the stream was opened
-                    self._cancel_ways()
-        except ExceptionGroup as errors:
-            error = errors.exceptions[0]
-            self.fail(error if isinstance(error, NetworkError) else ConnectionLost(repr(error)))
-            raise error from None
-        finally:
-            self._end(self.failure)  # also when this task is cancelled
-        if self._waiting:
-            raise ConnectionLost("the circuit was given up with bytes under way")
-
-    def fail(self, error: NetworkError) -> None:
-        """The stream could not be opened, or broke."""
-        self.failure = self.failure or error
-        self._end(error)
-
-    # Inside
-
-    async def _send(self, stream: Stream) -> None:
-        while True:
-            while not self._outgoing:
-                if self._last_written:
-                    await stream.finish()
-                    return
-                self._more.clear()
-                await self._more.wait()
-            pieces = self._take()
-            try:
-                await stream.send(_DATA, pieces)
-            except EndOfStream:
-                return  # nobody reads any more; `_receive` hears the same
-            self._waiting -= sum(map(len, pieces))
-            if self._full and self._waiting <= self._low:
-                self._full = False
-                self._protocol.resume_writing()
-
-    def _take(self) -> list[memoryview]:
-        """As much as fits into one message."""
-        pieces, room = [], PIECE
-        while self._outgoing and len(self._outgoing[0]) <= room:
-            pieces.append(self._outgoing.popleft())
-            room -= len(pieces[-1])
-        return pieces
-
-    async def _receive(self, stream: Stream) -> None:
-        try:
-            while True:
-                _, data = await stream.receive(CircuitData)
-                while data:
-                    await self._readable.wait()
-                    memory = memoryview(self._protocol.get_buffer(len(data)))
-                    count = min(len(data), len(memory))
-                    memory[:count] = data[:count]
-                    data = data[count:]
-                    self._protocol.buffer_updated(count)
-        except EndOfStream:
-            await self._readable.wait()
-            if not self._protocol.eof_received():
-                self.write_eof()  # as a socket does: what was written still leaves, then it is over
-
-    def _cancel_ways(self) -> None:
-        for way in self._ways:
-            way.cancel()
-
-    def _end(self, error: Exception | None) -> None:
-        if not self._over:
-            self._over = True
-            self._cancel_ways()
-            asyncio.get_running_loop().call_soon(self._protocol.connection_lost, error)
-
-
-@dataclass(frozen=True, slots=True)
-class CircuitLimits:
-    """How much one relay may bring. There is no bound of all relays together: one that holds handshakes open would keep
-    out what the others bring, and this peer chooses how many relays it has."""
-
-    handshakes: int = 32  # of strangers at the same time; further ones are refused …
-    # … and per second, in the long run and at once: each takes some milliseconds of the processor. More than an honest
-    # relay lets through to one client (`RelayBudgets.connects_per_second`).
-    rate: tuple[float, float] = (16.0, 128.0)
-    lookup_pause: float = 30.0  # seconds until one that was not found is looked up again: any peer may name any relay
+    def _fail(self, error: NetworkError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+            self.answer.exception()  # the waiter may be gone
+        self.socket.abort()
 
 
 class RelayTransport:
@@ -212,23 +102,21 @@ class RelayTransport:
 
     scheme: Scheme = "relay"
 
-    def __init__(
-        self, endpoint: Endpoint, lookup: Lookup | None = None, bounds: CircuitLimits = CircuitLimits()
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, lookup: Lookup | None = None) -> None:
         """`lookup(relay)` finds where a relay can be dialed of which this endpoint knows nothing."""
-        self._bounds = bounds
         self.identity = endpoint.identity
         self.limits = endpoint.limits
         self.relays: set[PeerID] = set()  # that hold a reservation of this peer: only these may bring connections
         self._endpoint = endpoint
         self._lookup = lookup
         self.membership = endpoint.membership
-        self._shared = Shared(endpoint.identity, endpoint.limits)
+        self._shared = Shared(endpoint.identity, endpoint.limits, endpoint.rates)
+        endpoint.rates.on_change.append(self._shared.follow_rates)
         self._tasks = TaskOwner()
-        self._needed: Counter[PeerID] = Counter()  # relays to which a stream is being opened
-        self._unknown = Backoff[PeerID](bounds.lookup_pause, bounds.lookup_pause)  # relays that were not found
+        self._needed: Counter[PeerID] = Counter()  # relays that are being asked
+        self._unknown = Backoff[PeerID](_LOOKUP_PAUSE, _LOOKUP_PAUSE)  # relays that were not found
         self._handshakes: Counter[PeerID] = Counter()  # of incoming connections, by the relay that brings them
-        self._rates = Meter(relay=bounds.rate)  # of these
+        self._rates = Meter(relay=_RATE)  # of these
 
     @property
     def refusals(self) -> Counter[str]:
@@ -238,10 +126,10 @@ class RelayTransport:
     async def listen(self, accept: Accept) -> tuple[str, ...]:
         """Takes the connections that relays bring from now on. Which addresses that makes, `relays.py` knows."""
 
-        async def incoming(relay: PeerID, request: Incoming, stream: Stream) -> None:
-            await self._incoming(relay, stream, accept)
+        async def come(relay: PeerID, request: Come) -> Coming:
+            return self._come(relay, request, accept)
 
-        self._endpoint.serve_stream(INCOMING, Incoming, incoming)
+        self._endpoint.serve(COME, Come, come)
         return self.own_addresses()
 
     def own_addresses(self) -> tuple[str, ...]:
@@ -291,78 +179,80 @@ class RelayTransport:
 
     async def _dial(self, relay: PeerID, target: PeerID, purpose: Purpose, address: str) -> TCPConnection:
         connection = self._shared.leading(target, purpose, self.membership, relayed=True)
-        socket = CircuitSocket(connection)
-        connection.connection_made(socket)  # its first words go out with the first message of the stream
-        carrier = self._tasks.spawn(self._carry(socket, relay, target))
         try:
-            await connection.made()
+            await self._join(relay, await self._ask(relay, target), connection)
         except (HandshakeError, ConnectionLost) as error:
-            if isinstance(socket.failure, CallError):  # by the relay, or on the way to it
-                raise ConnectError(f"{address}: {socket.failure}", address=address) from error
             raise handshake.at(address, error) from error
-        finally:
-            if not connection.is_open:
-                carrier.cancel()  # it may still be opening the stream
+        except NetworkError as error:  # by the relay, or on the way to it
+            raise ConnectError(f"{address}: {error}", address=address) from error
         return _named(connection, relay)
 
-    async def _carry(self, socket: CircuitSocket, relay: PeerID, target: PeerID) -> None:
+    async def _ask(self, relay: PeerID, target: PeerID) -> bytes:
+        """A token for a circuit. Raises NetworkError."""
         self._needed[relay] += 1
-        opening = True
         try:
-            async with self._endpoint.stream(
-                relay, CONNECT, Connect(target), timeout=self.limits.dial_timeout
-            ) as stream:
-                self._no_longer_needed(relay)
-                opening = False
-                if stream.relayed:
-                    raise ConnectionLost("a circuit does not lead through another one")
-                await socket.carry(stream)
-        except NetworkError as error:
-            socket.fail(error)
+            joining = await self._endpoint.call(relay, JOIN, Join(target), Joining, timeout=self.limits.dial_timeout)
+            return joining.token
         finally:
-            if opening:
-                self._no_longer_needed(relay)
-            socket.abort()  # also if this task is cancelled before it has carried anything
+            self._needed[relay] -= 1
+            self._needed += Counter()  # keeps those above 0
 
-    def _no_longer_needed(self, relay: PeerID) -> None:
-        self._needed[relay] -= 1
-        if not self._needed[relay]:
-            del self._needed[relay]
+    async def _join(self, relay: PeerID, token: bytes, connection: TCPConnection) -> None:
+        """Has the relay join a new socket, and goes through the handshake on it. Raises NetworkError."""
+        joiner = _Joiner(token)
+        await self._endpoint.dial_plain(relay, joiner, timeout=self.limits.dial_timeout)
+        try:
+            expect(GreetingKind.JOINED, await joiner.answer, 0)
+        except BaseException:  # a cancellation too: nobody else knows this socket
+            joiner.socket.abort()
+            raise
+        joiner.socket.set_protocol(connection)
+        connection.connection_made(joiner.socket)
+        joiner.socket.resume_reading()
+        await connection.made()
 
     # ---- listening
 
-    async def _incoming(self, relay: PeerID, stream: Stream, accept: Accept) -> None:
-        if relay not in self.relays or stream.relayed:
+    def _come(self, relay: PeerID, request: Come, accept: Accept) -> Coming:
+        """Raises CallRefused."""
+        seen = self._endpoint.seen(relay)
+        if relay not in self.relays or seen is None or seen.relayed:
             raise CallRefused("unwanted", "this peer has no reservation there")
-        if self._handshakes[relay] >= self._bounds.handshakes or not self._rates.take(loop_time(), relay=relay):
+        if self._handshakes[relay] >= _HANDSHAKES or not self._rates.take(loop_time(), relay=relay):
             raise CallRefused("busy", "too many handshakes at once")
         connection = self._shared.listening(self.membership, relayed=True)
         self._admit(connection, relay, accept)
-        socket = CircuitSocket(connection)
-        connection.connection_made(socket)
-        await socket.carry(stream)
+        self._tasks.spawn(self._meet(relay, request.token, connection))
+        return Coming()
+
+    async def _meet(self, relay: PeerID, token: bytes, connection: TCPConnection) -> None:
+        try:
+            async with asyncio.timeout(self.limits.handshake_timeout):
+                await self._join(relay, token, connection)
+        except (NetworkError, TimeoutError) as error:
+            logger.debug("a circuit over %s did not come about: %s", relay.short, error)
+        finally:
+            if not connection.is_open and not connection.ready.done():
+                connection.ready.cancel()  # it never had a socket
 
     def _admit(self, connection: TCPConnection, relay: PeerID, accept: Accept) -> None:
         self._handshakes[relay] += 1
-        deadline = asyncio.get_running_loop().call_later(
-            self.limits.handshake_timeout, connection.refuse, "handshake timeout", "the handshake took too long"
-        )
 
         def handshake_ended(ready: asyncio.Future[None]) -> None:
             self._handshakes[relay] -= 1
             if not self._handshakes[relay]:
                 del self._handshakes[relay]
-            deadline.cancel()
-            if ready.exception() is None:
+            if not ready.cancelled() and ready.exception() is None:
                 accept(_named(connection, relay))
 
         connection.ready.add_done_callback(handshake_ended)
 
     async def close(self) -> None:
-        self._endpoint.withdraw(INCOMING)
-        for connection in tuple(self._shared.live):
-            connection.abort("shutting down")
+        self._endpoint.withdraw(COME)
         await self._tasks.close()
+        async with asyncio.TaskGroup() as group:
+            for connection in tuple(self._shared.live):
+                group.create_task(connection.close("shutting down"))
 
 
 async def open_circuits(endpoint: Endpoint, lookup: Lookup | None = None) -> RelayTransport:

@@ -14,17 +14,19 @@ import msgspec
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESS, MAX_ADDRESSES
+from swarmcli.network.transports.tcp.handshake import TOKEN_BYTES
 
 OFFER = "relay.offer"  # calls, by a client to a relay: what it would give …
 RESERVE = "relay.reserve"  # … and to take it
-CONNECT = "relay.connect"  # a stream, by whoever dials to the relay …
-INCOMING = "relay.incoming"  # … and from there one to the client that is dialed
-
-PIECE = 128 << 10  # bytes that travel in one message, at most: what others on this loop wait for
-WINDOW = 256 << 10  # bytes of a circuit that wait at one place in one direction, besides one piece
+JOIN = "relay.join"  # a call by whoever dials, to the relay …
+COME = "relay.come"  # … and from there one to the client that is dialed
+OLD_CONNECT = "relay.connect"  # a stream: peers before PROTOCOL 27 are told which version they need
 
 RELAYS_KEY = "relays"
 MAX_RECORDS = 64  # of relays that a reader is given: more of them would help nobody
+
+
+Token = Annotated[bytes, msgspec.Meta(min_length=TOKEN_BYTES, max_length=TOKEN_BYTES)]
 
 
 class Reserve(msgspec.Struct, frozen=True):
@@ -42,20 +44,31 @@ class Reserved(msgspec.Struct, frozen=True):
     seconds: Annotated[float, msgspec.Meta(ge=0, le=86400)]
 
 
-class Connect(msgspec.Struct, frozen=True):
-    """Join this stream with one to `target`."""
+class Join(msgspec.Struct, frozen=True):
+    """Join me with `target`."""
 
     target: PeerID
 
 
-class Incoming(msgspec.Struct, frozen=True):
-    """Somebody wants to talk to you, and proves who it is; `source` is only what the relay says."""
+class Joining(msgspec.Struct, frozen=True):
+    """It comes. Dial me, and say this token."""
+
+    token: Token
+
+
+class Come(msgspec.Struct, frozen=True):
+    """Somebody wants to talk to you: dial me, and say this token. `source` is only what the relay says."""
 
     source: PeerID
+    token: Token
 
 
-class CircuitData(msgspec.Struct, frozen=True):
-    """In front of each piece of what the two ends say to each other."""
+class Coming(msgspec.Struct, frozen=True):
+    """I dial."""
+
+
+class OldConnect(msgspec.Struct, frozen=True):
+    target: PeerID
 
 
 class AskForOffer(msgspec.Struct, frozen=True):

@@ -1,10 +1,9 @@
 """The relay: lends its reachability to peers that nobody can dial.
 
-A client reserves, which it can only do over a connection that it dialed itself. Whoever wants to talk to it opens a
-stream to the relay; the relay opens one to the client and passes on what comes, both ways, with back-pressure. What
-passes is the TLS of the two ends (`circuits.py`): the relay sees sizes and times, and can delay or cut, nothing else.
-
-    dialer ── relay.connect ──▶ relay ── relay.incoming ──▶ client
+A client reserves, which it can only do over a connection that it dialed itself. Whoever wants to talk to it asks the
+relay, which asks the client; both get a token, dial the relay anew and say it (`circuits.py`). The relay joins the two
+sockets and passes on what comes, with back-pressure. What passes is the TLS of the two ends: the relay sees sizes and
+times, and can delay or cut, nothing else.
 
 Everybody may ask, so everything has a budget.
 """
@@ -14,28 +13,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NoReturn
+from typing import NoReturn, cast
 
-from swarmcli.errors import CallRefused, CallTimeout, EndOfStream, NetworkError, PeerUnreachable, SwarmError
+from swarmcli.errors import CallRefused, NetworkError, SwarmError
 from swarmcli.network.budgets import allow_descriptors
-from swarmcli.network.endpoint import Endpoint
+from swarmcli.network.endpoint import Endpoint, Stream
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.prefix import Prefix, prefix_of_address
-from swarmcli.network.streams.stream import Stream
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.token_bucket import Meter, TokenBucket
+from swarmcli.network.transports.tcp.handshake import TOKEN_BYTES, GreetingKind, Message, Refused
 from swarmcli.reach import relay_messages as messages
 from swarmcli.reach.relay_messages import Publish, RelayRecord
+from swarmcli.version import build
 
 logger = logging.getLogger(__name__)
 
-_DATA = messages.CircuitData()
+_PIECE = 128 << 10  # bytes that are passed on at a time, at most: what others on this loop wait for
+_WINDOW = 256 << 10  # bytes of a circuit that wait here in one direction, besides one piece
+_JOINED = Message(GreetingKind.JOINED, b"").encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +48,8 @@ class RelayBudgets:
     reservations: int = 1024  # clients that can be reached through this relay …
     reservations_per_network: int = 32  # … of which so many may be in one network
     reservation_seconds: float = 300.0  # unless the client renews it
-    circuits: int = 1024  # pairs of streams, also those that are just being opened; each takes two descriptors
-    # That a peer dials, and as many that lead to it. Below `Limits.max_streams_per_peer`, for a relay has streams of
-    # its own to its clients, and these should not wait for circuits.
-    circuits_per_peer: int = 56
+    circuits: int = 1024  # pairs of sockets, also those that are just being opened
+    circuits_per_peer: int = 56  # that a peer dials, and as many that lead to it
     circuits_per_network: int = 192  # at either end
     circuits_per_network_and_target: int = 24  # so that dialers of one network do not use up a client's
     connects_per_second: float = 8.0  # attempts by one network, and to one client, in the long run …
@@ -59,16 +60,16 @@ class RelayBudgets:
     # Bytes per second that are passed on in all, and not more than half of what its user lends of the link; None: any.
     rate: float | None = 32e6
     rate_per_peer: float | None = 16e6  # from or to one network, or one peer of a network that many honest ones share
-    least: int = 1024  # bytes that any message counts for: what it costs the processor, when it is small or empty
+    least: int = 1024  # bytes that any piece counts for: what it costs the processor, when it is small
     burst_seconds: float = 1.0  # of these rates, that pass at once after a pause
-    opening: float = 8.0  # until the client has taken up its stream
+    opening: float = 8.0  # until both ends have dialed
     idle: float = 180.0  # without a byte, after which a circuit ends; the ends ping each other more often
     other_descriptors: int = 256  # that this process may need besides those of its relay
     half_open: float = 10.0  # that a circuit is given after one end has said its last word
 
     def burst(self, rate: float) -> float:
         """Bytes that pass at once at this rate."""
-        return max(rate * self.burst_seconds, messages.PIECE)
+        return max(rate * self.burst_seconds, _PIECE)
 
     @classmethod
     def with_rate(cls, rate: float) -> RelayBudgets:
@@ -97,27 +98,119 @@ class RelayStatistics:
     refusals: dict[str, int]  # code → count
 
 
+class _End(asyncio.BufferedProtocol):
+    """The socket of one end of a circuit. What comes from it goes to the other one at once."""
+
+    other: _End
+
+    def __init__(self, circuit: _Circuit) -> None:
+        self.socket: asyncio.Transport | None = None
+        self.spoken = False  # it has said its last word
+        self._circuit = circuit
+        self._waits_for: set[Hashable] = {"the other end"}  # nothing is read while it does
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.socket = cast(asyncio.Transport, transport)
+        self.socket.pause_reading()
+        self.socket.set_write_buffer_limits(_WINDOW)
+        self._circuit.come()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._circuit.memory
+
+    def buffer_updated(self, nbytes: int) -> None:
+        assert self.other.socket is not None
+        self.other.socket.write(bytes(self._circuit.memory[:nbytes]))
+        self._circuit.passed(self, nbytes)
+
+    def eof_received(self) -> bool:
+        self.spoken = True
+        if self.other.socket is not None:
+            self.other.socket.write_eof()
+        self._circuit.halved()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._circuit.end()
+
+    def pause_writing(self) -> None:
+        self.other.wait_for("room")
+
+    def resume_writing(self) -> None:
+        self.other.go_on("room")
+
+    def wait_for(self, what: Hashable) -> None:
+        self._waits_for.add(what)
+        if self.socket is not None:
+            self.socket.pause_reading()
+
+    def go_on(self, what: Hashable) -> None:
+        self._waits_for.discard(what)
+        if not self._waits_for and self.socket is not None and not self.socket.is_closing():
+            self.socket.resume_reading()
+
+
 class _Circuit:
-    """One pair of streams. Ends when nothing passes for a while."""
+    """Two sockets whose bytes are passed on. It ends if nothing passes for a while, and with either of the two."""
 
-    def __init__(self, ends: tuple[PeerID, PeerID], deadline: asyncio.Timeout, budgets: RelayBudgets) -> None:
-        self.ends, self._deadline, self._budgets = ends, deadline, budgets
-        self._moved_at = -math.inf
-        self._halved = False
-        self.moved()
+    def __init__(self, relay: Relay, ends: tuple[PeerID, PeerID], keys: tuple[Hashable, ...]) -> None:
+        self.ends, self.keys, self.memory = ends, keys, relay.memory
+        self.near, self.far = _End(self), _End(self)
+        self.near.other, self.far.other = self.far, self.near
+        self._relay, self._budgets = relay, relay.budgets
+        self._over = False
+        self._moved_at = loop_time()
+        self._deadline = asyncio.get_running_loop().call_later(self._budgets.opening, self.end, "unreachable")
 
-    def moved(self) -> None:
-        """Bytes have come. To the second is exact enough: setting a timer for each piece would cost more than that."""
+    def come(self) -> None:
+        """One of the two has dialed."""
+        ends = self.near, self.far
+        if not all(end.socket is not None for end in ends):
+            return
+        self.moved(self._budgets.idle)
+        for end in ends:
+            cast(asyncio.Transport, end.socket).write(_JOINED)
+            end.go_on("the other end")
+
+    def passed(self, source: _End, nbytes: int) -> None:
+        """Counts, and lets the source wait for its pace."""
         now = loop_time()
-        if not self._halved and now - self._moved_at >= 1.0:
-            self._moved_at = now
-            self._deadline.reschedule(now + self._budgets.idle)
+        if now - self._moved_at >= 1.0 and not (self.near.spoken or self.far.spoken):
+            self.moved(self._budgets.idle)  # to the second is exact enough: a timer for each piece would cost more
+        seconds = self._relay.count(self.ends, nbytes)
+        if seconds > 0:
+            source.wait_for("its pace")
+            asyncio.get_running_loop().call_later(seconds, source.go_on, "its pace")
+        for way in self._relay.ways:
+            way.charge(nbytes)
+            if not way.is_open:
+                source.wait_for(way)
+                way.when_open((source, way), partial(source.go_on, way))
+
+    def moved(self, seconds: float) -> None:
+        self._moved_at = loop_time()
+        self._deadline.cancel()
+        self._deadline = asyncio.get_running_loop().call_later(seconds, self.end, "idle")
 
     def halved(self) -> None:
         """One end has said its last word."""
-        if not self._halved:
-            self._halved = True
-            self._deadline.reschedule(loop_time() + self._budgets.half_open)
+        if self.near.spoken and self.far.spoken:
+            self.end()
+        else:
+            self.moved(self._budgets.half_open)
+
+    def end(self, code: str = "") -> None:
+        """What has come still goes out. Idempotent."""
+        if self._over:
+            return
+        self._over = True
+        self._deadline.cancel()
+        for end in (self.near, self.far):
+            if end.socket is not None:
+                end.socket.close() if self.near.spoken and self.far.spoken else end.socket.abort()
+            for way in self._relay.ways:
+                way.forget((end, way))
+        self._relay.ended(self, code)
 
 
 class Relay:
@@ -126,14 +219,17 @@ class Relay:
     def __init__(
         self, endpoint: Endpoint, budgets: RelayBudgets = RelayBudgets(), *, publish: Publish | None = None
     ) -> None:
-        """`find` and `publish` read and write the records of relays in the hash table; None: it is found by those
-        alone that are connected to it."""
-        self._endpoint, self._budgets, self._publish = endpoint, budgets, publish
+        """`publish` writes its record in the hash table; None: it is found by those alone that are connected to it."""
+        self.memory = memoryview(bytearray(_PIECE))  # filled and emptied within one callback
+        self.ways = endpoint.rates.download, endpoint.rates.upload
+        self.budgets = budgets
+        self._endpoint, self._publish = endpoint, publish
         self._tasks = TaskOwner()
         # client → when its reservation ends, in the loop's time, and the network that it reserved from
         self._clients: dict[PeerID, tuple[float, Prefix]] = {}
         self._used: Counter[Hashable] = Counter()  # of circuits, by whatever bounds them
-        self._circuits = 0
+        self._circuits: set[_Circuit] = set()
+        self._tokens: dict[bytes, _End] = {}  # given out, and not said yet
         self._passed = 0
         self._refusals: Counter[str] = Counter()
         one = budgets.rate_per_peer
@@ -147,23 +243,26 @@ class Relay:
     @property
     def load(self) -> float:
         """The share of its budgets that is in use, from 0 to 1."""
-        return max(len(self._clients) / self._budgets.reservations, self._circuits / self._budgets.circuits)
+        return max(len(self._clients) / self.budgets.reservations, len(self._circuits) / self.budgets.circuits)
 
     async def start(self) -> None:
         """Begins to serve, and to advertise it. Takes as many descriptors as the budgets need, or does with fewer.
 
         It answers also while this peer cannot be dialed, and refuses.
         """
-        self._budgets = _affordable(self._budgets)
+        self.budgets = _affordable(self.budgets)
         self._endpoint.serve(messages.OFFER, messages.AskForOffer, self._offer)
         self._endpoint.serve(messages.RESERVE, messages.Reserve, self._reserve)
-        self._endpoint.serve_stream(messages.CONNECT, messages.Connect, self._connect)
+        self._endpoint.serve(messages.JOIN, messages.Join, self._join)
+        self._endpoint.serve_stream(messages.OLD_CONNECT, messages.OldConnect, _tell_the_version)
+        self._endpoint.on_join(self._said)
         if self._publish is not None:
             self._tasks.keep(self._endpoint.events, partial(advertise, self._record, self._publish))
 
     async def close(self) -> None:
         """Takes nothing new; circuits that stand go on until the endpoint closes. Idempotent."""
-        self._endpoint.withdraw(messages.OFFER, messages.RESERVE, messages.CONNECT)
+        self._endpoint.withdraw(messages.OFFER, messages.RESERVE, messages.JOIN, messages.OLD_CONNECT)
+        self._endpoint.on_join(None)
         await self._tasks.close()
         self._clients.clear()
 
@@ -174,7 +273,7 @@ class Relay:
 
     def statistics(self) -> RelayStatistics:
         self._expire()
-        return RelayStatistics(len(self._clients), self._circuits, self._passed, dict(self._refusals))
+        return RelayStatistics(len(self._clients), len(self._circuits), self._passed, dict(self._refusals))
 
     # Reservations
 
@@ -188,8 +287,8 @@ class Relay:
         network = self._reservable(peer)
         if isinstance(network, CallRefused):
             self._refuse(network.code, str(network))
-        self._clients[peer] = loop_time() + self._budgets.reservation_seconds, network
-        return messages.Reserved(self._budgets.reservation_seconds)
+        self._clients[peer] = loop_time() + self.budgets.reservation_seconds, network
+        return messages.Reserved(self.budgets.reservation_seconds)
 
     def _reservable(self, peer: PeerID) -> Prefix | CallRefused:
         """The network that this peer may reserve from; or why not."""
@@ -207,7 +306,7 @@ class Relay:
 
     def _has_room(self, network: Prefix) -> bool:
         here = sum(other == network for _, other in self._clients.values())
-        return len(self._clients) < self._budgets.reservations and here < self._budgets.reservations_per_network
+        return len(self._clients) < self.budgets.reservations and here < self.budgets.reservations_per_network
 
     def _reachable(self, client: PeerID) -> bool:
         """Whether it has a reservation, and the connection over which it made it."""
@@ -220,27 +319,55 @@ class Relay:
 
     # Circuits
 
-    async def _connect(self, source: PeerID, request: messages.Connect, near: Stream) -> None:
-        near.narrow(messages.PIECE, messages.WINDOW)
+    async def _join(self, source: PeerID, request: messages.Join) -> messages.Joining:
         target = request.target
-        keys = self._admitted(source, target, near)
-        self._used.update(keys)
-        self._circuits += 1
+        circuit = _Circuit(self, (source, target), self._admitted(source, target))
+        self._circuits.add(circuit)
+        self._used.update(circuit.keys)
+        near, far = os.urandom(TOKEN_BYTES), os.urandom(TOKEN_BYTES)
+        self._tokens[near], self._tokens[far] = circuit.near, circuit.far
         try:
-            async with asyncio.timeout(self._budgets.idle) as deadline:
-                await self._join(_Circuit((source, target), deadline, self._budgets), near)
-        except TimeoutError:
-            self._refuse("idle", "nothing passed for too long")
-        finally:
-            self._circuits -= 1
-            self._used -= Counter(keys)
+            come = messages.Come(source, far)
+            await self._endpoint.call(target, messages.COME, come, messages.Coming, timeout=self.budgets.opening)
+        except NetworkError as error:
+            circuit.end()
+            self._refuse("unreachable", f"{target.short} does not come: {error}")
+        except asyncio.CancelledError:
+            circuit.end()
+            raise
+        return messages.Joining(near)
 
-    def _admitted(self, source: PeerID, target: PeerID, near: Stream) -> tuple[Hashable, ...]:
+    def _said(self, token: bytes) -> _End:
+        """Somebody has dialed with a token. Raises Refused."""
+        end = self._tokens.pop(token, None)
+        if end is None:
+            raise Refused("unknown token", "this relay has given no such token, or it came too late")
+        return end
+
+    def ended(self, circuit: _Circuit, code: str) -> None:
+        """For a circuit: it is over; if not by its ends, for this reason."""
+        self._circuits.discard(circuit)
+        self._used -= Counter(circuit.keys)
+        self._tokens = {token: end for token, end in self._tokens.items() if end not in (circuit.near, circuit.far)}
+        if code:
+            self._refusals[code] += 1
+
+    def count(self, ends: tuple[PeerID, PeerID], nbytes: int) -> float:
+        """For a circuit: so many bytes have passed. The seconds until more may."""
+        now, amount = loop_time(), max(nbytes, self.budgets.least)
+        self._passed += nbytes
+        self._endpoint.passed_on(nbytes)
+        seconds = [self._pace.owe(now, amount, payer=payer) for payer in self._payers(ends)]
+        if (whole := self._pace_of_all()) is not None:
+            seconds.append(whole.take(amount, now))
+        return max(seconds, default=0.0)
+
+    def _admitted(self, source: PeerID, target: PeerID) -> tuple[Hashable, ...]:
         """Returns the keys under which the circuit is counted. Raises CallRefused."""
-        budgets, seen, there = self._budgets, self._endpoint.seen(source), self._endpoint.seen(target)
+        budgets, seen, there = self.budgets, self._endpoint.seen(source), self._endpoint.seen(target)
         if target in (self._endpoint.peer_id, source):
             self._refuse("loop", "the two ends of a circuit and its relay are three peers")
-        if near.relayed or seen is None or seen.relayed:
+        if seen is None or seen.relayed:
             self._refuse("relayed", "a circuit does not lead through another one")
         network = prefix_of_address(seen.remote_address)
         now = loop_time()
@@ -260,50 +387,9 @@ class Relay:
             shared: budgets.circuits_per_network_and_target,
         }
         bounds.update(dict.fromkeys((network, prefix_of_address(there.remote_address)), budgets.circuits_per_network))
-        if self._circuits >= budgets.circuits or any(self._used[key] >= bound for key, bound in bounds.items()):
+        if len(self._circuits) >= budgets.circuits or any(self._used[key] >= bound for key, bound in bounds.items()):
             self._refuse("full", "no circuit is left for these two")
         return tuple(bounds)
-
-    async def _join(self, circuit: _Circuit, near: Stream) -> None:
-        """Opens the stream to the client, and passes everything on until both ends are done. Raises CallRefused."""
-        source, target = circuit.ends
-        try:
-            async with self._endpoint.stream(
-                target, messages.INCOMING, messages.Incoming(source), timeout=self._budgets.opening
-            ) as far:
-                far.narrow(messages.PIECE, messages.WINDOW)
-                await self._splice(circuit, near, far)
-        except (CallTimeout, PeerUnreachable) as error:
-            self._refuse("unreachable", f"{target.short} did not come: {error}")
-        except NetworkError as error:
-            # Whose fault it was does not matter: `near` is told if it is still there, and `far` has been reset.
-            self._refuse("broken", f"the circuit broke: {error}")
-
-    async def _splice(self, circuit: _Circuit, near: Stream, far: Stream) -> None:
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._pass_on(circuit, near, far))
-                group.create_task(self._pass_on(circuit, far, near))
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # the first cancelled the other way, or both say the same
-
-    async def _pass_on(self, circuit: _Circuit, source: Stream, target: Stream) -> None:
-        # One piece at a time: what a slow reader does not take stays where it came from, but for the windows.
-        try:
-            while True:
-                _, payload = await source.receive(messages.CircuitData)
-                circuit.moved()
-                amount = max(payload.nbytes, self._budgets.least)
-                for payer in self._payers(circuit.ends):
-                    await self._pace.wait(amount, payer=payer)
-                # After these: a circuit that waits for its own pace takes nothing from all.
-                if (whole := self._pace_of_all()) is not None:
-                    await whole.wait(amount)
-                await target.send(_DATA, payload)
-                self._passed += payload.nbytes
-        except EndOfStream:  # `source` has said its last word, or `target` reads nothing more
-            circuit.halved()
-            await target.finish()
 
     def _payers(self, ends: tuple[PeerID, PeerID]) -> set[Hashable]:
         """Whose pace bounds a circuit now. Keys cost nothing, so those of one network have the rate of one peer."""
@@ -313,15 +399,19 @@ class Relay:
     def _pace_of_all(self) -> TokenBucket | None:
         """It follows what the user lends of the link."""
         lent = self._endpoint.rates.lower
-        rate = min(self._budgets.rate or math.inf, math.inf if lent is None else lent / 2)
+        rate = min(self.budgets.rate or math.inf, math.inf if lent is None else lent / 2)
         if rate != self._whole:
             self._whole = rate
-            self._whole_pace = None if rate == math.inf else TokenBucket(rate, self._budgets.burst(rate))
+            self._whole_pace = None if rate == math.inf else TokenBucket(rate, self.budgets.burst(rate))
         return self._whole_pace
 
     def _refuse(self, code: str, words: str) -> NoReturn:
         self._refusals[code] += 1
         raise CallRefused(code, words)
+
+
+async def _tell_the_version(peer: PeerID, request: messages.OldConnect, stream: Stream) -> None:
+    raise CallRefused("version", f"this relay is of swarm {build()}: use that version, or a later one")
 
 
 async def advertise(

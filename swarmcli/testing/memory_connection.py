@@ -7,7 +7,6 @@ memory, a sender waits before it writes where the other end does not read, and a
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 
 from swarmcli.errors import ConnectionLost, ProtocolViolation
@@ -16,7 +15,8 @@ from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.rates import LinkRates
 from swarmcli.network.transports.base import Buffer, Purpose, Receiver
 from swarmcli.network.transports.frames import FrameReader, FrameWriter, goodbye_frame
-from swarmcli.testing.memory_cables import Cables, Packet, cut
+from swarmcli.testing.memory_cables import Cables, Packet
+from swarmcli.testing.memory_pipe import MemoryPipe
 
 
 class _Writer(FrameWriter):
@@ -31,10 +31,10 @@ class _Writer(FrameWriter):
     def write(self, data: bytes | memoryview) -> None:
         self.bytes_sent += len(data)
         self.way.charge(len(data))
-        self._connection.transmit(data)
+        self._connection.transmit(data, self._connection.other.rates.download.piece)
 
 
-class MemoryConnection:
+class MemoryConnection(MemoryPipe):
     """One end of a connection; `other` is the other one."""
 
     other: MemoryConnection
@@ -51,8 +51,8 @@ class MemoryConnection:
         address: str,
     ) -> None:
         """`ends` are this peer and the other one; `address` is the other one's."""
+        super().__init__(cables, ends)
         self.rates = rates
-        self._own_id, self.peer_id = ends
         self.purpose = purpose
         self.dialed = dialed
         self.remote_address = address
@@ -62,25 +62,13 @@ class MemoryConnection:
         self.relayed = False
         self.punched = False
         self.bytes_received = 0
-        self._cables = cables
-        self._loop = asyncio.get_running_loop()
         self._receiver: Receiver | None = None
         self._error: Exception | None = None
-        self._ended_in_order = False
         self._paused = False
         self._pumping = False
         self._turn = False  # one packet may be taken, however much has come already
-        self._travelling: deque[Packet] = deque()  # towards this end, in order
-        self._last_arrival = 0.0
-        self._inbox: deque[Packet] = deque()  # arrived and not yet delivered
-        self._unacknowledged = 0  # bytes sent from here that the other end has not taken yet
         self._reader = FrameReader(limits)
         self._writer = _Writer(self, limits, rates)
-        self._cables.pumps[self] = self.pump
-
-    @property
-    def own_id(self) -> PeerID:
-        return self._own_id
 
     @property
     def ended(self) -> bool:
@@ -126,27 +114,16 @@ class MemoryConnection:
     def die(self, reason: str) -> None:
         """Ends at once; the other end is reset."""
         if self._error is None:
-            self._reset_other()
+            self.reset_other()
             self._end(ConnectionLost(reason))
 
     # For the writer, the links and the network
 
-    def transmit(self, data: bytes | memoryview) -> None:
-        uplink, downlink = self._cables.uplinks[self._own_id], self._cables.downlinks[self.peer_id]
-        self._unacknowledged += len(data)
-        if self._unacknowledged > 256 << 10:  # bytes under way, beyond which a sender waits …
+    def sending_may_go_on(self, may: bool) -> None:
+        if may:
+            self._writer.resume()
+        else:
             self._writer.pause()
-        for packet in cut(data, min(uplink.piece, downlink.piece, self.other.rates.download.piece)):
-            uplink.submit(self, packet, self.other.travel)
-
-    def travel(self, packet: Packet) -> None:
-        """The packet has left the other end's link and will reach this one's, behind those before it."""
-        arrival = self._loop.time() + self._cables.latency(self.peer_id, self._own_id)
-        behind = packet.size / 1e9 if packet.follows else 0  # seconds, on a line that no link slows down
-        in_line = self._last_arrival + behind
-        self._last_arrival = max(arrival, in_line)
-        self._travelling.append(packet)
-        self._loop.call_at(self._last_arrival, self._reach_link)
 
     def pump(self) -> None:
         """Delivers what has arrived as far as path, pauses and receiver allow."""
@@ -167,7 +144,7 @@ class MemoryConnection:
 
     def _deliver_next(self, receiver: Receiver) -> bool:
         """Hands over a frame, or puts a packet to where it belongs; False when there is nothing to do."""
-        if not self._cables.flows(self._own_id, self.peer_id):
+        if not self._cables.flows(self.own_id, self.peer_id):
             return False
         # As over TCP, a pause takes effect between frames: one whose payload has begun is read to its end.
         may_read = not self._paused or self._reader.in_payload
@@ -182,11 +159,11 @@ class MemoryConnection:
             raise ConnectionLost(packet.reset)
         self.rates.download.charge(packet.size)
         self.bytes_received += packet.size
-        self.other._acknowledged(packet.size)
-        if (self.peer_id, self._own_id) in self._cables.to_tear:
+        self.other.acknowledged(packet.size)
+        if (self.peer_id, self.own_id) in self._cables.to_tear:
             self._take(packet.data[: packet.size // 2])
             if not self._reader.deliver_next(receiver) and self._reader.in_payload:
-                self._cables.to_tear.remove((self.peer_id, self._own_id))
+                self._cables.to_tear.remove((self.peer_id, self.own_id))
                 self.die("the connection broke in the middle of a payload")
                 return False
             packet = Packet(packet.data[packet.size // 2 :])
@@ -214,39 +191,11 @@ class MemoryConnection:
             self._reader.filled(early)
         self._reader.feed(memoryview(data)[early:])
 
-    def _reach_link(self) -> None:
-        self._cables.downlinks[self._own_id].submit(self, self._travelling.popleft(), self._arrive)
-
-    def _arrive(self, packet: Packet) -> None:
-        if self._error is None:
-            self._inbox.append(packet)
-            self.pump()
-        elif self._ended_in_order:
-            self.other._acknowledged(packet.size)  # nobody reads it any more, and the goodbye is on its way
-        elif self._cables.flows(self._own_id, self.peer_id) and self.other._error is None:
-            self._reset_other()  # like a kernel that knows no such connection (any more)
-
-    def _reset_other(self) -> None:
-        """Sends the other end a reset; it is lost where the path is cut."""
-        delay = self._cables.latency(self._own_id, self.peer_id)
-        self._loop.call_later(delay, self.other._was_reset)
-
-    def _was_reset(self) -> None:
-        if not self._cables.severed(self._own_id, self.peer_id):
-            self._inbox.clear()
-            self._inbox.append(Packet(b"", reset="reset by peer"))
-            self.pump()
-
-    def _acknowledged(self, size: int) -> None:
-        self._unacknowledged -= size
-        if self._unacknowledged <= 128 << 10:  # … until there are only so many
-            self._writer.resume()
-
     def _end_in_order(self, error: Exception, reason: str) -> None:
         if self._error is not None:
             return
         if self._writer.mid_frame:
-            self._reset_other()  # a goodbye would be taken for payload
+            self.reset_other()  # a goodbye would be taken for payload
         else:
             self._ended_in_order = True
             self._writer.write(goodbye_frame(reason))
@@ -256,9 +205,8 @@ class MemoryConnection:
         """This end is no more; says so to the receiver, from the loop."""
         self._error = error
         self._inbox.clear()
-        if not self._ended_in_order:  # as a socket that is reset forgets what has not been sent, on either end
-            self._cables.uplinks[self._own_id].drop(self)
-            self._cables.downlinks[self._own_id].drop(self)
+        if not self._ended_in_order:
+            self.forget_unsent()
         self.rates.download.forget(self)
         self._writer.fail(error)
         self._cables.pumps.pop(self, None)

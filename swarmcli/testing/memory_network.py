@@ -15,9 +15,11 @@ from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.membership import Membership
 from swarmcli.network.rates import LinkRates
-from swarmcli.network.transports.base import Accept, Family, Purpose
+from swarmcli.network.transports.base import Accept, Family, Join, Purpose
+from swarmcli.network.transports.tcp.connection import Shared
 from swarmcli.testing.memory_cables import Cables, Latency
 from swarmcli.testing.memory_connection import MemoryConnection
+from swarmcli.testing.memory_pipe import MemorySocket
 from swarmcli.testing.memory_router import MemoryRouter, Translation, networks, seen_through
 
 
@@ -146,7 +148,8 @@ class MemoryTransport:
         self.membership: Membership | None = None
         self.place = place
         self._next_port = 40_000
-        self._connections: list[MemoryConnection] = []  # those that stand, and some that have ended
+        self._connections: list[MemoryConnection | MemorySocket] = []  # those that stand, and some that have ended
+        self._plain = Shared(identity, limits)  # reads the tokens of those who come without a handshake
         self._listening = listening
         self._accept: Accept | None = None
         self._closed = False
@@ -194,13 +197,9 @@ class MemoryTransport:
         progress: list[str],
         source: int | None,
     ) -> MemoryConnection:
-        if self._closed:
-            raise ConnectError("this transport is closed", address=address)
-        there = self.network.find(self, place.host, place.port)
-        if there == "silence":
+        there = self._find(place, address)
+        while there is None:
             await asyncio.get_running_loop().create_future()
-        if isinstance(there, str):
-            raise ConnectError(f"{address} refused the connection: nobody listens there", address=address)
         ids = (self.identity.peer_id, there.identity.peer_id)
         await self._round_trip(*ids)  # TCP
         progress.append("handshake")
@@ -211,6 +210,40 @@ class MemoryTransport:
             raise HandshakeError(f"{address} went away during the handshake", address=address)
         self.greet(there)
         return self._connect(there, purpose, address, source)
+
+    def on_join(self, join: Join | None) -> None:
+        """See `base.DirectTransport`."""
+        self._plain.join = join
+
+    async def dial_plain(self, address: str, protocol: asyncio.BufferedProtocol, timeout: float) -> None:
+        """See `base.DirectTransport`."""
+        place = parse_address(address)
+        self.network.dials.append((self.identity.peer_id, address))
+        try:
+            async with asyncio.timeout(timeout):
+                there = self._find(place, address)
+                while there is None:
+                    await asyncio.get_running_loop().create_future()
+                await self._round_trip(self.identity.peer_id, there.identity.peer_id)
+        except TimeoutError:
+            raise ConnectError(f"{address} did not answer within {timeout:g} s", address=address) from None
+        ids = (self.identity.peer_id, there.identity.peer_id)
+        taken_in = there._plain.listening(None)
+        near, far = MemorySocket(self.network, ids, protocol), MemorySocket(self.network, ids[::-1], taken_in)
+        near.other, far.other = far, near
+        self._keep(near)
+        there._keep(far)
+        taken_in.connection_made(far)
+        protocol.connection_made(near)
+
+    def _find(self, place: Address, address: str) -> MemoryTransport | None:
+        """The peer at an address; None: there is silence. Raises ConnectError."""
+        if self._closed:
+            raise ConnectError("this transport is closed", address=address)
+        there = self.network.find(self, place.host, place.port)
+        if there == "refused":
+            raise ConnectError(f"{address} refused the connection: nobody listens there", address=address)
+        return there if isinstance(there, MemoryTransport) else None
 
     def greet(self, there: MemoryTransport) -> None:
         """Both ends show what makes them members, as the greeting over TCP does. Raises HandshakeError."""
@@ -312,7 +345,7 @@ class MemoryTransport:
         for connection in self._connections:
             connection.die(reason)
 
-    def _keep(self, connection: MemoryConnection) -> None:
+    def _keep(self, connection: MemoryConnection | MemorySocket) -> None:
         self._connections = [each for each in self._connections if not each.ended]
         self._connections.append(connection)
 

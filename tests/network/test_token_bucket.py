@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmcli.network.identity import Identity
 from swarmcli.network.prefix import prefix_of
 from swarmcli.network.token_bucket import Meter, TokenBucket
-from tests.simulation import simulated
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0.1, 500)), min_size=1, max_size=40))
@@ -26,25 +22,6 @@ def test_never_more_goes_through_than_the_burst_and_what_came_in_since(asked: li
         assert through <= burst + rate * at + 1e-6
         assert at >= last - 1e-6, "who asks later gets through later"
         last = at
-
-
-@simulated
-async def test_those_who_wait_get_their_turns_at_the_rate() -> None:
-    bucket = TokenBucket(100, 100)
-    loop = asyncio.get_running_loop()
-
-    turns: list[str] = []
-
-    async def one(name: str) -> None:
-        for _ in range(5):
-            await bucket.wait(50)
-            turns.append(name)
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(one("a"))
-        group.create_task(one("b"))
-    assert loop.time() == pytest.approx(4.0)  # 500 tokens, of which 100 were there
-    assert "".join(turns) == "aaabababbb", "the first takes what is there, then they take turns"
 
 
 A, B, C = (Identity.from_seed(seed).peer_id for seed in range(3))

@@ -11,7 +11,7 @@ from typing import Any
 from swarmcli.network import DirectTransport, Endpoint, Identity, PeerID, Stream
 from swarmcli.network.addresses import Address, format_address
 from swarmcli.network.transports.tcp import TCPTransport
-from swarmcli.reach.circuits import RelayTransport, open_circuits
+from swarmcli.reach.circuits import RelayTransport, _Joiner, open_circuits
 from swarmcli.reach.relay_messages import RESERVE, Reserve, Reserved
 from swarmcli.reach.relaying import Relay, RelayBudgets
 from swarmcli.testing import MemoryNetwork
@@ -98,6 +98,14 @@ class Scene:
         await endpoint.start()
         self._stack.push_async_callback(endpoint.close)
         return endpoint
+
+
+class Word(_Joiner):
+    """Says its token, or other words, and keeps the socket."""
+
+    def __init__(self, token: bytes, words: bytes | None = None) -> None:
+        super().__init__(token)
+        self._words = words or self._words
 
 
 async def echo(peer: PeerID, request: Number, stream: Stream) -> None:

@@ -12,15 +12,17 @@ from swarmcli.errors import (
     CallRefused,
     ConnectError,
     ConnectionLost,
+    HandshakeError,
     PeerUnreachable,
     WrongPeerError,
 )
 from swarmcli.network import Endpoint, Identity, PeerID, Purpose, Stream
-from swarmcli.reach.relay_messages import CONNECT, INCOMING, CircuitData, Connect, Incoming
-from swarmcli.reach.relaying import Relay, RelayBudgets
+from swarmcli.network.transports.tcp.handshake import GreetingKind, Message, expect
+from swarmcli.reach.relay_messages import JOIN, OLD_CONNECT, Join, Joining, OldConnect
+from swarmcli.reach.relaying import Relay, RelayBudgets, _End
 from swarmcli.testing import MemoryNetwork
 from tests.network.worlds import Number, reaches, slow
-from tests.reach.relay_worlds import Client, Scene, payload, scene, tcp_scene
+from tests.reach.relay_worlds import Client, Scene, Word, payload, scene, tcp_scene
 from tests.simulation import in_real_time, now, simulated
 
 MIB = 1 << 20
@@ -62,17 +64,21 @@ class LyingRelay(Relay):
         self.heard: list[bytes] = []
         self._swap, self._twist = swap, twist
 
-    async def _connect(self, source: PeerID, request: Connect, near: Stream) -> None:
-        target = self._swap.get(request.target, request.target)
-        async with self._endpoint.stream(target, INCOMING, Incoming(source), timeout=5) as far:
+    async def _join(self, source: PeerID, request: Join) -> Joining:
+        return await super()._join(source, Join(self._swap.get(request.target, request.target)))
 
-            async def carry(one: Stream, other: Stream) -> None:
-                while True:
-                    _, data = await one.receive(CircuitData)
-                    self.heard.append(bytes(data))
-                    await other.send(CircuitData(), self._twist(bytes(data)))
+    def _said(self, token: bytes) -> _End:
+        end = super()._said(token)
+        pass_on = end.buffer_updated
 
-            await asyncio.gather(carry(near, far), carry(far, near))
+        def lie(nbytes: int) -> None:
+            data = bytes(self.memory[:nbytes])
+            self.heard.append(data)
+            self.memory[:nbytes] = self._twist(data)
+            pass_on(nbytes)
+
+        end.buffer_updated = lie  # type: ignore[method-assign]
+        return end
 
 
 async def liar(
@@ -170,9 +176,31 @@ async def test_what_cannot_be_dialed_is_refused_with_a_reason() -> None:
             await dial(endpoint.addresses[0])
         for target in (endpoint.peer_id, a.peer_id):
             with pytest.raises(CallRefused, match="three peers"):
-                async with a.endpoint.stream(endpoint.peer_id, CONNECT, Connect(target), timeout=5) as stream:
-                    await stream.receive(CircuitData)
+                await a.endpoint.call(endpoint.peer_id, JOIN, Join(target), Joining, timeout=5)
         assert relay.statistics().circuits == 0
+
+
+@in_real_time
+async def test_who_comes_with_another_version_or_no_token_hears_so_in_the_clear() -> None:
+    async with tcp_scene() as peers:
+        endpoint, _ = await peers.relay()
+        a = await peers.client(0)
+        await a.endpoint.connect(endpoint.addresses[0], timeout=5)
+        b = await peers.client(1)
+        await b.reserve(endpoint)
+        token = (await a.endpoint.call(endpoint.peer_id, JOIN, Join(b.peer_id), Joining, timeout=5)).token
+        first = Word(token)
+        await a.endpoint.dial_plain(endpoint.peer_id, first, timeout=5)
+        expect(GreetingKind.JOINED, await first.answer)
+        other = Message(GreetingKind.JOIN, bytes(16), version=99).encode()
+        for words, reason in ((other, "versions differ"), (None, "no such token"), (b"SWAM", "another program")):
+            word = Word(token, words)  # that was said once
+            await a.endpoint.dial_plain(endpoint.peer_id, word, timeout=5)
+            with pytest.raises(HandshakeError, match=reason):
+                expect(GreetingKind.JOINED, await word.answer)
+        with pytest.raises(CallRefused, match=r"this relay is of swarm .*: use that version"):
+            async with a.endpoint.stream(endpoint.peer_id, OLD_CONNECT, OldConnect(a.peer_id), timeout=5) as stream:
+                await stream.receive(Number)
 
 
 @simulated

@@ -7,19 +7,20 @@ import asyncio
 import pytest
 
 from swarmcli.errors import CallRefused, ConnectionLost, NetworkError
-from swarmcli.network import Purpose, Stream
+from swarmcli.network import Purpose
+from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.transports.base import Connection
 from swarmcli.reach.circuits import open_circuits
 from swarmcli.reach.relay_messages import (
-    CONNECT,
-    INCOMING,
+    COME,
+    JOIN,
     OFFER,
-    PIECE,
     RESERVE,
     AskForOffer,
-    CircuitData,
-    Connect,
-    Incoming,
+    Come,
+    Coming,
+    Join,
+    Joining,
     RelayOffer,
     Reserve,
     Reserved,
@@ -27,7 +28,7 @@ from swarmcli.reach.relay_messages import (
 from swarmcli.reach.relaying import RelayBudgets
 from swarmcli.testing import MemoryNetwork
 from tests.network.worlds import reaches
-from tests.reach.relay_worlds import Client, Scene, payload, scene
+from tests.reach.relay_worlds import Client, Scene, Word, scene
 from tests.simulation import simulated
 
 
@@ -119,26 +120,20 @@ async def test_a_flood_of_connects_is_refused_and_others_get_through() -> None:
         await attacker.endpoint.connect(endpoint.addresses[0], timeout=5)
 
         async def attempt() -> str:
-            """A circuit on which nothing is ever said."""
+            """A circuit for which nobody comes."""
             try:
-                async with attacker.endpoint.stream(
-                    endpoint.peer_id, CONNECT, Connect(b.peer_id), timeout=30
-                ) as stream:
-                    await stream.receive(CircuitData)
+                await attacker.endpoint.call(endpoint.peer_id, JOIN, Join(b.peer_id), Joining, timeout=30)
             except CallRefused as error:
                 return error.code
-            except NetworkError:
-                return "ended"
-            return ""
+            return "token"
 
         flood = asyncio.gather(*(attempt() for _ in range(60)))
         await asyncio.sleep(0.5)
         assert relay.statistics().refusals["busy"] >= 30
         await asyncio.sleep(3)  # by then one more attempt to reach b is allowed
         assert await reaches(a.endpoint, b.endpoint)
-        outcomes = await flood  # b's end gives up on who does not greet
-        assert set(outcomes) == {"busy", "ended"}
-        await asyncio.sleep(3)
+        assert set(await flood) == {"busy", "token"}
+        await asyncio.sleep(RelayBudgets().opening)
         assert relay.statistics().circuits == 1
 
 
@@ -147,42 +142,39 @@ async def test_circuits_that_are_silent_or_half_over_end() -> None:
     async with scene() as peers:
         endpoint, relay = await peers.relay(budgets=RelayBudgets(idle=100, half_open=10))
         a, b = await peers.pair(endpoint)
-        taken: asyncio.Queue[Stream] = asyncio.Queue()
+        far, dials = asyncio.Queue[Word](), TaskOwner()
+        peers.at_end(dials.close)
 
-        async def incoming(peer: object, request: object, stream: Stream) -> None:
-            taken.put_nowait(stream)
-            await asyncio.sleep(1000)
+        async def come(peer: object, request: Come) -> Coming:
+            word = Word(request.token)
+            far.put_nowait(word)
+            dials.spawn(b.endpoint.dial_plain(endpoint.peer_id, word, timeout=5))
+            return Coming()
 
-        b.endpoint.withdraw(INCOMING)
-        b.endpoint.serve_stream(INCOMING, Incoming, incoming)
-        with pytest.raises(CallRefused, match="nothing passed"):
-            async with a.endpoint.stream(endpoint.peer_id, CONNECT, Connect(b.peer_id), timeout=5) as stream:
-                far = await taken.get()
-                for _ in range(3):
-                    await asyncio.sleep(60)
-                    await stream.send(CircuitData(), b"x")
-                    await far.receive(CircuitData)
-                assert relay.statistics().circuits == 1
-                await stream.receive(CircuitData)
-        async with a.endpoint.stream(endpoint.peer_id, CONNECT, Connect(b.peer_id), timeout=5) as stream:
-            await taken.get()
-        await asyncio.sleep(15)
+        b.endpoint.withdraw(COME)
+        b.endpoint.serve(COME, Come, come)
+
+        async def circuit() -> Word:
+            joining = await a.endpoint.call(endpoint.peer_id, JOIN, Join(b.peer_id), Joining, timeout=5)
+            near = Word(joining.token)
+            await a.endpoint.dial_plain(endpoint.peer_id, near, timeout=5)
+            await near.answer
+            await (await far.get()).answer
+            return near
+
+        near = await circuit()
+        for _ in range(3):
+            await asyncio.sleep(60)
+            near.socket.write(b"x")
+        assert relay.statistics().circuits == 1
+        await asyncio.sleep(110)
+        assert relay.statistics().circuits == 0 and relay.statistics().refusals == {"idle": 1}
+        near = await circuit()
+        near.socket.write_eof()
+        await asyncio.sleep(5)
+        assert relay.statistics().circuits == 1
+        await asyncio.sleep(10)
         assert relay.statistics().circuits == 0
-
-
-@simulated
-async def test_a_piece_above_the_bound_ends_the_circuit_of_its_sender() -> None:
-    async with scene() as peers:
-        endpoint, _ = await peers.relay()
-        a, b = await peers.pair(endpoint)
-        with pytest.raises(NetworkError):
-            async with a.endpoint.stream(endpoint.peer_id, CONNECT, Connect(b.peer_id), timeout=5) as stream:
-                await asyncio.sleep(1)
-                await stream.send(CircuitData(), payload(2 * PIECE))
-                while True:
-                    await stream.receive(CircuitData)
-        assert endpoint.statistics().violations == {"oversized payload": 1}
-        assert await reaches(a.endpoint, b.endpoint)
 
 
 @simulated
@@ -203,8 +195,7 @@ async def test_a_circuit_does_not_lead_through_another_one() -> None:
         with pytest.raises(CallRefused, match="without a relay"):
             await a.endpoint.call(second.peer_id, RESERVE, Reserve(), Reserved, timeout=5)
         with pytest.raises((CallRefused, ConnectionLost)):
-            async with a.endpoint.stream(second.peer_id, CONNECT, Connect(b.peer_id), timeout=5) as stream:
-                await stream.receive(CircuitData)
+            await a.endpoint.call(second.peer_id, JOIN, Join(b.peer_id), Joining, timeout=5)
 
 
 @simulated

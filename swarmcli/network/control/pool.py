@@ -192,13 +192,8 @@ class ControlPool:
     async def farewell(self, reason: str) -> None:
         """Tells all peers, and closes. Takes at most the time that the limits allow."""
         self._closed = self._closed or reason
-        channels, timeout = self.channels(), self._context.limits.goodbye_timeout
-        # First over the relays: the connections to these would take along what they carry, before it has arrived.
-        relayed = [channel for channel in channels if channel.connection.relayed]
-        if relayed:
-            timeout /= 2
-            await _say_goodbye_to_all(relayed, reason, timeout)
-        await _say_goodbye_to_all([channel for channel in channels if channel not in relayed], reason, timeout)
+        channels = self.channels()
+        await _say_goodbye_to_all(channels, reason, self._context.limits.goodbye_timeout)
         for channel in channels:
             channel.connection.abort(reason)
 

@@ -171,7 +171,7 @@ class StreamChannel:
         return self._passed - self._before
 
     def _end_count(self) -> None:
-        if self.service and not self.connection.relayed:
+        if self.service:
             self._context.stream_ended(self.service, self.moved)
         self.service = ""
 

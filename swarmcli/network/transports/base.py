@@ -11,6 +11,7 @@ A connection belongs to one pair of peers and is for one purpose: `control` (sma
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Literal, Protocol, TypeAlias
@@ -98,6 +99,7 @@ class Connection(Protocol):
 
 
 Accept: TypeAlias = Callable[[Connection], None]
+Join: TypeAlias = Callable[[bytes], asyncio.BufferedProtocol]
 
 
 class Transport(Protocol):
@@ -157,3 +159,10 @@ class DirectTransport(Transport, Protocol):
 
     def local_port(self, family: Family) -> LocalPort:
         """Takes any free port. Raises OSError, also where this machine does not have the family."""
+
+    def on_join(self, join: Join | None) -> None:
+        """From now on `join(token)` takes over each incoming connection that begins with a token, in the clear, instead
+        of a handshake. It raises Refused, whose words the other end hears."""
+
+    async def dial_plain(self, address: str, protocol: asyncio.BufferedProtocol, timeout: float) -> None:
+        """Connects, without a handshake. `close` ends it, if it still stands. Raises ConnectError, AddressError."""

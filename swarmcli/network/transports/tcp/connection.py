@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,10 +27,21 @@ from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.membership import Membership
 from swarmcli.network.prefix import prefix_of
 from swarmcli.network.rates import LinkRates, LinkWay
-from swarmcli.network.transports.base import Buffer, Purpose, Receiver
+from swarmcli.network.transports.base import Buffer, Join, Purpose, Receiver
 from swarmcli.network.transports.frames import goodbye_frame
 from swarmcli.network.transports.tcp import handshake
-from swarmcli.network.transports.tcp.handshake import ALPN, Greeted, Greeting, Refused, take_message, tls_failure
+from swarmcli.network.transports.tcp.handshake import (
+    ALPN,
+    MAGIC,
+    TOKEN_BYTES,
+    Greeted,
+    Greeting,
+    GreetingKind,
+    Refused,
+    expect,
+    take_message,
+    tls_failure,
+)
 from swarmcli.network.transports.tcp.system import bound_window, forget_unsent
 from swarmcli.network.transports.tcp.tls import TLSEngine, TLSReader, TLSWriter
 
@@ -55,8 +67,10 @@ class Shared:
 
     identity: Identity
     limits: NetworkLimits
-    rates: LinkRates = field(default_factory=LinkRates)  # without limits where somebody else's connections carry these
+    rates: LinkRates = field(default_factory=LinkRates)
     live: set[TCPConnection] = field(default_factory=set)  # with an open socket
+    join: Join | None = None  # takes over whoever comes with a token instead of TLS
+    plain: weakref.WeakSet[asyncio.BaseTransport] = field(default_factory=weakref.WeakSet)  # sockets without TLS
     refusals: Counter[str] = field(default_factory=Counter)  # connections that broke a rule, by the error's class
     encrypted: memoryview = field(default_factory=lambda: memoryview(bytearray(256 << 10)))
     decrypted: memoryview = field(default_factory=lambda: memoryview(bytearray(16 << 10)))  # one TLS record
@@ -139,8 +153,8 @@ class TCPConnection(asyncio.BufferedProtocol):
         relayed: bool = False,
         punched: bool = False,
     ) -> None:
-        """`greeting` is begun when the TLS handshake is complete. `relayed`: what stands for the socket leads through
-        another peer."""
+        """`greeting` is begun when the TLS handshake is complete. `relayed`: the socket leads to a relay, which passes
+        on what comes."""
         loop = asyncio.get_running_loop()
         self.dialed, self.relayed, self.punched = dialed, relayed, punched
         self.observed_address: str | None = None
@@ -153,7 +167,9 @@ class TCPConnection(asyncio.BufferedProtocol):
         self._engine = engine
         self._make_greeting = greeting
         self._greeting: Greeting
-        self._greetings = bytearray()  # decrypted before the connection was open
+        self._greetings = bytearray()  # decrypted before the connection was open, or a token
+        self._fresh = not dialed and not relayed  # the first byte tells whether TLS begins, or a token comes
+        self._in_the_clear = False
         self._shared = shared
         self._head = 0  # bytes charged for a message that is not whole yet
         self._reader = TLSReader(engine, shared.limits, shared.decrypted)
@@ -176,8 +192,6 @@ class TCPConnection(asyncio.BufferedProtocol):
 
     @property
     def bytes_received(self) -> int:
-        if self.relayed:  # the pieces of a circuit are large: those under way count as well
-            return int(self._socket.get_extra_info("bytes_received", 0))
         return self._reader.bytes_received
 
     @property
@@ -274,6 +288,12 @@ class TCPConnection(asyncio.BufferedProtocol):
             self._hold_back()
         if self._phase in (Phase.ENDING, Phase.ENDED):
             return
+        if self._fresh:
+            self._fresh = False
+            self._in_the_clear = self._shared.join is not None and self._shared.encrypted[0] == MAGIC[0]
+        if self._in_the_clear:
+            self._token_received(self._shared.encrypted[:nbytes])
+            return
         self._engine.feed(self._shared.encrypted[:nbytes])
         if self._phase is Phase.OPEN:
             self._reader.fed += nbytes
@@ -300,6 +320,27 @@ class TCPConnection(asyncio.BufferedProtocol):
         self._writer.resume()
 
     # ---- the handshake
+
+    def _token_received(self, data: memoryview) -> None:
+        """Hands the socket over to whoever joins it with another one."""
+        self._greetings += data
+        try:
+            message = take_message(self._greetings)
+            if message is None or self._shared.join is None:
+                return
+            protocol = self._shared.join(expect(GreetingKind.JOIN, message, TOKEN_BYTES))
+        except Refused as error:
+            self._socket.write(error.last_words)
+            self._end_handshake(error)
+            return
+        self._phase = Phase.ENDED
+        self._way_in.forget(self)
+        self._shared.live.discard(self)
+        self._shared.plain.add(self._socket)
+        self._ended.set_result(None)
+        self.ready.cancel()
+        self._socket.set_protocol(protocol)
+        protocol.connection_made(self._socket)
 
     def _advance_handshake(self) -> None:
         """Goes on with what is there. What goes wrong ends this connection and nothing else."""

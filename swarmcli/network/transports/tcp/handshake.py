@@ -54,9 +54,10 @@ PROTOCOL_VERSION = 6
 ALPN = "swarm"  # tells this protocol from other programs that speak TLS; the version is agreed on later
 
 _PREFIX = struct.Struct("!4sHBH")  # magic, version, kind, length of the body
-_MAGIC = b"SWRM"
-_MAX_BODY = 1024
+MAGIC = b"SWRM"
+MAX_BODY = 1024
 _CHALLENGE_BYTES = 32
+TOKEN_BYTES = 16
 _SIGNED_PURPOSE = "dial"
 _WELCOME = struct.Struct("!HB")  # lengths of the listener's pass, and of the binding of the dialer's invitation
 _MAX_ADDRESS = 512
@@ -69,6 +70,8 @@ class GreetingKind(IntEnum):
     WELCOME = 4
     REFUSAL = 5
     NO_MEMBER = 6  # a refusal as well: the run is closed
+    JOIN = 7  # without TLS, at a relay: a token that it gave …
+    JOINED = 8  # … and its answer, behind which the other end of the circuit is heard
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class Message:
     version: int = PROTOCOL_VERSION
 
     def encode(self) -> bytes:
-        return _PREFIX.pack(_MAGIC, self.version, self.kind, len(self.body)) + self.body
+        return _PREFIX.pack(MAGIC, self.version, self.kind, len(self.body)) + self.body
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ class Refused(HandshakeError):
     def __init__(self, rule: str, message: str, kind: GreetingKind = GreetingKind.REFUSAL) -> None:
         super().__init__(message)
         self.rule = rule
-        self.last_words = Message(kind, message.encode()[:_MAX_BODY]).encode()
+        self.last_words = Message(kind, message.encode()[:MAX_BODY]).encode()
 
 
 Greeting: TypeAlias = Generator[bytes, Message, Greeted]
@@ -106,13 +109,13 @@ Greeting: TypeAlias = Generator[bytes, Message, Greeted]
 
 def take_message(received: bytearray) -> Message | None:
     """Removes the first message from `received`; None while it is incomplete. Raises Refused for anything else."""
-    if received[: len(_MAGIC)] != _MAGIC[: len(received)]:
+    if received[: len(MAGIC)] != MAGIC[: len(received)]:
         raise Refused("no hello", "the other end is another program: it does not greet as a swarm peer does")
     if len(received) < _PREFIX.size:
         return None
     _, version, kind, length = _PREFIX.unpack_from(received)
-    if length > _MAX_BODY:
-        raise Refused("oversized hello", f"a greeting of {length} bytes was announced, at most {_MAX_BODY} are allowed")
+    if length > MAX_BODY:
+        raise Refused("oversized hello", f"a greeting of {length} bytes was announced, at most {MAX_BODY} are allowed")
     end = _PREFIX.size + length
     if len(received) < end:
         return None
@@ -121,15 +124,22 @@ def take_message(received: bytearray) -> Message | None:
     return message
 
 
+def bytes_missing(received: bytearray) -> int:
+    """At least so many bytes more belong to the message that has begun."""
+    if len(received) < _PREFIX.size:
+        return _PREFIX.size - len(received)
+    return _PREFIX.size + int(_PREFIX.unpack_from(received)[3]) - len(received)
+
+
 def greet_listener(
     identity: Identity, listener: PeerID, purpose: Purpose, membership: Membership | None = None
 ) -> Greeting:
     """The dialer's side. `listener` is whose certificate the TLS handshake proved. `membership`: of a closed run."""
     hello = Message(GreetingKind.HELLO, bytes([purpose]) + identity.peer_id).encode()
-    challenge = _expect(GreetingKind.CHALLENGE, (yield hello), _CHALLENGE_BYTES)
+    challenge = expect(GreetingKind.CHALLENGE, (yield hello), _CHALLENGE_BYTES)
     shown = membership.proof(listener) if membership is not None else b""
     proof = identity.sign(_SIGNED_PURPOSE, challenge, listener, bytes([purpose]), shown)
-    welcome = _expect(GreetingKind.WELCOME, (yield Message(GreetingKind.PROOF, proof + shown).encode()))
+    welcome = expect(GreetingKind.WELCOME, (yield Message(GreetingKind.PROOF, proof + shown).encode()))
     theirs, binding, seen = _read_welcome(welcome)
     if membership is not None:  # without words where it fails: to the listener the greeting is over
         membership.welcomed(listener, theirs, binding)
@@ -138,12 +148,12 @@ def greet_listener(
 
 def greet_dialer(identity: Identity, dialer: str, membership: Membership | None = None) -> Greeting:
     """The listener's side. `dialer` is the address from which the other end has come."""
-    hello = _expect(GreetingKind.HELLO, (yield b""), 1 + PEER_ID_BYTES)
+    hello = expect(GreetingKind.HELLO, (yield b""), 1 + PEER_ID_BYTES)
     if hello[0] not in tuple(Purpose):
         raise Refused("unknown purpose", f"connections for purpose {hello[0]} are not known here")
     purpose, peer_id = Purpose(hello[0]), PeerID(hello[1:])
     challenge = os.urandom(_CHALLENGE_BYTES)
-    proof = _expect(GreetingKind.PROOF, (yield Message(GreetingKind.CHALLENGE, challenge).encode()))
+    proof = expect(GreetingKind.PROOF, (yield Message(GreetingKind.CHALLENGE, challenge).encode()))
     signature, shown = proof[:SIGNATURE_BYTES], proof[SIGNATURE_BYTES:]
     if len(signature) < SIGNATURE_BYTES or len(shown) > MAX_PROOF:
         raise Refused("malformed hello", f"a proof has {SIGNATURE_BYTES} bytes, and {MAX_PROOF} more at most")
@@ -195,7 +205,7 @@ def _observed(welcome: bytes) -> str | None:
     return str(address) if address.scheme == "tcp" and scope_of(address.host) is not None else None
 
 
-def _expect(kind: GreetingKind, message: Message, length: int | None = None) -> bytes:
+def expect(kind: GreetingKind, message: Message, length: int | None = None) -> bytes:
     if message.version != PROTOCOL_VERSION:
         raise Refused(
             "another version",

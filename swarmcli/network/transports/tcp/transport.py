@@ -12,6 +12,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 from swarmcli.errors import (
     AddressError,
@@ -31,7 +32,7 @@ from swarmcli.network.loop_thread import loop_time, set_within
 from swarmcli.network.membership import Membership
 from swarmcli.network.prefix import prefix_of
 from swarmcli.network.task_owner import tell_fault
-from swarmcli.network.transports.base import Accept, Connection, Family, Purpose
+from swarmcli.network.transports.base import Accept, Connection, Family, Join, Purpose
 from swarmcli.network.transports.tcp import handshake
 from swarmcli.network.transports.tcp.connection import Shared, TCPConnection
 from swarmcli.network.transports.tcp.interfaces import announced_addresses
@@ -69,7 +70,7 @@ class TCPTransport:
         self.membership: Membership | None = None
         self._shared = Shared(identity, limits)
         self.rates = self._shared.rates
-        self.rates.on_change = self._shared.follow_rates
+        self.rates.on_change.append(self._shared.follow_rates)
         self._pending: dict[TCPConnection, float] = {}  # incoming, handshake under way → when it came; oldest first
         self._handshakes = Ledger(limits.budgets.handshakes)  # of these
         self._rates = HandshakeRates(limits.budgets)
@@ -192,7 +193,7 @@ class TCPTransport:
             del self._pending[connection]
             self._handshakes.give_back(connection, prefix, 1)
             self._room.set()
-            if ready.exception() is not None:
+            if ready.cancelled() or ready.exception() is not None:
                 return
             try:
                 accept(connection)
@@ -242,6 +243,23 @@ class TCPTransport:
         await connection.made()
         return connection
 
+    # ---- without TLS
+
+    def on_join(self, join: Join | None) -> None:
+        self._shared.join = join
+
+    async def dial_plain(self, address: str, protocol: asyncio.BufferedProtocol, timeout: float) -> None:
+        place, loop = parse_address(address), asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout):
+                transport, _ = await loop.create_connection(lambda: protocol, place.host, place.port)
+        except OSError as error:
+            why = _why(error, "connect", timeout)
+            raise ConnectError(f"{address}: connect failed: {why}", address=address) from error
+        self._shared.plain.add(transport)
+        if self._closed:
+            transport.abort()
+
     # ---- from one port
 
     def local_port(self, family: Family) -> TCPLocalPort:
@@ -269,6 +287,8 @@ class TCPTransport:
         if self._accepting is not None:
             self._accepting.cancel()
             await asyncio.wait([self._accepting])
+        for plain in tuple(self._shared.plain):
+            cast(asyncio.Transport, plain).abort()
         while self._shared.live:
             async with asyncio.TaskGroup() as group:
                 for connection in tuple(self._shared.live):
