@@ -19,24 +19,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class ClockOptions:
-    """The terms on which other peers' clocks correct this one's."""
-
-    max_peers: int = 64  # whose offsets are kept; the least recently measured goes first
-    max_per_network: int = 4  # of these, in one network
-    came_at_least: int = 8  # of those who came to us, each of another network, may vote however few we have dialed
-    max_offset: float = 3600.0  # seconds; a clock further off than that is taken for broken: no correction is larger
-    max_delay: float = 10.0  # seconds; a slower round trip says too little
-    sample_life: float = 60.0  # seconds for which a sample with a short delay is preferred to newer ones
-    settling: float = 30.0  # seconds after the first measurement in which corrections step; later ones slew
-    update_period: float = 1.0  # seconds between two looks at the median
-    gentle_slew: float = 0.05  # seconds of correction per second …
-    fast_slew: float = 0.5  # … and where more than a second is missing
-
-
-CLOCK = ClockOptions()
+# The terms on which other peers' clocks correct this one's.
+MAX_PEERS = 64  # whose offsets are kept; the least recently measured goes first
+MAX_PER_NETWORK = 4  # of these, in one network
+CAME_AT_LEAST = 8  # of those who came to us, each of another network, may vote however few we have dialed
+MAX_OFFSET = 3600.0  # seconds; a clock further off than that is taken for broken: no correction is larger
+MAX_DELAY = 10.0  # seconds; a slower round trip says too little
+SAMPLE_LIFE = 60.0  # seconds for which a sample with a short delay is preferred to newer ones
+SETTLING = 30.0  # seconds after the first measurement in which corrections step; later ones slew
+UPDATE_PERIOD = 1.0  # seconds between two looks at the median
+GENTLE_SLEW = 0.05  # seconds of correction per second …
+FAST_SLEW = 0.5  # … and where more than a second is missing
 
 # Unlike CLOCK_MONOTONIC, it goes on while the machine is suspended (on macOS, CLOCK_MONOTONIC does so too; Windows has
 # neither, and its time.monotonic() does).
@@ -132,25 +125,25 @@ class Clock:
         delay = (returned - sent) - (replied - received)
         offset = ((received - sent) + (replied - returned)) / 2
         # Comparisons written so that NaN fails them. Slightly negative delays come from clocks that tick unlike.
-        if not (-0.001 <= delay <= CLOCK.max_delay and abs(offset) < math.inf):
+        if not (-0.001 <= delay <= MAX_DELAY and abs(offset) < math.inf):
             return
         with self._lock:
             voice = peer if network is None or shared else network
             self._beyond.pop(voice, None)
-            if abs(offset) > CLOCK.max_offset:
-                if dialed and len(self._beyond) < CLOCK.max_peers:
+            if abs(offset) > MAX_OFFSET:
+                if dialed and len(self._beyond) < MAX_PEERS:
                     self._beyond[voice] = offset
                 return
         now = self._monotonic()
         known = self._samples.get(peer)  # samples are put in by one thread, which is this one
-        if known is not None and delay >= known.delay and now - known.taken < CLOCK.sample_life:
+        if known is not None and delay >= known.delay and now - known.taken < SAMPLE_LIFE:
             return
         with self._lock:
             since = known.since if known is not None else now
             self._keep(peer, _Sample(offset, delay, now, since, network, shared, dialed))
             self._changed = True
             self._first_sample = min(self._first_sample, now)
-            if now - self._first_sample <= CLOCK.settling:
+            if now - self._first_sample <= SETTLING:
                 self._step(now)
 
     def _keep(self, peer: bytes, sample: _Sample) -> None:
@@ -159,15 +152,15 @@ class Clock:
         self._samples[peer] = sample
         self._samples.move_to_end(peer)
         neighbours = [each for each, other in self._samples.items() if other.network == sample.network]
-        if sample.network is not None and len(neighbours) > CLOCK.max_per_network:
+        if sample.network is not None and len(neighbours) > MAX_PER_NETWORK:
             self._forget_one(neighbours)
-        if len(self._samples) > CLOCK.max_peers:
+        if len(self._samples) > MAX_PEERS:
             self._forget_one(self._samples)
 
     def _forget_one(self, peers: Iterable[bytes]) -> None:
         del self._samples[min(peers, key=lambda peer: self._samples[peer].dialed)]  # of equals the first, so the oldest
 
-    def _look(self, monotonic: float, period: float = CLOCK.update_period) -> None:
+    def _look(self, monotonic: float, period: float = UPDATE_PERIOD) -> None:
         if self._changed and monotonic - self._looked >= period:
             self._target = statistics.median([0.0, *self._counted()])
             self._looked, self._changed = monotonic, False
@@ -180,7 +173,7 @@ class Clock:
         ranked = sorted(self._samples.values(), key=lambda sample: sample.since)
         dialed = _firsts(sample for sample in ranked if sample.dialed)
         came = _firsts(sample for sample in ranked if not sample.dialed)
-        return dialed + came[: max(CLOCK.came_at_least, len(dialed))]
+        return dialed + came[: max(CAME_AT_LEAST, len(dialed))]
 
     def _step(self, monotonic: float) -> None:
         self._look(monotonic, period=0)
@@ -189,7 +182,7 @@ class Clock:
     def _slew(self, elapsed: float) -> None:
         """A time that nobody saw pass may be made up for at once: what counts is how fast readings move."""
         missing = self._target - self._offset
-        rate = CLOCK.fast_slew if abs(missing) > 1.0 else CLOCK.gentle_slew
+        rate = FAST_SLEW if abs(missing) > 1.0 else GENTLE_SLEW
         self._offset += math.copysign(min(abs(missing), rate * max(elapsed, 0.0)), missing)
 
 

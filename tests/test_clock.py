@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from swarmcli import clock as clock_module
-from swarmcli.clock import CLOCK, Clock, get_dht_time, set_default_clock
+from swarmcli.clock import MAX_OFFSET, MAX_PEERS, SETTLING, Clock, get_dht_time, set_default_clock
 from swarmcli.network import Endpoint, Identity, PeerID
 from swarmcli.testing import MemoryNetwork, virtual_time
 from swarmcli.testing.virtual_time import EPOCH
@@ -67,7 +67,7 @@ def test_the_first_correction_steps() -> None:
 def test_later_ones_slew_and_time_never_runs_backwards() -> None:
     machine, others = Machine(), [Machine(wrong=-100) for _ in range(3)]
     exchange(machine, Machine(), name=b"early")
-    pass_time([machine, *others], CLOCK.settling + 1)
+    pass_time([machine, *others], SETTLING + 1)
     latest = machine.clock.now()
     for number, other in enumerate(others):
         exchange(machine, other, name=b"late %d" % number)
@@ -106,7 +106,7 @@ def test_impossible_measurements_are_ignored() -> None:
         (now, -INF, INF, now),
         (now, now, now + 50, now + 1),  # answered later than it came back
         (now, now, now, now + 60),  # too slow to mean anything
-        (now, now + 2 * CLOCK.max_offset, now + 2 * CLOCK.max_offset, now),
+        (now, now + 2 * MAX_OFFSET, now + 2 * MAX_OFFSET, now),
     ]:
         clock.observe(b"liar", *times)
     assert clock.now() == now
@@ -161,10 +161,10 @@ def test_the_fastest_exchange_counts_most() -> None:
 
 def test_peers_are_forgotten_the_least_recently_measured_first() -> None:
     machine = Machine()
-    for number in range(CLOCK.max_peers):
+    for number in range(MAX_PEERS):
         exchange(machine, Machine(wrong=100), name=b"early %d" % number)
     assert machine.clock.offset == pytest.approx(100)
-    for number in range(CLOCK.max_peers // 2 + 1):
+    for number in range(MAX_PEERS // 2 + 1):
         exchange(machine, Machine(), name=b"late %d" % number)
     assert machine.clock.offset == pytest.approx(0, abs=1e-3), "as many of the first have gone as came later"
 

@@ -76,17 +76,14 @@ def test_the_map_of_the_floors_is_that_of_the_contract() -> None:
 
 
 def in_a_circle(graph: grimp.ImportGraph) -> list[str]:
-    """Modules of which each is imported by the next one.
+    """Modules of which each is imported by the next one, those that name a package's content too.
 
     Imports inside functions count, for they hide a circle; those for types only do not: two objects may know each
-    other. A package's __init__ is left out, which only names what its modules hold.
+    other.
     """
-    packages = {module for module in graph.modules if graph.find_children(module)}
-    modules = graph.modules - packages
+    imported = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     try:
-        TopologicalSorter(
-            {each: graph.find_modules_directly_imported_by(each) - packages for each in modules}
-        ).prepare()
+        TopologicalSorter(imported).prepare()
     except CycleError as error:
         return list(error.args[1])
     return []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmcli.clock import CLOCK, Clock
+from swarmcli.clock import MAX_PER_NETWORK, Clock
 from swarmcli.errors import CallRefused
 from swarmcli.network import Endpoint, Identity, NetworkLimits, Purpose, Stream, wire
 from swarmcli.network.budgets import BUDGETS, Budget, Budgets
@@ -234,7 +234,7 @@ def test_who_comes_to_us_does_not_outvote_whom_we_dialed() -> None:
 
 def test_identities_of_one_network_have_few_votes() -> None:
     clock = Clock()
-    for number in range(CLOCK.max_per_network + 1):
+    for number in range(MAX_PER_NETWORK + 1):
         observe(clock, f"honest {number}", 1, Prefix("internet", str(number)), dialed=True)
     for number in range(64):
         observe(clock, f"liar {number}", 3000, HOME, dialed=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from swarmcli.cli.doctor.finding import Context, Finding
 from swarmcli.cli.doctor.network import contacts_of
-from swarmcli.clock import CLOCK, Clock
+from swarmcli.clock import MAX_OFFSET, Clock
 from swarmcli.errors import (
     ConnectError,
     FingerprintError,
@@ -209,7 +209,7 @@ def clock_finding(ahead: float) -> Finding:
     if off < OFF_SECONDS:
         return Finding("clock", "OK", f"{text}, which the swarm corrects")
     fix = "set the clock, and switch on setting it by the network"
-    return Finding("clock", "FAIL" if off > CLOCK.max_offset else "WARN", text, fix)
+    return Finding("clock", "FAIL" if off > MAX_OFFSET else "WARN", text, fix)
 
 
 def check_offer(context: Context) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from swarmcli.clock import CLOCK
+from swarmcli.clock import SAMPLE_LIFE
 from swarmcli.errors import ConnectionLost, ProtocolViolation
 from swarmcli.network.context import EndpointContext
 from swarmcli.network.control.serving import IncomingCalls
@@ -85,7 +85,7 @@ class Liveness:
         # One answer that came is no long message: it takes bytes in more than one tick.
         listening = self._listened > 1 and self._seconds(self._mute) >= self._limits.keepalive_timeout / 3
         self._since_ping += 1
-        measuring = self._seconds(self._since_ping) >= CLOCK.sample_life
+        measuring = self._seconds(self._since_ping) >= SAMPLE_LIFE
         if listening or measuring or self._seconds(self._silent) >= patience:
             return self.ping()
         return None
