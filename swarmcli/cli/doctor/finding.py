@@ -48,6 +48,7 @@ class Context:
     reached: bool = False  # whether a first contact of the run has answered, with all that joining needs
     demand: Demand | None = None  # of a trainer of the run
     uplink: float | None = None  # bytes per second, as others measured it just now
+    epoch: float = 0.0  # seconds that one takes, as a contact says; 0: none has said
     homes: Sequence[Path] = ()  # of this user's peers, as far as they are known
     undo: ExitStack = field(default_factory=ExitStack)  # what the checks put on the disk goes again by this
 

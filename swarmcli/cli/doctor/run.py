@@ -38,13 +38,12 @@ from swarmcli.network.loop_thread import LoopThread
 from swarmcli.network.transports.tcp.handshake import Refused
 from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.peer.linked import LinkedRun, visitor_of
-from swarmcli.recipe.advice import Volunteers, advise_on, keys_to_write, on_lines_of_homes
+from swarmcli.recipe.advice import on_lines_of_homes
 from swarmcli.version import build
 from swarmcli.words import format_duration, format_rate, format_size
 
 if TYPE_CHECKING:
     from swarmcli.network.membership import Membership
-    from swarmcli.recipe import Recipe
     from swarmcli.run.asking import Visitor
 
     Met = tuple[Finding, float | None]  # one contact, and by how many seconds its clock is ahead
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
 CONTACT_SECONDS = 10.0  # for all that is asked of one contact
 CLOCK_SECONDS = 5.0  # for its answer to the ping with which a connection begins, which tells its clock
 MOST_CONTACTS = 16
+EPOCHS = 20  # the last ones, of which a usual one is taken
 OFF_SECONDS = 30.0  # of the clock: the swarm corrects it, but hours and ends of invitations come at other times
 NOWHERE = (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
 OFFLINE = "this computer has no network that leads there: see that it is online"
@@ -221,7 +221,8 @@ def check_offer(context: Context) -> Iterator[Finding]:
 
     run = LinkedRun(context.link)
     context.undo.callback(run.forget)
-    recipe, _ = fetch_recipe(context.link, run.path, run.bring)
+    recipe, answer = fetch_recipe(context.link, run.path, run.bring)
+    context.epoch = answer.going.epoch_seconds
     context.recipe = chosen(run, run.text_of(recipe), context.overrides)
     yield Finding("recipe", "OK", f"the contact hands out the recipe of {context.link.run_id} that the link names")
 
@@ -265,59 +266,36 @@ def check_data(context: Context) -> Iterator[Finding]:
 
 
 def check_sending(context: Context) -> Iterator[Finding]:
-    """Whether a round's bytes are sent before the next one is due: by this computer's uplink as it was measured,
-    limited or last seen, and by the pace of the run in a journal here."""
+    """Whether a round's bytes are sent before the next one is due: by this computer's line as it was measured, or as
+    its user has limited it, and by how long an epoch takes, as the contact says or a journal here has it."""
     from swarmcli.recipe.limit_store import LimitStore
 
     recipe, demand = context.recipe, context.demand
     if recipe is None or demand is None:
         return
-    seen = _last_rounds(context.homes, recipe, demand.message)
     limit = LimitStore(recipe).limits.upload
-    known = [rate for rate in (context.uplink, limit) if rate]
-    uplink = min(known, default=seen.uplink if seen else 0.0)
+    uplink = min((rate for rate in (context.uplink, limit) if rate), default=0.0)
     if not uplink:
         text = f"an epoch sends {format_size(demand.round)}, which takes {on_lines_of_homes(demand.round)}"
         yield Finding("sending", "OK", f"{text}; --network measures this computer's line")
         return
-    here = replace(seen, uplink=uplink) if seen else Volunteers(uplink, 2, 0.0)
-    sending = here.sending(demand.round)
-    text = f"a round sends {format_size(sending * uplink)}, {format_duration(sending)} at {format_rate(uplink)} up"
-    if not seen:
-        yield Finding("sending", "OK", f"{text}; no journal here tells how fast the run computes")
-        return
-    computing = recipe.target_batch_size / (here.count * here.pace)
-    text += f", beside {format_duration(computing)} in which {here.count} peers compute an epoch"
-    if sending <= computing:
-        yield Finding("sending", "OK", text)
-        return
-    advice = advise_on(recipe, demand.trained, here)
-    way = advice.chosen
-    keys = ", ".join(f"`{line}`" for line in keys_to_write(recipe, advice))
-    beside = " and remove gradient_averaging" if recipe.gradient_averaging.method != "plain" else ""
-    fix = f"the run's owner can write {keys}{beside}: {way} (docs/modes.md)"
-    if way.sending * computing >= sending * way.computing:
-        fix = "a larger target_batch_size makes rounds rarer, a smaller model makes them smaller (docs/modes.md)"
-    fix = "that is your own limit: `swarm limits set upload=…` sets a higher one" if uplink == limit else fix
-    yield Finding("sending", "WARN", text, fix)
+    takes, epoch = demand.round / uplink, context.epoch or _last_epoch(context.homes, recipe.run_id)
+    text = f"a round sends {format_size(demand.round)}, {format_duration(takes)} at {format_rate(uplink)} up"
+    if not epoch:
+        yield Finding("sending", "OK", f"{text}; how long an epoch takes nobody tells")
+    elif takes <= epoch:
+        yield Finding("sending", "OK", f"{text}, beside epochs of {format_duration(epoch)}")
+    else:
+        fix = "the run's owner can train in another way: `swarm validate RECIPE --uplink …` says which (docs/modes.md)"
+        fix = "that is your own limit: `swarm limits set upload=…` sets a higher one" if uplink == limit else fix
+        yield Finding("sending", "WARN", f"{text}, more than an epoch of {format_duration(epoch)}", fix)
 
 
-def _last_rounds(homes: Sequence[Path], recipe: Recipe, nbytes: int, most: int = 20) -> Volunteers | None:
-    """The trainers of the run by the last steps in its newest journal here, as fast as each other; `uplink` is what the
-    fastest round sent, 0.0 if none did. A round that sent less than half of `nbytes`, such as a monitor's, waited for
-    others and not for the line. None: no journal has a step."""
-    goes_on = recipe.outer.takes_steps or recipe.delay.grad_averaging  # they compute while a round runs
-    found: list[tuple[float, Volunteers]] = []
+def _last_epoch(homes: Sequence[Path], run_id: str) -> float:
+    """Seconds that the last epochs took by the newest journal of the run here; 0: none has one."""
+    found = [(0.0, 0.0)]
     for home in homes:
         with suppress(JournalError), JournalReader(home / JOURNAL_NAME) as journal:
-            steps = [each for each in journal.epochs(recipe.run_id, limit=most) if each.peers]
-            seconds = sum(each.seconds - (0.0 if goes_on else each.averaging_seconds) for each in steps)
-            if seconds > 0:
-                rounds = journal.rounds(recipe.run_id, limit=most)
-                took = [(each.bytes_sent, each.seconds.get("running all-reduce", 0.0)) for each in rounds]
-                rates = [sent / lasted for sent, lasted in took if lasted > 0 and 2 * sent >= nbytes]
-                count = max(2, steps[-1].peers)
-                pace = sum(each.samples for each in steps) / seconds / count
-                found.append((steps[-1].time, Volunteers(max(rates, default=0.0), count, pace)))
-    newest = max(found, key=lambda each: each[0])[1] if found else None
-    return newest and replace(newest, uplink=max(each.uplink for _, each in found))
+            if steps := [each for each in journal.epochs(run_id, limit=EPOCHS) if each.seconds > 0]:
+                found.append((steps[-1].time, statistics.median(each.seconds for each in steps)))
+    return max(found)[1]
