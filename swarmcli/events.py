@@ -283,7 +283,6 @@ class Evaluated(Event):
     loss: float  # mean over the samples, in the unit of the task's loss
     samples: int  # that it was measured on
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the task, for example accuracy
-    lineage: str = ""  # of the model
     peer: str = ""  # whose word it is; "": this peer's own
     name: str = ""  # of that peer, for people
 

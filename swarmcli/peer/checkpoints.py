@@ -98,7 +98,7 @@ class Evaluation:
         due = self.every > 0 and epoch % self.every == 0
         return due and self._optimizer.call(lambda core: self.evaluations.is_appointed())
 
-    def __call__(self, model: nn.Module, epoch: int, lineage: str) -> Evaluated | None:
+    def __call__(self, model: nn.Module, epoch: int) -> Evaluated | None:
         """Measures, and tells the others. None where the peer leaves meanwhile, or the data cannot be read: a warning
         tells that, once. `model` is one that nobody else uses."""
         try:
@@ -111,11 +111,10 @@ class Evaluation:
             return None
         if measured is None:
             return None
-        result = Evaluated(epoch, measured.loss, measured.samples, measured.metrics, lineage)
+        result = Evaluated(epoch, measured.loss, measured.samples, measured.metrics)
 
         def tell(core: OptimizerCore) -> None:
-            told = result.epoch, result.loss, result.samples, result.metrics, result.lineage
-            core.metrics.note_evaluation(*told)
+            core.metrics.note_evaluation(result.epoch, result.loss, result.samples, result.metrics)
             self.evaluations.note(result)
             core.metrics.ends = self.evaluations.word
             core.directory.announce()
@@ -241,14 +240,14 @@ class BackgroundCheckpoints:
             if state is not None:
                 path = self._write(model, state, report.epoch, report.lineage)
                 self._store.put_averages(model, state)
-            self._evaluate(model, report.epoch, report.lineage, path)
+            self._evaluate(model, report.epoch, path)
             return asks and self._must_write()
 
         # A trainer's team waits at the end of each operation for a thread that another team keeps from its core.
         self._work = self._writer.submit(on_one_thread if self._yields else on_all_threads, work)
 
-    def _evaluate(self, model: nn.Module, epoch: int, lineage: str, path: Path | None) -> None:
-        result = self._evaluation(model, epoch, lineage) if self._evaluation is not None else None
+    def _evaluate(self, model: nn.Module, epoch: int, path: Path | None) -> None:
+        result = self._evaluation(model, epoch) if self._evaluation is not None else None
         if path is None:
             return
         best = result is not None and self._store.remember_loss(path, result.loss, result.samples, result.metrics)
@@ -309,7 +308,7 @@ class BackgroundCheckpoints:
                 if self._evaluation is not None:
                     model = on_host(model)
                     self._store.put_averages(model, state)
-                self._evaluate(model, optimizer.local_epoch, self._lineage, path)
+                self._evaluate(model, optimizer.local_epoch, path)
         if self.failed:
             self.outcome = f"epoch {optimizer.local_epoch} could not be saved in {self._store.directory}"
         elif self.path is not None:

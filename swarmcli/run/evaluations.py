@@ -90,9 +90,8 @@ class RunEvaluations:
             told = report.evaluation
             if told is None or told.epoch > here.epoch or told.epoch <= self._known(peer):
                 continue  # nobody has measured anything of epochs to come
-            heard = Evaluated(
-                told.epoch, told.loss, told.samples, told.metrics, told.lineage, peer.text, report.name or peer.short
-            )
+            name = report.name or peer.short
+            heard = Evaluated(told.epoch, told.loss, told.samples, told.metrics, peer.text, name)
             self._emit(heard)
             self._count(heard)
 

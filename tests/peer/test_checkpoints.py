@@ -29,7 +29,7 @@ class FakeOptimizer:
         self.is_averaging = False
         self.statistics = torch.zeros(1)
         self.offered: list[bool] = []
-        self.told: list[tuple[int, float, int, str]] = []  # evaluations
+        self.told: list[tuple[int, float, int]] = []  # evaluations
         self.elsewhere = False  # somebody else writes
         self.heir: tuple[PeerID, int] | None = None
         self.asked = 0
@@ -48,10 +48,8 @@ class FakeOptimizer:
 
     def announce(self) -> None: ...
 
-    def note_evaluation(
-        self, epoch: int, loss: float, samples: int, metrics: Mapping[str, float], lineage: str
-    ) -> None:
-        self.told.append((epoch, loss, samples, lineage))
+    def note_evaluation(self, epoch: int, loss: float, samples: int, metrics: Mapping[str, float]) -> None:
+        self.told.append((epoch, loss, samples))
 
     def offer(self, offered: bool) -> None:
         self.offered.append(offered)
@@ -117,7 +115,7 @@ class FakeEvaluation:
     def is_due(self, epoch: int) -> bool:
         return self.appointed and epoch % self.every == 0
 
-    def __call__(self, model: nn.Module, epoch: int, lineage: str) -> Evaluated | None:
+    def __call__(self, model: nn.Module, epoch: int) -> Evaluated | None:
         self.epochs.append(epoch)
         self.threads.append(torch.get_num_threads())
         self.losses.append(round(next(model.parameters()).item() / 10, 5))
@@ -406,12 +404,12 @@ def test_an_evaluation_that_fails_is_told_once_and_tried_again() -> None:
     model = nn.Linear(1, 1, bias=False)
     nn.init.constant_(model.weight, 1.0)
     task.error = DataError("the texts are gone")
-    assert evaluation(model, 1, "ours") is None and evaluation(model, 2, "ours") is None
+    assert evaluation(model, 1) is None and evaluation(model, 2) is None
     assert told == [Noticed("warning", "epoch 1 was not evaluated: the texts are gone")]
     task.error = None
-    assert evaluation(model, 3, "ours") == evaluation(model, 3, "ours") == told[-1] == Evaluated(3, 4.0, 3, {}, "ours")
+    assert evaluation(model, 3) == evaluation(model, 3) == told[-1] == Evaluated(3, 4.0, 3)
     assert task.read == 3, "what was read once is kept"
-    assert optimizer.told[-1] == (3, 4.0, 3, "ours") and optimizer.ends == 7, "the others hear of it"
+    assert optimizer.told[-1] == (3, 4.0, 3) and optimizer.ends == 7, "the others hear of it"
     assert evaluation.is_due(4) and not evaluation.is_due(3)
     evaluations.is_appointed = lambda: False
     assert not evaluation.is_due(4)

@@ -168,7 +168,7 @@ def test_nobody_but_the_evaluator_ends_a_run() -> None:
 
 
 def test_what_was_measured_before_is_remembered_as_far_as_this_peer_has_come() -> None:
-    earlier = [Evaluated(epoch, 0.5, 8, {}, "", NAMED.text, "Ada") for epoch in (5, 10, 15)]
+    earlier = [Evaluated(epoch, 0.5, 8, {}, NAMED.text, "Ada") for epoch in (5, 10, 15)]
     own = Evaluated(12, 0.1, 8)  # counts for nothing
     swarm = Swarm(PEERS[:1], {"early_stopping_patience": 2})
     back = swarm.view(PEERS[0], sorted([*earlier, own], key=lambda each: each.epoch))

@@ -147,10 +147,10 @@ def test_it_tells_the_last_evaluation_of_this_peer_and_who_can_dial_it() -> None
 def test_what_others_have_measured_is_shown_with_their_name_the_best_and_the_end_that_the_evaluator_names() -> None:
     optimizer = FakeOptimizer(0, epoch=20)
     watch = watching(optimizer)
-    best = Evaluated(10, 2.0, 256, {}, "ab")
+    best = Evaluated(10, 2.0, 256)
     evaluations = SimpleNamespace(ends_at=None, best=best)
     watch.follow(cast(Any, optimizer), cast(Any, evaluations))
-    hear(watch, Evaluated(20, 2.5, 256, {"f1": 0.5}, "cd", "a" * 52, "Ada"))
+    hear(watch, Evaluated(20, 2.5, 256, {"f1": 0.5}, "a" * 52, "Ada"))
     status = watch.look()
     shown = evaluated(cast(Evaluated, status.evaluation), status.best)
     assert shown == "epoch 20: loss 2.5000, f1 0.5000, by Ada; best 2.0000 at epoch 10"

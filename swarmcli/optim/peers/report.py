@@ -83,7 +83,6 @@ class ReportedEvaluation(ReportedLoss):
     """The last one of a peer: the loss of the model of `epoch` on data that nobody trains on, over so many samples, and
     the metrics of the run's task."""
 
-    lineage: str = Field("", pattern=re.compile(r"^([0-9a-f]{64})?\Z"))  # "": it is of no state that others had
     metrics: dict[_MetricName, _Loss] = Field(default_factory=dict, max_length=MAX_METRICS)
 
 
@@ -121,16 +120,13 @@ class PeerMetrics:
             self._loss_sum += loss * weight
             self._loss_weight += weight
 
-    def note_evaluation(
-        self, epoch: int, loss: float, samples: int, metrics: Mapping[str, float], lineage: str = ""
-    ) -> None:
+    def note_evaluation(self, epoch: int, loss: float, samples: int, metrics: Mapping[str, float]) -> None:
         """A loss or metric beyond MOST_LOSS, or that is no number, is told to nobody, nor are metrics with other names
         or more of them than reports have. From any thread."""
         if abs(loss) < MOST_LOSS:
             told = [(n, value) for n, value in metrics.items() if METRIC_NAME.match(n) and abs(value) < MOST_LOSS]
-            self.evaluation = ReportedEvaluation(
-                epoch=epoch, loss=loss, samples=samples, metrics=dict(told[:MAX_METRICS]), lineage=lineage
-            )
+            told = told[:MAX_METRICS]
+            self.evaluation = ReportedEvaluation(epoch=epoch, loss=loss, samples=samples, metrics=dict(told))
 
     def note_outcome(self, outcome: LastOutcome, reason: str = "") -> None:
         """How the last round ended."""
