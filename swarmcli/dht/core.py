@@ -4,7 +4,7 @@ nodes."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ import msgspec
 from swarmcli import errors
 from swarmcli.dht import messages
 from swarmcli.dht.limits import DHTLimits
-from swarmcli.dht.lookup import Ask, Hearsay, Lookup, traverse
+from swarmcli.dht.lookup import Ask, search
 from swarmcli.dht.messages import FindReply, FindRequest, Question
 from swarmcli.dht.records import LARGE_VALUE, Record, id_to_bytes, key_id
 from swarmcli.dht.routing import Contact, Contacts, of_own_network, spread
@@ -70,7 +70,6 @@ class NodeCore:
         self.contacts = Contacts(endpoint.peer_id, bucket_size, limits, self.prefix)
         self.storage = Storage(limits)
         self.checker = RecordChecker(limits, validators)
-        self.hearsay = Hearsay()
         self.rests = False  # see DHTNode.rest
         self.instance = endpoint.random.getrandbits(62) + 1
         self._reported: Recent[tuple[PeerID, str], None] = Recent(1024)
@@ -120,30 +119,39 @@ class NodeCore:
         seen = self.endpoint.prefix(contact.peer_id)
         return of_own_network(contact) if seen is None else None if seen.shared else seen
 
-    def new_lookup(self, target: int, width: int) -> Lookup:
-        """A search that starts with everyone this node knows near the target; it has answered to itself already."""
-        table = self.contacts.table
+    async def search(
+        self,
+        target: int,
+        ask: Ask,
+        *,
+        width: int | None = None,
+        at_once: bool = True,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> list[Contact]:
+        """The nodes nearest to the target that answer, as many as there are replicas unless `width` says otherwise,
+        from everyone on that this node knows near it. With `at_once` all replicas are asked side by side where they are
+        probably known. `enough`: see lookup.search."""
+        table, width = self.contacts.table, width or self.num_replicas
+        around = table.knows_around(target)
+        known = table.nearest_apart(target, max(width, self.bucket_size))
+        if not len(table):
+            known += self.contacts.last_resort(self.bucket_size)
+        if self.cut_off:
+            known += [Contact(peer, ()) for peer in self.endpoint.connected()]
         # In a small network this node knows most of the others itself, whom no liar can hide from it.
         small = len(table) < self.limits.small_network * self.bucket_size
-        paths = 1 if small or table.knows_around(target) else self.limits.paths
-        hearsay = self.hearsay.at(loop_time())
-        lookup = Lookup(target, width, paths=paths, prefix=table.network, hearsay=hearsay)
-        lookup.offer(self.contacts.table.nearest_apart(target, max(width, self.bucket_size)))
-        if not len(self.contacts.table):
-            lookup.offer(self.contacts.last_resort(self.bucket_size))
-        if self.cut_off:
-            lookup.offer(Contact(peer, ()) for peer in self.endpoint.connected())
-        if not self.only_asks:
-            lookup.offer([Contact(self.peer_id, self.addresses)])
-            lookup.answered(self.peer_id)
-        return lookup
-
-    async def traverse(self, lookups: Sequence[Lookup], ask: Ask, *, all_at_once: bool = True) -> None:
-        """Runs the lookups. With `all_at_once` all replicas are asked side by side where they are probably known."""
-        known = all_at_once and self._knows_around(lookups)
-        parallel = max(self.parallel, self.num_replicas) if known else self.parallel
-        slow_after = max(self.limits.slow_after, 2 * self._nearest_trip)
-        await traverse(lookups, ask, parallel=parallel, slow_after=slow_after, hearsay=self.hearsay)
+        return await search(
+            target,
+            known,
+            ask,
+            width=width,
+            own=None if self.only_asks else Contact(self.peer_id, self.addresses),
+            paths=1 if small or around else self.limits.paths,
+            parallel=max(self.parallel, self.num_replicas) if at_once and around else self.parallel,
+            slow_after=max(self.limits.slow_after, 2 * self._nearest_trip),
+            prefix=table.network,
+            enough=enough,
+        )
 
     @property
     def _nearest_trip(self) -> float:
@@ -151,35 +159,26 @@ class NodeCore:
         answers that come late are no reason to ask others as well. 0: nobody is connected."""
         return min(filter(None, map(self.endpoint.round_trip, self.endpoint.connected())), default=0.0)
 
-    def breadth(self, lookups: Sequence[Lookup]) -> int:
+    def breadth(self, targets: Sequence[int]) -> int:
         """How many contacts an answer should name. In a known neighbourhood as many as there are replicas, which is
         enough to show a node that is missing here; elsewhere some more, because some will be dead."""
-        return self.num_replicas + (0 if self._knows_around(lookups) else self.parallel)
+        around = all(map(self.contacts.table.knows_around, targets))
+        return self.num_replicas + (0 if around else self.parallel)
 
-    def _knows_around(self, lookups: Sequence[Lookup]) -> bool:
-        return all(self.contacts.table.knows_around(lookup.target) for lookup in lookups)
-
-    async def explore(self, target: int, width: int | None = None) -> Lookup:
+    async def explore(self, target: int, width: int | None = None) -> list[Contact]:
         """Everyone near the target, so many or (None) a full bucket, hears of this node, and this node of them."""
-        lookup = self.new_lookup(target, width or self.bucket_size)
+        count = width or self.bucket_size
 
-        async def ask(contact: Contact, asking: Sequence[Lookup]) -> list[Contact]:
-            return await self.find_nodes(contact, asking, lookup.width)
+        async def ask(contact: Contact) -> list[Contact]:
+            return await self.find_nodes(contact, [target], count)
 
-        await self.traverse([lookup], ask)
-        return lookup
+        return await self.search(target, ask, width=count)
 
     # Judging records
 
     def writer(self, peer: PeerID) -> RecordWriter:
-        """The writer that is charged for what this connected peer hands over of its own."""
+        """The writer that is charged for what this connected peer hands over."""
         return RecordWriter(peer, self.endpoint.prefix(peer) or _GONE)
-
-    def is_near(self, peer: PeerID, target: int) -> bool:
-        """Whether this node may be a replica of the key, which hands on what others have written. While this one is
-        cut off from all nodes that can be dialed, everybody is."""
-        near = self.contacts.table.nearest_apart(target, self.bucket_size)
-        return self.cut_off or any(contact.peer_id == peer for contact in near)
 
     def accept(self, record: Record, writer: RecordWriter = OWN) -> StoreVerdict:
         """Stores a record here if it passes every rule, and if there is room for one more of this writer's."""
@@ -243,12 +242,12 @@ class NodeCore:
             raise self.impossible(contact.peer_id, f"a message has at most {messages.MAX_RECORDS} records")
         return reply, self._neighbours(contact, reply.neighbours, contacts * len(questions))
 
-    async def find_nodes(self, contact: Contact, lookups: Sequence[Lookup], count: int) -> list[Contact]:
-        """The nodes that this contact knows near the targets of the lookups."""
+    async def find_nodes(self, contact: Contact, targets: Sequence[int], count: int) -> list[Contact]:
+        """The nodes that this contact knows near the targets."""
         found: list[Contact] = []
         most = messages.MAX_TARGETS
-        for start in range(0, len(lookups), most):
-            questions = [Question(id_to_bytes(lookup.target)) for lookup in lookups[start : start + most]]
+        for start in range(0, len(targets), most):
+            questions = [Question(id_to_bytes(target)) for target in targets[start : start + most]]
             _, neighbours = await self.find(contact, questions, contacts=count, values=False)
             found.extend(neighbours)
         return found

@@ -18,16 +18,10 @@ class DHTLimits:
     max_stored: int = 65536  # … and how many
     max_directory: int = 256  # subkeys under a key that every peer reads: the relays' …
     max_relay: int = 8 << 10  # … and bytes of a value there: eight addresses
-    # Shares of whoever hands records over: one identity, and all of one network prefix unless many honest peers may
-    # well share it. What is full makes room at the cost of the prefix that holds the most.
-    subkeys_per_identity: int = 512  # under one key …
-    subkeys_per_prefix: int = 512
-    subkeys_per_replica: int = 3072  # … and from a node near the key, which hands on what others have written
-    storage_per_identity: int = 16 << 20
-    storage_per_prefix: int = 64 << 20  # also of one node near the key
-    foreign_subkeys: int = 4  # under one key, of other owners, from an identity that is no node near the key
-    crowded_after: int = 1024  # subkeys under a key, from which on …
-    crowded_life: float = 1800.0  # … only records are taken in that end so soon
+    # Of one network prefix, unless many honest peers may well share it. What is full makes room at the cost of the one
+    # that holds the most.
+    prefixes_in_key: int = 8  # that fill a key: one of them has so large a part of its places
+    storage_per_prefix: int = 64 << 20
     max_expiration: float = 86400.0  # records live at most this long
     expiration_slack: float = 900.0  # how much longer than that a record from a wrong clock may live
     max_reply: int = 384 << 10  # of records in one message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from swarmcli.dht import messages
 from swarmcli.dht.core import NodeCore
 from swarmcli.dht.limits import DHTLimits
-from swarmcli.dht.lookup import Lookup, gather_answers
+from swarmcli.dht.lookup import Together, gather_answers
 from swarmcli.dht.messages import Question
 from swarmcli.dht.records import (
     NO_SUBKEY,
@@ -76,27 +77,27 @@ class KeyRead:
         self._bytes[teller] -= record.size
 
 
-async def read(core: NodeCore, reads: Sequence[KeyRead], *, latest: bool) -> list[Lookup]:
-    """Fills in the records of each key from its replicas, many keys in one traversal; returns how each search went.
+async def read(core: NodeCore, reads: Sequence[KeyRead], *, latest: bool) -> list[list[Contact]]:
+    """Fills in the records of each key from its replicas, many keys with one message to a node; returns the replicas.
 
     With `latest` all replicas of a key are asked, else the first that holds anything is enough.
     """
-    lookups = [core.new_lookup(each.target, core.num_replicas) for each in reads]
-    by_target = {each.target: each for each in reads}
-    for each, lookup in zip(reads, lookups, strict=True):
-        read_own(core, each)
-        lookup.finished = bool(each.records) and not latest
 
-    async def ask(contact: Contact, asking: Sequence[Lookup]) -> list[Contact]:
-        wanted = [by_target[lookup.target] for lookup in asking]
-        found = await read_replica(core, contact, wanted, contacts=core.breadth(asking))
-        for lookup in asking:
-            if not latest and by_target[lookup.target].records:
-                lookup.finished = True
-        return found
+    async def send(contact: Contact, asking: Sequence[KeyRead]) -> list[Contact]:
+        return await read_replica(core, contact, asking, contacts=core.breadth([each.target for each in asking]))
 
-    await core.traverse(lookups, ask, all_at_once=latest)
-    return lookups
+    together = Together(send)
+
+    async def one(reading: KeyRead) -> list[Contact]:
+        read_own(core, reading)
+        return await core.search(
+            reading.target,
+            lambda contact: together.ask(contact, reading),
+            at_once=latest,
+            enough=lambda: not latest and bool(reading.records),
+        )
+
+    return await asyncio.gather(*map(one, reads))
 
 
 def read_own(core: NodeCore, reading: KeyRead) -> None:
@@ -216,13 +217,13 @@ class Follower:
 
     async def _search(self, room: float) -> None:
         if room < math.inf:
-            lookup = await self._core.explore(self._read.target, self._core.num_replicas)
+            replicas = await self._core.explore(self._read.target, self._core.num_replicas)
         else:
-            (lookup,) = await read(self._core, [self._read], latest=True)
+            (replicas,) = await read(self._core, [self._read], latest=True)
         # A search costs some kilobytes, of which a node that rests has not many to spare; it looks up replicas that are
         # lost, or that others have come before, in any case.
         self._search_at = loop_time() + self._core.limits.follow_interval * (4 if self._core.rests else 1)
-        self._replicas = lookup.nearest()
+        self._replicas = replicas
         current = {contact.peer_id for contact in self._replicas} | {self._core.peer_id}
         self._read.cursors = {peer: cursor for peer, cursor in self._read.cursors.items() if peer in current}
         self._read.counts = {peer: count for peer, count in self._read.counts.items() if peer in current}

@@ -131,9 +131,6 @@ class DHTService:
 
     def _judge(self, writer: RecordWriter, peer: PeerID, record: Record) -> Outcome:
         verdict = self._core.accept(record, writer)
-        if verdict is StoreVerdict.FULL and self._core.is_near(peer, key_id(record.key)):
-            # A replica has a larger share, for what others have written.
-            verdict = self._core.accept(record, writer._replace(replica=True))
         if verdict is StoreVerdict.REFUSED:
             self._core.report(peer, "record", "asked to store a record that does not count")
         if verdict is StoreVerdict.STALE and is_owned(record.subkey):

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import heapq
 import struct
-from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 from swarmcli.dht.limits import DHTLimits
@@ -37,11 +38,10 @@ class StoreVerdict(IntEnum):
 
 
 class RecordWriter(NamedTuple):
-    """The peer that hands a record over, and is charged for it."""
+    """The peer that hands a record over, and whose network is charged for it."""
 
     peer: PeerID | None  # None: this very node
     prefix: Prefix
-    replica: bool = False  # a node near the key, which may hand on what others have written
 
 
 OWN = RecordWriter(None, Prefix("host", "this node"))
@@ -49,20 +49,20 @@ OWN = RecordWriter(None, Prefix("host", "this node"))
 
 @dataclass(slots=True)
 class Stored:
-    """A record, its number in the storage's count, and who is charged for it."""
+    """A record, its number in the storage's count, and the network that is charged for it."""
 
     record: Record
     version: int
     fingerprint: int
-    writer: RecordWriter
+    prefix: Prefix
 
 
 @dataclass(slots=True)
 class PrefixShare:
-    """The records of one network prefix. Both dictionaries begin with what has stood the longest; a record
-    that is replaced by a newer one of the same subkey keeps its place."""
+    """The records of one network prefix. Both dictionaries begin with what has stood the longest; a record that is
+    renewed keeps its place."""
 
-    size: int = 0  # bytes charged
+    size: int = 0  # bytes
     kept: dict[Name, None] = field(default_factory=dict)  # with an owner, and plain values
     expendable: dict[Name, None] = field(default_factory=dict)  # subkeys that anyone may write
 
@@ -82,11 +82,9 @@ Shares: TypeAlias = dict[Prefix, PrefixShare]
 class KeyEntry:
     """The records of one key, in the order of their versions, and who takes up how much of the key."""
 
-    size: int = 0  # bytes charged
+    size: int = 0  # bytes
     records: dict[bytes, Stored] = field(default_factory=dict)
     shares: Shares = field(default_factory=dict)
-    identities: Counter[PeerID | None] = field(default_factory=Counter)  # records charged to each
-    foreign: Counter[PeerID | None] = field(default_factory=Counter)  # of these, those that it may not republish
     known_digest: int | None = None  # of the records as they are; None: not computed since they changed
 
     def since(self, version: int) -> list[Stored]:
@@ -114,19 +112,18 @@ class KeyEntry:
 class Storage:
     """Bounded records of many keys. Times are swarm time, handed in; nothing here does I/O.
 
-    Whoever hands a record over is charged for it, by identity and by network prefix. What is full makes room at the
-    cost of the prefix that holds the most, of which the newest record goes: so whatever one prefix writes, the others
-    keep their even share, and who has been here for long stays. A prefix that would itself be the fullest is refused.
+    Whoever hands a record over has its network charged for it. What is full makes room at the cost of the network that
+    holds the most, of which the newest record goes: so whatever one network writes, the others keep their even share,
+    and who has been here for long stays. A network that would itself be the fullest is refused.
     """
 
     def __init__(self, limits: DHTLimits) -> None:
-        self.size = 0  # bytes charged
+        self.size = 0  # bytes
         self.version = 0  # of the newest change
         self._limits = limits
         self._entries: dict[int, KeyEntry] = {}
         self._expirations: list[tuple[float, int, bytes]] = []
         self._shares: Shares = {}
-        self._identities: Counter[PeerID | None] = Counter()  # bytes charged to each
         self._count = 0
         self._directory = key_id(RELAYS_KEY)
 
@@ -138,17 +135,20 @@ class Storage:
         number = key_id(record.key)
         entry = self._entries.get(number) or KeyEntry()
         known = entry.records.get(record.subkey)
+        prefix = writer.prefix
+        if known is not None and prefix != known.prefix:
+            # Whoever hands on what its owner has written, or has no room for more, leaves it charged as it was.
+            own_word = _is_word_of(record, writer.peer)
+            if not own_word or not self._has_share(number, entry, prefix, 1, record.size):
+                prefix = known.prefix
         if known is not None and known.record.rank >= record.rank:
             if known.record != record:
                 return StoreVerdict.STALE
-            self._charge_owner(number, entry, known, writer)
-            return StoreVerdict.STORED
-        payer = self._payer(number, entry, record, known, writer)
-        if payer is None or self._is_crowded(number, entry, record, known, now):
+            if prefix == known.prefix or not is_owned(record.subkey):
+                return StoreVerdict.STORED
+        elif not self._make_room(number, entry, record, known, prefix):
             return StoreVerdict.FULL
-        if not self._make_room(number, entry, record, known, payer):
-            return StoreVerdict.FULL
-        self._keep(number, entry, record, known, payer)
+        self._keep(number, entry, record, known, prefix)
         return StoreVerdict.STORED
 
     def entry(self, number: int, now: float) -> KeyEntry | None:
@@ -192,159 +192,78 @@ class Storage:
             if entry is not None and stored is not None and stored.record.expiration <= now:
                 self._remove(number, entry, subkey)
 
-    # Charging
-
-    def _payer(
-        self, number: int, entry: KeyEntry, record: Record, known: Stored | None, writer: RecordWriter
-    ) -> RecordWriter | None:
-        """The writer that is charged: the peer that brings the record, unless a replica hands on what its owner has
-        written. None: nobody's share has room."""
-        if known is None:
-            return writer if self._has_share(number, entry, record, 1, record.size, writer) else None
-        if _is_word_of(record, writer.peer) and self._has_share(number, entry, record, 1, record.size, writer):
-            return writer
-        growth = record.size - known.record.size
-        return known.writer if self._has_share(number, entry, record, 0, growth, known.writer) else None
-
-    def _charge_owner(self, number: int, entry: KeyEntry, known: Stored, writer: RecordWriter) -> None:
-        """An owner shows up itself with what a replica has handed over: from now on it is charged for it."""
-        record = known.record
-        moves = known.writer != writer and is_owned(record.subkey) and _is_word_of(record, writer.peer)
-        if moves and self._has_share(number, entry, record, 1, record.size, writer):
-            self._discharge(number, entry, known)
-            known.writer = writer
-            self._charge(number, entry, known)
-
-    def _has_share(
-        self, number: int, entry: KeyEntry, record: Record, more: int, growth: int, writer: RecordWriter
-    ) -> bool:
-        """Whether this writer stays within what one identity and one prefix may take up."""
-        if writer.peer is None or (more == 0 and growth <= 0):
-            return True
-        limits, peer, shared = self._limits, writer.peer, writer.prefix.shared
-        in_key, in_all = entry.shares.get(writer.prefix, _NOTHING), self._shares.get(writer.prefix, _NOTHING)
-        identity_bytes = limits.storage_per_prefix if writer.replica else limits.storage_per_identity
-        if self._identities[peer] + growth > identity_bytes:
-            return False
-        if not shared and in_all.size + growth > limits.storage_per_prefix:
-            return False
-        if not more:
-            return True
-        if _is_foreign(record, writer) and entry.foreign[peer] >= limits.foreign_subkeys:
-            return False
-        most_identity = limits.subkeys_per_replica if writer.replica else limits.subkeys_per_identity
-        most_prefix = limits.subkeys_per_replica if writer.replica else limits.subkeys_per_prefix
-        if entry.identities[peer] >= self._scaled(number, most_identity):
-            return False
-        return shared or in_key.count < self._scaled(number, most_prefix)
+    # Making room
 
     def _most_subkeys(self, number: int) -> int:
         limits = self._limits
         return min(limits.max_directory, limits.max_subkeys) if number == self._directory else limits.max_subkeys
 
-    def _scaled(self, number: int, most: int) -> int:
-        """A bound for a key of full size, for this key."""
-        return max(1, most * self._most_subkeys(number) // self._limits.max_subkeys)
-
-    def _is_crowded(self, number: int, entry: KeyEntry, record: Record, known: Stored | None, now: float) -> bool:
-        """Whether the key takes in only what ends soon, and this does not."""
-        if known is not None or len(entry.records) < self._scaled(number, self._limits.crowded_after):
+    def _has_share(self, number: int, entry: KeyEntry, prefix: Prefix, more: int, growth: int) -> bool:
+        """Whether a network may take up so many more places of the key, and bytes; one that strangers share always."""
+        if prefix.shared:
+            return True
+        in_key, in_all = entry.shares.get(prefix, _NOTHING), self._shares.get(prefix, _NOTHING)
+        if growth > 0 and in_all.size + growth > self._limits.storage_per_prefix:
             return False
-        return record.expiration > now + self._limits.crowded_life + self._limits.expiration_slack
+        return not more or in_key.count < max(1, self._most_subkeys(number) // self._limits.prefixes_in_key)
 
-    # Making room
-
-    def _make_room(
-        self, number: int, entry: KeyEntry, record: Record, known: Stored | None, payer: RecordWriter
-    ) -> bool:
-        """Whether there is room, or another prefix that holds more has had to give some up."""
+    def _make_room(self, number: int, entry: KeyEntry, record: Record, known: Stored | None, prefix: Prefix) -> bool:
+        """Whether this network may have the record, and there is room, or another network that holds more has had to
+        give some up."""
         limits, new = self._limits, known is None
         growth = record.size - (0 if known is None else known.record.size)
+        if not self._has_share(number, entry, prefix, int(new), growth):
+            return False
         while True:
             if new and len(entry.records) >= self._most_subkeys(number):
-                found = _to_evict(entry.shares, payer.prefix, is_owned(record.subkey), None)
+                found = _to_evict(entry.shares, prefix, _count, 1, owned=is_owned(record.subkey))
             elif entry.size + growth > limits.max_entry:
-                found = _to_evict(entry.shares, payer.prefix, False, growth)
+                found = _to_evict(entry.shares, prefix, _size, growth)
             elif new and self._count >= limits.max_stored:
                 # By number, not by size: else a flood of tiny records would push out whoever keeps large ones.
-                found = _to_evict(self._shares, payer.prefix, False, None)
+                found = _to_evict(self._shares, prefix, _count, 1)
             elif self.size + growth > limits.max_storage:
-                found = _to_evict(self._shares, payer.prefix, False, growth)
+                found = _to_evict(self._shares, prefix, _size, growth)
             else:
                 return True
             if found is None or found == (number, record.subkey):
                 return False
             self._remove(found[0], self._entries[found[0]], found[1])
 
-    def _keep(self, number: int, entry: KeyEntry, record: Record, known: Stored | None, payer: RecordWriter) -> None:
+    def _keep(self, number: int, entry: KeyEntry, record: Record, known: Stored | None, prefix: Prefix) -> None:
         self.version += 1
-        stored = Stored(record, self.version, record.fingerprint(), payer)
-        growth = record.size
         if known is not None:
-            growth -= known.record.size
             del entry.records[record.subkey]  # first, so that the dictionary's order stays the order of versions
-            self._count -= 1
-            if known.writer == payer:
-                self._charge_bytes(entry, payer, growth)
-            else:
-                self._discharge(number, entry, known)
-        if known is None or known.writer != payer:
-            self._charge(number, entry, stored)
-        self._count += 1
-        self.size += growth
-        entry.size += growth
-        entry.known_digest = None
-        entry.records[record.subkey] = stored
+            self._account(number, entry, known, -1, keeps_place=known.prefix == prefix)
+        stored = entry.records[record.subkey] = Stored(record, self.version, record.fingerprint(), prefix)
         self._entries[number] = entry
+        self._account(number, entry, stored, 1)
         heapq.heappush(self._expirations, (record.expiration, number, record.subkey))
         if len(self._expirations) > 64 + 4 * len(self._entries) and len(self._expirations) > 2 * self._count:
             self._rebuild_expirations()
 
     def _remove(self, number: int, entry: KeyEntry, subkey: bytes) -> None:
-        stored = entry.records.pop(subkey)
-        self.size -= stored.record.size
-        entry.size -= stored.record.size
-        entry.known_digest = None
-        self._count -= 1
-        self._discharge(number, entry, stored)
+        self._account(number, entry, entry.records.pop(subkey), -1)
         if not entry.records:
             del self._entries[number]
 
-    # Accounts
-
-    def _charge(self, number: int, entry: KeyEntry, stored: Stored) -> None:
-        """The newest in its prefix's shares of the key and of the whole."""
-        record, writer = stored.record, stored.writer
-        name = (number, record.subkey)
+    def _account(self, number: int, entry: KeyEntry, stored: Stored, sign: int, *, keeps_place: bool = False) -> None:
+        """Charges (1) the record's network for it, or no more (-1). `keeps_place`: it is charged anew at once."""
+        record, name = stored.record, (number, stored.record.subkey)
+        self.size += sign * record.size
+        self._count += sign
+        entry.size += sign * record.size
+        entry.known_digest = None
         for shares in (entry.shares, self._shares):
-            share = shares.setdefault(writer.prefix, PrefixShare())
-            (share.kept if record.subkey == NO_SUBKEY or is_owned(record.subkey) else share.expendable)[name] = None
-        entry.identities[writer.peer] += 1
-        if _is_foreign(record, writer):
-            entry.foreign[writer.peer] += 1
-        self._charge_bytes(entry, writer, record.size)
-
-    def _charge_bytes(self, entry: KeyEntry, writer: RecordWriter, growth: int) -> None:
-        entry.shares[writer.prefix].size += growth
-        self._shares[writer.prefix].size += growth
-        self._identities[writer.peer] += growth
-
-    def _discharge(self, number: int, entry: KeyEntry, stored: Stored) -> None:
-        record, writer = stored.record, stored.writer
-        self._charge_bytes(entry, writer, -record.size)
-        name = (number, record.subkey)
-        for shares in (entry.shares, self._shares):
-            share = shares[writer.prefix]
-            share.kept.pop(name, None)
-            share.expendable.pop(name, None)
-            if not share.count:
-                del shares[writer.prefix]
-        entry.identities[writer.peer] -= 1
-        if _is_foreign(record, writer):
-            entry.foreign[writer.peer] -= 1
-        for counter in (entry.identities, entry.foreign, self._identities):
-            if counter[writer.peer] <= 0:
-                del counter[writer.peer]
+            share = shares.setdefault(stored.prefix, PrefixShare())
+            share.size += sign * record.size
+            names = share.kept if record.subkey == NO_SUBKEY or is_owned(record.subkey) else share.expendable
+            if sign > 0:
+                names[name] = None
+            elif not keeps_place:
+                del names[name]
+                if not share.count:
+                    del shares[stored.prefix]
 
     def _rebuild_expirations(self) -> None:
         """Without it a record rewritten every second would leave a day of heap entries behind."""
@@ -357,21 +276,17 @@ class Storage:
 
 
 _NOTHING = PrefixShare()
+_count, _size = attrgetter("count"), attrgetter("size")
 
 
-def _to_evict(shares: Shares, prefix: Prefix, owned: bool, growth: int | None) -> Name | None:
-    """Chooses what has to go for one more record of this prefix, or (`growth`) for so many more of its bytes. None: the
-    prefix itself would then hold the most."""
-    own = shares.get(prefix, _NOTHING)
-    if growth is None:
-        fullest = max(shares.values(), key=lambda share: share.count, default=_NOTHING)
-        if fullest.count > own.count + 1:
-            return fullest.newest()
-    else:
-        fullest = max(shares.values(), key=lambda share: share.size, default=_NOTHING)
-        if fullest.size > own.size + growth:
-            return fullest.newest()
-    # Within one prefix a record with an owner takes the place of one that anyone may write.
+def _to_evict(
+    shares: Shares, prefix: Prefix, measure: Callable[[PrefixShare], int], growth: int, *, owned: bool = False
+) -> Name | None:
+    """Chooses what has to go so that this network may have so much more. None: it would then itself hold the most.
+    `owned`: within a network a record with an owner takes the place of one that anyone may write."""
+    own, fullest = shares.get(prefix, _NOTHING), max(shares.values(), key=measure, default=_NOTHING)
+    if measure(fullest) > measure(own) + growth:
+        return fullest.newest()
     return next(reversed(own.expendable), None) if owned else None
 
 
@@ -379,11 +294,6 @@ def _is_word_of(record: Record, peer: PeerID | None) -> bool:
     """Whether this peer itself has written the record, as far as can be told."""
     subkey = decode_subkey(record.subkey)
     return not isinstance(subkey, OwnedSubkey) or subkey.owner == peer
-
-
-def _is_foreign(record: Record, writer: RecordWriter) -> bool:
-    """Whether the record has another owner than who hands it over, who is no node near its key."""
-    return writer.peer is not None and not writer.replica and not _is_word_of(record, writer.peer)
 
 
 class ReadCache:

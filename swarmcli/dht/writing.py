@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from swarmcli.dht import messages
 from swarmcli.dht.core import NodeCore
-from swarmcli.dht.lookup import Lookup
+from swarmcli.dht.lookup import Together
 from swarmcli.dht.records import Record, key_id
 from swarmcli.dht.routing import Contact
 from swarmcli.dht.storage import StoreVerdict
-from swarmcli.errors import DHTError, NetworkError, ValidationError
+from swarmcli.errors import ConnectionLost, DHTError, NetworkError, ValidationError
 from swarmcli.network.identity import PeerID
 
 
@@ -25,7 +25,7 @@ class StoreResult:
 
 
 async def write(core: NodeCore, records: Sequence[Record]) -> list[StoreResult]:
-    """Writes many records in one traversal, with at most one message to each node where all replicas are known.
+    """Writes many records side by side, with at most one message to each node where all replicas are known.
 
     One result per record. A node that fails is replaced by the next nearest that answers.
     """
@@ -33,56 +33,61 @@ async def write(core: NodeCore, records: Sequence[Record]) -> list[StoreResult]:
     of_key: dict[int, list[int]] = {}  # indices of the records of each key
     for index, record in enumerate(records):
         of_key.setdefault(key_id(record.key), []).append(index)
-    lookups = {target: core.new_lookup(target, core.num_replicas) for target in of_key}
     # Where the neighbourhood is known, storing is itself the search: the replies name nodes that are nearer.
-    known = {target for target in lookups if core.contacts.table.knows_around(target)}
+    known = {target for target in of_key if core.contacts.table.knows_around(target)}
     tried: set[tuple[PeerID, int]] = set()  # (peer, index of record)
     named = 0 if core.rests else core.num_replicas  # neighbours take more of a slow line than what is stored
 
-    async def store_at(contact: Contact, indices: Sequence[int]) -> list[Contact]:
+    async def store(contact: Contact, targets: Sequence[int]) -> list[Contact]:
+        indices = [i for target in targets for i in of_key[target] if (contact.peer_id, i) not in tried]
         tried.update((contact.peer_id, index) for index in indices)
-        outcomes, found = await deliver(core, contact, [records[index] for index in indices], named)
+        outcomes, found = list[messages.Outcome](), list[Contact]()
+        if contact.peer_id == core.peer_id:
+            outcomes = [_keep(core, records[index]) for index in indices]
+        else:
+            outcomes, found = await deliver(core, contact, [records[index] for index in indices], named)
         for index, outcome in zip(indices, outcomes, strict=True):
             _note(core, results[index], records[index], outcome, contact.peer_id)
         return found
 
-    async def ask(contact: Contact, asking: Sequence[Lookup]) -> list[Contact]:
-        unknown = [lookup for lookup in asking if lookup.target not in known]
+    async def ask(contact: Contact, targets: Sequence[int]) -> list[Contact]:
+        unknown = [target for target in targets if target not in known]
         found = await core.find_nodes(contact, unknown, core.breadth(unknown))
-        indices = [index for lookup in asking if lookup.target in known for index in of_key[lookup.target]]
-        return found + await store_at(contact, indices)
+        return found + await store(contact, [target for target in targets if target in known])
 
-    async def store_where_found(contact: Contact, indices: Sequence[int]) -> None:
-        try:
-            if contact.peer_id == core.peer_id:
-                tried.update((core.peer_id, index) for index in indices)
-                for index in indices:
-                    record, verdict = records[index], core.accept(records[index])
-                    newer = (
-                        core.storage.find(key_id(record.key), record.subkey) if verdict is StoreVerdict.STALE else None
-                    )
-                    _note(core, results[index], record, messages.Outcome(verdict, newer), core.peer_id)
-            else:
-                await store_at(contact, indices)
-        except (NetworkError, DHTError):
-            for index in indices:  # the next nearest node takes these
-                lookup = lookups[key_id(records[index].key)]
-                lookup.failed(contact.peer_id)
-                lookup.finished = False
+    asking, storing = Together(ask), Together(store)
 
-    for _ in range(core.limits.store_rounds):
-        await core.traverse(list(lookups.values()), ask)
-        work: dict[PeerID, tuple[Contact, list[int]]] = {}
-        for target, lookup in lookups.items():
-            for contact in lookup.nearest():
-                if fresh := [index for index in of_key[target] if (contact.peer_id, index) not in tried]:
-                    work.setdefault(contact.peer_id, (contact, []))[1].extend(fresh)
-        if not work:
-            break
-        async with asyncio.TaskGroup() as group:
-            for contact, indices in work.values():
-                group.create_task(store_where_found(contact, indices))
+    async def place(target: int) -> None:
+        failed: set[PeerID] = set()
+
+        async def seek(contact: Contact) -> Sequence[Contact]:
+            if contact.peer_id in failed:
+                raise ConnectionLost("it has answered, and then failed to store")
+            return await asking.ask(contact, target)
+
+        async def put(contact: Contact) -> None:
+            try:
+                await storing.ask(contact, target)
+            except (NetworkError, DHTError):
+                failed.add(contact.peer_id)
+
+        for _ in range(core.limits.store_rounds):
+            before = len(failed)
+            nearest = await core.search(target, seek)
+            lacking = [each for each in nearest if any((each.peer_id, i) not in tried for i in of_key[target])]
+            await asyncio.gather(*map(put, lacking))
+            if len(failed) == before:
+                return
+
+    await asyncio.gather(*map(place, of_key))
     return results
+
+
+def _keep(core: NodeCore, record: Record) -> messages.Outcome:
+    """This node is itself one of the replicas."""
+    verdict = core.accept(record)
+    stale = verdict is StoreVerdict.STALE
+    return messages.Outcome(verdict, core.storage.find(key_id(record.key), record.subkey) if stale else None)
 
 
 async def deliver(

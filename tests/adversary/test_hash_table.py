@@ -10,8 +10,8 @@ import pytest
 
 from swarmcli.dht import DHTLimits, DHTNode, messages
 from swarmcli.dht.joining import RelayDirectory
+from swarmcli.dht.lookup import MOST_MISSED
 from swarmcli.dht.records import OwnedSubkey, encode_subkey, key_id, node_id
-from swarmcli.network.loop_thread import loop_time
 from swarmcli.reach.relay_messages import RELAYS_KEY, RelayRecord
 from swarmcli.testing import Swarm
 from tests.adversary.lies import LIES, Liar
@@ -59,7 +59,7 @@ async def share_of_a_key(swarm: Swarm, honest: list[DHTNode], liar: Liar) -> Non
     limits = DHTLimits()
     for node in honest:
         held = node.core.storage.records(key_id("run"))
-        assert limits.foreign_subkeys <= len(held) <= limits.crowded_after + HONEST
+        assert 0 < len(held) <= limits.max_subkeys // limits.prefixes_in_key + HONEST
 
 
 async def share_of_a_node(swarm: Swarm, honest: list[DHTNode], liar: Liar) -> None:
@@ -74,8 +74,7 @@ async def some_dials_and_then_hardly_any(swarm: Swarm, honest: list[DHTNode], li
     for _ in range(10):
         await reader.core.explore(node_id(reader.peer_id))
     assert messages.FIND in liar.told
-    assert reader.core.hearsay.at(loop_time()).credit(liar.endpoint.peer_id) == 1
-    assert len(swarm.network.dials) - before < 40
+    assert len(swarm.network.dials) - before < 10 * (MOST_MISSED + 3)
     assert {contact.peer_id for contact in reader.core.contacts.table} <= known
 
 

@@ -1,23 +1,22 @@
-"""The search as a state machine, compared with what there is, and its driver."""
+"""The search, compared with what there is; what liars cost it; and messages that serve several searches."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
-from swarmcli.dht.lookup import Lookup, traverse
+from swarmcli.dht.lookup import MOST_MISSED, Together, search
 from swarmcli.dht.records import ID_BITS
-from swarmcli.dht.routing import Contact, RoutingTable
+from swarmcli.dht.routing import Contact, RoutingTable, spread
 from swarmcli.errors import CallTimeout
 from swarmcli.network.identity import PeerID
+from swarmcli.network.prefix import Prefix, prefix_of_address
 from tests.simulation import simulated
 
 from .swarm import contact
-
-Ask = Callable[[Contact], list[Contact]]
 
 
 class Network:
@@ -33,110 +32,166 @@ class Network:
             for other in self.random.sample(self.contacts, count):
                 table.seen(other)
 
-    def ask(self, asked: Contact, target: int) -> list[Contact]:
+    async def ask(self, asked: Contact, target: int) -> list[Contact]:
+        await asyncio.sleep(self.random.choice([0.1, 0.3, 0.45]))
         if asked.peer_id in self.dead:
             raise CallTimeout("dead")
         return self.tables[asked.peer_id].nearest(target, 20)
 
-    def nearest_living(self, target: int, width: int) -> list[Contact]:
-        living = [each for each in self.contacts if each.peer_id not in self.dead]
-        return sorted(living, key=lambda each: each.node ^ target)[:width]
 
-
-def drive(lookup: Lookup, ask: Ask, parallel: int, chooser: random.Random, slow: float = 0.0) -> list[Contact]:
-    """Answers come in any order; some are overtaken by others."""
-    waiting: list[Contact] = []
-    for _ in range(10_000):
-        for each in lookup.due(parallel):
-            lookup.asking(each.peer_id)
-            waiting.append(each)
-        if lookup.finished:
-            return lookup.nearest()
-        assert waiting, "a search that is not finished waits for somebody"
-        asked = chooser.choice(waiting)
-        if chooser.random() < slow:
-            lookup.slow(asked.peer_id)
-            continue
-        waiting.remove(asked)
-        try:
-            found = ask(asked)
-        except CallTimeout:
-            lookup.failed(asked.peer_id)
-        else:
-            lookup.answered(asked.peer_id)
-            lookup.offer(found)
-    raise AssertionError("the search does not end")
+def nearest(contacts: Sequence[Contact] | set[Contact], target: int, count: int) -> list[Contact]:
+    return sorted(contacts, key=lambda each: each.node ^ target)[:count]
 
 
 @pytest.mark.parametrize("dead", [0.2, 0.5])
 @pytest.mark.parametrize("parallel", [1, 3])
-@pytest.mark.parametrize("seed", range(6))
-def test_it_finds_what_there_is(dead: float, parallel: int, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(3))
+@simulated
+async def test_it_finds_what_there_is(dead: float, parallel: int, seed: int) -> None:
     network = Network(150, dead, seed)
     target = network.random.getrandbits(ID_BITS)
     start = network.random.sample(network.contacts, 12)
-
-    def ask(asked: Contact) -> list[Contact]:
-        return network.ask(asked, target)
-
-    lookup = Lookup(target, 5)
-    lookup.offer(start)
-    found = drive(lookup, ask, parallel, network.random)
-    assert found == network.nearest_living(target, 5)
-
-
-def test_no_more_than_parallel_are_asked_and_slow_ones_do_not_count() -> None:
-    lookup = Lookup(0, 5)
-    lookup.offer(contact(number) for number in range(10))
-    asked = lookup.due(3)
-    assert len(asked) == 3
-    for each in asked:
-        lookup.asking(each.peer_id)
-    assert lookup.due(3) == []
-    lookup.slow(asked[0].peer_id)
-    assert len(lookup.due(3)) == 1
-    lookup.answered(asked[0].peer_id)
-    lookup.slow(asked[0].peer_id)
-    assert asked[0] in lookup.nearest(), "an answer that came is not slow any more"
-
-
-def lookup(target: int, candidates: int, width: int = 5) -> Lookup:
-    made = Lookup(target, width)
-    made.offer(contact(number) for number in range(candidates))
-    return made
+    found = await search(
+        target, start, lambda each: network.ask(each, target), width=5, parallel=parallel, slow_after=0.5
+    )
+    assert found == nearest([each for each in network.contacts if each.peer_id not in network.dead], target, 5)
 
 
 @simulated
-async def test_one_message_serves_all_lookups_that_want_the_peer() -> None:
-    lookups = [lookup(number << 250, 8) for number in range(20)]
-    asked: list[PeerID] = []
+async def test_no_more_than_parallel_are_asked_and_slow_ones_do_not_count() -> None:
+    waiting, most = 0, 0
 
-    async def ask(asked_one: Contact, asking: Sequence[Lookup]) -> list[Contact]:
-        asked.append(asked_one.peer_id)
+    async def ask(asked: Contact) -> list[Contact]:
+        nonlocal waiting, most
+        waiting += 1
+        most = max(most, waiting)
         await asyncio.sleep(0.1)
+        waiting -= 1
         return []
 
-    await traverse(lookups, ask, parallel=5, slow_after=10.0)
-    assert all(len(each.nearest()) == 5 for each in lookups)
-    assert len(asked) <= 2 * 8
+    assert len(await search(0, map(contact, range(10)), ask, width=5, parallel=3, slow_after=10)) == 5
+    assert most == 3
 
 
 @simulated
 async def test_a_silent_peer_costs_the_patience_only_and_its_call_is_cancelled() -> None:
-    made = lookup(0, 8)
-    silent = made.due(1)[0].peer_id
-    cancelled: list[PeerID] = []
+    contacts = [contact(number) for number in range(8)]
+    silent = nearest(contacts, 0, 1)[0]
+    cancelled: list[Contact] = []
 
-    async def ask(asked: Contact, asking: Sequence[Lookup]) -> list[Contact]:
-        if asked.peer_id == silent:
+    async def ask(asked: Contact) -> list[Contact]:
+        if asked == silent:
             try:
                 await asyncio.sleep(1000.0)
             except asyncio.CancelledError:
-                cancelled.append(asked.peer_id)
+                cancelled.append(asked)
                 raise
         return []
 
-    await traverse([made], ask, parallel=5, slow_after=0.5)
+    found = await search(0, contacts, ask, width=5, parallel=5, slow_after=0.5)
     assert asyncio.get_running_loop().time() == pytest.approx(0.5)
-    assert cancelled == [silent]
-    assert len(made.nearest()) == 5
+    assert cancelled == [silent] and found == nearest(contacts, 0, 6)[1:]
+
+
+@simulated
+async def test_one_message_serves_all_searches_that_ask_the_peer_at_the_same_moment() -> None:
+    asked: list[PeerID] = []
+
+    async def send(contact: Contact, targets: Sequence[int]) -> list[Contact]:
+        asked.append(contact.peer_id)
+        await asyncio.sleep(0.1)
+        return []
+
+    together = Together(send)
+
+    async def one(target: int) -> list[Contact]:
+        known = map(contact, range(8))
+        return await search(
+            target, known, lambda each: together.ask(each, target), width=5, parallel=5, slow_after=10.0
+        )
+
+    found = await asyncio.gather(*(one(number << 250) for number in range(20)))
+    assert all(len(each) == 5 for each in found) and len(asked) <= 8
+
+
+@simulated
+async def test_a_message_ends_with_the_last_of_those_who_wait_for_it() -> None:
+    ended = 0
+
+    async def send(contact: Contact, targets: Sequence[int]) -> list[Contact]:
+        nonlocal ended
+        try:
+            await asyncio.sleep(1.0)
+        except asyncio.CancelledError:
+            ended += 1
+            raise
+        return [contact]
+
+    together = Together(send)
+    one, two = (asyncio.create_task(together.ask(contact(0), number)) for number in range(2))
+    await asyncio.sleep(0.5)
+    one.cancel()
+    assert await two == [contact(0)] and not ended
+    alone = asyncio.create_task(together.ask(contact(0), 1))
+    await asyncio.sleep(0.5)
+    alone.cancel()
+    await asyncio.wait([alone])
+    assert ended == 1
+
+
+@pytest.mark.parametrize("silent", [False, True])
+@simulated
+async def test_invented_contacts_cost_a_search_few_dials_of_each_liar(silent: bool) -> None:
+    dice = random.Random(1)
+    drawn = [Contact(PeerID(dice.randbytes(32)), (f"memory://{number}",)) for number in range(1000)]
+    liar, honest, invented = contact(0), contact(1), nearest(drawn, 0, 20)
+    dialed = 0
+
+    async def ask(asked: Contact) -> list[Contact]:
+        nonlocal dialed
+        if asked in invented:
+            dialed += 1
+            await asyncio.sleep(4.0 if silent else 0.1)
+            raise CallTimeout("nobody is there")
+        await asyncio.sleep(0.1)
+        return invented if asked == liar else [contact(number) for number in range(2, 12)] if asked == honest else []
+
+    assert len(await search(0, [liar, honest], ask, width=5, parallel=3, slow_after=0.5)) == 5
+    assert 0 < dialed <= MOST_MISSED + 3
+    assert asyncio.get_running_loop().time() < 4.0
+
+
+@simulated
+async def test_paths_ask_nobody_twice_and_a_liar_spoils_its_own() -> None:
+    """Three nodes are known; one names liars only, who answer and name each other. The search finds the honest ones."""
+    dice, target = random.Random(5), 1 << 255
+    everyone = [contact(number) for number in range(100, 400)]
+    liars = set(nearest(everyone, target, 40)[3::2])
+    start = [*nearest(liars, target, 1), *dice.sample([each for each in everyone if each not in liars], 2)]
+    asked: list[Contact] = []
+
+    async def ask(each: Contact) -> list[Contact]:
+        asked.append(each)
+        await asyncio.sleep(0.1)
+        return nearest(liars if each in liars else everyone, target, 8)
+
+    found = await search(target, start, ask, width=5, paths=3, parallel=3, slow_after=1.0)
+    assert found == nearest(everyone, target, 5) and len(asked) == len(set(asked))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        ("abcdefg", "abcde"),
+        ("aaabcde", "abcde"),
+        ("aaaaaaa", "aaaaa"),
+        ("aaaaaab", "aaaab"),
+        ("LLLLLab", "LLLLL"),  # a network that strangers share
+    ],
+)
+def test_replicas_are_in_unlike_networks_as_long_as_there_are_others(hosts: str, expected: str) -> None:
+    def prefix(contact: tuple[str, int]) -> Prefix | None:
+        return None if contact[0] == "L" else prefix_of_address(f"memory://{contact[0]}")
+
+    contacts = [(host, place) for place, host in enumerate(hosts)]
+    assert "".join(host for host, _ in spread(contacts, 5, prefix)) == expected

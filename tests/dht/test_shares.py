@@ -1,4 +1,4 @@
-"""Who pays for what a node keeps: no identity and no network prefix takes the others' place."""
+"""Which network is charged for what a node keeps: none takes the others' place."""
 
 from __future__ import annotations
 
@@ -28,26 +28,23 @@ def owned(owner: PeerID, **more: Any) -> Record:
     return record(OwnedSubkey(owner), **signed)
 
 
-def at(host: str, who: PeerID, *, replica: bool = False) -> RecordWriter:
-    return RecordWriter(who, prefix_of(host), replica)
+def at(host: str, who: PeerID) -> RecordWriter:
+    return RecordWriter(who, prefix_of(host))
 
 
 def held(storage: Storage, key: str = "key") -> set[bytes]:
     return {each.subkey for each in storage.records(key_id(key))}
 
 
-def flood(storage: Storage, host: str, count: int, *, start: int = 1000, replica: bool = False, **more: Any) -> int:
+def flood(storage: Storage, host: str, count: int, *, start: int = 1000, **more: Any) -> int:
     """A throwaway key per record; how many were kept."""
-    each = [
-        storage.put(owned(peer(number), **more), 0.0, at(host, PEERS[0] if replica else peer(number), replica=replica))
-        for number in range(start, start + count)
-    ]
-    return each.count(StoreVerdict.STORED)
+    keys = map(peer, range(start, start + count))
+    return [storage.put(owned(key, **more), 0.0, at(host, key)) for key in keys].count(StoreVerdict.STORED)
 
 
 def test_throwaway_keys_of_one_prefix_fill_no_key() -> None:
     storage = Storage(DHTLimits())
-    assert flood(storage, "198.51.100.1", 4096) == DHTLimits().subkeys_per_prefix
+    assert flood(storage, "198.51.100.1", 4096) == 512
     assert storage.put(owned(PEERS[0]), 0.0, at("203.0.113.1", PEERS[0])) is StoreVerdict.STORED
 
 
@@ -66,7 +63,7 @@ def test_a_full_key_makes_room_at_the_cost_of_the_fullest_prefix() -> None:
 
 def test_within_a_prefix_who_has_been_there_for_long_stays() -> None:
     """Nobody can tell honest peers of the flood's own network from it, but by who came first."""
-    storage = Storage(DHTLimits(max_subkeys=100, crowded_after=1000, subkeys_per_prefix=1000))
+    storage = Storage(DHTLimits(max_subkeys=100, prefixes_in_key=1))
     host = "198.51.100.1"
     for honest in PEERS[:10]:
         assert storage.put(owned(honest), 0.0, at(host, honest)) is StoreVerdict.STORED
@@ -78,35 +75,32 @@ def test_within_a_prefix_who_has_been_there_for_long_stays() -> None:
     assert {encode_subkey(OwnedSubkey(each)) for each in (*PEERS[:10], *PEERS[20:40])} <= held(storage)
 
 
-def test_only_owners_bring_a_record_first_and_replicas_within_a_bound() -> None:
-    limits = DHTLimits()
-    storage = Storage(limits)
-    stranger = at("198.51.100.1", PEERS[1])
-    kept = [storage.put(owned(peer(number)), 0.0, stranger) for number in range(1000, 1010)]
-    assert kept.count(StoreVerdict.STORED) == limits.foreign_subkeys
-    assert flood(storage, "198.51.7.1", 4096, start=2000, replica=True) == limits.subkeys_per_replica
-    assert storage.put(owned(PEERS[5]), 0.0, at("203.0.113.1", PEERS[5])) is StoreVerdict.STORED
-
-
-def test_what_a_replica_handed_over_is_its_owners_as_soon_as_that_one_shows_up() -> None:
+def test_what_was_handed_over_is_its_owners_as_soon_as_that_one_shows_up() -> None:
     storage = Storage(DHTLimits())
-    mine, replica = at("203.0.113.1", PEERS[1]), at("198.51.100.1", PEERS[0], replica=True)
+    mine, replica = at("203.0.113.1", PEERS[1]), at("198.51.100.1", PEERS[0])
     for said in (owned(PEERS[1]), owned(PEERS[1], sequence=2)):
         assert storage.put(said, 0.0, replica) is StoreVerdict.STORED
-        (stored,) = storage.entry(key_id("key"), 0.0).records.values()  # type: ignore[union-attr]
-        assert stored.writer == (replica if said.sequence == 1 else mine)
+        held_by = [each.prefix for each in storage.entry(key_id("key"), 0.0).records.values()]  # type: ignore[union-attr]
+        assert held_by == [replica.prefix if said.sequence == 1 else mine.prefix], "who repeats it changes nothing"
         storage.put(said, 0.0, mine)
-        assert stored.writer == mine, "and a replica that repeats or renews it changes nothing"
+        held_by = [each.prefix for each in storage.entry(key_id("key"), 0.0).records.values()]  # type: ignore[union-attr]
+        assert held_by == [mine.prefix]
 
 
-def test_four_identities_do_not_fill_a_node() -> None:
+def test_an_owner_renews_its_record_though_its_network_has_no_place_left() -> None:
+    storage = Storage(DHTLimits())
+    storage.put(owned(PEERS[1]), 0.0, at("203.0.113.1", PEERS[0]))
+    flood(storage, "198.51.100.1", 600)
+    assert storage.put(owned(PEERS[1], sequence=2), 0.0, at("198.51.100.1", PEERS[1])) is StoreVerdict.STORED
+
+
+def test_one_network_does_not_fill_a_node() -> None:
     limits = DHTLimits()
     storage = Storage(limits)
-    for who in range(4):
-        for number in range(250):
-            block = record(number, key=f"key {number % 50} of {who}", value=b"x" * 100_000)
-            storage.put(block, 0.0, at(f"198.51.{who}.1", PEERS[who]))
-    assert storage.size <= 4 * limits.storage_per_identity < limits.max_storage // 2
+    for number in range(1000):
+        block = record(number, key=f"key {number % 50}", value=b"x" * 100_000)
+        storage.put(block, 0.0, at("198.51.100.1", PEERS[number % 64]))
+    assert storage.size <= limits.storage_per_prefix < limits.max_storage // 2
 
 
 def test_a_full_node_makes_room_at_the_cost_of_the_fullest_prefix() -> None:
@@ -132,13 +126,6 @@ def test_tiny_records_push_out_nobody_who_keeps_large_ones() -> None:
         said = record(0, key=f"honest {number}", value=b"x" * 5000)
         assert storage.put(said, 0.0, at("203.0.113.1", PEERS[1])) is StoreVerdict.STORED
     assert storage.count() == 100 and all(held(storage, f"honest {number}") for number in range(50))
-
-
-def test_a_crowded_key_takes_in_only_what_ends_soon() -> None:
-    storage = Storage(DHTLimits())
-    kept = [flood(storage, f"198.51.{number}.1", 500, start=1000 * (number + 1), expiration=DAY) for number in range(6)]
-    assert sum(kept) == DHTLimits().crowded_after
-    assert flood(storage, "203.0.113.1", 10, start=90_000, expiration=1800.0) == 10
 
 
 def test_the_relays_key_is_small_and_has_room_for_every_prefix() -> None:

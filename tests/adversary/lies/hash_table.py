@@ -34,7 +34,7 @@ def hide(liar: Liar) -> None:
     _answer(liar, messages.FIND, FindRequest, lambda peer, request: _nothing(request))
 
 
-@lie("invents contacts", "hash table", at_most="a search dials some of them, then none of this liar's for a minute")
+@lie("invents contacts", "hash table", at_most="a search dials six of them")
 def invent(liar: Liar) -> None:
     """Hides, and names contacts near whatever is looked for that nobody is."""
     name_each_other([], invented=messages.MAX_CONTACTS)(liar)
@@ -111,7 +111,7 @@ def fill_keys(liar: Liar) -> None:
     _keep_telling(liar, fill)
 
 
-@lie("fills the storage", "hash table", at_most="16 MiB of a node by one identity, 64 MiB by one network")
+@lie("fills the storage", "hash table", at_most="64 MiB of a node by one network")
 def fill_storage(liar: Liar) -> None:
     async def fill(peer: PeerID) -> None:
         core = _core(liar)
