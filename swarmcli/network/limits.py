@@ -41,9 +41,7 @@ class NetworkLimits:
     write_low: int = 128 << 10  # … and below which they go on
     enough: int = 32 << 10  # two TLS records: worth being woken for in the middle of a payload
     direct: int = 64 << 10  # of a payload; from here on a reader that names its memory is worth waiting for
-    whole_frame: int = 1 << 20  # frames up to this size are written in one go, so that a cancelled send tears none
     short_words: int = 2 << 10  # of a frame without a payload that waits for no turn where the link is limited
-    max_pings: int = 8  # unanswered ones; further pings repeat the last number, so that nobody has to remember more
     backlog: int = 1024  # connections that the system takes in before this process does
     accept_retry: float = 0.1  # when the system has no more file descriptors or memory
     probes: int = 256  # connections for probing that others may hold at one time …

@@ -41,75 +41,55 @@ R = TypeVar("R")
 
 Reaction: TypeAlias = Callable[["ControlChannel", Any], None]
 
-_PING_SECRET_BITS = 32  # of a ping's number, drawn for each: who could guess it would answer before the ping has come
+_PING_BITS = 62  # of a ping's number, drawn for each: who could guess it would answer before the ping has come
 
 
 class Liveness:
-    """Counts ticks of the keepalive, not time: a machine that slept or was too busy has not been waiting.
+    """When the other end was heard, and when it is pinged or taken for dead.
 
-    Nothing heard for a while: ping. Nothing at all heard since a ping was sent, for the timeout: the other end is
-    dead. Bytes count, not messages, and any bytes do. An end that hears a long message also pings now and then:
-    the sender's own pings stand in line behind it, and without a word from here it would believe itself alone.
-    Besides, each end pings at the start (by `ping`) and once a minute, to measure the other's clock and the round trip.
+    Its clock is the keepalive's ticks: a machine that slept or was too busy has not been waiting. Nothing heard for
+    a while: ping. Nothing at all heard since a ping was sent, for the timeout: the other end is dead. Bytes count, not
+    messages, and any bytes do. An end that hears a long message also pings now and then: the sender's own pings stand
+    in line behind it, and without a word from here it would believe itself alone. Besides, each end pings at the start
+    and once a minute, to measure the other's clock and the round trip.
     """
 
     def __init__(self, connection: Connection, limits: NetworkLimits) -> None:
-        self._connection = connection
-        self._limits = limits
-        self._heard = connection.bytes_received  # at the last tick
-        self._said = connection.bytes_sent
-        self._silent = 0  # ticks without a byte from there, counted anew from the first ping that waits for an answer …
-        self._mute = 0  # … and from here
-        self._listened = 0  # ticks with bytes from there since the last one with bytes from here
-        self._pinged = 0  # pings sent so far; each has its number
-        self._answered = 0  # all before this number are answered
-        self._since_ping = 0  # ticks
+        self.now = 0.0  # seconds of ticks
+        self.last_heard = self.last_said = 0.0  # when bytes came from there, and went from here
+        self.ping_sent_at = 0.0  # the last one …
+        self.answer_due_since: float | None = None  # … and the first one that has no answer yet
+        self._connection, self._limits = connection, limits
+        self._received, self._sent = connection.bytes_received, connection.bytes_sent
 
     def dead(self, elsewhere: int = 0) -> bool:
         """To be called once per tick, first. `elsewhere` counts the bytes from there on other connections: where
         streams fill a slow link, pings stand in line behind them."""
-        connection = self._connection
-        received = connection.bytes_received + elsewhere
-        heard, said = received != self._heard, connection.bytes_sent != self._said
-        self._heard, self._said = received, connection.bytes_sent
-        self._silent = 0 if heard else self._silent + 1
-        self._mute = 0 if said else self._mute + 1
-        self._listened = 0 if said else self._listened + heard
-        return self._unanswered > 0 and self._seconds(self._silent) >= self._limits.keepalive_timeout
+        self.now += self._limits.keepalive_interval
+        received, sent = self._connection.bytes_received + elsewhere, self._connection.bytes_sent
+        if received != self._received:
+            self._received, self.last_heard = received, self.now
+        if sent != self._sent:
+            self._sent, self.last_said = sent, self.now
+        if self.answer_due_since is None:
+            return False
+        return self.now - max(self.last_heard, self.answer_due_since) >= self._limits.keepalive_timeout
 
-    def ping_due(self, watched: bool) -> int | None:
-        """The number of the ping to send now, if one is due."""
+    def ping_due(self, watched: bool) -> bool:
         patience = self._limits.keepalive_interval if watched else self._limits.keepalive_idle_interval
         if not self._connection.dialed:
             patience *= 1.5  # mostly the dialer's ping comes before, and one of the two is enough
-        # One answer that came is no long message: it takes bytes in more than one tick.
-        listening = self._listened > 1 and self._seconds(self._mute) >= self._limits.keepalive_timeout / 3
-        self._since_ping += 1
-        measuring = self._seconds(self._since_ping) >= SAMPLE_LIFE
-        if listening or measuring or self._seconds(self._silent) >= patience:
-            return self.ping()
-        return None
+        listening = self.last_heard - self.last_said >= self._limits.keepalive_timeout / 3
+        measuring = self.now - self.ping_sent_at >= SAMPLE_LIFE
+        return listening or measuring or self.now - max(self.last_heard, self.ping_sent_at) >= patience
 
-    def ping(self) -> int:
-        """The number of a ping that is sent in any case."""
-        self._since_ping = 0
-        if self._unanswered == 0:
-            self._silent = 0  # the timeout runs from here
-        if self._unanswered < self._limits.max_pings:
-            self._pinged += 1
-        return self._pinged - 1
+    def pinged(self) -> None:
+        self.ping_sent_at = self.now
+        if self.answer_due_since is None:
+            self.answer_due_since = self.now
 
-    def answered(self, number: int) -> bool:
-        """A pong has come for this ping, and so for those before it. False if there was no such ping."""
-        self._answered = max(self._answered, number + 1) if number < self._pinged else self._answered
-        return number < self._pinged
-
-    @property
-    def _unanswered(self) -> int:
-        return self._pinged - self._answered
-
-    def _seconds(self, ticks: int) -> float:
-        return ticks * self._limits.keepalive_interval
+    def answered(self) -> None:
+        self.answer_due_since = None
 
 
 @dataclass(slots=True)
@@ -154,8 +134,9 @@ class ControlChannel:
         self._abandoned: set[int] = set()  # given up here, to be acknowledged there
         self._next = 0  # number of a call
         self._serving = IncomingCalls(connection, context, prefix)
-        # Under way, by number: what goes over the wire in its place, raw and loop time of the sending.
-        self._pings: dict[int, tuple[int, float, float]] = {}
+        # The ping without an answer, repeated until it has one: its number, raw and loop time of the first sending.
+        self._ping_sent: tuple[int, float, float] | None = None
+        self._ping_answered = -1  # the last one; an answer to its repetition may still come
         self._pong_due = False
         self._liveness = Liveness(connection, context.limits)
         self._goodbye: str | None = None
@@ -213,8 +194,8 @@ class ControlChannel:
         `elsewhere`: bytes that have come from there on bulk connections."""
         if self._liveness.dead(elsewhere):
             self.connection.abort(f"no sign of life for {self._context.limits.keepalive_timeout:g} s")
-        elif (number := self._liveness.ping_due(watched or self.calls_waiting > 0)) is not None:
-            self._ping(number)
+        elif self._liveness.ping_due(watched or self.calls_waiting > 0):
+            self._ping()
 
     # Receiver
 
@@ -248,7 +229,7 @@ class ControlChannel:
             case ControlHello():
                 self.boot_id = message.boot_id
                 self._shared_reactions[ControlHello](self, message)
-                self._ping(self._liveness.ping())
+                self._ping()
             case _:
                 self._shared_reactions[type(message)](self, message)
 
@@ -291,13 +272,13 @@ class ControlChannel:
         self._slots.release()
         return call
 
-    def _ping(self, number: int) -> None:
-        if number not in self._pings:
+    def _ping(self) -> None:
+        if self._ping_sent is None:
             # The highest bit is always set, so that the message has the same length whatever is drawn.
-            secret = 1 << (_PING_SECRET_BITS - 1) | secrets.randbits(_PING_SECRET_BITS - 1)
-            named = number << _PING_SECRET_BITS | secret
-            self._pings[number] = named, self._context.clock.raw(), self._loop.time()
-        self.post(Ping(self._pings[number][0]))
+            number = 1 << (_PING_BITS - 1) | secrets.randbits(_PING_BITS - 1)
+            self._ping_sent = number, self._context.clock.raw(), self._loop.time()
+        self._liveness.pinged()
+        self.post(Ping(self._ping_sent[0]))
 
     async def _send_pong(self, number: int, received: float) -> None:
         try:
@@ -306,14 +287,14 @@ class ControlChannel:
             self._pong_due = False
 
     def _pong_received(self, pong: Pong) -> None:
-        answered = pong.number >> _PING_SECRET_BITS
-        named, raw, at = self._pings.get(answered, (pong.number, 0.0, 0.0))
-        if named != pong.number or not self._liveness.answered(answered):
-            raise ProtocolViolation(f"unexpected message: a pong without a ping: {pong.number}")
-        if answered in self._pings:
-            self._pings = {number: ping for number, ping in self._pings.items() if number > answered}
-            self.ping_time = _smoothed(self.ping_time, self._loop.time() - at)
-            self._measured(raw, at, pong.received, pong.replied)
+        if self._ping_sent is None or pong.number != self._ping_sent[0]:
+            if pong.number != self._ping_answered:
+                raise ProtocolViolation(f"unexpected message: a pong without a ping: {pong.number}")
+            return
+        (self._ping_answered, raw, at), self._ping_sent = self._ping_sent, None
+        self._liveness.answered()
+        self.ping_time = _smoothed(self.ping_time, self._loop.time() - at)
+        self._measured(raw, at, pong.received, pong.replied)
 
     def _measured(self, sent_raw: float, sent_at: float, received: float, replied: float) -> None:
         clock = self._context.clock

@@ -20,6 +20,7 @@ _PREFIX = struct.Struct("!II")  # size of the header, size of the payload
 _GOODBYE = 0xFFFF_FFFF
 _MAX_GOODBYE = 512
 _NOTHING = memoryview(b"")
+_WHOLE = 1 << 20  # bytes of a frame that is written in one go where nothing limits the way out
 
 
 class PeerSaidGoodbye(ConnectionLost):
@@ -180,7 +181,7 @@ class FrameWriter:
             # Words about a stream pass as control messages do: behind the debt of those, a round would wait for them.
             if self._limited and (size or len(start) > self._limits.short_words):
                 await self._turn()
-            if len(start) + size <= (self.way.piece if self._limited else self._limits.whole_frame):
+            if len(start) + size <= (self.way.piece if self._limited else _WHOLE):
                 self.write_whole(start, pieces, size)
             else:
                 await self._write_sliced(start, pieces)
@@ -202,10 +203,9 @@ class FrameWriter:
             await self.way.turn()
         await self.drained()
 
-    def _write_some(self, rest: deque[memoryview], room: int | None = None) -> None:
-        """Writes a piece of the rest, or as much as there is room for, and leaves what remains."""
-        if room is None:
-            room = self.way.piece if self.bulk else LARGEST_PIECE
+    def _write_some(self, rest: deque[memoryview]) -> None:
+        """Writes a piece of the rest, and leaves what remains."""
+        room = self.way.piece if self.bulk else LARGEST_PIECE
         while rest and room > 0:
             piece = rest.popleft()
             self.write(piece[:room])
@@ -216,7 +216,6 @@ class FrameWriter:
     async def _write_sliced(self, start: bytes, pieces: Sequence[memoryview]) -> None:
         """Piece by piece. The way out may get a limit meanwhile, or lose it."""
         self.mid_frame = True
-        torn = len(start) + sum(piece.nbytes for piece in pieces) > self._limits.whole_frame
         rest = deque([memoryview(start), *pieces])
         try:
             self._write_some(rest)
@@ -225,12 +224,7 @@ class FrameWriter:
                 await self._turn()
                 self._write_some(rest)
         except asyncio.CancelledError:
-            if torn:
-                self._on_torn()
-                raise
-            # Without a limit it would have been written in one go: it is torn as seldom with one.
-            self._write_some(rest, self._limits.whole_frame)
-            self.mid_frame = False
+            self._on_torn()
             raise
         self.mid_frame = False
 

@@ -79,7 +79,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    number: Number  # grows, and cannot be guessed
+    number: Number  # drawn for each that was not answered; cannot be guessed
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong"):

@@ -216,7 +216,7 @@ class TCPConnection(asyncio.BufferedProtocol):
             self.resume_reading()
 
     async def send(self, header: bytes, payload: Sequence[Buffer] = ()) -> None:
-        """See `Connection.send`. A send that is cancelled in the middle of a frame above 1 MiB ends the connection."""
+        """See `Connection.send`. A send that is cancelled in the middle of its frame ends the connection."""
         await self._writer.send(header, payload)
 
     def pause_reading(self) -> None:
