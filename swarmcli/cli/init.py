@@ -18,8 +18,9 @@ from swarmcli.errors import RecipeError, UsageError
 from swarmcli.recipe import Recipe, load_recipe, parse_recipe
 from swarmcli.recipe.dataset import DATA_SUFFIXES
 from swarmcli.recipe.pretrained import commit_of
+from swarmcli.recipe.rules import HUB_NAME
 from swarmcli.recipe.run_key import RunKey
-from swarmcli.recipe.schema import HUB_NAME, RUN_ID
+from swarmcli.recipe.schema import RUN_ID
 from swarmcli.recipe.task_names import BUILT_IN
 from swarmcli.recipe.templates import SHIPPED, STDLIB, TemplateName, compose, small_data_of
 

@@ -8,7 +8,6 @@ from typing import Any
 import typer
 
 from swarmcli.recipe import Recipe
-from swarmcli.recipe.dataset import SOURCES
 from swarmcli.recipe.load import INCLUDE
 
 
@@ -47,7 +46,6 @@ def recipe_schema() -> dict[str, Any]:
         }
     for name in ("FilesDataset", "StdlibDataset", "HuggingFaceDataset"):
         dataset = found["$defs"][name]
-        # `source` is inferred from `path`, and former versions wrote it as `type`.
-        dataset["properties"]["type"] = {"anyOf": [dataset["properties"]["type"], {"enum": list(SOURCES)}]}
+        # `source` is inferred from `path`.
         dataset["required"] = [key for key in dataset.get("required", ()) if key != "source"]
     return found

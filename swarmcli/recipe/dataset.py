@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from swarmcli.recipe.section import REQUIRED, Conflict, Section, advised, shared
+from swarmcli.recipe.section import REQUIRED, Conflict, Section, advised, shared, tags_of
 
 # Formats of the library `datasets`: others read files that can run code.
 FORMATS = ("json", "parquet", "csv", "text", "imagefolder")
@@ -59,6 +59,11 @@ def _template(text: str) -> str:
 ChatTemplate: TypeAlias = Annotated[str, Field(max_length=1 << 16), AfterValidator(_template)]
 
 
+TypeOfTexts: TypeAlias = Literal["text", "completion"]
+_TYPE_OF_TEXTS = shared("text", "as of every item, but a text has no conversations")
+_CHAT, _ROWS = {"type": ["chat_template"]}, {"type": ["text", "completion"]}
+
+
 class DatasetSettings(Section):
     """Every item has these."""
 
@@ -67,21 +72,12 @@ class DatasetSettings(Section):
     )
     weight: float = shared(1.0, "how often rows come from this source, relative to the others", gt=0)
 
-    @model_validator(mode="after")
-    def _has_rows(self) -> DatasetSettings:
-        if self.type == "chat_template" and "field_messages" not in type(self).model_fields:
-            raise Conflict(
-                "type",
-                "a text file has no conversations in it; write them as JSON lines and name the file "
-                "(`path: chats.jsonl`), or take type: text",
-            )
-        return self
-
 
 class FilesDataset(DatasetSettings):
     """Text from a file, or from all files below a directory."""
 
     source: Literal["files"] = shared("files", "text files of this machine")
+    type: TypeOfTexts = _TYPE_OF_TEXTS
     path: str = shared(
         REQUIRED, "a file or a directory, relative to local.data_dir or else to the recipe", min_length=1
     )
@@ -93,6 +89,7 @@ class StdlibDataset(DatasetSettings):
     """The sources of Python's own standard library: real text that is on every machine."""
 
     source: Literal["stdlib"] = shared(REQUIRED, "the sources of Python's standard library")
+    type: TypeOfTexts = _TYPE_OF_TEXTS
 
 
 class HuggingFaceDataset(DatasetSettings):
@@ -106,54 +103,40 @@ class HuggingFaceDataset(DatasetSettings):
     split: str = shared("train", "which split", min_length=1)
     data_files: tuple[str, ...] = shared((), "files of the dataset; local ones as `path` of a files dataset")
     revision: str | None = shared(None, "a commit or tag of the dataset, so that all peers read the same")
-    field: str = shared("text", "the column that holds the text", min_length=1)
+    field: str = shared("text", "the column that holds the text", of=_ROWS, min_length=1)
     columns: Mapping[str, str] = shared(
         {}, "the columns that hold what else the task reads, by its words: {label: topic}", max_length=16
     )
     encoding: Encoding = shared(UTF_8, "of files of json, csv or text")
     streaming: bool = advised(True, "read while training instead of downloading everything first")
-    field_messages: str = shared("messages", "chat_template: the column that holds the conversation", min_length=1)
+    field_messages: str = shared("messages", "the column that holds the conversation", of=_CHAT, min_length=1)
     message_property_mappings: Mapping[str, str] = shared(
         {"role": "role", "content": "content"},
-        "chat_template: properties of a message, by the template's name: the name in the data",
+        "properties of a message, by the template's name: the name in the data",
+        of=_CHAT,
     )
-    roles_to_train: tuple[str, ...] = shared(
-        ("assistant",), "chat_template: the model learns what these say", min_length=1
-    )
+    roles_to_train: tuple[str, ...] = shared(("assistant",), "the model learns what these say", of=_CHAT, min_length=1)
     train_on_eos: Literal["turn", "all", "last"] = shared(
         "turn",
-        "chat_template: the model learns the end mark of the turns that it learns, of all, or of the last one",
+        "the model learns the end mark of the turns that it learns, of all, or of the last one",
+        of=_CHAT,
     )
-    chat_template: ChatTemplate | None = shared(None, "chat_template: one for this dataset; see above")
-
-    @model_validator(mode="after")
-    def _fits_its_type(self) -> HuggingFaceDataset:
-        unused = {"field"} if self.type == "chat_template" else CHAT_KEYS
-        if found := sorted(unused & self.model_fields_set):
-            fix = "name the column in field_messages" if found == ["field"] else "set type: chat_template"
-            raise Conflict(found[0], f"{found[0]} has no meaning for type: {self.type}; remove it, or {fix}")
-        if self.encoding != UTF_8 and self.path not in ("json", "csv", "text"):
-            raise Conflict("encoding", f"{self.path} has no encoding of texts; remove it")
-        return self
+    chat_template: ChatTemplate | None = shared(None, "one for this dataset; see above", of=_CHAT)
 
 
-CHAT_KEYS = frozenset(
-    ("field_messages", "message_property_mappings", "roles_to_train", "train_on_eos", "chat_template")
-)
-
+# Of conversations: how they are read.
+CHAT_KEYS = frozenset(name for name, info in HuggingFaceDataset.model_fields.items() if tags_of(info) == _CHAT)
 AnyDataset: TypeAlias = FilesDataset | StdlibDataset | HuggingFaceDataset
 
 
 def with_source(value: Any) -> Any:
-    """An item as it is read: its source named, a data file as the format and its name, former words by their new ones
-    (`former_words`)."""
+    """An item as it is read: its source named, a data file as the format and its name. Raises Conflict for words of the
+    first versions."""
     if not isinstance(value, Mapping):
         return value
     item = dict(value)
     if item.get("type") in SOURCES and "source" not in item:
-        item["source"] = item.pop("type")
-    if "text_column" in item and "field" not in item:
-        item["field"] = item.pop("text_column")
+        raise Conflict(("type", f"type says what a row is; write `source: {item['type']}`"))
     path = item.get("path")
     if "source" in item or not isinstance(path, str):
         return item
@@ -162,16 +145,6 @@ def with_source(value: Any) -> Any:
         return {**item, "source": "huggingface", "path": suffix, "data_files": [path]}
     on_hub = _ON_HUB.fullmatch(path) or (path in LOCAL_BUILDERS and "data_files" in item)
     return {**item, "source": "huggingface" if on_hub else "files"}
-
-
-def former_words(item: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The keys of an item as it is written that have another name now, each with what to write instead."""
-    found = []
-    if item.get("type") in SOURCES and "source" not in item:
-        found.append(("type", f"source: {item['type']}"))
-    if "text_column" in item:
-        found.append(("text_column", f"field: {item['text_column']}"))
-    return found
 
 
 def _source_of(value: Any) -> Any:

@@ -55,7 +55,9 @@ HINTS: Mapping[str, str] = {
     "message_field_training": "write `message_property_mappings: {{train: {}, role: …, content: …}}`",
     "roles": "human and gpt are read as user and assistant; remove it, or name the data's own in roles_to_train",
     "train_on_inputs": "of a conversation the model learns what roles_to_train of its dataset say; remove it",
+    "text_column": "it is called field; rename it",
     "special_tokens": "they are the tokenizer's; remove it, and save them with one that `tokenizer` names",
+    "hierarchy": "the processes of a site take every step together, and average at no levels any more; remove it",
     "resume_from_checkpoint": "a peer goes on from its own newest checkpoint; remove it, or start with --resume",
 }
 # Keys without a counterpart, by the reason.
@@ -74,6 +76,7 @@ _NOTHING = {
 }  # fmt: skip
 HINTS = {**HINTS, **{key: f"{why}; remove it" for why, keys in _NOTHING.items() for key in keys}}
 VALUES: Mapping[tuple[str, str], str] = {
+    ("type", "chat_template"): "a text file has no conversations in it; write them as JSON lines, `path: chats.jsonl`",
     ("adapter", "qlora"): "write `adapter: lora`, and keep `load_in_4bit: true`",
     **dict.fromkeys(
         (("type", "alpaca"), ("type", "sharegpt"), ("type", "chat_template.default")),

@@ -6,12 +6,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pydantic
 
 from swarmcli.errors import RecipeError
-from swarmcli.recipe.dataset import former_words
 from swarmcli.recipe.document import RecipeEntry, Word, parse_document, parse_value, plain, read_text
 from swarmcli.recipe.problems import recipe_error
 from swarmcli.recipe.schema import Recipe
@@ -109,7 +107,7 @@ def parse_recipe(
     recipe._text, recipe._root = text, root
     recipe._directory = home
     recipe._file, recipe._overrides = name, tuple(overrides)
-    recipe._notes = (*_notes(root), *_never_evaluated(recipe))
+    recipe._notes = tuple(_never_evaluated(recipe))
     return recipe
 
 
@@ -151,16 +149,3 @@ def _lay_over(below: RecipeEntry, above: RecipeEntry) -> None:
             there.origin = entry.origin
         else:
             below.value[key] = entry
-
-
-def _notes(root: RecipeEntry) -> Iterator[str]:
-    """Keys of former versions that are read all the same."""
-    evaluation = root.child("evaluation")
-    items = {"evaluation.dataset": evaluation.child("dataset") if evaluation is not None else None}
-    listed = root.child("datasets")
-    if listed is not None and isinstance(listed.value, list):
-        items |= {f"datasets.{index}": item for index, item in enumerate(listed.value)}
-    for path, item in items.items():
-        if item is not None and isinstance(item.value, dict):
-            for key, instead in former_words(plain(item, Any)):
-                yield f"{item.value[key].origin}: {path}.{key} has another name now; write `{instead}`"

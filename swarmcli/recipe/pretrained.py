@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from swarmcli.errors import HubError, HubUnreachable, RecipeError, UnknownCommit
-from swarmcli.recipe.schema import HUB_NAME, Recipe
+from swarmcli.recipe.rules import HUB_NAME
+from swarmcli.recipe.schema import Recipe
 from swarmcli.words import first_words
 
 MODELS = "models"  # where a saved model or tokenizer lies, below the directory of a run that was joined by a link

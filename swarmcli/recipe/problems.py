@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
@@ -18,6 +18,7 @@ from swarmcli.recipe.section import Conflict
 from swarmcli.words import printable
 
 Key = str | int
+CONFLICT = "conflict"  # what pydantic has no name for
 
 _KNOWN_HERE = "; remove it, or take one that is known here: "
 _EXPECTED = {
@@ -40,14 +41,25 @@ _EXPECTED = {
 def recipe_error(error: pydantic.ValidationError, root: RecipeEntry, model: type[pydantic.BaseModel]) -> RecipeError:
     """One RecipeError with a line for everything that is wrong."""
     # pydantic also reports a list without a valid item as too short; only the items are worth reading.
-    found = [one for one in error.errors(include_url=False) if not (one["type"] == "too_short" and one["input"])]
-    found.sort(key=lambda details: _line(_place(details, root)[1]))
+    wrong = [one for one in error.errors(include_url=False) if not (one["type"] == "too_short" and one["input"])]
+    found = sorted(_each_of(wrong), key=lambda details: _line(_place(details, root)[1]))
     lines: dict[str, None] = {}
     for details in found:
         line, mark, keys = _describe(details, root, model).partition(_KNOWN_HERE)
         listed = any(each.endswith(mark + keys) for each in lines)
         lines[line + ("; it is like none of the keys listed above" if mark and listed else mark + keys)] = None
     return RecipeError("\n".join([*lines, *_kept(found, root)]))
+
+
+def _each_of(errors: Sequence[ErrorDetails]) -> Iterator[ErrorDetails]:
+    """A Conflict counts as one error at each of its keys."""
+    for details in errors:
+        cause = details.get("ctx", {}).get("error")
+        for key, said in cause.found if isinstance(cause, Conflict) else ():
+            keys = [int(each) if each.isdecimal() else each for each in key.split(".")]
+            yield {**details, "loc": (*details["loc"], *keys), "type": CONFLICT, "msg": said}
+        if not isinstance(cause, Conflict):
+            yield details
 
 
 def _line(entry: RecipeEntry) -> int:
@@ -78,9 +90,10 @@ def _describe(details: ErrorDetails, root: RecipeEntry, model: type[pydantic.Bas
     if kind.startswith("union_tag"):
         known = [get_args(section.model_fields["source"].annotation)[0] for section in sections(at(model, path))]
         return f"{here.origin}: {name} needs a source that is known; write `source:` with one of {', '.join(known)}"
-    cause = details.get("ctx", {}).get("error")
-    if isinstance(cause, ValueError):
-        return f"{here.origin}: {cause if isinstance(cause, Conflict) else f'{name}: {cause}'}"
+    if kind == CONFLICT:
+        return f"{here.origin}: {details['msg']}"
+    if isinstance(cause := details.get("ctx", {}).get("error"), ValueError):
+        return f"{here.origin}: {name}: {cause}"
     word = details["input"] if isinstance(details["input"], str) else ""
     fix = _for_word(path, word, model) or _how_to_fix(path, model)
     return f"{here.origin}: {name} should be {_expected(details)}, not {_shown(details)}; {fix}"
@@ -98,9 +111,7 @@ def _for_word(path: Sequence[Key], word: str, model: type[pydantic.BaseModel]) -
 
 def _place(details: ErrorDetails, root: RecipeEntry) -> tuple[list[Key], RecipeEntry]:
     """The path as the file writes it (pydantic mixes in the names of union arms) and the nearest entry."""
-    cause = details.get("ctx", {}).get("error")
-    extra: list[Key] = list(cause.key.split(".")) if isinstance(cause, Conflict) else []
-    location = [*details["loc"], *extra]
+    location = details["loc"]
     path: list[Key] = []
     here = root
     for index, key in enumerate(location):
@@ -109,7 +120,7 @@ def _place(details: ErrorDetails, root: RecipeEntry) -> tuple[list[Key], RecipeE
         if below is not None:
             here = below
             path.append(key)
-        elif last and (details["type"] == "missing" or extra):
+        elif last and details["type"] in ("missing", CONFLICT):
             path.append(key)
     return path, here
 

@@ -1,11 +1,17 @@
 """Sections and fields, of which recipes and the user's configuration are made.
 
 `shared` fields must agree between all peers of a run and are part of its fingerprint; `own` fields may differ, and
-`advised` ones as well, but a volunteer who joins by a link begins with the run's."""
+`advised` ones as well, but a volunteer who joins by a link begins with the run's.
+
+Keys are flat, by axolotl's names, so a key says itself where it means something: `of={"method": ("powersgd",
+"poweref")}` is one that has a meaning for these values of the key `method` beside it, its tag. Whoever writes it with
+another is told the values that it belongs to (`rules.conflicts_in`).
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
@@ -13,9 +19,13 @@ from pydantic.fields import FieldInfo
 REQUIRED: Any = ...
 
 
-def shared(default: Any, meaning: str, **constraints: Any) -> Any:
+Tags: TypeAlias = Mapping[str, Sequence[str]]
+
+
+def shared(default: Any, meaning: str, *, of: Tags | None = None, **constraints: Any) -> Any:
     """A field that must agree between all peers."""
-    return Field(default, description=meaning, json_schema_extra={"agree": True}, **constraints)
+    extra: dict[str, Any] = {"agree": True} | ({"of": {tag: list(values) for tag, values in of.items()}} if of else {})
+    return Field(default, description=meaning, json_schema_extra=extra, **constraints)
 
 
 def own(default: Any, meaning: str, **constraints: Any) -> Any:
@@ -34,6 +44,12 @@ def is_shared(info: FieldInfo) -> bool:
     return isinstance(extra, dict) and bool(extra["agree"])
 
 
+def tags_of(info: FieldInfo) -> Tags:
+    """For which values of which keys beside it a field has a meaning; {}: for all."""
+    extra = info.json_schema_extra
+    return dict(extra.get("of", {})) if isinstance(extra, dict) else {}  # type: ignore[arg-type]
+
+
 def is_advised(info: FieldInfo) -> bool:
     extra = info.json_schema_extra
     return isinstance(extra, dict) and bool(extra.get("advised"))
@@ -46,8 +62,9 @@ class Section(BaseModel):
 
 
 class Conflict(ValueError):
-    """Keys that do not fit together. `key` is the one to point at, relative to the section that was checked."""
+    """Keys that do not fit together: each one to point at, by its path in the section that was checked, and what is
+    said of it."""
 
-    def __init__(self, key: str, message: str) -> None:
-        super().__init__(message)
-        self.key = key
+    def __init__(self, *found: tuple[str, str]) -> None:
+        super().__init__("; ".join(said for _, said in found))
+        self.found = found

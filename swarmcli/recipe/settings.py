@@ -1,5 +1,5 @@
 """The sections of a recipe as typed values. What a field means stands in its description, from which docs/recipes.md
-is made. Rules within one section are checked here; those between sections in `schema`."""
+is made, and so does for which values of a key beside it it has a meaning. What else does not go together: `rules`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from swarmcli.network.addresses import Scope, parse_address, scope_of
 from swarmcli.network.identity import PeerID
 from swarmcli.recipe.dataset import Dataset
 from swarmcli.recipe.limits import Limits
-from swarmcli.recipe.optimizers import KEYS, OPTIMIZERS, check_args
+from swarmcli.recipe.optimizers import OPTIMIZERS, check_args
 from swarmcli.recipe.patterns import check_pattern
 from swarmcli.recipe.section import REQUIRED, Conflict, Section, advised, own, shared
 
@@ -33,7 +33,6 @@ def beside(directory: Path, text: str) -> Path:
     return (directory / Path(text).expanduser()).resolve()
 
 
-_ARTICLE = {"constant": "a constant rate"}
 OptimizerName: TypeAlias = Literal[
     "adamw", "adam", "sgd", "muon", "adamax", "nadam", "radam", "adagrad", "adadelta", "adafactor", "rmsprop", "rprop",
     "asgd",
@@ -58,8 +57,8 @@ def _optimizer_name(value: Any) -> Any:
     return name
 
 
-def _takers(key: str) -> str:
-    return ", ".join(name for name, kind in OPTIMIZERS.items() if key in kind.keys)
+def _takers(key: str) -> tuple[str, ...]:
+    return tuple(name for name, kind in OPTIMIZERS.items() if key in kind.keys)
 
 
 def _read_size(value: object) -> int:
@@ -134,10 +133,12 @@ class OptimizerSettings(Section):
     learning_rate: float = shared(1e-3, "the peak of the schedule", gt=0)
     weight_decay: float = shared(0.0, "decay of what the Trainer decays: all but biases and norms", ge=0)
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = shared(
-        (0.9, 0.999), f"decay rates of the two moments ({_takers('betas')})"
+        (0.9, 0.999), "decay rates of the two moments", of={"name": _takers("betas")}
     )
-    eps: float = shared(1e-8, f"added to the denominator ({_takers('eps')}; adagrad: 1e-10, adadelta: 1e-6)", gt=0)
-    momentum: float = shared(0.0, f"momentum ({_takers('momentum')}; muon: 0.95)", ge=0, lt=1)
+    eps: float = shared(
+        1e-8, "added to the denominator; of adagrad 1e-10, of adadelta 1e-6", of={"name": _takers("eps")}, gt=0
+    )
+    momentum: float = shared(0.0, "momentum; of muon 0.95", of={"name": _takers("momentum")}, ge=0, lt=1)
     args: Mapping[str, Any] = shared(
         {}, "further arguments as torch calls them, for example {nesterov: true}; none that is for a device"
     )
@@ -148,15 +149,11 @@ class OptimizerSettings(Section):
     max_grad_value: float | None = shared(None, "each number of the average gradient is cut to this; null: never", gt=0)
 
     @model_validator(mode="after")
-    def _consistent(self) -> OptimizerSettings:
-        for key in KEYS:
-            if key in self.model_fields_set and key not in OPTIMIZERS[self.name].keys:
-                takers = _takers(key).replace(", ", " or ")
-                raise Conflict(key, f"{key} has no meaning for {self.name}; remove it, or use {takers}")
+    def _as_torch_has_it(self) -> OptimizerSettings:
         try:
             check_args(self.name, self.args)
         except ValueError as error:
-            raise Conflict("args", f"optimizer.args: {error}") from None
+            raise Conflict(("args", f"optimizer.args: {error}")) from None
         for key, usual in OPTIMIZERS[self.name].keys.items():
             if key not in self.model_fields_set:  # torch's default of this optimizer, by which peers compare as well
                 self.__dict__[key] = usual
@@ -175,13 +172,6 @@ Shape: TypeAlias = Literal[
     "warmup_stable_decay",
 ]
 _FALLING = "linear", "cosine", "cosine_with_restarts", "cosine_with_min_lr", "polynomial", "warmup_stable_decay"
-_SHAPE_OF = {  # keys that only some shapes know
-    "total_epochs": _FALLING,
-    "min_lr_ratio": _FALLING,
-    "cycles": ("cosine_with_restarts",),
-    "power": ("polynomial",),
-    "decay_epochs": ("warmup_stable_decay",),
-}
 
 
 class PieceSettings(Section):
@@ -198,29 +188,20 @@ class SchedulerSettings(Section):
 
     name: Shape = shared("constant", "the shape behind the warm-up, by transformers' names")
     warmup_epochs: int = shared(0, "epochs in which the rate rises from 0, which the first one has, to its peak", ge=0)
-    total_epochs: int | None = shared(None, "the epoch at which a shape that falls ends; null: max_epochs", ge=1)
-    min_lr_ratio: float = shared(0.0, "where a shape that falls ends, as a fraction of learning_rate", ge=0, le=1)
-    cycles: int = shared(1, "how often the rate begins anew (cosine_with_restarts)", ge=1)
-    power: float = shared(1.0, "of the polynomial (polynomial)", gt=0)
+    total_epochs: int | None = shared(
+        None, "the epoch at which a shape that falls ends; null: max_epochs", of={"name": _FALLING}, ge=1
+    )
+    min_lr_ratio: float = shared(
+        0.0, "where a shape that falls ends, as a fraction of learning_rate", of={"name": _FALLING}, ge=0, le=1
+    )
+    cycles: int = shared(1, "how often the rate begins anew", of={"name": ("cosine_with_restarts",)}, ge=1)
+    power: float = shared(1.0, "of the polynomial", of={"name": ("polynomial",)}, gt=0)
     decay_epochs: int | None = shared(
-        None, "the last epochs, in which the rate falls by half a cosine (warmup_stable_decay)", ge=1
+        None, "the last epochs, in which the rate falls by half a cosine", of={"name": ("warmup_stable_decay",)}, ge=1
     )
     pieces: tuple[PieceSettings, ...] = shared(
         (), "stretches one behind the other, in place of a name; behind the last the rate stays", max_length=64
     )
-
-    @model_validator(mode="after")
-    def _consistent(self) -> SchedulerSettings:
-        if self.pieces and (others := self.model_fields_set - {"pieces"}):
-            key = min(others)
-            raise Conflict(key, f"{key} has no meaning beside pieces; remove one of the two")
-        for key, shapes in _SHAPE_OF.items():
-            if key in self.model_fields_set and self.name not in shapes:
-                shape = _ARTICLE.get(self.name, self.name)
-                raise Conflict(key, f"{key} has no meaning for {shape}; remove it, or take {' or '.join(shapes[:2])}")
-        if self.name == "warmup_stable_decay" and self.decay_epochs is None:
-            raise Conflict("decay_epochs", "warmup_stable_decay needs decay_epochs; add how many epochs the rate falls")
-        return self
 
     @property
     def ends(self) -> bool:
@@ -271,26 +252,9 @@ class EvaluationSettings(Section):
     )
     dataset: Dataset | None = shared(None, "a dataset to evaluate on instead; its keys are those of datasets")
 
-    @model_validator(mode="after")
-    def _consistent(self) -> EvaluationSettings:
-        if self.dataset is not None and self.held_out:
-            raise Conflict("held_out", "the run evaluates on a dataset of its own; remove held_out, or dataset")
-        if self.early_stopping_patience and not self.every_epochs:
-            raise Conflict("early_stopping_patience", "the run is never evaluated; set every_epochs")
-        if self.early_stopping_patience and self.evaluator is None:
-            raise Conflict(
-                "early_stopping_patience",
-                "one peer, which you trust, says when the run ends; name a monitor of yours by `evaluator: PEER_ID` "
-                "(me.peer_id in its `swarm status --json`)",
-            )
-        return self
-
 
 class NetworkSettings(Section):
     initial_peers: tuple[AddressText, ...] = own((), "addresses of first contacts: tcp://host:port or …/peer id")
-
-
-_PARAMETERS_OF = {"gate": "mean", "trim": "trimmed_mean", "radius": "centered_clip", "iterations": "centered_clip"}
 
 
 class AggregatorSettings(Section):
@@ -302,23 +266,24 @@ class AggregatorSettings(Section):
         "gradient_averaging.method but plain, else centered_clip",
     )
     gate: float = shared(
-        1000.0, "who has numbers above this many times those of the others is left out of a part (mean)", ge=1
+        1000.0,
+        "who has numbers above this many times those of the others is left out of a part",
+        of={"name": ("mean",)},
+        ge=1,
     )
     trim: float = shared(
-        0.34, "this share of the smallest and of the largest numbers is cut off (trimmed_mean)", gt=0, lt=0.5
+        0.34,
+        "this share of the smallest and of the largest numbers is cut off",
+        of={"name": ("trimmed_mean",)},
+        gt=0,
+        lt=0.5,
     )
-    radius: float = shared(1.0, "differences are clipped to this many times their median norm (centered_clip)", gt=0)
+    radius: float = shared(
+        1.0, "differences are clipped to this many times their median norm", of={"name": ("centered_clip",)}, gt=0
+    )
     iterations: int = shared(
-        3, "each begins with the average of the one before as its centre (centered_clip)", ge=1, le=20
+        3, "each begins with the average of the one before as its centre", of={"name": ("centered_clip",)}, ge=1, le=20
     )
-
-    @model_validator(mode="after")
-    def _consistent(self) -> AggregatorSettings:
-        for key, name in _PARAMETERS_OF.items():
-            if key in self.model_fields_set and self.name != name:
-                other = f"for {self.name}" if self.name else "without a name"
-                raise Conflict(key, f"{key} has no meaning {other}; remove it, or set name: {name}")
-        return self
 
 
 class AveragingSettings(Section):
@@ -362,6 +327,10 @@ class AveragingSettings(Section):
     )
 
 
+_LOW_RANK = {"method": ("powersgd", "poweref")}
+_SPARSE = {"method": ("topk",)}
+
+
 class GradientAveragingSettings(Section):
     """In which form peers send their gradients."""
 
@@ -370,23 +339,15 @@ class GradientAveragingSettings(Section):
         "plain: the gradients themselves; powersgd, poweref: two thin matrices for each large one; topk: the largest "
         "in few bits, the others in later rounds",
     )
-    rank: int = shared(32, "columns of these matrices (powersgd, poweref)", ge=1, le=1024)
+    rank: int = shared(32, "columns of these matrices", of=_LOW_RANK, ge=1, le=1024)
     min_compression_ratio: float = shared(
-        0.5, "a tensor is sent whole unless it shrinks by more than this fraction (powersgd, poweref)", ge=0, lt=1
+        0.5, "a tensor is sent whole unless it shrinks by more than this fraction", of=_LOW_RANK, ge=0, lt=1
     )
-    k: int = shared(64, "numbers of each 4,096 that travel (topk)", ge=32, le=256)
-    bits: Literal[1, 2, 4, 8] = shared(2, "for the sign and size of each; its place takes about 8 (topk)")
-    decay: float = shared(0.95, "share of what has not been sent that a round keeps for later ones (topk)", ge=0, le=1)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> GradientAveragingSettings:
-        low_rank, sparse = ("powersgd", "poweref"), ("topk",)
-        takers = {"rank": low_rank, "min_compression_ratio": low_rank, "k": sparse, "bits": sparse, "decay": sparse}
-        for key, methods in takers.items():
-            if key in self.model_fields_set and self.method not in methods:
-                known = " or ".join(methods)
-                raise Conflict(key, f"{key} has no meaning for {self.method}; remove it, or use method: {known}")
-        return self
+    k: int = shared(64, "numbers of each 4,096 that travel", of=_SPARSE, ge=32, le=256)
+    bits: Literal[1, 2, 4, 8] = shared(2, "for the sign and size of each; its place takes about 8", of=_SPARSE)
+    decay: float = shared(
+        0.95, "share of what has not been sent that a round keeps for later ones", of=_SPARSE, ge=0, le=1
+    )
 
 
 class DelaySettings(Section):
@@ -397,15 +358,6 @@ class DelaySettings(Section):
         None, "trainers go on while the optimizer steps, in host memory; null: as grad_averaging"
     )
     state_averaging: bool = shared(True, "trainers go on while parameters are averaged")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> DelaySettings:
-        if self.grad_averaging and self.optimizer_step is False:
-            raise Conflict(
-                "optimizer_step",
-                "a step cannot come before its gradients are averaged; remove it, or set grad_averaging: false",
-            )
-        return self
 
     @property
     def step(self) -> bool:
@@ -419,6 +371,9 @@ class LocalUpdateSettings(Section):
     enabled: bool = shared(False, "each peer steps after every batch, and parameters are averaged once per epoch")
 
 
+_OUTER = {"optimizer": ("sgd", "nesterov", "adam")}
+
+
 class OuterSettings(Section):
     """Outer steps: each peer steps by itself, and a round averages how far the peers went."""
 
@@ -427,26 +382,14 @@ class OuterSettings(Section):
         "steps the anchor with the average of how far peers went by themselves; null: gradients are averaged",
     )
     lr: float | None = shared(
-        None, "learning rate of the outer optimizer; null: 1 of sgd, 0.7 of nesterov, 0.1 of adam", gt=0
+        None, "learning rate of the outer optimizer; null: 1 of sgd, 0.7 of nesterov, 0.1 of adam", of=_OUTER, gt=0
     )
     momentum: float | None = shared(
-        None, "of the outer optimizer, for adam its first beta; null: 0 of sgd, otherwise 0.9", ge=0, lt=1
+        None, "of the outer optimizer, for adam its first beta; null: 0 of sgd, otherwise 0.9", of=_OUTER, ge=0, lt=1
     )
     inner_batch_size: int = shared(
-        0, "samples of a peer's own step, a multiple of micro_batch_size; outer.optimizer needs it", ge=0
+        0, "samples of a peer's own step, a multiple of micro_batch_size; outer.optimizer needs it", of=_OUTER, ge=0
     )
-
-    @model_validator(mode="after")
-    def _consistent(self) -> OuterSettings:
-        for key in ("lr", "momentum", "inner_batch_size"):
-            if key in self.model_fields_set and not self.takes_steps:
-                raise Conflict(key, f"{key} belongs to outer steps; add optimizer: sgd beside it, or remove {key}")
-        if self.takes_steps and not self.inner_batch_size:
-            raise Conflict(
-                "optimizer",
-                "outer.inner_batch_size is missing; add `inner_batch_size: …`, samples of a peer's own step",
-            )
-        return self
 
     @property
     def has_momentum(self) -> bool:
@@ -478,23 +421,6 @@ class SiteSettings(Section):
     )
     zero: bool = own(False, "each process keeps and steps its share of the optimizer's statistics, and no more")
     timeout: float = own(60.0, "seconds of silence after which a process of the site is taken for broken", gt=0)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_levels(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and "hierarchy" in given:
-            raise Conflict(
-                "hierarchy",
-                "hierarchy was averaging at several levels inside of a site, which there is no more: its processes "
-                "take every step together; remove it",
-            )
-        return given
-
-    @model_validator(mode="after")
-    def _consistent(self) -> SiteSettings:
-        if self.zero and self.processes == 1:
-            raise Conflict("zero", "zero shares the optimizer among a site's processes; set processes to 2 or more")
-        return self
 
 
 class LocalSettings(Section):

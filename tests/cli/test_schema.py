@@ -41,7 +41,6 @@ def test_it_knows_right_from_wrong() -> None:
     for recipe in (
         {"include": "base.yaml"},
         {"datasets": [{"path": "texts"}, {"path": "owner/name", "split": "train"}, {"source": "stdlib"}]},
-        {"datasets": [{"type": "files", "path": "texts"}]},
         {"local": {"limits": {"upload": "2 MB/s", "hours": "22-8"}, "journal_size": "500 MB"}},
     ):
         assert errors(recipe) == []

@@ -68,8 +68,6 @@ def test_it_says_whether_the_recipe_can_travel_in_a_link(recipe: Path) -> None:
     (recipe.parent / "texts" / "a.txt").unlink()
     output = run(recipe, "--quick")
     assert "is in order as far as the file goes" in output and "parameters" not in output, "it looks at the file only"
-    recipe.write_text(RECIPE.replace("source: files", "type: files"))
-    assert f"note: {recipe}:4: datasets.0.type has another name now; write `source: files`\n" in run(recipe, "--quick")
 
 
 def test_what_is_wrong_is_raised_for_the_command_to_show(recipe: Path) -> None:

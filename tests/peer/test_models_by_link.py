@@ -32,7 +32,7 @@ from tests.peer.test_offering import contact, with_others
 __all__ = ["hub"]
 
 CONFIG = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 259}
-TEXT = "run_id: small\ndatasets:\n  - type: stdlib\nsequence_len: 16\ntarget_batch_size: 32\n"
+TEXT = "run_id: small\ndatasets:\n  - source: stdlib\nsequence_len: 16\ntarget_batch_size: 32\n"
 Serve = Callable[[Endpoint], object]
 
 

@@ -67,8 +67,8 @@ def test_values_know_where_they_were_written() -> None:
         ("local.device=gpu", "local.device should be of another form, not 'gpu'; device: auto"),
         ("base_model=[1]", "write a transformers config below it"),
         ("base_model={n_layer: 2}", "base_model lacks model_type; add for example `model_type: gpt2`"),
-        ("optimizer.momentum=0.9", "momentum has no meaning for adamw; remove it, or use sgd"),
-        ("lr_scheduler.min_lr_ratio=0.1", "min_lr_ratio has no meaning for a constant rate"),
+        ("optimizer.momentum=0.9", "optimizer.momentum has no meaning beside name: adamw; remove it, or take name: sg"),
+        ("lr_scheduler.min_lr_ratio=0.1", "lr_scheduler.min_lr_ratio has no meaning beside name: constant; remove it,"),
     ],
 )
 def test_values_out_of_bounds_are_refused_with_what_would_do(override: str, words: str) -> None:
@@ -77,7 +77,7 @@ def test_values_out_of_bounds_are_refused_with_what_would_do(override: str, word
 
 
 def test_keys_that_need_each_other_are_checked_together() -> None:
-    assert "betas has no meaning for sgd" in refused(SMALL, "optimizer={name: sgd, betas: [0.9, 0.9]}")
+    assert "betas has no meaning beside name: sgd" in refused(SMALL, "optimizer={name: sgd, betas: [0.9, 0.9]}")
     assert "a warm-up of 5 epochs does not fit into 5" in refused(
         SMALL, "lr_scheduler={name: linear, warmup_epochs: 5}", "max_epochs=5"
     )
@@ -124,19 +124,12 @@ def test_a_path_says_where_rows_come_from_unless_somebody_does(item: str, source
     assert (dataset.path, dataset.data_files, dataset.field) == ("json", ("./chats/a.jsonl",), "said")
 
 
-def test_former_words_are_read_and_noted_with_their_lines() -> None:
-    recipe = small(
-        "datasets.0={type: huggingface, path: json, data_files: [a.jsonl], text_column: said}",
-        "evaluation.dataset={type: stdlib}",
-    )
-    (dataset,), evaluated = recipe.datasets, recipe.evaluation.dataset
-    assert isinstance(dataset, HuggingFaceDataset) and dataset.field == "said" and dataset.type == "text"
-    assert evaluated is not None and evaluated.source == "stdlib"
-    assert [note[note.index("}: ") + 3 :] for note in recipe.notes] == [
-        "evaluation.dataset.type has another name now; write `source: stdlib`",
-        "datasets.0.type has another name now; write `source: huggingface`",
-        "datasets.0.text_column has another name now; write `field: said`",
-    ]
+def test_words_of_the_first_versions_are_refused_with_those_to_write() -> None:
+    said = refused(SMALL, "datasets.0={type: huggingface, path: json, data_files: [a.jsonl], text_column: said}")
+    assert "datasets.0={" in said and said.endswith(": type says what a row is; write `source: huggingface`")
+    said = refused(f"{SMALL}evaluation:\n  every_epochs: 3\n  dataset:\n    type: stdlib\n")
+    assert said == "small.yaml:14: type says what a row is; write `source: stdlib`"
+    assert "text_column; it is called field; rename" in refused(SMALL, "datasets.0={path: a.jsonl, text_column: said}")
 
 
 def test_values_are_typed_like_the_file_and_the_last_of_several_wins() -> None:
@@ -229,3 +222,19 @@ def test_what_is_said_of_a_value_is_in_our_words_and_short() -> None:
 def test_a_word_that_stands_elsewhere_wins_over_a_like_one_here() -> None:
     assert "did you mean lr_scheduler.warmup_epochs?" in refused(SMALL, "warmup_steps=10")
     assert "or write `local: {matmul_precision: high}`" in refused(SMALL, "tf32=true")
+
+
+def test_contradictions_are_told_at_once_too_each_with_its_line() -> None:
+    text = f"{SMALL}labels: [a, b]\nlora_r: 4\noptimizer:\n  name: sgd\n  betas: [0.9, 0.9]\nouter:\n  lr: 0.7\n"
+    assert [line.partition(" has no meaning ")[::2] for line in refused(text).splitlines()] == [
+        ("small.yaml:11: labels", "beside task: causal_lm; remove it, or take task: sequence_classification, "
+         "token_classification or image_classification"),
+        ("small.yaml:12: lora_r", "without adapter; remove it, or take adapter: lora"),
+        ("small.yaml:15: optimizer.betas", "beside name: sgd; remove it, or take name: adamw, adam, muon, adamax, "
+         "nadam or radam"),
+        ("small.yaml:17: outer.lr", "without optimizer; remove it, or take optimizer: sgd, nesterov or adam"),
+    ]  # fmt: skip
+
+
+def test_what_is_switched_off_may_stand_where_it_means_nothing() -> None:
+    assert small("load_in_8bit=false", "quantized_by=null", "sample_packing=false", "task=masked_lm").adapter is None

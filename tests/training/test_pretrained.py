@@ -20,7 +20,7 @@ from .small_tasks import outlined
 __all__ = ["hub"]
 
 SMALL_FILES = {"config.json", "tokenizer.json", "tokenizer_config.json"}
-TEXT = "run_id: small\ndatasets:\n  - type: stdlib\nsequence_len: 16\ntarget_batch_size: 32\n"
+TEXT = "run_id: small\ndatasets:\n  - source: stdlib\nsequence_len: 16\ntarget_batch_size: 32\n"
 TINY = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 259}
 
 
