@@ -12,16 +12,12 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESSES
 from swarmcli.recent import Recent
 
-
-@dataclass(frozen=True, slots=True)
-class BookOptions:
-    """How long addresses that fail rest, and when they are forgotten. Times in seconds."""
-
-    first_pause: float = 2.0  # for which an address that did not answer is not tried again: twice as long each time …
-    longest_pause: float = 600.0  # … up to this
-    first_heard: int = MAX_ADDRESSES // 2  # addresses of a peer that later hearsay does not drive out
-    failures: int = 3  # in a row, and …
-    outage: float = 600.0  # … over so long a time, before a proven address is forgotten: a link may be down for a while
+# How long addresses that fail rest, and when they are forgotten. Times in seconds.
+_FIRST_PAUSE = 2.0  # for which an address that did not answer is not tried again: twice as long each time …
+_LONGEST_PAUSE = 600.0  # … up to this
+_FIRST_HEARD = MAX_ADDRESSES // 2  # addresses of a peer that later hearsay does not drive out
+_FAILURES = 3  # in a row, and …
+_OUTAGE = 600.0  # … over so long a time, before a proven address is forgotten: a link may be down for a while
 
 
 @dataclass(slots=True)
@@ -41,13 +37,11 @@ class AddressBook:
     Everything is parsed as it comes in. What a stranger has written badly is left out and costs nobody else anything.
     """
 
-    def __init__(
-        self, max_peers: int, now: Callable[[], float] = lambda: 0.0, options: BookOptions = BookOptions()
-    ) -> None:
+    def __init__(self, max_peers: int, now: Callable[[], float] = lambda: 0.0) -> None:
         """`now`: the loop's time in seconds, by which addresses that failed come up for another try."""
-        self._now, self._options = now, options
+        self._now = now
         most = 2 * max_peers * MAX_ADDRESSES
-        self._pauses = Backoff[tuple[PeerID, str]](options.first_pause, options.longest_pause, most=most)
+        self._pauses = Backoff[tuple[PeerID, str]](_FIRST_PAUSE, _LONGEST_PAUSE, most=most)
         self._met: Recent[PeerID, _Entry] = Recent(max_peers)  # who has answered or told something
         self._heard_of: Recent[PeerID, _Entry] = Recent(max_peers)  # all others; as many again
 
@@ -78,7 +72,7 @@ class AddressBook:
             entry = self._heard_of[peer] = _Entry()
         # The addresses that were heard first keep half of the places until they have failed: else a liar who repeats
         # himself could drive out what honest peers have said.
-        first = entry.heard[-self._options.first_heard :]
+        first = entry.heard[-_FIRST_HEARD:]
         now = self._now()
         new = [each for each in found if not self._pauses.rests((peer, each), now)]
         later = dict.fromkeys(each for each in (*new, *entry.heard) if each not in first)
@@ -96,7 +90,7 @@ class AddressBook:
         entry.failing[address] = count + 1, since
         self._pauses.add((peer, address), now)
         entry.heard = _without(entry.heard, address)
-        lasting = count + 1 >= self._options.failures and now - since >= self._options.outage
+        lasting = count + 1 >= _FAILURES and now - since >= _OUTAGE
         if somebody_else or lasting:
             entry.proven = _without(entry.proven, address)
             entry.word = readable((*entry.proven, *entry.told), peer)

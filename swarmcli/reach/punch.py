@@ -53,29 +53,26 @@ AddressText = Annotated[str, msgspec.Meta(max_length=128)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
-@dataclass(frozen=True, slots=True)
-class PunchOptions:
-    """How long the two ends wait for each other, and how many attempts there are at a time. Times in seconds."""
-
-    ask: float = 12.0  # for the other end to open its ports
-    meet: float = 6.0  # from "go" to the end of the handshake
-    # For a SYN to cross the other end's. Systems send it again after 1 s (RFC 6298): a try shorter than that costs a
-    # wrong address one packet. The two ends of a pair that is farther apart than this stay with their relay.
-    crossing: float = 0.9
-    # For a dial inside this network, which takes milliseconds. One that fails is given all of it: the time of an answer
-    # must not tell a stranger whether a host is there, or a port open.
-    nearby: float = 2.0
-    slack: float = 2.0  # for a question and its answer on their way
-    keep: float = 20.0  # that an asked end keeps its ports open
-    kept: int = 64  # attempts of others at the same time …
-    kept_per_peer: int = 16
-    own: int = 4  # own attempts at control connections at the same time
-    own_bulk: int = 12  # the same of bulk connections; fewer than `kept_per_peer`
-    listeners: int = 4  # that are asked how a port is seen, one after the other
-    translation: float = 600.0  # for which the kind of translation is taken to stay as it is
-    bulk_pause: float = 30.0  # of circuits for a pair after a bulk connection could not be made directly
-    look_anyway: float = 30.0  # a direct connection may be lost beside a relayed one, which is no event
-    look: float = 0.25  # until a new connection's round trip is known
+# How long the two ends wait for each other, and how many attempts there are at a time. Times in seconds.
+_ASKING = 12.0  # for the other end to open its ports
+_MEETING = 6.0  # from "go" to the end of the handshake
+# For a SYN to cross the other end's. Systems send it again after 1 s (RFC 6298): a try shorter than that costs a
+# wrong address one packet. The two ends of a pair that is farther apart than this stay with their relay.
+_CROSSING = 0.9
+# For a dial inside this network, which takes milliseconds. One that fails is given all of it: the time of an answer
+# must not tell a stranger whether a host is there, or a port open.
+_NEARBY = 2.0
+_SLACK = 2.0  # for a question and its answer on their way
+_KEPT_FOR = 20.0  # that an asked end keeps its ports open
+_KEPT = 64  # attempts of others at the same time …
+_KEPT_PER_PEER = 16
+_OWN_CONTROL = 4  # own attempts at control connections at the same time
+_OWN_BULK = 12  # the same of bulk connections; fewer than _KEPT_PER_PEER
+_LISTENERS = 4  # that are asked how a port is seen, one after the other
+_TRANSLATION = 600.0  # for which the kind of translation is taken to stay as it is
+_BULK_PAUSE = 30.0  # of circuits for a pair after a bulk connection could not be made directly
+_LOOK_ANYWAY = 30.0  # a direct connection may be lost beside a relayed one, which is no event
+_TOO_NEW = 0.25  # until a new connection's round trip is known
 
 
 class PunchAsk(msgspec.Struct, frozen=True):
@@ -140,21 +137,18 @@ class _Kept:
 class Puncher:
     """Leaves relays for direct connections wherever that is possible."""
 
-    def __init__(
-        self, endpoint: Endpoint, *, around: Callable[[], Surroundings], options: PunchOptions = PunchOptions()
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, *, around: Callable[[], Surroundings]) -> None:
         """`around` says what this machine's interfaces are at the moment."""
-        self._options = options
         self.attempts = 0  # at control connections, so far …
         self.successes = 0  # … that worked
         self._endpoint = endpoint
         self._around = around
         self._patience = Patience()
-        self._bulk_pauses = Backoff[PeerID](options.bulk_pause, options.bulk_pause)
+        self._bulk_pauses = Backoff[PeerID](_BULK_PAUSE, _BULK_PAUSE)
         self._dials = {Purpose.CONTROL: CONTROL_LIMITS.meter(), Purpose.BULK: BULK_LIMITS.meter()}
         self._asks = {Purpose.CONTROL: ASK_LIMITS.meter(), Purpose.BULK: BULK_LIMITS.meter()}
         self._near_dials = NEAR_LIMITS.meter()
-        self._bulk_turns = asyncio.Semaphore(options.own_bulk)
+        self._bulk_turns = asyncio.Semaphore(_OWN_BULK)
         self._translations: dict[Family, tuple[Translation, float]] = {}  # with the time at which it was found
         self._outer_hosts: dict[Family, str] = {}  # where this peer was seen last, when somebody said so
         self._relayed: set[PeerID] = set()  # of these, as far as it was noticed …
@@ -190,7 +184,7 @@ class Puncher:
     def translation(self, family: Family) -> Translation | None:
         """How this peer's routers translate, as far as it was found out in the last ten minutes."""
         kind, at = self._translations.get(family, (None, 0.0))
-        return kind if kind is not None and loop_time() - at < self._options.translation else None
+        return kind if kind is not None and loop_time() - at < _TRANSLATION else None
 
     # ---- when
 
@@ -206,10 +200,10 @@ class Puncher:
     def _begin_due(self) -> float:
         """Begins the attempts that are due; the seconds until the next one may be."""
         now, own = loop_time(), self._endpoint.peer_id
-        if now - self._looked_at >= self._options.look_anyway:
+        if now - self._looked_at >= _LOOK_ANYWAY:
             self._looked_at = now
             self._relayed = set(self._endpoint.connected())
-        soonest = now + self._options.look_anyway
+        soonest = now + _LOOK_ANYWAY
         for peer in sorted(self._relayed - self._under_way):
             seen = self._endpoint.seen(peer)
             if seen is None or not seen.relayed:
@@ -217,12 +211,12 @@ class Puncher:
                 continue
             due = self._patience.due(peer)
             if self._endpoint.round_trip(peer) is None:  # and so it has not even said where it can be dialed
-                due = max(due, now + self._options.look)
-            if due <= now and len(self._under_way) < self._options.own and (own < peer or self._direct(peer)):
+                due = max(due, now + _TOO_NEW)
+            if due <= now and len(self._under_way) < _OWN_CONTROL and (own < peer or self._direct(peer)):
                 self._under_way.add(peer)
                 self._tasks.spawn(self._leave_relay(peer))
             else:
-                soonest = min(soonest, max(due, now + self._options.look))
+                soonest = min(soonest, max(due, now + _TOO_NEW))
         return soonest - now
 
     def _direct(self, peer: PeerID) -> tuple[str, ...]:
@@ -298,7 +292,7 @@ class Puncher:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._prepare(own))
-                ready = group.create_task(self._endpoint.call(peer, ASK, ask, Ready, timeout=self._options.ask))
+                ready = group.create_task(self._endpoint.call(peer, ASK, ask, Ready, timeout=_ASKING))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return ready.result()
@@ -323,7 +317,7 @@ class Puncher:
     async def _say(self, peer: PeerID, go: Go) -> Went | None:
         """Tells the other end to go, and returns its answer. None: it refuses, or cannot be asked any more."""
         try:
-            return await self._endpoint.call(peer, GO, go, Went, timeout=self._options.meet + self._options.slack)
+            return await self._endpoint.call(peer, GO, go, Went, timeout=_MEETING + _SLACK)
         except NetworkError as error:
             logger.debug("%s did not go: %s", peer.short, error)
             return None
@@ -349,11 +343,11 @@ class Puncher:
             raise CallRefused("purpose", "there is no direct connection that this one could stand beside")
         of_peer = sum(owner == peer for owner, _ in self._kept)
         key = peer, ask.number
-        if key in self._kept or len(self._kept) >= self._options.kept or of_peer >= self._options.kept_per_peer:
+        if key in self._kept or len(self._kept) >= _KEPT or of_peer >= _KEPT_PER_PEER:
             raise CallRefused("busy", "too many ports are open for others")
         if not self._asks[ask.purpose].take(loop_time(), peer=peer, network=""):
             raise CallRefused("budget", "ports were opened often enough for now")
-        expiry = asyncio.get_running_loop().call_later(self._options.keep, self._drop, key)
+        expiry = asyncio.get_running_loop().call_later(_KEPT_FOR, self._drop, key)
         kept = self._kept[key] = _Kept(_OwnEnd(), ask.purpose, expiry)
         try:
             await self._prepare(kept.end)
@@ -452,7 +446,7 @@ class Puncher:
             # the internet does.
             scopes = {place: scope_of(place.host) or 0 for place in places}
             farthest = [str(place) for place, scope in scopes.items() if scope == max(scopes.values())]
-            listeners[family] = farthest[: self._options.listeners]
+            listeners[family] = farthest[:_LISTENERS]
         return listeners
 
     def _allowed(self, peer: PeerID, purpose: Purpose, pairs: list[Pair]) -> list[Pair]:
@@ -472,7 +466,7 @@ class Puncher:
         self, port: LocalPort, address: str, peer: PeerID, purpose: Purpose, *, leads: bool
     ) -> Connection | None:
         try:
-            crossing, timeout = self._options.crossing, self._options.meet
+            crossing, timeout = _CROSSING, _MEETING
             return await port.meet(address, peer, purpose, leads=leads, crossing=crossing, timeout=timeout)
         except ConnectError as error:
             logger.debug("%s was not met: %s", peer.short, error)
@@ -483,7 +477,7 @@ class Puncher:
         these dials are few, and each that fails takes as long as another, even if nothing was dialed."""
         if not addresses:
             return False
-        end = loop_time() + self._options.nearby
+        end = loop_time() + _NEARBY
         found = nearby(addresses, self._around().is_near)
         if found and self._near_dials.take(loop_time(), peer=peer):
             try:

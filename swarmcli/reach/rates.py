@@ -29,14 +29,11 @@ MEASURED_BYTES = 8 << 20  # at most, in one direction
 WINDOW_BYTES = 4 << 20  # under way and not counted yet: at 100 ms of round trip, 320 Mbit/s go through it
 
 
-@dataclass(frozen=True, slots=True)
-class RateOptions:
-    """How long a rate is measured, and what a peer lends for it. Times in seconds."""
-
-    longest: float = 3.0  # in one direction: 8 MiB take so long at 22 Mbit/s
-    patience: float = 10.0  # after which either end gives up on one direction
-    hourly_bytes: int = 256 << 20  # that a peer lends to all who ask, in both directions together
-    at_once_bytes: int = 64 << 20  # … of which so much at once, after a quiet time
+# How long a rate is measured, and what a peer lends for it. Times in seconds.
+_LONGEST = 3.0  # in one direction: 8 MiB take so long at 22 Mbit/s
+_PATIENCE = 10.0  # after which either end gives up on one direction
+HOURLY_BYTES = 256 << 20  # that a peer lends to all who ask, in both directions together
+AT_ONCE_BYTES = 64 << 20  # … of which so much at once, after a quiet time
 
 
 class RateRequest(msgspec.Struct, frozen=True):
@@ -64,9 +61,9 @@ class Rates:
 class RateService:
     """Answers at one peer. Serves one asker at a time: two would measure each other."""
 
-    def __init__(self, endpoint: Endpoint, options: RateOptions = RateOptions()) -> None:
-        self._endpoint, self._options = endpoint, options
-        self._budget = TokenBucket(options.hourly_bytes / 3600, options.at_once_bytes)
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._budget = TokenBucket(HOURLY_BYTES / 3600, AT_ONCE_BYTES)
         self._busy = False
 
     def start(self) -> None:
@@ -88,19 +85,19 @@ class RateService:
             unused -= count
 
         try:
-            async with asyncio.timeout(self._options.patience):
+            async with asyncio.timeout(_PATIENCE):
                 if request.towards_asker:
-                    await _send(stream, self._options.longest, passed)
+                    await _send(stream, _LONGEST, passed)
                 else:
                     await stream.send(RateResult(await _count(stream, passed) or 0.0))
         except TimeoutError:
-            raise CallRefused("slow", f"it took more than {self._options.patience:g} s") from None
+            raise CallRefused("slow", f"it took more than {_PATIENCE:g} s") from None
         finally:
             self._busy = False
             self._budget.give_back(max(0, unused))
 
 
-async def measure(endpoint: Endpoint, peer: PeerID, options: RateOptions = RateOptions()) -> Rates:
+async def measure(endpoint: Endpoint, peer: PeerID) -> Rates:
     """The rates between this peer and another one, which lends at most MEASURED_BYTES for each.
 
     Raises NetworkError, CallRefused of it where the other end's budget is used up.
@@ -108,15 +105,15 @@ async def measure(endpoint: Endpoint, peer: PeerID, options: RateOptions = RateO
     rates = dict[bool, float | None]()
     for towards_asker in (True, False):
         with suppress(TimeoutError):
-            async with endpoint.stream(peer, METHOD, RateRequest(towards_asker), timeout=options.patience) as stream:
+            async with endpoint.stream(peer, METHOD, RateRequest(towards_asker), timeout=_PATIENCE) as stream:
                 passed = partial(getattr, stream, "arriving" if towards_asker else "leaving")
                 before, began = passed(), loop_time()
                 try:
-                    async with asyncio.timeout(options.longest + 1.0):
+                    async with asyncio.timeout(_LONGEST + 1.0):
                         if towards_asker:
                             rates[True] = await _count(stream)
                         else:
-                            await _send(stream, options.longest)
+                            await _send(stream, _LONGEST)
                             rates[False] = (await stream.receive(RateResult))[0].rate
                 except TimeoutError:  # what this end has seen pass still counts
                     rates[towards_asker] = (passed() - before) / (loop_time() - began)

@@ -79,13 +79,10 @@ class RelayBudgets:
         return cls(rate=rate, rate_per_peer=rate / 2)
 
 
-@dataclass(frozen=True, slots=True)
-class AdvertisingTimes:
-    """In seconds."""
-
-    life: float = 900.0  # that a record lasts …
-    again: float = 240.0  # … and between two of them
-    not_yet: float = 5.0  # until a peer that could not be dialed, or reached nobody, looks again
+# In seconds.
+_LIFE = 900.0  # that a record lasts …
+_AGAIN = 240.0  # … and between two of them
+_NOT_YET = 5.0  # until a peer that could not be dialed, or reached nobody, looks again
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,23 +411,21 @@ async def _tell_the_version(peer: PeerID, request: messages.OldConnect, stream: 
     raise CallRefused("version", f"this relay is of swarm {build()}: use that version, or a later one")
 
 
-async def advertise(
-    describe: Callable[[], RelayRecord | None], publish: Publish, times: AdvertisingTimes = AdvertisingTimes()
-) -> None:
+async def advertise(describe: Callable[[], RelayRecord | None], publish: Publish) -> None:
     """Keeps this relay's record in the hash table while `describe` gives one. Never returns.
 
     However many others are there: who reads draws some by lot, and the hash table keeps to bounds of its own.
     """
-    pause = times.not_yet
+    pause = _NOT_YET
     while True:
         record, stored = describe(), False
         if record is not None:
             with suppress(SwarmError):
-                stored = await publish(record, times.life)
+                stored = await publish(record, _LIFE)
         # A network that keeps no more records is not asked every few seconds.
-        pause = times.again if stored else times.not_yet if record is None else min(pause, times.again)
+        pause = _AGAIN if stored else _NOT_YET if record is None else min(pause, _AGAIN)
         await asyncio.sleep(pause)
-        pause = times.not_yet if stored or record is None else 2 * pause
+        pause = _NOT_YET if stored or record is None else 2 * pause
 
 
 def _affordable(budgets: RelayBudgets) -> RelayBudgets:

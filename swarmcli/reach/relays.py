@@ -27,22 +27,19 @@ from swarmcli.recent import Recent
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class RelayOptions:
-    """How a client looks for relays and holds them. Times in seconds."""
-
-    wanted: int = 2  # reservations: while one relay is lost and replaced, the other one is there
-    measured: int = 8  # candidates that are asked in one search, besides the contacts that are connected anyway
-    asking: float = 3.0  # for a candidate's answer
-    giving_back: float = 1.0  # at the end
-    shortest: float = 30.0  # a reservation that ends sooner is not worth its renewals
-    renewals: int = 3  # that are tried while a reservation lasts
-    first_pause: float = 2.0  # between searches while relays are missing: at first …
-    longest_pause: float = 60.0  # … and at most
-    avoided: float = 60.0  # for which a peer is not asked again that refused, or is no relay; longer each time …
-    longest_avoided: float = 600.0  # … up to this
-    settled: float = 1.0  # after the last of several connections that came about, before contacts are looked at again
-    after_a_search: float = 10.0  # at least, until new contacts make a peer search that has one relay
+# How a client looks for relays and holds them. Times in seconds.
+_WANTED = 2  # reservations: while one relay is lost and replaced, the other one is there
+_MEASURED = 8  # candidates that are asked in one search, besides the contacts that are connected anyway
+_ASKING = 3.0  # for a candidate's answer
+_GIVING_BACK = 1.0  # at the end
+_SHORTEST = 30.0  # a reservation that ends sooner is not worth its renewals
+_RENEWALS = 3  # that are tried while a reservation lasts
+_FIRST_PAUSE = 2.0  # between searches while relays are missing: at first …
+_LONGEST_PAUSE = 60.0  # … and at most
+_AVOIDED = 60.0  # for which a peer is not asked again that refused, or is no relay; longer each time …
+_LONGEST_AVOIDED = 600.0  # … up to this
+_SETTLED = 1.0  # after the last of several connections that came about, before contacts are looked at again
+_AFTER_A_SEARCH = 10.0  # at least, until new contacts make a peer search that has one relay
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +63,20 @@ class _RelayCandidate:
 class Relays:
     """Holds reservations for an endpoint, from `start` to `close`; it may be started again."""
 
-    def __init__(
-        self, endpoint: Endpoint, transport: RelayTransport, *, find: Find, options: RelayOptions = RelayOptions()
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, transport: RelayTransport, *, find: Find) -> None:
         """`find()` reads who advertises itself as a relay. Those are asked, and the peers that are connected."""
-        self._endpoint, self._transport, self._find, self._options = endpoint, transport, find, options
+        self._endpoint, self._transport, self._find = endpoint, transport, find
         self._held: dict[PeerID, HeldRelay] = {}
         # Relays that were held: it may be this machine that slept, or moved.
-        self._former: Recent[PeerID, None] = Recent(2 * options.wanted)
+        self._former: Recent[PeerID, None] = Recent(2 * _WANTED)
         # Peers that refused, did not answer, or know no such method are not asked again for a while.
-        self._avoided = Backoff[PeerID](options.avoided, options.longest_avoided)
+        self._avoided = Backoff[PeerID](_AVOIDED, _LONGEST_AVOIDED)
         self._announced: tuple[str, ...] = ()
         self._news = asyncio.Event()
         self._tasks = TaskOwner()
         self._search_at = 0.0  # the loop's time of the next search, while relays are missing …
         self._searched_at = float("-inf")  # … and of the last one
-        self._pause = options.first_pause
+        self._pause = _FIRST_PAUSE
 
     @property
     def held(self) -> tuple[HeldRelay, ...]:
@@ -113,11 +108,11 @@ class Relays:
         if isinstance(event, PeerDisconnected) and PeerID.parse(event.peer) in self._held:
             logger.info("relay %s is gone: %s", event.peer[:8], event.reason)
             self.look_again()
-        elif isinstance(event, PeerConnected) and len(self._held) < self._options.wanted:
+        elif isinstance(event, PeerConnected) and len(self._held) < _WANTED:
             self._avoided.forget(PeerID.parse(event.peer))  # that it did not answer is over
             # Each search makes connections itself, which must not bring about the next one.
-            soonest = self._searched_at + (self._options.after_a_search if self._held else self._options.settled)
-            settled = loop_time() + self._options.settled
+            soonest = self._searched_at + (_AFTER_A_SEARCH if self._held else _SETTLED)
+            settled = loop_time() + _SETTLED
             self._search_at = min(self._search_at, max(soonest, settled))
             self._news.set()
 
@@ -125,7 +120,6 @@ class Relays:
 
     async def _hold(self) -> None:
         """Renews what is held, and searches for what is missing. Returns when there is something to do again."""
-        options = self._options
         self._news.clear()
         for relay in self.held:
             if not self._connected(relay.peer) or (loop_time() >= relay.renew_at and not await self._renew(relay)):
@@ -133,24 +127,22 @@ class Relays:
                 self._transport.relays.discard(relay.peer)
                 self._former[relay.peer] = None
         self._announce()  # before the search: nobody should dial over a relay that is gone
-        if len(self._held) < options.wanted and loop_time() >= self._search_at:
+        if len(self._held) < _WANTED and loop_time() >= self._search_at:
             await self._search()
             self._searched_at = loop_time()
-            found = len(self._held) >= options.wanted
-            self._pause = options.first_pause if found else min(2 * self._pause, options.longest_pause)
+            found = len(self._held) >= _WANTED
+            self._pause = _FIRST_PAUSE if found else min(2 * self._pause, _LONGEST_PAUSE)
             self._search_at = loop_time() + self._pause
         self._announce()
         due = [relay.renew_at for relay in self._held.values()]
-        if len(self._held) < options.wanted:
+        if len(self._held) < _WANTED:
             due.append(self._search_at)
         await set_within(self._news, max(0.0, min(due) - loop_time()))
 
     async def _give_back(self, relay: PeerID) -> None:
         if self._connected(relay):
             with suppress(NetworkError):
-                await self._endpoint.call(
-                    relay, RESERVE, Reserve(wanted=False), Reserved, timeout=self._options.giving_back
-                )
+                await self._endpoint.call(relay, RESERVE, Reserve(wanted=False), Reserved, timeout=_GIVING_BACK)
 
     def _connected(self, peer: PeerID) -> bool:
         seen = self._endpoint.seen(peer)
@@ -165,7 +157,7 @@ class Relays:
             self._avoided.add(relay.peer, now)
             return False
         except NetworkError:
-            pause = (relay.until - relay.renew_at) / self._options.renewals
+            pause = (relay.until - relay.renew_at) / _RENEWALS
             self._held[relay.peer] = HeldRelay(relay.peer, relay.round_trip, now + pause, relay.until)
             return now + pause < relay.until
         return True
@@ -174,8 +166,8 @@ class Relays:
         """Raises NetworkError."""
         self._transport.relays.add(peer)  # before the relay knows it: it may bring somebody at once
         try:
-            answer = await self._endpoint.call(peer, RESERVE, Reserve(), Reserved, timeout=self._options.asking)
-            if answer.seconds < self._options.shortest:
+            answer = await self._endpoint.call(peer, RESERVE, Reserve(), Reserved, timeout=_ASKING)
+            if answer.seconds < _SHORTEST:
                 raise CallRefused("brief", f"a reservation of {answer.seconds:g} s is none")
         except BaseException:
             if peer not in self._held:
@@ -183,14 +175,12 @@ class Relays:
             raise
         now = loop_time()
         round_trip = self._endpoint.ping_time(peer) or round_trip
-        self._held[peer] = HeldRelay(
-            peer, round_trip, now + answer.seconds / self._options.renewals, now + answer.seconds
-        )
+        self._held[peer] = HeldRelay(peer, round_trip, now + answer.seconds / _RENEWALS, now + answer.seconds)
 
     async def _search(self) -> None:
         """Asks candidates, and reserves at the nearest ones that have room."""
         candidates = await self._candidates()
-        while candidates and len(self._held) < self._options.wanted:
+        while candidates and len(self._held) < _WANTED:
             best = self._best(candidates)
             candidates.remove(best)
             try:
@@ -223,16 +213,16 @@ class Relays:
         near = [peer for peer in self._endpoint.connected() if may_be_asked(peer) and self._connected(peer)]
         prefix = self._endpoint.prefix
         near = in_turns(near, lambda peer: prefix(peer) or Prefix("name", peer.text), self._endpoint.random)
-        near = near[: 2 * self._options.measured]
+        near = near[: 2 * _MEASURED]
         near += [peer for peer in self._former if may_be_asked(peer) and peer not in near]
         asked = [asyncio.create_task(self._ask(peer)) for peer in near]
         try:
             with suppress(TimeoutError, SwarmError):
-                async with asyncio.timeout(self._options.asking):
+                async with asyncio.timeout(_ASKING):
                     records = await self._find()
                     far = {peer: prefix_of_address(records[peer].addresses[0]) for peer in records}
                     new = [peer for peer in far if may_be_asked(peer) and peer not in near]
-                    for peer in in_turns(new, far.__getitem__, self._endpoint.random)[: self._options.measured]:
+                    for peer in in_turns(new, far.__getitem__, self._endpoint.random)[:_MEASURED]:
                         self._endpoint.learn(peer, records[peer].addresses)
                         asked.append(asyncio.create_task(self._ask(peer)))
             return [each for each in await asyncio.gather(*asked) if each is not None]
@@ -244,9 +234,9 @@ class Relays:
 
     async def _ask(self, peer: PeerID) -> _RelayCandidate | None:
         try:
-            offer = await self._endpoint.call(peer, OFFER, AskForOffer(), RelayOffer, timeout=self._options.asking)
+            offer = await self._endpoint.call(peer, OFFER, AskForOffer(), RelayOffer, timeout=_ASKING)
             if self._endpoint.ping_time(peer) is None:  # a new connection: its first pong comes before a second answer
-                offer = await self._endpoint.call(peer, OFFER, AskForOffer(), RelayOffer, timeout=self._options.asking)
+                offer = await self._endpoint.call(peer, OFFER, AskForOffer(), RelayOffer, timeout=_ASKING)
         except NetworkError:
             self._avoided.add(peer, loop_time())
             return None

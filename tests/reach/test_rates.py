@@ -57,7 +57,7 @@ async def test_a_link_that_carries_next_to_nothing_ends_in_an_error_in_time() ->
 @simulated
 async def test_the_budget_bounds_what_all_askers_together_take() -> None:
     async with two_peers(latency=0.001, bandwidth=1000 * MBIT) as (_, asker, asked):
-        for _ in range(rates.RateOptions().at_once_bytes // rates.MEASURED_BYTES // 2):
+        for _ in range(rates.AT_ONCE_BYTES // rates.MEASURED_BYTES // 2):
             await measure(asker, asked.peer_id)
         with pytest.raises(CallRefused) as refused:
             await measure(asker, asked.peer_id)
