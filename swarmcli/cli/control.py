@@ -85,7 +85,7 @@ def resume(options: AskedPeers) -> None:
 
 def _change(path: str, body: dict[str, Any], options: AskedPeers) -> None:
     registry = LocalPeers()
-    asks = {peer: partial(client.post, peer, path, body, registry=registry) for peer in options.chosen(registry)}
+    asks = {peer: partial(client.post, peer, path, body, registry=registry) for peer in options.peers_of(registry)}
     _tell([_asked(peer, ask) for peer, ask in asks.items()], options)
 
 
@@ -102,7 +102,7 @@ def stop(options: StopOptions) -> None:
     swarm stop --now              without waiting for anything
     """
     registry, silently = LocalPeers(), options.quiet or options.as_json
-    peers = options.chosen(registry)
+    peers = options.peers_of(registry)
     results = [_asked(each, partial(_ask_to_stop, registry, each, options.now)) for each in peers]
     asked = [each for each, result in zip(peers, results, strict=True) if "error" not in result]
     if not silently:

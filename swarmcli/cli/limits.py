@@ -100,7 +100,7 @@ def change(changes: dict[str, str], options: ChangeOptions) -> None:
     """In the user's file, unless `now_only`, and at the running peers that are meant. Ends the command with 1 if one of
     them did not do it."""
     registry, now_only = LocalPeers(), options.now_only
-    peers = options.chosen(registry) if options.are_named or now_only or registry.peers() else []
+    peers = options.peers_of(registry) if options.are_named or now_only or registry.peers() else []
     told, failed = [_in_words(changes)], False
     if not now_only:
         keep_limits(read_changes(changes, "swarm limits"))
@@ -133,7 +133,7 @@ def _asked(registry: LocalPeers, options: WhichPeers) -> list[dict[str, Any]]:
     """The limits of each running peer that is meant, or, if none runs, of the next one."""
     if not registry.peers() and not options.are_named:
         return [{"who": "peers that you start now", "limits": LimitStore().shown()}]
-    return [{"who": described(peer), **_limits_of(registry, peer)} for peer in options.chosen(registry)]
+    return [{"who": described(peer), **_limits_of(registry, peer)} for peer in options.peers_of(registry)]
 
 
 def _limits_of(registry: LocalPeers, peer: LocalPeer) -> dict[str, Any]:

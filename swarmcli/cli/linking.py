@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class RecipeToJoin:
     """The recipe to join with, and the contacts that came with it."""
 
     path: Path
@@ -58,14 +58,14 @@ class Named:
         return [*words, *(part for address in self.contacts for part in ("--peer", address))]
 
 
-def recipe_named(given: str, role: Role, settings: Sequence[str], *, yes: bool) -> Named:
+def recipe_named(given: str, role: Role, settings: Sequence[str], *, yes: bool) -> RecipeToJoin:
     """A link's recipe is fetched, checked, shown and kept; one at a path is read.
 
     Asks at most once, and not at all about a recipe that was agreed to before. Ends the command when the answer is no;
     then nothing was written. Raises RecipeError.
     """
     if not is_link(given):
-        return Named(Path(given), load_recipe(given, settings))
+        return RecipeToJoin(Path(given), load_recipe(given, settings))
     link = typed_link(given)
     run = LinkedRun(link)
     with ExitStack() as undo:
@@ -88,7 +88,7 @@ def recipe_named(given: str, role: Role, settings: Sequence[str], *, yes: bool) 
         undo.pop_all()
     if link.ticket is not None:
         run.keep_invitation(link.ticket)
-    return Named(run.recipe, recipe, link.addresses)
+    return RecipeToJoin(run.recipe, recipe, link.addresses)
 
 
 def typed_link(given: str) -> Link:
@@ -166,7 +166,7 @@ def recipe_of(run: LinkedRun, settings: Sequence[str]) -> tuple[str, Recipe, Goi
                 err.print(earlier_version(run), soft_wrap=True)
         raise
     text = run.text_of(fetched)
-    return text, chosen(run, text, settings), answer.going
+    return text, with_settings(run, text, settings), answer.going
 
 
 def recipe_kept(run: LinkedRun, settings: Sequence[str]) -> tuple[str, Recipe] | None:
@@ -174,7 +174,7 @@ def recipe_kept(run: LinkedRun, settings: Sequence[str]) -> tuple[str, Recipe] |
     speaks of. Raises RecipeError for settings that do not fit it."""
     try:
         text = run.recipe.read_text(encoding="utf-8")
-        return text, chosen(run, text, settings)
+        return text, with_settings(run, text, settings)
     except (OSError, UnicodeDecodeError):
         return None
     except RecipeError:
@@ -229,7 +229,7 @@ def show_sheet(run: LinkedRun, role: Role, recipe: Recipe, going: Going) -> nn.M
     return outline
 
 
-def chosen(run: LinkedRun, text: str, settings: Sequence[str]) -> Recipe:
+def with_settings(run: LinkedRun, text: str, settings: Sequence[str]) -> Recipe:
     """The recipe with what a person has set. Raises RecipeError where that changes what the run has agreed on."""
     recipe = parse_recipe(text, settings, name=str(run.recipe), directory=run.path)
     if digest_of(recipe) != run.link.fingerprint:

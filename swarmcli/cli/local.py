@@ -28,25 +28,6 @@ NOBODY = "no peer of yours runs on this computer"
 HOW_TO_JOIN = 'join a run with: swarm join "swarm://…"'
 
 
-def chosen(
-    registry: LocalPeers, *, run: str | None = None, name: str | None = None, home: Path | None = None
-) -> list[LocalPeer]:
-    """The running peers that a person means. Raises ControlError that names those that run, if it is none of them."""
-    running = registry.peers()
-    if not running:
-        raise ControlError(f"{NOBODY}; {HOW_TO_JOIN}")
-    found = [
-        peer
-        for peer in running
-        if (run is None or peer.run_id == run)
-        and (name is None or name in (peer.name, Path(peer.home).name))
-        and (home is None or Path(peer.home) == home.absolute())
-    ]
-    if not found:
-        raise ControlError(f"none of your peers is meant by that; there are: {', '.join(map(described, running))}")
-    return found
-
-
 @dataclass(frozen=True, kw_only=True)
 class WhichPeers:
     """Options of verbs about this user's running peers."""
@@ -60,9 +41,21 @@ class WhichPeers:
     def are_named(self) -> bool:
         return (self.run, self.peer, self.home) != (None, None, None)
 
-    def chosen(self, registry: LocalPeers) -> list[LocalPeer]:
-        """See the function of this name."""
-        return chosen(registry, run=self.run, name=self.peer, home=self.home)
+    def peers_of(self, registry: LocalPeers) -> list[LocalPeer]:
+        """The running peers that are meant. Raises ControlError that names those that run, if it is none of them."""
+        running = registry.peers()
+        if not running:
+            raise ControlError(f"{NOBODY}; {HOW_TO_JOIN}")
+        found = [
+            peer
+            for peer in running
+            if self.run in (None, peer.run_id)
+            and self.peer in (None, peer.name, Path(peer.home).name)
+            and (self.home is None or Path(peer.home) == self.home.absolute())
+        ]
+        if not found:
+            raise ControlError(f"none of your peers is meant by that; there are: {', '.join(map(described, running))}")
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

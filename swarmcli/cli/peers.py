@@ -18,7 +18,7 @@ from swarmcli.cli.local import spread
 from swarmcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from swarmcli.cli.linking import Named
+    from swarmcli.cli.linking import RecipeToJoin
     from swarmcli.cli.session import Session
     from swarmcli.optim.config import Role
     from swarmcli.recipe import Recipe
@@ -160,7 +160,7 @@ class PeerOptions:
         }
         return [f"local.{key}={dumps(value, ensure_ascii=False)}" for key, value in chosen.items() if value is not None]
 
-    def agreed(self, role: Role, processes: int | None = None, *further: str) -> Named:
+    def agreed(self, role: Role, processes: int | None = None, *further: str) -> RecipeToJoin:
         """The recipe with all that this person says and `further` settings, once he has agreed to it, and the contacts
         of its link. `processes`: of a site on this machine."""
         from swarmcli.cli.linking import recipe_named

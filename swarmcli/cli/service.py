@@ -29,7 +29,7 @@ from swarmcli.errors import SwarmError, UsageError
 from swarmcli.files.durable import write_file
 
 if TYPE_CHECKING:
-    from swarmcli.cli.linking import Named
+    from swarmcli.cli.linking import RecipeToJoin
     from swarmcli.optim.config import Role
 
 STOP_SECONDS = 180  # until a manager kills what it stops: a minute at most to hand in, and then perhaps a checkpoint
@@ -347,7 +347,7 @@ def install(
     err.print("`swarm status` shows it, `swarm service remove` ends it for good", soft_wrap=True)
 
 
-def _agreed(role: Role, words: Sequence[str]) -> Named:
+def _agreed(role: Role, words: Sequence[str]) -> RecipeToJoin:
     """As the role's own verb reads these words, and asks: what it would refuse is refused before it is a service."""
     from swarmcli.cli import main, peers
 

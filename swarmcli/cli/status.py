@@ -35,7 +35,7 @@ def status(options: StatusOptions) -> None:
     registry = LocalPeers()
 
     def look() -> list[dict[str, Any]]:
-        return reports(registry, options.chosen(registry)) if registry.peers() else []
+        return reports(registry, options.peers_of(registry)) if registry.peers() else []
 
     if options.watch:
         with suppress(KeyboardInterrupt):  # that is how one ends it

@@ -20,7 +20,7 @@ from rich.console import Console
 from torch import nn
 
 from swarmcli.cli import consent, linking
-from swarmcli.cli.linking import Named, recipe_named, typed_link
+from swarmcli.cli.linking import RecipeToJoin, recipe_named, typed_link
 from swarmcli.cli.validate import validate
 from swarmcli.errors import AddressError, RecipeError, UsageError
 from swarmcli.network.identity import Identity
@@ -314,7 +314,7 @@ def test_a_path_of_this_computer_begins_where_it_is_typed(tmp_path: Path, monkey
 def test_a_path_is_taken_as_it_is_and_processes_of_a_site_do_not_ask_again(tmp_path: Path) -> None:
     (path := tmp_path / "recipe.yaml").write_text(SMALL)
     named = recipe_named(str(path), "trainer", ["seed=7"], yes=False)
-    assert named == Named(path, load_recipe(path, ["seed=7"]))
+    assert named == RecipeToJoin(path, load_recipe(path, ["seed=7"]))
     words = replace(named, contacts=["tcp://a:1"]).in_place_of(str(LINK), ["join", str(LINK), "--nproc", "2"])
     assert words == ["join", str(path), "--nproc", "2", "--peer", "tcp://a:1"]
     assert not any(map(is_link, words)) and linking.is_link is is_link

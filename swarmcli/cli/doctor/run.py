@@ -216,14 +216,14 @@ def check_offer(context: Context) -> Iterator[Finding]:
     """Whether the peer of a link that nobody has joined by here hands out the very recipe that the link speaks of."""
     if context.link is None or context.recipe is not None or not context.reached:
         return
-    from swarmcli.cli.linking import chosen
+    from swarmcli.cli.linking import with_settings
     from swarmcli.peer.offering import fetch_recipe
 
     run = LinkedRun(context.link)
     context.undo.callback(run.forget)
     recipe, answer = fetch_recipe(context.link, run.path, run.bring)
     context.epoch = answer.going.epoch_seconds
-    context.recipe = chosen(run, run.text_of(recipe), context.overrides)
+    context.recipe = with_settings(run, run.text_of(recipe), context.overrides)
     yield Finding("recipe", "OK", f"the contact hands out the recipe of {context.link.run_id} that the link names")
 
 
