@@ -194,8 +194,9 @@ class EpochCredited(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Contribution:
-    """One identity's contribution to a run, over all its starts and homes, as far as those who keep count know.
+class Contribution(Event):
+    """One identity's contribution to a run, over all its starts and homes, as one peer that keeps count has seen it; as
+    an event an addition to that, which the journal sums up.
 
     Samples and hours are *claimed*: nobody can see how many samples another computer has computed, only how many its
     rounds let it count. Rounds, bytes and presence were *seen*. Name and team are what the peer calls itself.
@@ -204,44 +205,23 @@ class Contribution:
     peer: str
     name: str = ""  # "": it has chosen none
     team: str = ""
-    samples: int = 0  # claimed; accepted by the rounds that ended epochs
+    samples: float = 0.0  # claimed; accepted by the rounds that ended epochs
     hours: float = 0.0  # claimed; of epochs that its samples are part of, or whose gradients it helped to add up
     rounds: int = 0  # seen: epochs in whose round it took part
     reduced_bytes: int = 0  # seen: of others' tensors and its own, which it added up for a group
     uptime: float = 0.0  # seen: seconds for which it answered as a peer of the run
     first: float = 0.0  # seconds since 1970 when it was seen first
     last: float = 0.0
+    run_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Booked(Event):
-    """An addition to an identity's contribution, as one who keeps count writes it down: the journal adds up, by peer.
-
-    `own_samples` are those that its own rounds have credited; the others an earlier version took over.
-    """
-
-    run_id: str
-    peer: str
-    samples: float = 0.0
-    own_samples: float = 0.0
-    hours: float = 0.0
-    rounds: int = 0
-    reduced_bytes: int = 0
-    uptime: float = 0.0
-    first: float = 0.0
-    last: float = 0.0
-    name: str = ""
-    team: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class BookHead(Event):
-    """Up to where what was written down goes."""
+class Counted(Event):
+    """From which epoch on, and up to which one, contributions to a run have been counted here."""
 
     run_id: str
     epoch: int
-    run_samples: int  # of all epochs up to that one
-    vouched: int  # others by whose word it is known what this peer has not seen; this version takes over nobody's
+    run_samples: int  # of all epochs up to that one, by everyone
     since: int = 0  # the first epoch that was counted; 0: an earlier version began, and did not note it
 
 

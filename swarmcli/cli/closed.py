@@ -36,7 +36,7 @@ from swarmcli.recipe import Link, Recipe, digest_of, is_link, load_recipe, parse
 from swarmcli.recipe.offered import data_in_words
 from swarmcli.recipe.run_key import RunKey, is_owners_position
 from swarmcli.recipe.ticket import Ticket
-from swarmcli.run.asking import ask_for_books, visit
+from swarmcli.run.asking import ask_for_tables, visit
 from swarmcli.words import plural
 
 RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="The recipe file of the run.")]
@@ -192,7 +192,7 @@ def _told(run: _Run) -> Told:
     Raises SwarmError."""
     try:
         visitor = visitor_of(run.recipe or run.link)
-        return contributions.told_by(visit(run.contacts, lambda node: ask_for_books(node, run.run_id), visitor))
+        return contributions.told_by(visit(run.contacts, lambda node: ask_for_tables(node, run.run_id), visitor))
     except SwarmError:
         if (told := _told_here(run.run_id)) is None:
             raise
@@ -218,7 +218,7 @@ def _show_closed(
     key, path = load_key(recipe, run_key)
     visit = Visit(recipe, key, InvitationLedger.beside(path), contacts)
     with _waiting("looking who takes part"):
-        found, given = visit.do(visit.look_with_books)
+        found, given = visit.do(visit.look_with_tables)
     told = contributions.told_by(given)
     if as_json:
         listed = {
@@ -233,7 +233,7 @@ def _show_closed(
     if others.row_count:
         out.print(Text("\ninvitations that none of these has shown", style="bold"))
         out.print(others)
-    if given.books:
+    if told.contributions:
         out.print(Text("\nwhat each has given", style="bold"))
         told.print(shown)
 

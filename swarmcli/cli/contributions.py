@@ -23,9 +23,9 @@ from swarmcli.words import format_duration, format_size, plural
 if TYPE_CHECKING:
     from swarmcli.network.identity import PeerID
     from swarmcli.peer.peer import Summary
-    from swarmcli.run.asking import Given
+    from swarmcli.run.asking import AskedTables
     from swarmcli.run.certificate import ContributionCertificate
-    from swarmcli.run.contributions import Attestation, Book
+    from swarmcli.run.contributions import Attestation
 
 COLUMNS = ("samples", "hours", "rounds", "reduced_bytes", "uptime", "name", "team", "last")
 CLAIMED, SEEN = ("samples", "hours"), ("rounds", "reduced_bytes", "uptime")
@@ -44,7 +44,7 @@ class Team:
 
     team: str
     peers: int
-    samples: int
+    samples: float
     hours: float
     rounds: int
     reduced_bytes: int
@@ -118,7 +118,7 @@ class Told:
         } | self.details
 
 
-def contributions_table(shown: Sequence[Contribution], total: int, *, narrow: bool = False) -> Table:
+def contributions_table(shown: Sequence[Contribution], total: float, *, narrow: bool = False) -> Table:
     """`narrow`: with what is read first only, so that nothing is cut."""
     table = _table(("", "peer") if narrow else ("", "peer", "team"), narrow)
     for number, each in enumerate(shown, 1):
@@ -154,9 +154,9 @@ def _table(texts: Sequence[str], narrow: bool) -> Table:
     return table
 
 
-def _numbers(each: Contribution | Team, total: int, narrow: bool) -> tuple[str, ...]:
+def _numbers(each: Contribution | Team, total: float, narrow: bool) -> tuple[str, ...]:
     """The cells of the numeric columns; `total`: samples of all."""
-    given = f"{each.samples:,}", f"{each.samples / total:.0%}" if total else ""
+    given = f"{each.samples:,.0f}", f"{each.samples / total:.0%}" if total else ""
     if narrow:
         return given
     return (
@@ -173,45 +173,42 @@ def _called(each: Contribution) -> Text:
     return Text.assemble(name, (f" {short(each.peer)[:6]}", "dim")) if name else Text(short(each.peer))
 
 
-def told_by(given: Given) -> Told:
-    """The count of one who keeps count, and who counts otherwise."""
-    from swarmcli.run.contributions import listed, samples_of
+def told_by(asked: AskedTables) -> Told:
+    """The table of one who keeps count, and who counts otherwise."""
+    from swarmcli.run.contributions import fullest, told
 
     def called(peer: PeerID) -> str:
-        report = given.present.get(peer)
+        report = asked.present.get(peer)
         named = report is not None and report.name and not peer.text.startswith(report.name)
         return f"{report.name} {short(peer.text)[:6]}" if report is not None and named else short(peer.text)
 
-    lines, shown = [], given.shown
-    if shown is not None:
-        alone = "; nobody else confirms it" if len(given.books) == 1 else ""
-        lines.append(f"This is the count of one peer, {called(shown.writer)}: {shown.in_words}{alone}.")
-    else:
-        lines.append("nobody who keeps count of this run could be asked; `swarm monitor` begins to keep count")
-    for writer, book in given.books.items():
-        if shown is not None and book is not shown:
-            how = "the same" if _samples(book) == _samples(shown) else f"otherwise: {book.in_words}"
-            lines.append(f"{called(writer)} counts {how}.")
-    lines += [f"{called(peer)} did not tell what it counts: {why}" for peer, why in given.failed.items()]
-    rows = shown.lines if shown is not None else {}
-    details = {
-        "accounted": samples_of(rows) / max(1, shown.until.samples if shown is not None else 0),
-        "monitors": [
-            {
-                "peer": writer.text,
-                "shown": book is shown,
-                "since": book.since or 0,
-                **{"epoch": book.until.epoch, "samples": book.until.samples, "witnessed": book.witnessed},
-            }
-            for writer, book in given.books.items()
-        ],
-        "failed": {writer.text: why for writer, why in given.failed.items()},
-    }
-    return Told(given.run_id, listed(rows), lines, details)
-
-
-def _samples(book: Book) -> dict[str, int]:
-    return {peer: round(entry.samples) for peer, entry in book.lines.items() if entry.samples}
+    tables, failed = dict(told(asked.tables)), {p: why for p, why in asked.tables.items() if isinstance(why, str)}
+    lines = [f"{called(peer)} did not tell what it counts: {why}" for peer, why in failed.items()]
+    why_not = {peer.text: why for peer, why in failed.items()}
+    found = fullest(asked.tables)
+    if found is None:
+        nobody = "nobody who keeps count of this run could be asked; `swarm monitor` begins to keep count"
+        return Told(asked.run_id, [], [nobody, *lines], {"accounted": 0.0, "monitors": [], "failed": why_not})
+    shown, table = found
+    unlike = [
+        f"{called(writer)} counts {'the same' if other.listed == table.listed else f'otherwise: {other.in_words}'}."
+        for writer, other in tables.items()
+        if writer != shown
+    ]
+    alone = "" if unlike else "; nobody else confirms it"
+    lines = [f"This is the count of one peer, {called(shown)}: {table.in_words}{alone}.", *unlike, *lines]
+    monitors = [
+        {
+            "peer": writer.text,
+            "shown": writer == shown,
+            "since": each.since,
+            **{"epoch": each.until.epoch, "samples": each.until.samples, "witnessed": each.samples},
+        }
+        for writer, each in tables.items()
+    ]
+    accounted = sum(each.samples for each in table.listed) / max(1, table.until.samples)
+    details = {"accounted": accounted, "monitors": monitors, "failed": why_not}
+    return Told(asked.run_id, table.listed, lines, details)
 
 
 # the last line of a peer

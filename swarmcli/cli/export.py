@@ -15,7 +15,7 @@ from swarmcli.cli.which import Which, journal_of
 from swarmcli.errors import JournalError, SwarmError, UsageError
 from swarmcli.events import Contribution, EpochAdvanced, Evaluated, PeerSeen, RoundFinished
 from swarmcli.journal import JournalReader, Line
-from swarmcli.run.contributions import BookEntry, listed
+from swarmcli.run.contributions import whole
 from swarmcli.run.tables import EXPORTS, csv_of, json_of
 
 What = Literal["epochs", "evaluations", "rounds", "peers", "contributions", "events"]
@@ -106,7 +106,7 @@ def rows_of(reader: JournalReader, run_id: str, name: str) -> tuple[type[Any], I
         case "peers":
             return PeerSeen, reader.peers(run_id)
         case "contributions":  # of one who keeps count; others have none
-            return Contribution, listed({row.peer: BookEntry.of(row) for row in reader.book(run_id)[1]})
+            return Contribution, map(whole, reader.contributions(run_id))
     raise ValueError(f"no list is named {name}: {', '.join(EXPORTS)}")
 
 

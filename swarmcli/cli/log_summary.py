@@ -53,7 +53,9 @@ def _epoch_facts(reader: JournalReader, run: RunRecord) -> list[tuple[str, str]]
     if known:
         whose = "" if losses else " (as the others report it)"
         facts.append(("loss", f"{number(known[0])} → {number(known[-1])}{whose}"))
-    _, book = reader.book(run.run_id)  # knows of epochs that passed while this peer was away; is written a while later
+    book = reader.contributions(
+        run.run_id
+    )  # knows of epochs that passed while this peer was away; is written a while later
     own = max(sum(each.own_samples for each in epochs), sum(each.samples for each in book if each.peer == run.peer))
     everyone = max(sum(each.samples for each in epochs), sum(each.samples for each in book))
     whose = f"{own:,.0f} of {everyone:,.0f} are this peer's" if own else f"{everyone:,.0f}, all of other peers"

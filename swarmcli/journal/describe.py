@@ -69,7 +69,7 @@ class Recorder:
             case happened.EpochAdvanced() | happened.RoundFinished() | happened.EpochReported():
                 yield replace(event, time=now)
                 line = self._calmed(event, line)
-            case happened.Evaluated() | happened.Booked() | happened.BookHead():
+            case happened.Evaluated() | happened.Contribution() | happened.Counted():
                 yield replace(event, time=now)
             case happened.PeerConnected(peer):
                 self._gone.pop(peer, None)

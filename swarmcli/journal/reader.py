@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 from swarmcli.errors import JournalError
 from swarmcli.events import (
-    Booked,
-    BookHead,
+    Contribution,
+    Counted,
     EpochAdvanced,
     EpochReported,
     Evaluated,
@@ -106,12 +106,15 @@ class JournalReader:
         latest = "id IN (SELECT max(id) FROM evaluations WHERE run IN ({runs}) AND epoch > ? GROUP BY epoch)"
         return self._rows(Evaluated, latest, (run_id, after), "epoch", limit)
 
-    def book(self, run_id: str) -> tuple[BookHead | None, list[Booked]]:
-        """Returns what each peer has given, most samples first, by one who keeps count; and up to where that goes
-        (None: it has seen no epoch yet)."""
-        heads = self._rows(BookHead, "run_id = ?", (run_id,), "run_id", 1)
-        rows = self._rows(Booked, "run_id = ?", (run_id,), "samples, reduced_bytes, uptime, peer", None)
-        return (heads[0] if heads else None), rows[::-1]
+    def contributions(self, run_id: str) -> list[Contribution]:
+        """Returns what each peer has given, by one that keeps count; most samples first, among equals who has added up
+        or stayed more."""
+        order = "samples, reduced_bytes, uptime, peer"
+        return self._rows(Contribution, "run_id = ?", (run_id,), order, None)[::-1]
+
+    def counted(self, run_id: str) -> Counted | None:
+        """Returns up to which epoch that goes; None: none was counted."""
+        return next(iter(self._rows(Counted, "run_id = ?", (run_id,), "run_id", 1)), None)
 
     def rounds(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[RoundFinished]:
         """Rounds whose row id is above `after`."""

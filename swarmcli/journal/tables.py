@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args, get_type_hints
 
 from swarmcli.errors import JournalError
-from swarmcli.events import Booked, BookHead, EpochAdvanced, EpochReported, Evaluated, Event, PeerSeen, RoundFinished
+from swarmcli.events import (
+    Contribution,
+    Counted,
+    EpochAdvanced,
+    EpochReported,
+    Evaluated,
+    Event,
+    PeerSeen,
+    RoundFinished,
+)
 from swarmcli.journal.describe import Line
 from swarmcli.journal.options import JOURNAL
 
@@ -25,8 +34,8 @@ if TYPE_CHECKING:
 APPLICATION_ID = 0x53574A4C  # "SWJL", in the header of the SQLite file
 # The format of the tables; a journal of another one is refused by name. A column that is only added, for a field with a
 # default, changes nothing about it: each swarm reads the other's, and this one adds the column where it writes.
-VERSION = 8
-CONVERTED = (6, 7)  # are read as they are, and become VERSION where they are written
+VERSION = 9
+CONVERTED = (6, 7, 8)  # are read as they are, and become VERSION where they are written
 
 MAX_INTEGER = 2**63 - 1  # what SQLite can hold
 
@@ -168,17 +177,17 @@ TABLES: Mapping[type[Any], Table] = {
     RoundFinished: _table("rounds", RoundFinished, index=("run", "epoch")),
     PeerSeen: _table("peers", PeerSeen, key=("run", "peer"), keep=("first_seen",), highest=("epoch",)),
     Line: _table("events", Line, index=("run", "time")),
-    Booked: _table(
+    Contribution: _table(
         "contributions",
-        Booked,
+        Contribution,
         key=("run_id", "peer"),
         keep=("first",),
         highest=("last",),
-        added=("samples", "own_samples", "hours", "rounds", "reduced_bytes", "uptime"),
+        added=("samples", "hours", "rounds", "reduced_bytes", "uptime"),
         filled=("name", "team"),
         least=("samples", "reduced_bytes", "uptime"),
     ),
-    BookHead: _table("books", BookHead, key=("run_id",)),
+    Counted: _table("books", Counted, key=("run_id",)),
     EpochReported: _table("reports", EpochReported, key=("run", "peer", "epoch"), index=("run", "epoch")),
 }
 

@@ -24,7 +24,7 @@ from swarmcli.owner.invitations import key_file, write_private
 from swarmcli.owner.revocations import METHOD, Revocations, Revoked, Taken
 from swarmcli.recipe import Recipe, digest_of
 from swarmcli.recipe.run_key import RunKey
-from swarmcli.run.asking import Given, ShownReport, ask_for_books
+from swarmcli.run.asking import AskedTables, VisitorReport, ask_for_tables
 from swarmcli.run.asking import reports as read_reports
 
 SHORTEST = 6  # characters by which a peer or an invitation may be named
@@ -171,9 +171,9 @@ class Visit:
         await self.tell(node, membership)
         return members
 
-    async def look_with_books(self, node: DHTNode, membership: Membership) -> tuple[list[RunMember], Given]:
+    async def look_with_tables(self, node: DHTNode, membership: Membership) -> tuple[list[RunMember], AskedTables]:
         """The same, and what each has given."""
-        return await self.look(node, membership), await ask_for_books(node, self.recipe.run_id)
+        return await self.look(node, membership), await ask_for_tables(node, self.recipe.run_id)
 
 
 def subject_named(word: str, ledger: InvitationLedger, members: Sequence[RunMember]) -> bytes:
@@ -222,7 +222,7 @@ def _number(word: str) -> bytes:
     return number
 
 
-def _member(peer: PeerID, report: ShownReport | None, membership: Membership) -> RunMember:
+def _member(peer: PeerID, report: VisitorReport | None, membership: Membership) -> RunMember:
     shown = membership.admitted.get(peer)
     return RunMember(
         peer.text,

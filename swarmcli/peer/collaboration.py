@@ -31,8 +31,8 @@ from swarmcli.peer.peer import RunPeer
 from swarmcli.recipe import AggregatorSettings, GradientAveragingSettings, Recipe, digest_of
 from swarmcli.recipe.run_key import is_owners_position
 from swarmcli.recipe.task_names import CUSTOM
-from swarmcli.run.bookkeeping import Bookkeeper, BookReader, RunView
 from swarmcli.run.contributions import Attestation
+from swarmcli.run.counting import ContributionKeeper, ContributionReader, RunView
 from swarmcli.run.evaluations import RunEvaluations
 from swarmcli.training import (
     Checkpoint,
@@ -270,12 +270,12 @@ class Collaboration:
         self.optimizer.shutdown()
 
 
-def keep_accounts(peer: RunPeer, optimizer: Optimizer) -> BookReader:
+def keep_accounts(peer: RunPeer, optimizer: Optimizer) -> ContributionReader:
     """Learns from now on what each peer has given: monitors and trainers that write checkpoints keep count, others ask
     them."""
     recipe = peer.recipe
 
-    async def begin(dht: DHT, node: DHTNode) -> BookReader:
+    async def begin(dht: DHT, node: DHTNode) -> ContributionReader:
         around = RunView(
             node=node,
             identity=dht.identity,
@@ -287,7 +287,7 @@ def keep_accounts(peer: RunPeer, optimizer: Optimizer) -> BookReader:
             clock=peer.journal.clock,
         )
         counts = peer.role == "monitor" or (peer.role == "trainer" and recipe.checkpoint.every_epochs > 0)
-        accounts = Bookkeeper(around, peer.journal) if counts else BookReader(around)
+        accounts = ContributionKeeper(around, peer.journal) if counts else ContributionReader(around)
         await accounts.start()
         return accounts
 

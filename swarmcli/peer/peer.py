@@ -60,9 +60,9 @@ from swarmcli.recipe.fingerprint import agreed_leaves
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.recipe.link import BOUNDS, places_of, scope_of_places
 from swarmcli.recipe.offered import needs_in_words, offered_contents, offered_files
-from swarmcli.run.bookkeeping import BookReader
 from swarmcli.run.certificate import FILE, ContributionCertificate
 from swarmcli.run.contributions import Attestation
+from swarmcli.run.counting import ContributionReader
 from swarmcli.training.loop import ComputePace
 from swarmcli.version import build
 
@@ -170,7 +170,7 @@ class RunPeer:
         self._port = port
         self._patience = patience
         self._optimizer: Optimizer | None = None  # once this peer takes part in the run
-        self._accounts: BookReader | None = None  # likewise
+        self._accounts: ContributionReader | None = None  # likewise
         self.standing: Attestation | None = None  # of this peer's part, by a monitor; known when it leaves
         self._remembered = -math.inf  # when whom this peer knows was written last
         self._told: Link | None = None  # the link that was told last
@@ -195,7 +195,7 @@ class RunPeer:
     def peer_id(self) -> PeerID:
         return self.dht.peer_id
 
-    def take_part(self, optimizer: Optimizer, accounts: BookReader) -> None:
+    def take_part(self, optimizer: Optimizer, accounts: ContributionReader) -> None:
         """From now on this peer knows who is in its run, and what each has given."""
         self._optimizer, self._accounts = optimizer, accounts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import pydantic
@@ -15,21 +15,13 @@ from swarmcli.dht import DHT, DHTNode, OwnedSubkey
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.limits import MAX_ADDRESSES
 from swarmcli.network.membership import Membership
-from swarmcli.run.contributions import (
-    MOST_WRITERS,
-    Attestation,
-    Book,
-    fetch_attestation,
-    fetch_books,
-    fullest,
-    writers_among,
-)
+from swarmcli.run.contributions import Attestation, Tables, fetch_attestation, fetch_tables, writers_among
 
 T = TypeVar("T")
 
 
-class ShownReport(pydantic.BaseModel):
-    """The part of a peer's report that is shown. Reading all of it would take the optimizer's package, and so torch."""
+class VisitorReport(pydantic.BaseModel):
+    """The part of a peer's report that a command reads: all of it would take the optimizer's package, and so torch."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -49,35 +41,28 @@ class Visitor:
     membership: Membership
 
 
-async def reports(node: DHTNode, run_id: str) -> dict[PeerID, ShownReport]:
+async def reports(node: DHTNode, run_id: str) -> dict[PeerID, VisitorReport]:
     """Reads the peers' reports of themselves: strangers' words, so of 10,000 peers at most."""
-    found: dict[PeerID, ShownReport] = {}
+    found: dict[PeerID, VisitorReport] = {}
     for subkey, entry in list((await node.follow(f"{run_id}_peers").refresh()).items())[:10_000]:
         with suppress(pydantic.ValidationError):
             if isinstance(subkey, OwnedSubkey):
-                found[subkey.owner] = ShownReport.model_validate(entry.value)
+                found[subkey.owner] = VisitorReport.model_validate(entry.value)
     return found
 
 
 @dataclass(frozen=True)
-class Given:
-    """The books of those who keep count in a run. `failed`: who of them gave no book, and why."""
+class AskedTables:
+    """What those who keep count in a run told a command, and who is present."""
 
     run_id: str
-    books: dict[PeerID, Book] = field(default_factory=dict)
-    failed: dict[PeerID, str] = field(default_factory=dict)
-    present: dict[PeerID, ShownReport] = field(default_factory=dict)
-
-    @property
-    def shown(self) -> Book | None:
-        """Returns the one that a command shows. A command has made no rounds, so nobody vouches for any of them but
-        the owner of a closed run."""
-        return fullest(self.books) if self.books else None
+    tables: Tables
+    present: dict[PeerID, VisitorReport]
 
 
-async def ask_for_books(node: DHTNode, run_id: str) -> Given:
+async def ask_for_tables(node: DHTNode, run_id: str) -> AskedTables:
     present = await reports(node, run_id)
-    return Given(run_id, *await fetch_books(node.endpoint, _writers(node, present), run_id), present)
+    return AskedTables(run_id, await fetch_tables(node.endpoint, _writers(node, present), run_id), present)
 
 
 async def ask_for_attestation(node: DHTNode, run_id: str, peer: PeerID) -> Attestation | None:
@@ -106,8 +91,8 @@ def visit(contacts: Sequence[str], action: Callable[[DHTNode], Awaitable[T]], vi
         dht.shutdown()
 
 
-def _writers(node: DHTNode, present: dict[PeerID, ShownReport]) -> list[PeerID]:
-    writers = writers_among(present)[:MOST_WRITERS]
+def _writers(node: DHTNode, present: dict[PeerID, VisitorReport]) -> list[PeerID]:
+    writers = writers_among(present)
     for writer in writers:
         with suppress(ValueError):
             node.endpoint.learn(writer, present[writer].addresses)

@@ -16,7 +16,7 @@ from swarmcli.errors import UsageError
 from swarmcli.files.durable import write_file
 from swarmcli.network import wire
 from swarmcli.network.identity import Identity, PeerID, verify
-from swarmcli.run.contributions import Attestation, is_signed
+from swarmcli.run.contributions import Attestation
 
 FILE = "contribution.json"  # in a home: what a monitor has said when the peer left last
 FORMAT = 2  # earlier versions read 1, whose rows do not say since when they were counted
@@ -51,7 +51,7 @@ class ContributionCertificate(msgspec.Struct, frozen=True):
         """Says what is wrong with it; "": all signatures are good, and all are of one peer in one run."""
         first = self.attestations[0]
         for each in self.attestations:
-            if not is_signed(each):
+            if not each.is_signed:
                 return f"the peer {each.monitor.short} has not signed what it is said to have said"
             if (each.peer, each.run_id, each.run) != (first.peer, first.run_id, first.run):
                 return "it mixes what was said of several peers or runs"

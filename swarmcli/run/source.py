@@ -129,7 +129,7 @@ class DashboardSource:
             activity=activity,
             samples_per_second=pace,
             share=me.share if me else None,
-            samples=own.samples if own else self._totals.own_samples,
+            samples=round(own.samples) if own else self._totals.own_samples,
             hours=own.hours if own else 0.0,
             rank=rank,
             ranked=ranked,

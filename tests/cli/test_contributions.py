@@ -19,11 +19,11 @@ from swarmcli.cli.contributions import (
 )
 from swarmcli.errors import UsageError
 from swarmcli.events import Contribution
-from swarmcli.network.identity import Identity, PeerID
+from swarmcli.network.identity import Identity
 from swarmcli.peer.peer import Summary
-from swarmcli.run.asking import Given
+from swarmcli.run.asking import AskedTables
 from swarmcli.run.certificate import ContributionCertificate
-from swarmcli.run.contributions import Attestation, Book, BookEntry, Mark, signed
+from swarmcli.run.contributions import Attestation, GivenTable, Mark, Row
 
 ADA, BOB, MONITOR, OTHER = [Identity.from_seed(seed) for seed in (1, 2, 3, 4)]
 GIVEN = [
@@ -38,16 +38,13 @@ def summary(samples: int = 0) -> Summary:
 
 
 def attestation(samples: float = 12_400.0, rank: int = 3, reduced: int = 0, hours: float = 3.1) -> Attestation:
-    entry = BookEntry(samples, hours, 12, reduced)
-    return signed(
-        MONITOR, Attestation("run", "recipe", MONITOR.peer_id, ADA.peer_id, entry, rank, 7, Mark(90, 98_000), 0, 1.79e9)
-    )
+    about = "run", "recipe", MONITOR.peer_id, ADA.peer_id
+    return Attestation(*about, Row(samples, hours, 12, reduced), rank, 7, Mark(90, 98_000), 0, 1.79e9).signed(MONITOR)
 
 
-def book(identity: Identity, entries: dict[str, BookEntry], *, since: int | msgspec.UnsetType = msgspec.UNSET) -> Book:
-    peers, lines = tuple(map(PeerID.parse, entries)), tuple(entries.values())
-    whole = sum(each.samples for each in lines)
-    return Book("run", "recipe", identity.peer_id, Mark(10, 1000), whole, 0, peers, lines, 1.0, since=since)
+def table(ada: float, bob: float = 0.0, since: int = 0) -> GivenTable:
+    given = {peer.peer_id: Row(samples) for peer, samples in ((ADA, ada), (BOB, bob)) if samples}
+    return GivenTable("run", Mark(10, 1000), since, ada + bob, tuple(given), tuple(given.values()))
 
 
 def test_the_last_line_of_a_trainer_says_what_it_gave_and_how_it_stands() -> None:
@@ -92,19 +89,14 @@ def test_teams_are_the_sums_of_those_who_name_them_and_lists_are_sorted_by_any_c
 
 
 def test_it_is_said_whose_count_is_shown_and_who_counts_otherwise() -> None:
-    whole = book(MONITOR, {ADA.peer_id.text: BookEntry(600.0), BOB.peer_id.text: BookEntry(400.0)})
-    late = book(OTHER, {ADA.peer_id.text: BookEntry(450.0)}, since=6)
-    alone = told_by(Given("run", {OTHER.peer_id: late}))
+    whole, late = table(600.0, 400.0), table(450.0, since=6)
+    alone = told_by(AskedTables("run", {OTHER.peer_id: late}, {}))
     part = "45% of the run's 1,000 samples, counted since epoch 6 up to epoch 10"
     (said,) = alone.rests_on
     assert said == f"This is the count of one peer, {OTHER.peer_id.short}: {part}; nobody else confirms it."
     assert alone.as_json(Shown())["accounted"] == 0.45
-    books = {
-        OTHER.peer_id: late,
-        MONITOR.peer_id: whole,
-        ADA.peer_id: msgspec.structs.replace(whole, writer=ADA.peer_id),
-    }
-    told = told_by(Given("run", books, {BOB.peer_id: "no answer"}))
+    tables = {OTHER.peer_id: late, MONITOR.peer_id: whole, ADA.peer_id: whole, BOB.peer_id: "no answer"}
+    told = told_by(AskedTables("run", tables, {}))
     assert [each.samples for each in told.contributions] == [600, 400], "nothing is merged"
     assert told.rests_on == [
         f"This is the count of one peer, {MONITOR.peer_id.short}: 100% of the run's 1,000 samples, "
@@ -115,7 +107,7 @@ def test_it_is_said_whose_count_is_shown_and_who_counts_otherwise() -> None:
     ]
     shown = [(each["since"], each["shown"]) for each in told.as_json(Shown())["monitors"]]
     assert shown == [(6, False), (0, True), (0, False)]
-    (nobody,) = told_by(Given("run")).rests_on
+    (nobody,) = told_by(AskedTables("run", {}, {})).rests_on
     assert "`swarm monitor` begins to keep count" in nobody
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from swarmcli.cli.console import day
 from swarmcli.cli.log import followed, log, show
-from swarmcli.events import Booked, CheckpointWritten, EpochAdvanced, PeerRefused, PeerSeen, RoundFinished
+from swarmcli.events import CheckpointWritten, Contribution, EpochAdvanced, PeerRefused, PeerSeen, RoundFinished
 from swarmcli.journal import Journal, JournalReader, RunRecord
 
 ALICE, BOB = "a" * 52, "b" * 52
@@ -208,8 +208,8 @@ def test_the_options_reach_what_they_name(path: Path, monkeypatch: pytest.Monkey
 def test_samples_of_epochs_at_which_this_peer_was_away_are_told_as_the_book_has_them(path: Path) -> None:
     assert "samples  24,576 of 49,152 are this peer's" in printed(path)
     with Journal(path, run=RunRecord("stdlib-lm", "trainer", ALICE, "alice", "0.1.0"), clock=lambda: START) as journal:
-        journal.record(Booked("stdlib-lm", ALICE, 30_000.0))
-        journal.record(Booked("stdlib-lm", BOB, 45_552.0))
+        journal.record(Contribution(ALICE, samples=30_000.0, run_id="stdlib-lm"))
+        journal.record(Contribution(BOB, samples=45_552.0, run_id="stdlib-lm"))
     assert "samples  30,000 of 75,552 are this peer's" in printed(path)
     other = path.with_name("monitor.sqlite")
     with Journal(other, run=RunRecord("stdlib-lm", "monitor", BOB, "bob", "0.1.0"), clock=lambda: START) as journal:

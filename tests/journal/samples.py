@@ -43,17 +43,3 @@ def averaging_round(
 
 def seen(peer: str = BOB, *, gone: happened.Gone = "", epoch: int = 1, name: str = "bob") -> happened.PeerSeen:
     return happened.PeerSeen(peer, name, "trainer", epoch, 30, 12.5, False, gone)
-
-
-# Makes the curve of a journal that nobody has written yet one of format 6.
-CURVE_OF_FORMAT_6 = """
-DROP TABLE curve;
-CREATE TABLE curve (
-    run_id TEXT, epoch INTEGER, row INTEGER, stepped INTEGER NOT NULL DEFAULT 0, loss_sum REAL NOT NULL DEFAULT 0,
-    weight REAL NOT NULL DEFAULT 0, peers INTEGER NOT NULL DEFAULT 0, told REAL, PRIMARY KEY (run_id, epoch)
-) WITHOUT ROWID;
-CREATE TRIGGER add_report AFTER INSERT ON reports BEGIN
-    UPDATE curve SET loss_sum = loss_sum + new.loss WHERE epoch = new.epoch;
-END;
-PRAGMA user_version=6;
-"""

@@ -2,20 +2,17 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlite_utils import Database
 
 from swarmcli.events import RunObserved
-from swarmcli.journal import Journal, JournalReader, moments
+from swarmcli.journal import moments
 from swarmcli.journal.moments import Moment, add_moments, read_moments
 from swarmcli.journal.options import JournalOptions
-from swarmcli.journal.tables import VERSION
 
-from .samples import CURVE_OF_FORMAT_6, RUN, START, Clock
+from .samples import START
 
 
 class Table:
@@ -90,52 +87,3 @@ def test_a_moment_that_is_no_number_spoils_nothing() -> None:
     for odd in (float("nan"), float("inf")):
         add_moments(table.db, "r", [RunObserved(1, 3, 2, odd, odd, time=START)])
     assert table.read() == [Moment(START, 4.0, 1, 3.0, 2.0, 10.0, 2.0)]
-
-
-def test_a_journal_of_the_format_before_shows_each_moment_once_before_and_after_it_is_converted(tmp_path: Path) -> None:
-    """There a moment had a row in each of four scales, of which the finer ones reached less far back."""
-    path = tmp_path / "journal.sqlite"
-    Journal(path, run=RUN, clock=Clock()).close()
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("CREATE INDEX moments_by_epoch ON moments (run_id, scale, epoch)")
-        for scale, since in ((4, 6400), (64, 3200), (1024, 0), (16384, 0)):
-            for seconds in range(since, 8000, scale):
-                last = min(seconds + scale, 8000) - 4
-                count = (last - seconds) // 4 + 1
-                slot = int((START + seconds) // scale)
-                means = (3 * count, 2 * count, 30.0 * count)
-                values = (
-                    RUN.run_id,
-                    scale,
-                    slot,
-                    START + seconds,
-                    START + last,
-                    count,
-                    *means,
-                    last,
-                    2.0 * count,
-                    count,
-                )
-                connection.execute(f"INSERT INTO moments VALUES ({', '.join('?' * len(values))})", values)
-        connection.executescript(CURVE_OF_FORMAT_6)
-
-    def read() -> list[Moment]:
-        with JournalReader(path) as reader:
-            assert reader.ends(RUN.run_id) is not None
-            return reader.moments(RUN.run_id, points=3000)
-
-    before = read()
-    assert {each.seconds for each in before} == {4.0, 64.0, 1024.0}
-    assert [each.seconds for each in before] == sorted((each.seconds for each in before), reverse=True)
-    assert sum(each.seconds for each in before) == pytest.approx(8000, abs=1024)
-    assert {(each.alive, each.samples_per_second, each.loss) for each in before} == {(3.0, 30.0, 2.0)}
-    with Journal(path, run=RUN, clock=Clock(START + 8000)) as journal:
-        journal.record(RunObserved(9000, 3, 2, 30.0, 2.0))
-    with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
-    after = read()
-    assert after[-1] == Moment(START + 8000, 4.0, 9000, 3.0, 2.0, 30.0, 2.0)
-    assert [(each.time, each.alive, each.epoch) for each in after[:3]] == [
-        (each.time, each.alive, each.epoch) for each in before[:3]
-    ]
-    assert sum(each.seconds for each in after) == pytest.approx(8004, abs=1024)

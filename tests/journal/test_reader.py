@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from swarmcli.errors import JournalError
-from swarmcli.events import Booked, BookHead, EpochLoss, Evaluated, PeerConnected
+from swarmcli.events import Contribution, Counted, EpochLoss, Evaluated, PeerConnected
 from swarmcli.journal import Journal, JournalReader, RunRecord
 from swarmcli.journal import reader as reader_module
 from swarmcli.journal.options import JournalOptions
@@ -200,19 +200,20 @@ def test_what_peers_have_given_is_added_up_by_peer_and_never_more_than_are_kept(
     path = tmp_path / "journal.sqlite"
     with Journal(path, run=RunRecord("run", "monitor", "me"), clock=lambda: 5.0) as journal:
         for number in range(6):
-            journal.record(Booked("run", f"peer {number}", number, number, rounds=1, first=1.0, last=1.0, name="Ada"))
-        journal.record(Booked("run", "peer 3", 50, 7.5, rounds=2, uptime=0.5, first=2.0, last=2.0))
-        journal.record(Booked("run", "peer 4", name="Bob"))
-        journal.record(BookHead("run", 9, 900, 1))
+            given = Contribution(f"peer {number}", "Ada", samples=number, rounds=1, first=1.0, last=1.0, run_id="run")
+            journal.record(given)
+        more = {"rounds": 2, "uptime": 0.5, "first": 2.0, "last": 2.0}
+        journal.record(Contribution("peer 3", samples=50, run_id="run", **more))
+        journal.record(Contribution("peer 4", "Bob", run_id="run"))
+        journal.record(Counted("run", 9, 900, 1))
     with JournalReader(path) as reader:
-        head, lines = reader.book("run")
-        assert head == BookHead("run", 9, 900, 1, time=5.0)
-        assert lines == [
-            Booked("run", "peer 3", 53.0, 10.5, 0.0, 3, 0, 0.5, 1.0, 2.0, "Ada", time=5.0),
-            Booked("run", "peer 5", 5.0, 5.0, 0.0, 1, 0, 0.0, 1.0, 1.0, "Ada", time=5.0),
-            Booked("run", "peer 4", 4.0, 4.0, 0.0, 1, 0, 0.0, 1.0, 1.0, "Bob", time=5.0),
+        assert reader.counted("run") == Counted("run", 9, 900, 1, time=5.0)
+        assert reader.contributions("run") == [
+            Contribution("peer 3", "Ada", "", 53.0, 0.0, 3, 0, 0.5, 1.0, 2.0, "run", time=5.0),
+            Contribution("peer 5", "Ada", "", 5.0, 0.0, 1, 0, 0.0, 1.0, 1.0, "run", time=5.0),
+            Contribution("peer 4", "Bob", "", 4.0, 0.0, 1, 0, 0.0, 1.0, 1.0, "run", time=5.0),
         ]
-        assert reader.book("another") == (None, [])
+        assert (reader.counted("another"), reader.contributions("another")) == (None, [])
 
 
 def test_who_only_reads_does_not_load_what_writes() -> None:

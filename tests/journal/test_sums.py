@@ -17,7 +17,7 @@ from swarmcli.journal.options import JOURNAL
 from swarmcli.journal.sums import OTHER, cause_of
 from swarmcli.journal.tables import CONVERTED, VERSION
 
-from .samples import ALICE, BOB, CAROL, CURVE_OF_FORMAT_6, RUN, Clock, averaging_round, epoch
+from .samples import ALICE, BOB, CAROL, RUN, Clock, averaging_round, epoch
 
 R = RUN.run_id
 
@@ -144,43 +144,6 @@ def test_a_journal_from_before_a_column_was_added_is_read_and_written_on(path: P
         journal.record(replace(epoch(2), gradient_norm=1.5, update_norm=0.25))
     with JournalReader(path) as reader:
         assert [(row.gradient_norm, row.update_norm) for row in reader.epochs(R)] == [(None, None), (1.5, 0.25)]
-
-
-def test_the_curve_of_the_format_before_is_read_and_goes_on(path: Path) -> None:
-    """There triggers added up what peers reported, weighted by their rates."""
-    Journal(path, run=RUN, clock=Clock()).close()
-    with sqlite3.connect(path) as old:
-        old.executescript(CURVE_OF_FORMAT_6)
-        old.execute(
-            f"INSERT INTO curve VALUES ('{R}', 1, NULL, 0, 900.0, 300.0, 2, 5.0), ('{R}', 2, NULL, 0, 0, 0, 0, 0)"
-        )
-        old.execute("UPDATE totals SET reached = 2")
-    old.close()
-    with JournalReader(path) as reader:
-        assert [row.loss for row in reader.chart(R)] == [3.0, None]
-    with Journal(path, run=RUN, clock=Clock()) as journal:
-        journal.record(EpochReported(BOB, 2, 9.0, 0, 10.0))
-        journal.record(EpochLoss(2, 1.25, 3))
-    with JournalReader(path) as reader:
-        assert [row.loss for row in reader.chart(R)] == [3.0, 1.25]
-        assert [row.loss for row in reader.every(R, "epochs")] == [3.0, 1.25]
-
-
-def test_a_journal_of_format_7_is_read_and_its_sums_go_on_without_its_triggers(path: Path) -> None:
-    with sqlite3.connect(path) as old:
-        old.executescript(Path(__file__).with_name("format_7.sql").read_text())
-    old.close()
-    for starts in (1, 2):
-        with JournalReader(path) as reader:
-            totals = reader.totals(R)
-            assert (totals.epochs, totals.own_samples, totals.bytes_sent) == (1 + starts, 400 * (1 + starts), 2000)
-            assert (totals.rounds_committed, totals.rounds_failed) == (1, 1)
-            assert [row.loss for row in reader.chart(R)][:2] == [3.25, 2.5]
-            assert len(reader.runs()) == starts and len(reader.moments(R)) == 1
-            assert [each.count for each in reader.failures(R)] == [2, 1]
-            assert [peer.name for peer in reader.peers(R)] == ["bob"]
-        with Journal(path, run=RUN, clock=Clock()) as journal:
-            journal.record(epoch(2 + starts))
 
 
 def test_a_journal_of_another_version_is_refused_by_name(path: Path) -> None:

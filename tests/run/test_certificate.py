@@ -9,15 +9,15 @@ import pytest
 from swarmcli.errors import UsageError
 from swarmcli.network.identity import Identity
 from swarmcli.run.certificate import ContributionCertificate
-from swarmcli.run.contributions import Attestation, BookEntry, Mark, signed
+from swarmcli.run.contributions import Attestation, Mark, Row
 
 ADA, MONITOR, OTHER = [Identity.from_seed(seed) for seed in (1, 2, 3)]
 
 
 def said(monitor: Identity = MONITOR, samples: float = 12_400.0, run: str = "recipe") -> Attestation:
-    entry = BookEntry(samples, 3.1, 12, 5_000, 11_000.0, 1.0, 2.0, "Ada", "reds")
+    entry = Row(samples, 3.1, 12, 5_000, 11_000.0, 1.0, 2.0, "Ada", "reds")
     mark = Mark(90, 98_000)
-    return signed(monitor, Attestation("run", run, monitor.peer_id, ADA.peer_id, entry, 3, 7, mark, 0, 1_790_000_000.0))
+    return Attestation("run", run, monitor.peer_id, ADA.peer_id, entry, 3, 7, mark, 0, 1_790_000_000.0).signed(monitor)
 
 
 def test_a_certificate_comes_back_from_its_file_and_holds(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_a_certificate_comes_back_from_its_file_and_holds(tmp_path: Path) -> Non
     assert found == made
     assert found.fault == ""
     assert found.format == 1, "which earlier versions read, that know of no `since`"
-    since = ContributionCertificate.make(signed(MONITOR, change(since=40)), ADA)
+    since = ContributionCertificate.make(change(since=40).signed(MONITOR), ADA)
     since.write(tmp_path / "ada.json")
     assert ContributionCertificate.read(tmp_path / "ada.json") == since and since.fault == "" and since.format == 2
     assert said().signature.hex().startswith("1c7566a040cfa58360f17cbfc6cbba19"), "as an older swarm signed it"
@@ -58,7 +58,7 @@ def change(**changes: object) -> Attestation:
     ("forged", "why"),
     [
         (ContributionCertificate.make(change(rank=1), ADA), "has not signed what"),
-        (ContributionCertificate.make(change(entry=BookEntry(99_000.0)), ADA), "has not signed what"),
+        (ContributionCertificate.make(change(entry=Row(99_000.0)), ADA), "has not signed what"),
         (ContributionCertificate.make(change(monitor=OTHER.peer_id), ADA), "has not signed what"),
         (of_earlier_version(said(), said(OTHER, run="another")), "several peers or runs"),
         (of_earlier_version(said(), said()), "one voice twice"),
@@ -78,6 +78,6 @@ def test_a_file_that_is_no_certificate_or_of_a_day_that_no_calendar_has_is_told_
         with pytest.raises(UsageError, match="no certificate"):
             ContributionCertificate.read(file)
     for moment in (1e300, -1e20, float("inf"), float("nan")):
-        ContributionCertificate.make(signed(MONITOR, change(time=moment)), ADA).write(file)
+        ContributionCertificate.make(change(time=moment).signed(MONITOR), ADA).write(file)
         with pytest.raises(UsageError, match="no certificate"):
             ContributionCertificate.read(file)
