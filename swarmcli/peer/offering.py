@@ -39,7 +39,7 @@ from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.owner.invitations import visiting
 from swarmcli.peer.admission import Version
 from swarmcli.recipe import Link, Recipe, read_offered
-from swarmcli.recipe.offered import BOUNDS, MAX_OFFERED, Going, files_of
+from swarmcli.recipe.offered import MAX_OFFERED, MOST_FILES_BYTES, Going, files_of
 from swarmcli.run.asking import Visitor
 from swarmcli.version import build, unlike
 from swarmcli.words import printable
@@ -83,13 +83,13 @@ class FileWanted(msgspec.Struct, frozen=True):
 
     run_id: Annotated[str, msgspec.Meta(max_length=64)]
     name: Annotated[str, msgspec.Meta(max_length=96)]
-    offset: Annotated[int, msgspec.Meta(ge=0, le=BOUNDS.files_bytes)]
+    offset: Annotated[int, msgspec.Meta(ge=0, le=MOST_FILES_BYTES)]
 
 
 class FilePiece(msgspec.Struct, frozen=True):
     """PIECE bytes, or those up to the end."""
 
-    size: Annotated[int, msgspec.Meta(ge=0, le=BOUNDS.files_bytes)]  # of the whole file
+    size: Annotated[int, msgspec.Meta(ge=0, le=MOST_FILES_BYTES)]  # of the whole file
     data: Annotated[bytes, msgspec.Meta(max_length=PIECE)]
 
 
@@ -235,7 +235,7 @@ async def fetch_files(endpoint: Endpoint, link: Link, wanted: Mapping[str, str],
         async with asyncio.timeout(FETCH.all):
             for name, digest in wanted.items():
                 if name not in got:
-                    data = await _fetch_file(endpoint, link, name, BOUNDS.files_bytes - sum(map(len, got.values())))
+                    data = await _fetch_file(endpoint, link, name, MOST_FILES_BYTES - sum(map(len, got.values())))
                     if hashlib.sha256(data).hexdigest() != digest:
                         raise SwarmError(f"{link.peer_id.short} gives another {name} than the link speaks of")
                     got[name] = data

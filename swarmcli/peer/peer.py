@@ -58,7 +58,7 @@ from swarmcli.peer.processors import sharing_processors
 from swarmcli.recipe import Link, Recipe, digest_of, fingerprint_of, offered
 from swarmcli.recipe.fingerprint import agreed_leaves
 from swarmcli.recipe.limit_store import LimitStore
-from swarmcli.recipe.link import BOUNDS, places_of, scope_of_places
+from swarmcli.recipe.link import MOST_PEERS, OTHER_PLACES, places_of, scope_of_places
 from swarmcli.recipe.offered import needs_in_words, offered_contents, offered_files
 from swarmcli.run.certificate import FILE, ContributionCertificate
 from swarmcli.run.contributions import Attestation
@@ -388,13 +388,13 @@ class RunPeer:
         named = self._named_by_links(stays_less)
         found = {peer: places for peer, addresses in named if (places := places_of(addresses))}
         widest = max(map(scope_of_places, found.values()), default=None)
-        chosen = [peer for peer, places in found.items() if scope_of_places(places) == widest][: BOUNDS.peers]
+        chosen = [peer for peer, places in found.items() if scope_of_places(places) == widest][:MOST_PEERS]
         if not chosen:
             return None
         # In a closed run the peer that comes first binds invitations: that is no matter of what others say of
         # themselves.
         first, *others = chosen if self.recipe.access == "invite" else sorted(chosen, key=stays_less)
-        further = tuple((peer, found[peer][: BOUNDS.other_places]) for peer in others)
+        further = tuple((peer, found[peer][:OTHER_PLACES]) for peer in others)
         return Link(first, found[first], self.recipe.run_id, self.digest, others=further)
 
     def _named_by_links(self, stays_less: Callable[[PeerID], Any]) -> Iterator[tuple[PeerID, Sequence[str]]]:

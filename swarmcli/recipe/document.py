@@ -6,6 +6,7 @@ the word itself is taken. What is expected at a place, the annotations of the sc
 
 from __future__ import annotations
 
+import json
 import re
 import types
 from collections.abc import Iterator, Sequence
@@ -175,6 +176,26 @@ def parse_value(text: str, origin: str) -> RecipeEntry:
         raise RecipeError(f"{origin}: the value cannot be read ({problem}); check its brackets and quotes") from error
     assert node is not None  # a text that begins with a bracket or quote is never empty
     return _Builder(origin, lines=False).build(node)
+
+
+def entries_of(value: Any, origin: str, most: int) -> RecipeEntry:
+    """The entries of a value of JSON, all of which stand at `origin`. RecipeError for more than `most` values, or more
+    levels than a recipe has."""
+    left = iter(range(most))
+
+    def build(value: Any, depth: int) -> RecipeEntry:
+        if next(left, None) is None:
+            raise RecipeError(f"{origin}: more than {most} values, so this is no recipe")
+        if depth > MAX_DEPTH:
+            raise RecipeError(f"{origin}: nested too deeply, so this is no recipe")
+        if isinstance(value, dict):
+            return RecipeEntry({key: build(item, depth + 1) for key, item in value.items()}, origin)
+        if isinstance(value, list):
+            return RecipeEntry([build(item, depth + 1) for item in value], origin)
+        text = value if isinstance(value, str) else json.dumps(value)
+        return RecipeEntry(Word(text, quoted=isinstance(value, str)), origin)
+
+    return build(value, 1)
 
 
 def _refuse_tags(text: str, name: str) -> None:

@@ -34,19 +34,13 @@ _EXPECTED = "expected swarm://<peer id>@host:port/<run id>/fingerprint=…"
 _DIGEST = re.compile(rf"[a-z2-7]{{{DIGEST_LENGTH}}}")
 
 
-@dataclass(frozen=True, slots=True)
-class LinkBounds:
-    """A QR code is read from across a room if it is small, so a peer writes fewer places into a link than it reads."""
-
-    characters: int = 2048  # one with all places and the longest run id has about 900, and QR codes end at 2,953
-    peers: int = 4
-    places: int = 8  # host:port pairs of one peer that are read, as many as a peer may announce
-    own_places: int = 4  # that a peer writes into its own link …
-    other_places: int = 2  # … and those of each further peer in it
-    parameters: int = 8  # behind the ?
-
-
-BOUNDS = LinkBounds()
+# A QR code is read from across a room if it is small, so a peer writes fewer places into a link than it reads.
+MOST_CHARACTERS = 2048  # one with all places and the longest run id has about 900, and QR codes end at 2,953
+MOST_PEERS = 4
+MOST_PLACES = 8  # host:port pairs of one peer that are read, as many as a peer may announce
+OWN_PLACES = 4  # that a peer writes into its own link …
+OTHER_PLACES = 2  # … and those of each further peer in it
+MOST_PARAMETERS = 8  # behind the ?
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +110,7 @@ def places_of(addresses: Iterable[str]) -> tuple[str, ...]:
     widest = max((_scope(each.host) for each in dialed), default=Scope.HOST)
     kept = [each for each in dialed if widest == Scope.HOST or _scope(each.host) > Scope.HOST]
     texts = [format_address(replace(each, peer_id=None)).partition("://")[2] for each in kept]
-    return tuple(dict.fromkeys(texts))[: BOUNDS.own_places]
+    return tuple(dict.fromkeys(texts))[:OWN_PLACES]
 
 
 def _scope(host: str) -> Scope:
@@ -133,8 +127,8 @@ def is_link(text: str) -> bool:
 def parse_link(text: str) -> Link:
     """Reads a link, also one with blanks or quotes around it. Raises AddressError that says what is wrong with it."""
     text = _bare(text)
-    if len(text) > BOUNDS.characters:
-        raise AddressError(f"a link has at most {BOUNDS.characters} characters, this one has {len(text)}; {_EXPECTED}")
+    if len(text) > MOST_CHARACTERS:
+        raise AddressError(f"a link has at most {MOST_CHARACTERS} characters, this one has {len(text)}; {_EXPECTED}")
     if not (text.isascii() and text.isprintable()):
         raise AddressError(f"the link holds characters that no link has: {_shown(text)}; copy it again")
     if not text[: len(SCHEME)].lower() == SCHEME:
@@ -161,8 +155,8 @@ def _bare(text: str) -> str:
 
 def _places(text: str) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(re.sub(r"^([^][]*:[^][]*):", r"[\1]:", place) for place in text.split(",")))
-    if len(found) > BOUNDS.places:
-        raise AddressError(f"a link has at most {BOUNDS.places} addresses, this one has {len(found)}")
+    if len(found) > MOST_PLACES:
+        raise AddressError(f"a link has at most {MOST_PLACES} addresses, this one has {len(found)}")
     for place in found:
         if "%" in place:
             raise AddressError(f"{_shown(place)} is an address of one machine's own interface; nobody else can dial it")
@@ -182,7 +176,7 @@ def _parameters(query: str) -> tuple[str, Ticket | None, list[str]]:
     """The fingerprint, the invitation, and what it says of further peers, unread."""
     try:
         parameters = parse_qsl(
-            query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=BOUNDS.parameters
+            query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=MOST_PARAMETERS
         )
     except ValueError:
         raise AddressError("what stands behind the ? of the link cannot be read; copy all of the link") from None
@@ -196,8 +190,8 @@ def _parameters(query: str) -> tuple[str, Ticket | None, list[str]]:
     if len(invites) > 1:
         raise AddressError("a link carries one invitation; copy the link again")
     peers = [peer for name, value in parameters if name == PEER for peer in re.split(r",(?=[^,]*@)", value)]
-    if len(peers) >= BOUNDS.peers:
-        raise AddressError(f"a link names at most {BOUNDS.peers} peers, this one {len(peers) + 1}")
+    if len(peers) >= MOST_PEERS:
+        raise AddressError(f"a link names at most {MOST_PEERS} peers, this one {len(peers) + 1}")
     if peers and invites:
         raise AddressError(
             "a link with an invitation names one peer, to which the invitation is shown; ask the owner of the run for "

@@ -91,21 +91,23 @@ def parse_recipe(
     *,
     name: str = "<recipe>",
     directory: Path | str | None = None,
-    may_include: bool = True,
 ) -> Recipe:
-    """The same for a text; relative paths begin in `directory` (default: where the process was started). Without
-    `may_include` no other file is read."""
+    """The same for a text; relative paths begin in `directory` (default: where the process was started)."""
     root, home = parse_document(text, name), Path(directory or Path.cwd())
-    if may_include:
-        _include(root, home, ())
+    _include(root, home, ())
     for override in overrides:
         _apply(root, override)
+    return recipe_of(root, text, overrides, name=name, directory=home)
+
+
+def recipe_of(root: RecipeEntry, text: str, overrides: Sequence[str] = (), *, name: str, directory: Path) -> Recipe:
+    """The recipe of entries, which were read from `text`."""
     try:
-        recipe = Recipe.model_validate(plain(root, Recipe), context={"directory": home})
+        recipe = Recipe.model_validate(plain(root, Recipe), context={"directory": directory})
     except pydantic.ValidationError as error:
         raise recipe_error(error, root, Recipe) from None
     recipe._text, recipe._root = text, root
-    recipe._directory = home
+    recipe._directory = directory
     recipe._file, recipe._overrides = name, tuple(overrides)
     recipe._notes = tuple(_never_evaluated(recipe))
     return recipe

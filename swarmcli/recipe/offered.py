@@ -17,10 +17,8 @@ import ipaddress
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +27,10 @@ from pydantic.fields import FieldInfo
 
 from swarmcli.errors import RecipeError
 from swarmcli.recipe.dataset import CHATML, FORMATS, LOCAL_BUILDERS, AnyDataset, FilesDataset, HuggingFaceDataset
-from swarmcli.recipe.document import MAX_DEPTH, is_section
+from swarmcli.recipe.document import entries_of, is_section
 from swarmcli.recipe.fingerprint import agreed_values, contents_of, digest_of, preprocessing_of, values_of
 from swarmcli.recipe.link import Link
-from swarmcli.recipe.load import parse_recipe
+from swarmcli.recipe.load import recipe_of
 from swarmcli.recipe.pretrained import (
     COMMIT,
     CONFIG,
@@ -59,20 +57,14 @@ _LOADS = re.compile("^_|implementation|kernel|remote_code|quantization|pretraine
 _REMARKS = ("_name_or_path", "_attn_implementation_autoset", "task_specific_params", "id2label", "label2id")
 
 
-@dataclass(frozen=True, slots=True)
-class OfferBounds:
-    """A stranger wrote the recipe, and its outline is made before anybody has agreed to anything."""
-
-    values: int = 5000
-    words: int = 4000  # characters of a refusal, which quotes the stranger
-    seconds: float = 86_400.0  # of the times that the stranger advises
-    number: int = 1 << 31  # in a model's config …
-    pieces: int = 1024  # … and of what is built one by one
-    files: int = 32  # of a tokenizer …
-    files_bytes: int = 64 << 20  # … and of all of these: the largest one that is known has 35 MB
-
-
-BOUNDS = OfferBounds()
+# A stranger wrote the recipe, and its outline is made before anybody has agreed to anything.
+MOST_VALUES = 5000
+MOST_WORDS = 4000  # characters of a refusal, which quotes the stranger
+MOST_SECONDS = 86_400.0  # of the times that the stranger advises
+MOST_NUMBER = 1 << 31  # in a model's config …
+MOST_PIECES = 1024  # … and of what is built one by one
+MOST_FILES = 32  # of a tokenizer …
+MOST_FILES_BYTES = 64 << 20  # … and of all of these: the largest one that is known has 35 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +108,8 @@ def offered_contents(recipe: Recipe) -> str:
     if not saved:
         return ""
     nbytes = sum(path.stat().st_size for path in offered_files(recipe).values())
-    if nbytes > BOUNDS.files_bytes:
-        most = f"{BOUNDS.files_bytes >> 20} MiB"
+    if nbytes > MOST_FILES_BYTES:
+        most = f"{MOST_FILES_BYTES >> 20} MiB"
         raise saved[-1].refuse(f"its tokenizer has {nbytes >> 20} MiB", f"links bring {most}; take a smaller one")
     text = json.dumps(contents_of(recipe), ensure_ascii=False)
     _read_contents(recipe, text, recipe.file)
@@ -266,25 +258,22 @@ def _parse(data: bytes, name: str, directory: Path) -> Recipe:
         if len(data) > MAX_OFFERED:
             raise RecipeError(f"{name}: larger than {MAX_OFFERED >> 10} KiB, so this is no recipe")
         text = data.decode()
-        values = _read_json(text, name)
-        if not isinstance(values, dict):
+        root = entries_of(_read_json(text), name, MOST_VALUES)
+        if not isinstance(root.value, dict):
             raise ValueError
-        # Told here, since reading so many as YAML takes ten seconds, and more where they are nested.
-        if _count(values) > BOUNDS.values:
-            raise RecipeError(f"{name}: more than {BOUNDS.values} values, so this is no recipe")
-        if _depth(values) > MAX_DEPTH:
-            raise RecipeError(f"{name}: nested too deeply, so this is no recipe")
-        recipe = parse_recipe(text, name=name, directory=directory, may_include=False)
+        recipe = recipe_of(root, text, name=name, directory=directory)
         problems = [*_foreign(recipe), *_problems(recipe)]
         if problems:
             raise RecipeError(
                 "\n".join(f"{recipe.origin(*path)}: {'.'.join(map(str, path))} {p}" for path, p in problems)
             )
     except (ValueError, RecursionError):  # of decoding; what else is wrong with it is a RecipeError already
-        raise RecipeError(f"{name}: no JSON object in UTF-8, so this is no recipe that a peer hands out") from None
+        raise RecipeError(
+            f"{name}: no JSON object in UTF-8 that has each key once, so this is no recipe that a peer hands out"
+        ) from None
     except RecipeError as error:
-        text = harmless(str(error)[: BOUNDS.words + 1])
-        raise RecipeError(text if len(text) <= BOUNDS.words else text[: BOUNDS.words] + "…") from None
+        text = harmless(str(error)[: MOST_WORDS + 1])
+        raise RecipeError(text if len(text) <= MOST_WORDS else text[:MOST_WORDS] + "…") from None
     return recipe
 
 
@@ -293,9 +282,8 @@ def _read_contents(recipe: Recipe, text: str, name: str) -> dict[str, Any]:
     try:
         if len(text.encode()) > MAX_OFFERED:
             raise RecipeError(f"{name}: config and hashes of more than {MAX_OFFERED >> 10} KiB, too large for a link")
-        found = _read_json(text, name)
-        if _depth(found) > MAX_DEPTH:
-            raise RecipeError(f"{name}: a config that is nested too deeply")
+        found = _read_json(text)
+        entries_of(found, name, MAX_OFFERED)  # its depth
         files, config = found["tokenizer"], found.get("base_model")
         named = {"tokenizer", "base_model"} if saved_model(recipe) else {"tokenizer"}
         if found.keys() != named or (files == "bytes") != (saved_tokenizer(recipe) is None):
@@ -303,51 +291,31 @@ def _read_contents(recipe: Recipe, text: str, name: str) -> dict[str, Any]:
         for file, digest in [] if files == "bytes" else files.items():
             if not (is_preprocessing(file) and re.fullmatch("[0-9a-f]{64}", digest)):
                 raise RecipeError(f"{name}: a tokenizer has no file {file!r:.80}, so none comes by a link")
-        if len(files) > BOUNDS.files:
-            raise RecipeError(f"{name}: a tokenizer of more than {BOUNDS.files} files, too many for a link")
+        if len(files) > MOST_FILES:
+            raise RecipeError(f"{name}: a tokenizer of more than {MOST_FILES} files, too many for a link")
         if "base_model" in named and not isinstance(config, dict):
             raise ValueError
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
         raise RecipeError(f"{name}: what it says of its saved model has not the form that peers hand out") from None
     problems = [f"{'.'.join(map(str, path))} {problem}" for path, problem in _config_problems(config, "base_model")]
     if problems:
-        raise RecipeError(harmless(f"{name}: {CONFIG}: {'; '.join(problems)[: BOUNDS.words]}"))
+        raise RecipeError(harmless(f"{name}: {CONFIG}: {'; '.join(problems)[:MOST_WORDS]}"))
     return dict(found)
 
 
-def _read_json(text: str, name: str) -> Any:
-    """Raises ValueError or RecursionError for what is no JSON. An escape may write half a character, which no file and
-    no hash can hold."""
-    found = json.loads(text, object_pairs_hook=partial(_object, name))
-    try:
-        json.dumps(found, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise RecipeError(
-            f"{name}: a text in it is no Unicode (half of a surrogate pair), so this is no recipe that a peer hands out"
-        ) from None
+def _read_json(text: str) -> Any:
+    """Raises ValueError or RecursionError for what is no JSON, gives a key twice, or holds half a character, which an
+    escape may write and no file and no hash can hold."""
+    found = json.loads(text, object_pairs_hook=_object)
+    json.dumps(found, ensure_ascii=False).encode()
     return found
 
 
-def _object(name: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON. Of two values of one key Python keeps the last, and the other would go uncounted to YAML."""
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        twin, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-        raise RecipeError(f"{name}: the key {twin[:60]!r} is given twice, so this is no recipe that a peer hands out")
+        raise ValueError
     return values
-
-
-def _count(value: Any) -> int:
-    """Values in a JSON value."""
-    return 1 + sum(map(_count, _below(value)))
-
-
-def _depth(value: Any) -> int:
-    return 1 + max(map(_depth, _below(value)), default=0)
-
-
-def _below(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 Problem = tuple[tuple[str | int, ...], str]
@@ -384,8 +352,8 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
         found = _dataset_problems(recipe.evaluation.dataset)
         yield from (((("evaluation", "dataset", *path)), problem) for path, problem in found)
     for key in ("matchmaking_time", "averaging_timeout", "load_state_timeout"):
-        if getattr(recipe.averaging, key) > BOUNDS.seconds:
-            yield ("averaging", key), f"is more than a day; write {BOUNDS.seconds:g} seconds or less"
+        if getattr(recipe.averaging, key) > MOST_SECONDS:
+            yield ("averaging", key), f"is more than a day; write {MOST_SECONDS:g} seconds or less"
 
 
 _PROGRAM = (
@@ -466,13 +434,13 @@ def _config_problems(value: Any, *path: str | int) -> Iterator[Problem]:
         if set("/\\:") & set(value) or "--" in value:
             yield path, "names a path or an address, and a config that a link brings needs neither; remove it"
     elif isinstance(value, list | tuple):
-        if len(value) > BOUNDS.pieces:
-            yield path, f"has more than {BOUNDS.pieces} items; no model has so many"
+        if len(value) > MOST_PIECES:
+            yield path, f"has more than {MOST_PIECES} items; no model has so many"
         else:
             for index, item in enumerate(value):
                 yield from _config_problems(item, *path, index)
     elif isinstance(value, int) and not isinstance(value, bool):
-        most = BOUNDS.pieces if any(_PIECES.search(str(key)) for key in path) else BOUNDS.number
+        most = MOST_PIECES if any(_PIECES.search(str(key)) for key in path) else MOST_NUMBER
         if abs(value) > most:
             yield path, f"is more than {most:,}; no model that volunteers can train has so many"
 

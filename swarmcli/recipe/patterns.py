@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class PatternBounds:
-    """The tries for one name grow with the name's length to the power of the choices."""
-
-    characters: int = 200
-    choices: int = 4  # of * + ? { |
-
-
-BOUNDS = PatternBounds()
+MOST_CHARACTERS = 200
+# The tries for one name grow with the name's length to the power of these.
+MOST_CHOICES = 4  # of * + ? { |
 
 
 def check_pattern(pattern: str) -> str:
@@ -29,9 +21,9 @@ def check_pattern(pattern: str) -> str:
             f"{pattern!r:.80} has (? in it, which is not taken here; write it without flags and looks ahead"
         )
     choices = len(re.findall(r"[*+?{|]", pattern))
-    if len(pattern) > BOUNDS.characters or choices > BOUNDS.choices or re.search(r"\)[*+?{]", pattern):
+    if len(pattern) > MOST_CHARACTERS or choices > MOST_CHOICES or re.search(r"\)[*+?{]", pattern):
         raise ValueError(
-            f"{pattern!r:.80} may take too long to match; write several, each with at most {BOUNDS.characters} "
-            f"characters and {BOUNDS.choices} of * + ? {{ |, none of them behind a parenthesis"
+            f"{pattern!r:.80} may take too long to match; write several, each with at most {MOST_CHARACTERS} "
+            f"characters and {MOST_CHOICES} of * + ? {{ |, none of them behind a parenthesis"
         )
     return pattern

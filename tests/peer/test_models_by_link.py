@@ -133,7 +133,7 @@ def test_a_contact_that_gives_something_else_is_refused(
 ) -> None:
     msgspec.msgpack.Decoder(FilePiece)  # reads the bounds of its fields once: before they are lowered here
     # Of 64 MiB the first bytes are taken, and no more than are left for all files.
-    monkeypatch.setattr(offering, "BOUNDS", replace(offering.BOUNDS, files_bytes=(64 << 20) - 1))
+    monkeypatch.setattr(offering, "MOST_FILES_BYTES", (64 << 20) - 1)
     patience = {"piece": 0.5 if give is never else 30.0, "all": 0.3 if give is slow else 300.0}
     monkeypatch.setattr(offering, "FETCH", replace(offering.FETCH, **patience))
     with pytest.raises(SwarmError, match=words):

@@ -145,3 +145,12 @@ def test_directories_that_are_not_there_are_named_with_the_place_in_the_recipe(t
     ):
         with pytest.raises(RecipeError, match=words):
             fingerprint_of(small("tokenizer=bytes", override, directory=tmp_path))
+
+
+KEPT = json.loads((Path(__file__).parents[1] / "kept" / "recipes.json").read_text())
+
+
+@pytest.mark.parametrize(("overrides", "digest"), KEPT)
+def test_recipes_of_former_builds_are_read_and_keep_their_fingerprint(overrides: list[str], digest: str) -> None:
+    """One with each section. Made by `digest_of(small(*overrides))` of the build before keys had tags (c5552e47)."""
+    assert digest_of(small(*overrides)) == digest
