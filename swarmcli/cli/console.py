@@ -6,10 +6,12 @@ What a program may read goes to stdout, everything for people to stderr.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -19,11 +21,18 @@ from swarmcli.events import EpochAdvanced, RoundFinished, notices
 from swarmcli.journal import Line, printable
 from swarmcli.words import format_duration, format_size, plural
 
+WIDE = 10_000  # columns
 STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "bold red"}
 
 
-out = Console(highlight=False, markup=False, emoji=False)  # for data
-err = Console(stderr=True, highlight=False, markup=False, emoji=False)  # for people: progress, warnings, logs
+def _console(stream: TextIO | None, *, stderr: bool) -> Console:
+    """In a file or a pipe lines and tables are as long as they are: nothing is cut or broken there."""
+    narrow = (stream is not None and stream.isatty()) or "COLUMNS" in os.environ
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=None if narrow else WIDE)
+
+
+out = _console(sys.stdout, stderr=False)  # for data
+err = _console(sys.stderr, stderr=True)  # for people: progress, warnings, logs
 
 
 @contextmanager

@@ -59,10 +59,11 @@ def demo(
 
     played = Demo(path.resolve(), loaded.run_id, loaded.max_epochs, directory.resolve(), say, overrides, limit, web)
     checks = expectations(*played.perform(), loaded.max_epochs)
-    out.print("".join(f"\n{'✓' if each.holds else '✗'} {each.claim}  {each.detail}" for each in checks), soft_wrap=True)
-    out.print(f"\nthe demo took {format_duration(time.monotonic() - began)}; journals, logs and checkpoints are in")
+    for check in checks:
+        out.print(f"{'✓' if check.holds else '✗'} {check.claim}  {check.detail}")
     out.print(
-        f"{directory}; `swarm log {directory}/trainer-1` shows what one of the peers went through", soft_wrap=True
+        f"\nthe demo took {format_duration(time.monotonic() - began)}; journals, logs and checkpoints are in "
+        f"{directory}: `swarm log {directory}/trainer-1` shows what one of the peers went through"
     )
     if not all(check.holds for check in checks):
         raise typer.Exit(1)

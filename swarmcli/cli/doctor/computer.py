@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swarmcli.cli.doctor.finding import Context, Finding, Outcome
-from swarmcli.errors import RecipeError
 from swarmcli.version import build
-from swarmcli.words import format_size, plural
+from swarmcli.words import format_size
 
 if TYPE_CHECKING:
     import torch
@@ -134,32 +133,15 @@ def check_clock(context: Context) -> Iterator[Finding]:
         yield Finding("clock", "OK", f"{there:%Y-%m-%d %H:%M}, time zone {there.tzname()} (UTC{there:%z})")
 
 
-def check_configuration(context: Context) -> Iterator[Finding]:
-    """The user's own file."""
-    from swarmcli.recipe.config import config_file, load_config
-    from swarmcli.recipe.limit_store import kept_limits, limits_file
-
-    file = config_file()
-    load_config(file)
-    limits = plural(len(kept_limits(file)), "limit")
-    there = f"{file}, {limits} in {limits_file(file)}" if limits_file(file).exists() else str(file)
-    none = f"there is none yet; your name would stand in {file}, and {limits} in {limits_file(file)}"
-    yield Finding("configuration", "OK", there if file.exists() else none)
-
-
 def check_limits(context: Context) -> Iterator[Finding]:
     """Whether they would keep a peer paused at this moment, and which of them this computer cannot keep."""
     from swarmcli.machine.sensors import Sensors
     from swarmcli.peer.governor import judge, outside_hours
     from swarmcli.recipe.limit_store import LimitStore
 
-    try:
-        limits = LimitStore(context.recipe).limits
-    except RecipeError:
-        yield Finding("limits", "SKIP", "your configuration cannot be read")
-        return
+    limits = LimitStore(context.recipe).limits
     if not limits.written:
-        yield Finding("limits", "OK", "none: a peer takes what it can use")
+        yield Finding("limits", "OK", "none: a peer takes what it can use; `swarm limits set` sets some")
         return
     readings = Sensors([Path.cwd()], context.registry.living).read(limits)
     (bad, unknown), outside = judge(limits, readings), outside_hours(limits, readings.now)

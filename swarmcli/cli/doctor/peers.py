@@ -16,23 +16,13 @@ from swarmcli.cli.status import reports
 from swarmcli.errors import JournalError, SwarmError
 from swarmcli.files.durable import foreign
 from swarmcli.journal import JOURNAL_NAME, JournalReader
-from swarmcli.machine.registry import OURS, VARIABLE, is_running
+from swarmcli.machine.registry import VARIABLE
 from swarmcli.words import plural
 
 MOST_HOMES = 200
 JOURNAL_SECONDS = 20.0  # for reading the pages of one journal
 READ_SECONDS = 60.0  # after which no further checkpoint is read
 CHECKED_EVERY = 10_000  # steps of SQLite between two looks at the time
-
-
-def check_leftovers(context: Context) -> Iterator[Finding]:
-    """Entries of peers that were killed. To be looked at first: whoever asks for the living ones removes the others."""
-    names = [OURS.fullmatch(file.name) for file in context.registry.directory.glob("*.json")]
-    gone = sorted({named[1] for named in names if named and not is_running(int(named[1]), int(named[2]))})
-    if gone:
-        text = f"process {', '.join(gone[:8])} was killed, or power was lost: it left an entry, which is removed now"
-        fix = "nothing has to be done; `swarm log` in its directory shows what was before its end"
-        yield Finding("leftovers", "WARN", text, fix)
 
 
 def find_homes(context: Context) -> Iterator[Finding]:

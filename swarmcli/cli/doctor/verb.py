@@ -26,9 +26,7 @@ STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red", "SKIP": "dim"}
 # In this order: what a check finds out, later ones use.
 CHECKS = (
     Check("Python", computer.check_python),
-    Check("leftovers", peers.check_leftovers),
     Check("recipe", run.check_recipe),
-    Check("configuration", computer.check_configuration),
     Check("limits", computer.check_limits),
     Check("clock", computer.check_clock),
     Check("disk", computer.check_disk),

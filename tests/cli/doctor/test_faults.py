@@ -189,11 +189,6 @@ def a_checkpoint_with(world: World, weights: bytes) -> None:
     (put(CheckpointDirectory(world.home() / "checkpoints"), 1) / MODEL).write_bytes(weights)
 
 
-def a_killed_peer(world: World) -> None:
-    killed = LocalPeer(2**31 - 1, 1000.0, "trainer", "small", "/homes/one", born=2**62)
-    world.until.enter_context(world.context.registry.entered(killed))
-
-
 def a_silent_peer(world: World) -> None:
     entry = world.until.enter_context(LocalPeers().entered(LocalPeer.here("trainer", "small", world.here)))
     entry.announce(name="Ada", api=world.until.enter_context(nobody()).replace("tcp:", "http:"), token="secret")
@@ -297,7 +292,7 @@ FAULTS = [
     Fault("a clock two hours behind", a_clock_two_hours_behind,
           run.check_contacts, "clock: this computer's clock is 2.0 h behind the contacts'", "set the clock"),
     Fault("an unknown limit", lambda world: world.config("limits:\n  uplaod: 2 MB/s\n"),
-          computer.check_configuration, "config.yaml:2", "did you mean upload"),
+          computer.check_limits, "config.yaml:2", "did you mean upload"),
     Fault("a battery", lambda world: sensing(world, "{on_battery: false}", on_battery=True),
           computer.check_limits, "would pause now: on battery", "swarm limits set", "WARN"),
     Fault("other hours", lambda world: sensing(world, "{hours: '22:00-08:00'}", now=NOON),
@@ -330,8 +325,6 @@ FAULTS = [
           peers.check_journals, "ended without a goodbye", "start it again", "WARN"),
     Fault("a flipped bit", lambda world: a_checkpoint_with(world, b"weightr"),
           peers.check_checkpoints, "not what was written", "rm -r"),
-    Fault("a killed peer", a_killed_peer,
-          peers.check_leftovers, "process 2147483647 was killed", "swarm log", "WARN"),
     Fault("a silent peer", a_silent_peer,
           peers.check_peers, "Ada (trainer of small) does not answer", "swarm stop --now"),
     Fault("a service that ended", a_service_that_ended,
