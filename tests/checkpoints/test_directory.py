@@ -105,10 +105,13 @@ def test_what_its_own_number_left_in_another_life_goes(checkpoints: CheckpointDi
     put(checkpoints, 1)
     left = [f".epoch-000002-{os.getpid()}", f".latest-{os.getpid()}", ".keep.json.my-host-999999999"]
     fill(checkpoints.path / left[0], 2)
+    alive = f".epoch-000003-{os.getppid()}"
+    (checkpoints.path / alive).mkdir()
     for name in left[1:]:
         (checkpoints.path / name).write_text("x")
     checkpoints.mend()
-    assert sorted(path.name for path in checkpoints.path.iterdir()) == ["epoch-000001", "keep.json", "latest"]
+    there = {path.name for path in checkpoints.path.iterdir()}
+    assert there == {alive, "epoch-000001", "keep.json", "latest"}
     assert read_manifest(checkpoints.path / "latest")["epoch"] == 1
 
 

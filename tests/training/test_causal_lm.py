@@ -39,22 +39,6 @@ def test_vocabulary_and_positions_follow_the_recipe(tmp_path: Path) -> None:
     assert (config.vocab_size, config.n_positions) == (300, 64)
 
 
-def test_the_loss_is_the_mean_negative_log_likelihood_of_the_next_token(tmp_path: Path) -> None:
-    task = build_task(small(tmp_path))
-    model: Any = task.build_model()
-    batch = next(task.batches(0))
-    ids = batch["input_ids"]  # (samples, tokens)
-    logits = model(input_ids=ids).logits[:, :-1]  # (samples, tokens - 1, vocabulary)
-    expected = nn.functional.cross_entropy(logits.reshape(-1, 259), ids[:, 1:].reshape(-1))
-    assert task.loss(model, batch).item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-def test_a_checkpoint_directory_is_loaded_with_its_weights(tmp_path: Path) -> None:
-    saved = build(tmp_path, "seed=9")
-    saved.save_pretrained(tmp_path / "saved")
-    assert same(saved, build(tmp_path, "base_model=saved"))
-
-
 @pytest.mark.parametrize(
     ("override", "words"),
     [

@@ -15,10 +15,9 @@ from transformers import AutoTokenizer
 
 from swarmcli.errors import DataError, RecipeError
 from swarmcli.recipe import Recipe, fingerprint_of, parse_recipe
-from swarmcli.training import Compute, build_task
+from swarmcli.training import build_task
 from swarmcli.training.chat import IGNORED
 from swarmcli.training.look import look_at_rows
-from swarmcli.training.loop import evaluate
 
 from .small_tasks import CHATML, MARKED, TALK, chat_tokenizer, write_rows
 
@@ -70,32 +69,6 @@ def test_short_rows_are_filled_up_with_what_is_neither_read_nor_learned(tmp_path
         known = batch["labels"] != IGNORED
         assert known.any(1).all() and not (known & ~read).any()
         assert (batch["labels"] == batch["input_ids"])[known].all()
-
-
-def test_each_learned_token_counts_the_same_whatever_it_is_computed_beside(tmp_path: Path) -> None:
-    task = build_task(chat(tmp_path))
-    built: Any = task.build_model()
-    batch = next(b for b in task.batches(0) if (b["input_ids"] == 0).any())
-    alone = []
-    for n in range(2):
-        length = int((batch["input_ids"][n] != 0).sum())
-        row = {name: tensor[n : n + 1, :length] for name, tensor in batch.items()}
-        logits = built(input_ids=row["input_ids"]).logits[0, :-1]
-        labels = row["labels"][0, 1:]
-        expected = torch.nn.functional.cross_entropy(logits, labels)
-        assert task.loss(built, row).item() == pytest.approx(expected.item(), rel=1e-5)
-        assert task.weight(row) == (labels != IGNORED).sum()
-        alone.append((expected.item(), task.weight(row)))
-    assert alone[0][1] != alone[1][1] and task.weight(batch) == alone[0][1] + alone[1][1]
-    assert task.loss(built, batch).item() == pytest.approx(mean_of(alone), rel=1e-5)
-    result = evaluate(
-        task,
-        built,
-        [{n: t[i : i + 1] for n, t in batch.items()} for i in range(2)],
-        Compute(torch.device("cpu")),
-        lambda: False,
-    )
-    assert result is not None and (result.loss, result.samples) == (pytest.approx(mean_of(alone), rel=1e-5), 2)
 
 
 def mean_of(alone: list[tuple[float, float]]) -> float:

@@ -140,17 +140,6 @@ def test_a_full_disk_is_a_warning_and_leaves_nothing_half(run: Run) -> None:
     run.write(3)
 
 
-def test_what_a_killed_writer_left_is_removed_and_a_living_one_s_is_not(run: Run) -> None:
-    run.store.directory.mkdir()
-    dead, alive = ".epoch-000001-999999999", f".epoch-000002-{os.getppid()}"
-    for name in (dead, alive):
-        (run.store.directory / name).mkdir()
-    run.write(3)
-    assert sorted(path.name for path in run.store.directory.iterdir()) == [alive, "epoch-000003", "latest"]
-    latest = run.store.checkpoints.all()[-1]
-    assert latest.name == "epoch-000003"
-
-
 @pytest.mark.parametrize("name", [layout.MODEL, layout.TRAINING, layout.CONFIG])
 def test_a_damaged_file_is_named(run: Run, name: str) -> None:
     path = run.write(3)

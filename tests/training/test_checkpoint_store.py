@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -160,30 +159,3 @@ def test_older_ones_make_room_within_the_limit_and_the_newest_stays(tmp_path: Pa
     room[0] = -90_000.0
     assert store.write(model, {}, 5) is None and names(store) == ["epoch-000004"]
     assert any(isinstance(each, Noticed) and "limit for the disk" in each.text for each in told)
-
-
-def test_latest_names_something_at_every_moment(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever step of it the process is killed at."""
-    looked = 0
-
-    def looking(owner: Any, name: str) -> None:
-        real = getattr(owner, name)
-
-        def look(*arguments: Any, **options: Any) -> Any:
-            result = real(*arguments, **options)
-            nonlocal looked
-            looked += 1
-            link = store.directory / "latest"
-            assert link.exists() or not link.is_symlink(), (name, linked(store))
-            return result
-
-        monkeypatch.setattr(owner, name, look)
-
-    for name in ("rename", "replace", "unlink", "symlink_to"):
-        looking(Path, name)
-    looking(shutil, "rmtree")
-    for epoch in (1, 1, 2, 3, 3, 4, 2):
-        assert store.write(nn.Linear(2, 2), {}, epoch) is not None
-    store.remove_after(3)
-    store.remove_after(0)
-    assert looked > 20

@@ -52,23 +52,6 @@ def test_stopping_finishes_the_step_in_progress_and_data_that_end_make_no_half_o
     assert optimizer.batch_sizes == [8, 8]
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-def test_accumulated_micro_batches_equal_one_large_batch(steps: int) -> None:
-    small_steps, model, _ = make(LineTask(size=4), target=12, steps=steps, epochs=4)
-    small_steps.run(threading.Event())
-    reference = LineTask().build_model()
-    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
-    stream = LineTask(size=4).batches(1)
-    for _ in range(4):
-        batches = [next(stream) for _ in range(3)]
-        whole = {name: torch.cat([batch[name] for batch in batches]) for name in ("x", "y")}
-        optimizer.zero_grad()
-        LineTask().loss(reference, whole).backward()
-        optimizer.step()
-    for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
-
-
 class WeighingLine(LineTask):
     """Its loss is a mean over the rows whose first feature is positive."""
 
@@ -122,15 +105,6 @@ def test_the_loss_of_a_run_is_the_mean_over_the_samples_of_its_last_epoch() -> N
     assert result.loss == pytest.approx(sum(losses[3:]) / 3) and result.loss < sum(losses[:3]) / 3
 
 
-def test_a_loss_that_is_no_number_is_dropped_before_it_reaches_others() -> None:
-    task = LineTask()
-    loop, model, optimizer = make(task)
-    task.spoiled = 2
-    loop.run(threading.Event())
-    assert optimizer.batch_sizes == [4] * 6
-    assert all(parameter.isfinite().all() for parameter in model.parameters())
-
-
 def test_single_bad_losses_do_not_add_up_and_those_that_stay_end_training_with_advice() -> None:
     task = LineTask()
     loop, _, optimizer = make(task, target=4, epochs=2 * 20, on_step=lambda: setattr(task, "spoiled", 1))
@@ -152,19 +126,6 @@ def test_errors_of_the_optimizer_and_the_data_go_to_the_caller(tmp_path: Path) -
     solo = SoloOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), 8)
     with pytest.raises(RecipeError, match=r"datasets\.0\.path=gone: datasets\.0: .*gone does not exist"):
         TrainingLoop(task, model, solo, LoopSettings(1)).run(threading.Event())
-
-
-def test_dropout_is_the_same_for_the_same_peer(tmp_path: Path) -> None:
-    def trained() -> list[torch.Tensor]:
-        task = build_task(small(tmp_path, "base_model.resid_pdrop=0.5"))
-        model = task.build_model()
-        solo = SoloOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), 8)
-        TrainingLoop(task, model, solo, LoopSettings(3), last_epoch=lambda: 2).run(threading.Event())
-        return list(model.parameters())
-
-    first = trained()
-    torch.manual_seed(99)
-    assert all(map(torch.equal, first, trained()))
 
 
 class Rests(ComputePace):

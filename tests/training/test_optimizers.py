@@ -174,14 +174,6 @@ def test_every_setting_and_argument_reaches_torch(tmp_path: Path, settings: str,
         assert {key: group[key] for key in set_so} == set_so
 
 
-def test_biases_and_norms_do_not_decay_and_frozen_parameters_are_left_out(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Linear(3, 3))
-    model[2].weight.requires_grad = False
-    decayed, plain = made(small(tmp_path, "optimizer.weight_decay=0.1"), model).param_groups
-    assert decayed["weight_decay"] == 0.1 and decayed["params"] == [model[0].weight]
-    assert plain["weight_decay"] == 0.0 and len(plain["params"]) == 4
-
-
 @pytest.mark.parametrize(
     ("auto", "fields"),
     [

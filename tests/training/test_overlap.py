@@ -122,9 +122,3 @@ def test_a_stream_of_few_shards_begins_anywhere(data: Path, monkeypatch: pytest.
         documents = [document.content for document in source.documents("peer")]
         assert len(set(documents)) == len(documents) == ROWS
         assert documents[0].startswith(f"{begin if begin < ROWS else 0:05}")
-
-
-def test_beyond_the_window_peers_begin_at_places_of_their_own(data: Path) -> None:
-    options = DataOptions(window_rows=100, begin_rows=ROWS)
-    begins = {next(of("json", "one.jsonl")(data, options).documents(f"peer {n}")).content[:5] for n in range(8)}
-    assert len(begins) == 8 and max(map(int, begins)) - min(map(int, begins)) > ROWS // 4

@@ -190,14 +190,6 @@ def test_a_device_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pyte
         choose_compute(small(tmp_path, "local.device=cuda:2"))
 
 
-def test_autocast_computes_products_in_the_chosen_precision() -> None:
-    layer, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
-    with Compute(torch.device("cpu"), torch.bfloat16).autocast():
-        assert layer(x).dtype == torch.bfloat16
-    with Compute(torch.device("cpu")).autocast():
-        assert layer(x).dtype == torch.float32
-
-
 def test_threads_and_the_precision_of_matrices_are_set_as_the_volunteer_says(tmp_path: Path) -> None:
     before = torch.get_num_threads()
     try:

@@ -190,17 +190,6 @@ def test_smoothed_labels_are_those_of_torch_in_training_alone(
     assert made.weight(batch) == (right != IGNORED).sum() < right.numel()
 
 
-def test_a_share_of_rows_and_of_images_is_held_out(tmp_path: Path) -> None:
-    give(tmp_path, [{"text": f"row {n}", "label": n % 2} for n in range(60)])
-    give_images(tmp_path)
-    for task, model in (("sequence_classification", BERT), ("image_classification", VIT)):
-        recipe = recipe_for(task, model, tmp_path, "labels=[a, b]", "evaluation={held_out: 0.4, every_epochs: 1}")
-        batches = build_task(recipe).evaluation_batches()
-        assert all(batch["labels"].max() <= 1 for batch in batches) and len(batches) > 0
-        again = build_task(recipe).evaluation_batches()
-        assert all(torch.equal(a[n], b[n]) for a, b in zip(batches, again, strict=True) for n in a)
-
-
 def test_pairs_are_told_apart_and_cut_to_the_length_for_encoders_of_any_kind(tmp_path: Path) -> None:
     give(tmp_path, [{"text": "a" * 99, "text_pair": "b" * 99, "label": n % 2} for n in range(8)])
     batch = next(build_task(recipe_for("sequence_classification", BERT, tmp_path, "labels=[no, yes]")).batches(1))

@@ -231,14 +231,6 @@ def test_a_directory_of_images_names_no_file_outside(tmp_path: Path, streaming: 
         columns(HuggingFaceSource("imagefolder", data_files=files, text_column=None, streaming=streaming))
 
 
-def test_images_of_a_directory_are_read(tmp_path: Path) -> None:
-    for kind in ("a", "b"):
-        (tmp_path / kind).mkdir()
-        (tmp_path / kind / "1.png").write_bytes(png())
-    source = HuggingFaceSource("imagefolder", data_files=[f"{tmp_path}/**"], text_column=None, streaming=False)
-    assert [row["image"].size for row in columns(source)] == [(4, 3)] * 2
-
-
 @pytest.mark.parametrize("streaming", [True, False])
 def test_an_image_of_a_directory_that_is_none_is_told_by_its_file(tmp_path: Path, streaming: bool) -> None:
     for name, data in (("a/1.png", png()), ("b/1.png", b"none")):

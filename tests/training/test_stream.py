@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import threading
@@ -93,16 +92,6 @@ def test_a_full_disk_costs_the_memory_only(tmp_path: Path, caplog: pytest.LogCap
     made = RememberedStream(LineTask(), 1, tmp_path / "file" / "stream.json")
     made.remember()
     assert take(made, 1) and caplog.text.count("was not written") == 1  # and not after every epoch
-
-
-def test_the_file_is_small_and_replaced_whole(tmp_path: Path) -> None:
-    made = RememberedStream(build_task(small(tmp_path)), 1, tmp_path / "stream.json")
-    for _ in range(20):
-        made.next()
-        made.remember()
-        json.loads((tmp_path / "stream.json").read_text())
-    assert (tmp_path / "stream.json").stat().st_size < 4000
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["stream.json", "texts"]
 
 
 class Watched(LineTask):

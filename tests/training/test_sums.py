@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.nn import functional
 
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import Recipe, parse_recipe
-from swarmcli.training import LoopSettings, TrainingLoop, build_task
+from swarmcli.training import Compute, LoopSettings, TrainingLoop, build_task, evaluate
 from swarmcli.training.tasks import causal_lm
 
 from .small_tasks import TALK, write_rows
@@ -155,14 +156,16 @@ def test_a_step_is_the_mean_over_all_that_it_learns_however_it_is_cut(
     tmp_path: Path, name: str, model: str, rows: Any, more: list[str]
 ) -> None:
     alone: Any = build_task(recipe_for(tmp_path, name, model, rows, "micro_batch_size=1", *more))
-    plain, batches = alone.build_model(), alone.batches(1)
+    plain, batches = alone.build_model(), list(islice(alone.batches(1), 8))
     total, count = torch.zeros(()), 0
-    for _, batch in zip(range(8), batches, strict=False):
+    for batch in batches:
         logits, labels = alone.answers(alone.outputs(plain, batch).logits, batch)
         total = total + functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
         count += int((labels != -100).sum())
     (total / count).backward()
     expected = [torch.zeros_like(p) if p.grad is None else p.grad for p in plain.parameters()]
+    evaluated = evaluate(alone, plain, batches, Compute(torch.device("cpu")), lambda: False)
+    assert evaluated is not None and evaluated.loss == pytest.approx(total.item() / count, rel=1e-4)
     for size in (8, 2):
         overrides = (*more, f"local.micro_batch_size={size}")
         step, losses = one_step(build_task(recipe_for(tmp_path, name, model, rows, *overrides)), 8 // size)
@@ -240,8 +243,6 @@ def test_a_micro_batch_without_a_finite_loss_is_dropped_alone(caplog: pytest.Log
 
 
 def test_what_is_written_is_as_long_whatever_stands_beside_it(tmp_path: Path) -> None:
-    from swarmcli.training import Compute, evaluate
-
     aside = "evaluation={dataset: {path: aside.jsonl}, every_epochs: 1, evaluator: " + "a" * 52 + "}"
     write_rows(tmp_path / "aside.jsonl", *({**row, "target": "ab " * (1 + 9 * (n % 2))} for n, row in enumerate(PAIRS)))
     task: Any = build_task(recipe_for(tmp_path, "seq2seq", T5, PAIRS, aside))

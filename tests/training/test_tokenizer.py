@@ -15,14 +15,6 @@ from swarmcli.training.tokenizer import SavedTokenizer, load_tokenizer
 from .small_tasks import save_word_tokenizer, small
 
 
-@given(st.text())
-def test_bytes_come_back_as_the_text_they_were(text: str) -> None:
-    tokenizer = ByteTokenizer()
-    tokens = tokenizer.encode(text)
-    assert tokens.dtype == np.int32 and (tokens < tokenizer.vocab_size).all()
-    assert tokenizer.decode(tokens) == text
-
-
 def test_half_characters_and_specials_do_not_stop_it() -> None:
     tokenizer = ByteTokenizer()
     assert tokenizer.decode(tokenizer.encode("\ud800")) == "?"
