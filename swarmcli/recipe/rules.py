@@ -132,7 +132,7 @@ def _of_evaluation(recipe: Recipe) -> Found:
     if evaluation.early_stopping_patience and not evaluation.every_epochs:
         yield "evaluation.early_stopping_patience", "the run is never evaluated; set every_epochs"
     elif evaluation.early_stopping_patience and evaluation.evaluator is None:
-        fix = "name a monitor of yours by `evaluator: PEER_ID` (me.peer_id in its `swarm status --json`)"
+        fix = "name a monitor of yours by `evaluator: PEER_ID` (its link begins with it, swarm://PEER_ID@…)"
         yield "evaluation.early_stopping_patience", f"one peer, which you trust, says when the run ends; {fix}"
     if recipe.checkpoint.upload.when == "best" and not evaluation.every_epochs:
         yield "checkpoint.upload.when", "nothing is evaluated, so nothing is best; set evaluation.every_epochs, or each"
