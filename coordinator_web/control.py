@@ -21,8 +21,8 @@ from starlette.concurrency import run_in_threadpool
 
 from coordinator_web.feed import encode
 from swarmcli.errors import SwarmError
+from swarmcli.events import ActivityStatus
 from swarmcli.machine.moments import LONGEST
-from swarmcli.run.values import ActivityShown
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class Controls(Protocol):
     """The routes change a peer through this. Methods are called in worker threads, and raise SwarmError for what cannot
     be done."""
 
-    def activity(self) -> ActivityShown:
+    def activity(self) -> ActivityStatus:
         """The peer's present activity."""
         ...
 

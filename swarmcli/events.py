@@ -21,6 +21,7 @@ notices = logging.getLogger("swarmcli.notices")
 GOODBYE = "the peer has left"  # with these words a peer closes its connections when it leaves
 RoundOutcome = Literal["committed", "failed", "undecided"]
 Gone = Literal["", "left", "lost"]
+ReasonKind = Literal["asked", "hours", "busy", "battery", "metered", "heat", "disk", "memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,27 +323,48 @@ class CheckpointWritten(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ActivityChanged(Event):
-    """This peer pauses, works again, or stops: because somebody asked for it, or one of its limits."""
+class Reason:
+    """Why a peer does not compute. There is at most one of each kind."""
 
-    state: Literal["running", "pausing", "paused", "stopping"]
-    reason: str  # for people, for example "on battery"; "": it works
-    keeps: int = 0  # samples that are computed: while it is paused they wait for the run to go on, and when it stops
-    # they are handed in
-    seconds_left: float | None = None  # until the round is expected in which they are; None: that is not known
+    kind: ReasonKind
+    text: str  # completes "paused: …", for example "on battery"
+    until: float | None = None  # when it ends by itself; None: when it is released
 
-    @property
-    def sentence(self) -> str:
-        """For people."""
-        if self.state == "running":
-            return "running"
-        if self.state == "stopping":
-            samples = plural(self.keeps, "sample")
-            when = f"round expected in about {roughly(self.seconds_left)}" if self.seconds_left else "next round"
-            return f"handing in {samples} with the {when}, then leaving" if self.keeps else "leaving"
-        words = f"{self.state}: {self.reason}" if self.reason else self.state
-        samples = "1 computed sample counts" if self.keeps == 1 else f"{self.keeps:,} computed samples count"
-        return f"{words} ({samples} when the run goes on)" if self.keeps else words
+
+@dataclass(frozen=True, slots=True)
+class ActivityStatus(Event):
+    """Whether a peer works at this moment, and why not: somebody asked for it, or one of its limits. As an event it
+    tells that this has changed."""
+
+    state: Literal["running", "pausing", "paused", "stopping"] = "running"
+    reasons: tuple[Reason, ...] = ()
+    since: float = 0.0  # wall-clock seconds since 1970
+    keeps: int = 0  # samples computed that no round has taken yet: they wait here for the run to go on, or for the
+    # round in which a peer that leaves hands them in
+    stays: float = math.inf  # seconds at most that it stays for them when it stops; 0: it leaves after its present step
+    seconds_left: float | None = field(default=None, compare=False)  # until the round is expected that takes them, at
+    # the moment of this status; None: that is not known
+    sentence: str = field(init=False, default="", compare=False)  # for people, for example "paused: on battery"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sentence", self._in_words())
+
+    def _in_words(self) -> str:
+        left, samples = self.seconds_left, plural(self.keeps, "computed sample")
+        why = f"{self.state}: {'; '.join(each.text for each in self.reasons)}".removesuffix(": ")
+        match self.state:
+            case "pausing":
+                return f"{why}, once what is computed is handed in" + (f", in about {roughly(left)}" if left else "")
+            case "paused":
+                count = "counts" if self.keeps == 1 else "count"
+                return f"{why} ({samples} {count} when the run goes on)" if self.keeps else why
+            case "stopping" if self.keeps:
+                soon = f"about {roughly(left)} left" if left else "now"
+                when = f"{roughly(self.stays)} at most" if left is None else soon
+                return f"handing in, {when} ({plural(self.keeps, 'sample')})"
+            case "stopping":
+                return "leaving"
+        return "running"
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +406,7 @@ class Events:
 
 
 def _harmless(event: Event) -> Event:
-    found = {each.name: getattr(event, each.name) for each in fields(event)}
+    found = {each.name: getattr(event, each.name) for each in fields(event) if each.init}
     kept = {name: _cleaned(value) for name, value in found.items()}
     changed = {name: value for name, value in kept.items() if value is not found[name]}
     return replace(event, **changed) if changed else event

@@ -113,9 +113,13 @@ class Told:
             "run_id": self.run_id,
             "claimed": CLAIMED,
             "seen": SEEN,
-            "contributions": [asdict(each) for each in ordered(self.contributions, wanted.sort)[: wanted.last]],
+            "contributions": [_plain(each) for each in ordered(self.contributions, wanted.sort)[: wanted.last]],
             "teams": [asdict(each) for each in teams_of(self.contributions)],
         } | self.details
+
+
+def _plain(each: Contribution) -> dict[str, Any]:
+    return {name: value for name, value in asdict(each).items() if name not in ("time", "id", "run_id")}
 
 
 def contributions_table(shown: Sequence[Contribution], total: float, *, narrow: bool = False) -> Table:

@@ -191,7 +191,7 @@ def describe(event: happened.Event) -> Line | None:
             return _describe_drift(event)
         case happened.CheckpointWritten(epoch, path, size):
             return Line("info", "checkpoint", "", f"checkpoint of epoch {epoch} at {path} ({format_size(size)})")
-        case happened.ActivityChanged():
+        case happened.ActivityStatus():
             return Line("info", "activity", "", "works again" if event.state == "running" else event.sentence)
         case happened.Noticed(level, text):
             return Line(level, "notice", "", text)

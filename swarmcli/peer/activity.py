@@ -10,13 +10,11 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from swarmcli.clock import Clock
-from swarmcli.events import ActivityChanged
-from swarmcli.run.values import Reason, ReasonKind
-from swarmcli.words import plural, roughly
+from swarmcli.events import ActivityStatus, Reason, ReasonKind
 
 State = Literal["running", "pausing", "paused", "stopping"]
 
@@ -53,39 +51,6 @@ def nothing(stays: float) -> tuple[int, float]:
     return NOTHING
 
 
-@dataclass(frozen=True, slots=True)
-class ActivityStatus:
-    """A peer's state at this moment, and since when (wall-clock seconds since 1970)."""
-
-    state: State
-    reasons: tuple[Reason, ...]
-    since: float
-    keeps: int = 0  # samples computed that no round has taken yet: they wait here for the run to go on, or for the
-    # round in which a peer that leaves hands them in
-    stays: float = math.inf  # seconds at most that it stays for them when it stops; 0: it leaves after its present step
-    seconds_left: float | None = field(default=None, compare=False)  # until the round is expected that takes them, at
-    # the moment of this status; None: that is not known
-
-    @property
-    def sentence(self) -> str:
-        """For people, for example "paused: on battery"."""
-        if self.state != "stopping" or not self.keeps:
-            return self.change.sentence
-        left = self.seconds_left
-        when = f"{roughly(self.stays)} at most" if left is None else f"about {roughly(left)} left" if left else "now"
-        return f"handing in, {when} ({plural(self.keeps, 'sample')})"
-
-    @property
-    def change(self) -> ActivityChanged:
-        """The event that tells of it when it begins."""
-        return ActivityChanged(self.state, "; ".join(each.text for each in self.reasons), self.keeps, self.seconds_left)
-
-    @property
-    def at_once(self) -> bool:
-        """Whether it leaves after its present step, and hands in no more."""
-        return self.stays == 0
-
-
 class Activity:
     """One peer's. For any thread; listeners and events are told in the thread that changed it, with no lock held.
 
@@ -94,7 +59,7 @@ class Activity:
 
     def __init__(
         self,
-        emit: Callable[[ActivityChanged], object] = lambda event: None,
+        emit: Callable[[ActivityStatus], object] = lambda event: None,
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] | None = None,
     ) -> None:
@@ -176,7 +141,7 @@ class Activity:
         if now == before:
             return now
         if is_news(before, now):
-            self._emit(now.change)
+            self._emit(now)
         for listener in self._listeners:
             listener()
         return now

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from swarmcli.errors import ControlError
+from swarmcli.events import ActivityStatus
 from swarmcli.peer.activity import STAYS, Activity, asked
 from swarmcli.recipe.limit_store import LimitStore
-from swarmcli.run.values import ActivityShown, shown_as
 
 OF_CARD = ("gpu",)
 
@@ -40,8 +40,8 @@ class PeerControls:
         self._has_card = has_card
         self._end_process = end_process
 
-    def activity(self) -> ActivityShown:
-        return shown_as(ActivityShown, self._activity.status())
+    def activity(self) -> ActivityStatus:
+        return self._activity.status()
 
     def pause(self, until: float | None, seconds: float | None = None) -> None:
         """Raises ControlError when the peer is about to leave."""

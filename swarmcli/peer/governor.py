@@ -11,12 +11,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from swarmcli.errors import RecipeError
+from swarmcli.events import Reason, ReasonKind
 from swarmcli.machine.sensors import Readings, Sensors
 from swarmcli.network.rates import LEAST_RATE
 from swarmcli.peer.activity import Activity
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.recipe.limits import Limits, amount_of
-from swarmcli.run.values import Reason, ReasonKind
 from swarmcli.words import format_size
 
 if TYPE_CHECKING:

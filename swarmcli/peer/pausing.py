@@ -83,7 +83,7 @@ class Pauses:
 
     def _heed(self) -> None:
         status = self._activity.status()
-        if not self._loops or status.at_once:
+        if not self._loops or status.stays == 0:
             if status.state == "stopping":
                 self._stop.set()
         elif status.state == "running":

@@ -13,12 +13,19 @@ from typing import Any, TypeVar
 
 from swarmcli.checkpoints.looking import listing
 from swarmcli.errors import JournalError
-from swarmcli.events import Contribution, EpochAdvanced, EpochReported, Evaluated, PeerSeen, RoundFinished
+from swarmcli.events import (
+    ActivityStatus,
+    Contribution,
+    EpochAdvanced,
+    EpochReported,
+    Evaluated,
+    PeerSeen,
+    RoundFinished,
+)
 from swarmcli.journal import Axis, Failure, Journal, JournalReader, Line, Totals
 from swarmcli.run import views
 from swarmcli.run.tables import EXPORTS
 from swarmcli.run.values import (
-    ActivityShown,
     Alert,
     CheckpointShown,
     Health,
@@ -47,7 +54,7 @@ class Providers:
     """Functions that tell what neither the run's watch nor the journal knows. All are called from worker threads and
     must not block for long."""
 
-    activity: Callable[[], ActivityShown] = ActivityShown
+    activity: Callable[[], ActivityStatus] = ActivityStatus
     limits: Callable[[], Mapping[str, object]] = dict
     contributions: Callable[[], Sequence[Contribution]] = tuple
     rests_on: Callable[[], str] = str  # whose count the contributions are, in a sentence

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
-from swarmcli.events import Contribution, EpochAdvanced, EpochReported, Evaluated, RoundFinished
+from swarmcli.events import ActivityStatus, Contribution, EpochAdvanced, EpochReported, Evaluated, RoundFinished
 from swarmcli.journal import Moment, Totals
 from swarmcli.words import roughly
 
@@ -43,7 +43,6 @@ AlertKind = Literal[
     "no donor",  # nobody holds the state, so nobody can join and a crash loses the run
     "diverged",  # the loss has risen far and stays there, or is no number
 ]
-ReasonKind = Literal["asked", "hours", "busy", "battery", "metered", "heat", "disk", "memory"]
 Way = Literal["direct", "relayed", "punched"]  # punched: direct, opened by both ends together
 
 
@@ -176,27 +175,6 @@ class RunStatus:
         return f"epoch {self.epoch:,}" + ("" if self.max_epochs is None else f" of {self.max_epochs:,}")
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """Why a peer does not compute. There is at most one of each kind."""
-
-    kind: ReasonKind
-    text: str  # completes "paused: …", for example "on battery"
-    until: float | None = None  # when it ends by itself; None: when it is released
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActivityShown:
-    """The shown peer's activity, by the wish of its user."""
-
-    state: Literal["running", "pausing", "paused", "stopping"] = "running"
-    reasons: tuple[Reason, ...] = ()
-    since: float | None = None
-    sentence: str = ""  # for example "paused: on battery"
-    keeps: int = 0  # samples that it has computed and no round has taken; of one that leaves: that it hands in
-    seconds_left: float | None = None  # until the round is expected in which it hands in what is computed
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Me:
     """The shown peer as its user cares for it."""
@@ -206,7 +184,7 @@ class Me:
     role: str
     sentence: str  # what it does at this moment
     connectivity: str  # who can dial it, and what that means for taking part
-    activity: ActivityShown = field(default_factory=ActivityShown)
+    activity: ActivityStatus = field(default_factory=ActivityStatus)
     samples_per_second: float = 0.0  # as in the sentence
     share: float | None = None  # of the samples of the last epochs, 0 to 1
     samples: int = 0  # that rounds accepted, over all its starts

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from swarmcli.events import Contribution, Evaluated, RoundFinished
-from swarmcli.run.values import STATES, ActivityShown, Counts, PeerPage, PeerStatus, Rounds, RunStatus
-from swarmcli.words import roughly
+from swarmcli.events import ActivityStatus, Contribution, Evaluated, RoundFinished
+from swarmcli.run.values import STATES, Counts, PeerPage, PeerStatus, Rounds, RunStatus
 
 ROLES = ("trainer", "auxiliary", "monitor")
 GONE = ("left", "lost")
@@ -73,17 +72,10 @@ def count(peers: Iterable[PeerStatus]) -> Counts:
     )
 
 
-def sentence(status: RunStatus, activity: ActivityShown, rate: float) -> str:
+def sentence(status: RunStatus, activity: ActivityStatus, rate: float) -> str:
     """Says to its user what the shown peer does. `rate`: its own, samples a second."""
     if activity.state != "running":
-        why = " and ".join(reason.text for reason in activity.reasons)
-        left = activity.seconds_left
-        return {
-            "pausing": f"Pausing: {why or 'by you'}, once what is computed is handed in"
-            + (f", in about {roughly(left)}" if left else ""),
-            "paused": f"Paused: {why or 'by you'}",
-            "stopping": activity.sentence.capitalize() or "Leaving",
-        }[activity.state]
+        return activity.sentence[:1].upper() + activity.sentence[1:]
     if status.state not in ("training", "averaging"):
         told = status.download if status.state == "synchronizing" else ""
         words = told or STATES[status.state].words.replace("its samples", "your samples")

@@ -160,7 +160,7 @@ def test_stop_waits_until_it_has_left(ada: RunningPeer) -> None:
     with ExitStack() as until:
         other = RunningPeer("Bob", until)
         assert swarm("stop", "--now")[0] == 0
-        assert other.activity.status().at_once and other.ended.wait(60)
+        assert other.activity.status().stays == 0 and other.ended.wait(60)
 
 
 def test_who_has_not_left_in_time_is_named(ada: RunningPeer, monkeypatch: pytest.MonkeyPatch) -> None:

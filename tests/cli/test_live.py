@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 from swarmcli.cli.live import BARS, Frame, LiveView, ViewOptions, sparkline
-from swarmcli.events import EpochAdvanced, Events, Noticed, PeerConnected, PeerSeen
+from swarmcli.events import ActivityStatus, EpochAdvanced, Events, Noticed, PeerConnected, PeerSeen, Reason
 from swarmcli.journal import Line, Totals
-from swarmcli.run.values import ActivityShown, Me, PeerStatus, Reason, RunStatus
+from swarmcli.run.values import Me, PeerStatus, RunStatus
 
 ALICE, BOB = "a" * 52, "b" * 52
 PEERS = (
@@ -132,7 +132,7 @@ def test_a_frame_tells_what_this_peer_has_given_and_which_limits_are_set() -> No
     helps = replace(ME, role="auxiliary", share=None, rank=None, limits={}, totals=Totals(bytes_sent=3_000_000))
     text = drawn(STATUS, helps)
     assert "sent to others" in text and "limits" not in text and "place" not in text
-    activity = ActivityShown(state="paused", reasons=(Reason(kind="battery", text="on battery"),))
+    activity = ActivityStatus(state="paused", reasons=(Reason(kind="battery", text="on battery"),))
     first = lines_of(STATUS, replace(ME, activity=activity, sentence="Paused: on battery"))[0]
     assert "Paused: on battery" in first and "training" not in first
     raw = io.BytesIO()

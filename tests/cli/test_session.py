@@ -106,7 +106,7 @@ def test_a_signal_stops_as_the_verb_does_and_a_second_hurries(
     stays = STAYS.asked if number == signal.SIGINT else STAYS.hurried
     assert activity.status().state == "stopping" and activity.status().stays == stays
     hear(signal.SIGTERM, True)
-    assert activity.status().at_once
+    assert activity.status().stays == 0
     behind = Activity()
     behind.stop()  # by the verb
     signalled(behind)(number, False)

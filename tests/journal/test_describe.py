@@ -10,6 +10,8 @@ from swarmcli.journal.options import JOURNAL
 
 from .samples import ALICE, BOB, CAROL, averaging_round, epoch, seen
 
+ON_BATTERY = happened.Reason("battery", "on battery")
+
 
 def of_kind(records: list[object], kind: str) -> list[Line]:
     return [each for each in records if isinstance(each, Line) and each.kind == kind]
@@ -148,8 +150,11 @@ def test_a_clock_that_jumps_back_does_not_open_the_gate() -> None:
             ),
             ("info", "aaaaaaaaaa is no member any more: the owner of this run has revoked the invitation"),
         ),
-        (happened.ActivityChanged("paused", "on battery"), ("info", "paused: on battery")),
-        (happened.ActivityChanged("running", ""), ("info", "works again")),
+        (
+            happened.ActivityStatus("paused", (happened.Reason("battery", "on battery"),)),
+            ("info", "paused: on battery"),
+        ),
+        (happened.ActivityStatus(), ("info", "works again")),
         (happened.Noticed("error", "no more memory"), ("error", "no more memory")),
     ],
 )

@@ -14,13 +14,12 @@ from typing import Any, cast
 
 import pytest
 
-from swarmcli.events import ActivityChanged
+from swarmcli.events import ActivityStatus, Reason
 from swarmcli.machine import client
 from swarmcli.machine.registry import LocalPeers
 from swarmcli.optim import Optimizer
-from swarmcli.peer.activity import STAYS, Activity, ActivityStatus, asked
+from swarmcli.peer.activity import STAYS, Activity, asked
 from swarmcli.peer.pausing import Pauses
-from swarmcli.run.values import Reason
 from tests.peer.roles import PATIENCE
 from tests.peer.test_links import peer
 
@@ -113,19 +112,19 @@ def test_who_is_to_leave_waits_for_the_round_but_not_where_none_can_be_expected(
 
         optimizer.in_step = second
         with pauses:
-            announced = activity.stop(stays).change.sentence
+            announced = activity.stop(stays).sentence
             assert pauses.rest() and stop.is_set()
         return now[0] - 100.0, announced, said[0].removeprefix("8 computed samples are not handed in: ")
 
     def handing_in(when: str) -> str:
-        return f"handing in 8 samples with the {when}, then leaving"
+        return f"handing in, {when} (8 samples)"
 
     gone = "nobody else computes at present"
     assert leaves(handed_in=True) == (0.0, "leaving", gone)
-    assert leaves(goes_at=200.0) == (200.0, handing_in("next round"), gone)
+    assert leaves(goes_at=200.0) == (200.0, handing_in("10 min at most"), gone)
     late = "no round took them within 10 min"
-    assert leaves() == (600.0, handing_in("next round"), late)
-    assert leaves(round_at=240.0) == (600.0, handing_in("round expected in about 4 min"), late), "it may come later"
+    assert leaves() == (600.0, handing_in("10 min at most"), late)
+    assert leaves(round_at=240.0) == (600.0, handing_in("about 4 min left"), late), "it may come later"
     far = "the next round is expected in about 15 min, which is too long to wait"
     assert leaves(round_at=900.0) == (0.0, "leaving", far)
     for seconds, after in ((59.0, 60.0), (90.0, 0.0)):  # where the machine waits no longer
@@ -198,8 +197,8 @@ def test_a_run_that_ends_during_a_pause_ends_the_role() -> None:
     assert optimizer.calls == ["pause", "step"] and not stop.is_set()
 
 
-def an_activity() -> tuple[Activity, list[ActivityChanged], list[float]]:
-    told: list[ActivityChanged] = []
+def an_activity() -> tuple[Activity, list[ActivityStatus], list[float]]:
+    told: list[ActivityStatus] = []
     now = [1000.0]
     return Activity(told.append, lambda: now[0], lambda: now[0]), told, now
 
@@ -215,8 +214,8 @@ def test_it_works_when_no_reason_holds_any_more():
     now[0] = 1010.0
     assert activity.release("battery") == ActivityStatus("running", (), 1010.0)
     assert [event.sentence for event in told] == [
-        "pausing: you asked for it",
-        "pausing: you asked for it; on battery",
+        "pausing: you asked for it, once what is computed is handed in",
+        "pausing: you asked for it; on battery, once what is computed is handed in",
         "paused: you asked for it; on battery",
         "paused: on battery",
         "running",
@@ -249,19 +248,19 @@ def test_a_pause_for_a_time_lasts_so_long_whatever_the_clock_on_the_wall_is_set_
 def test_stopping_is_final_and_told_once_but_may_become_urgent():
     activity, told, _ = an_activity()
     heard: list[bool] = []
-    activity.subscribe(lambda: heard.append(activity.status().at_once))
+    activity.subscribe(lambda: heard.append(activity.status().stays == 0.0))
     activity.stop()
     activity.stop()
     activity.release("asked")
     activity.stop(STAYS.hurried)
     assert activity.stop(0.0) == ActivityStatus("stopping", (), 1000.0, stays=0.0)
-    assert activity.stop().at_once, "a later wish lengthens nothing"
+    assert activity.stop().stays == 0.0, "a later wish lengthens nothing"
     assert heard == [False, False, True]
     assert [event.state for event in told] == ["stopping"]
     midst, told, _ = an_activity()  # of its first batch
     midst.stop()
     midst.note(rests=False, keeps=8, seconds=math.inf)
-    assert [event.sentence for event in told] == ["leaving", "handing in 8 samples with the next round, then leaving"]
+    assert [event.sentence for event in told] == ["leaving", "handing in, 10 min at most (8 samples)"]
     at_once, told, _ = an_activity()
     at_once.hands_in = lambda stays: (1240, 240.0)
     at_once.stop(0.0)
@@ -277,9 +276,7 @@ def test_what_is_handed_in_is_told_once_when_it_stops_and_shown_all_the_time():
     for keeps, seconds in ((1256, 120.0), (1256, math.inf), (1256, 0.0), (0, math.inf)):
         activity.note(rests=not keeps, keeps=keeps, seconds=seconds)
         shown.append(activity.status().sentence)
-    assert [event.sentence for event in told] == [
-        "handing in 1,240 samples with the round expected in about 4 min, then leaving"
-    ]
+    assert [event.sentence for event in told] == ["handing in, about 4 min left (1,240 samples)"]
     assert shown == [
         "handing in, about 4 min left (1,240 samples)",
         "handing in, about 3 min left (1,240 samples)",

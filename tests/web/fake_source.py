@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from swarmcli.errors import RecipeError
-from swarmcli.events import Contribution, EpochAdvanced, EpochReported, Evaluated, RoundFinished
+from swarmcli.events import ActivityStatus, Contribution, EpochAdvanced, EpochReported, Evaluated, Reason, RoundFinished
 from swarmcli.journal import Axis, Failure, Line, Moment, Totals
 from swarmcli.recipe.limits import Limits, as_text
 from swarmcli.run import views
 from swarmcli.run.values import (
-    ActivityShown,
     Alert,
     CheckpointShown,
     History,
@@ -26,7 +25,6 @@ from swarmcli.run.values import (
     PeerDetails,
     PeerPage,
     PeerStatus,
-    Reason,
     Rounds,
     RunStatus,
     State,
@@ -79,7 +77,7 @@ class FakeRun:
     result: str = ""
     people: list[PeerStatus] = field(default_factory=lambda: [*TRAINERS, *OTHERS])
     extra_events: list[Line] = field(default_factory=list)
-    activity: ActivityShown = field(default_factory=ActivityShown)
+    activity: ActivityStatus = field(default_factory=ActivityStatus)
     limits: Mapping[str, object] = field(default_factory=dict)
     alerts: list[Alert] = field(default_factory=list)
     home: Path | None = None  # the directory that holds checkpoints
@@ -287,7 +285,7 @@ FAILURES = (
     ("left out", "no part arrived for … s", 11, "no part arrived for 4.0 s"),
     ("left out", "the connection was lost", 33, "the connection was lost"),
 )
-PAUSED = ActivityShown(state="paused", reasons=(Reason(kind="battery", text="on battery"),), since=START + 100.0)
+PAUSED = ActivityStatus(state="paused", reasons=(Reason(kind="battery", text="on battery"),), since=START + 100.0)
 STALLED = Alert(id="stalled-1", kind="stalled", text="No epoch has ended for 12 minutes.", since=START + 720.0)
 
 
@@ -399,16 +397,15 @@ class FakeControls:
     def pause(self, until: float | None, seconds: float | None = None) -> None:
         self.asked.append(("pause", until))
         reason = Reason(kind="asked", text="by you", until=until)
-        self.run.activity = ActivityShown(state="paused", reasons=(reason,), since=self.now)
+        self.run.activity = ActivityStatus(state="paused", reasons=(reason,), since=self.now)
 
     def resume(self) -> None:
         self.asked.append(("resume",))
-        self.run.activity = ActivityShown()
+        self.run.activity = ActivityStatus()
 
     def stop(self, *, now: bool) -> None:
         self.asked.append(("stop", now))
-        sentence = "handing in, about 4 min left (1,200 samples)"
-        self.run.activity = ActivityShown(state="stopping", sentence=sentence, keeps=1200, seconds_left=240.0)
+        self.run.activity = ActivityStatus(state="stopping", keeps=1200, seconds_left=240.0)
 
     def end(self) -> None:
         self.asked.append(("end",))
