@@ -661,6 +661,9 @@ class _Probe:
         self.ended = asyncio.Event()
         self._heard = heard
 
+    def reading_wanted(self) -> bool:
+        return True
+
     def payload_buffer(self, header: bytes, size: int) -> memoryview:
         raise ProtocolViolation("unexpected message: on a connection for probing")
 

@@ -64,7 +64,6 @@ class MemoryConnection(MemoryPipe):
         self.bytes_received = 0
         self._receiver: Receiver | None = None
         self._error: Exception | None = None
-        self._paused = False
         self._pumping = False
         self._turn = False  # one packet may be taken, however much has come already
         self._reader = FrameReader(limits)
@@ -87,18 +86,13 @@ class MemoryConnection(MemoryPipe):
         if self._error is not None:
             self._loop.call_soon(receiver.connection_lost, self._error)
         else:
-            self._loop.call_soon(self.pump)
+            self.read_on()
 
     async def send(self, header: bytes, payload: Sequence[Buffer] = ()) -> None:
         await self._writer.send(header, payload)
 
-    def pause_reading(self) -> None:
-        self._paused = True
-
-    def resume_reading(self) -> None:
-        if self._paused:
-            self._paused = False
-            self._loop.call_soon(self.pump)
+    def read_on(self) -> None:
+        self._loop.call_soon(self.pump)
 
     async def close(self, reason: str = "") -> None:
         if self._error is None:
@@ -146,8 +140,8 @@ class MemoryConnection(MemoryPipe):
         """Hands over a frame, or puts a packet to where it belongs; False when there is nothing to do."""
         if not self._cables.flows(self.own_id, self.peer_id):
             return False
-        # As over TCP, a pause takes effect between frames: one whose payload has begun is read to its end.
-        may_read = not self._paused or self._reader.in_payload
+        # As over TCP, a frame whose payload has begun is read to its end.
+        may_read = self._reader.in_payload or receiver.reading_wanted()
         if may_read and self._reader.deliver_next(receiver):
             return True
         if not self._inbox or not (may_read or self._inbox[0].reset):

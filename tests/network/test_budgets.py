@@ -80,11 +80,11 @@ async def test_a_payload_takes_no_memory_beyond_the_budget_and_waits_for_its_rea
     assert channel.begin(0, 90_000) is not None
     channel.complete()
     assert channel.begin(1, 20_000) is None and channel.stream.starved
-    assert not channel.connection.reading, "the other end waits"
+    assert not channel.stream.reading_wanted, "the other end waits"
     assert (await channel.stream.receive(Number))[0] == Number(0)
     reading = asyncio.create_task(channel.stream.receive(Number, lambda message, size: memoryview(bytearray(size))))
     await asyncio.sleep(0)
-    assert channel.connection.reading, "memory of its reader costs nothing"
+    assert channel.stream.reading_wanted, "memory of its reader costs nothing"
     assert channel.begin(1, 200_000) is not None
     channel.complete()
     assert (await reading)[0] == Number(1) and channel.ledger.taken == 0

@@ -169,7 +169,7 @@ async def test_who_asks_and_never_reads_is_not_read_either(flood: Callable[[int]
     """The memory that a flood takes at the victim stays bounded, and in the end the attacker is taken for dead."""
 
     async with scene(NetworkLimits(max_calls_per_peer=50)) as play:
-        play.connection.pause_reading()
+        play.heard.reading = False
         most = sent = 0
 
         async def pour() -> None:
@@ -195,10 +195,11 @@ async def test_who_asks_for_much_and_does_not_read_it_gets_refusals_instead() ->
 
     async with scene(NetworkLimits(budgets=Budgets(replies=Budget(*[1_000_000] * 4)))) as play:
         play.victim.serve("give", Number, give)
-        play.connection.pause_reading()
+        play.heard.reading = False
         await play.send(*[Request(number, "give", Number(0)) for number in range(200)])
         await asyncio.sleep(0.5)
-        play.connection.resume_reading()
+        play.heard.reading = True
+        play.connection.read_on()
         await asyncio.sleep(0.5)
         given = [message for message in play.answers() if isinstance(message, CallAnswer)]
         refused = [message for message in play.answers() if isinstance(message, CallFailure)]

@@ -21,13 +21,9 @@ MiB = 1 << 20
 class FakeConnection:
     def __init__(self) -> None:
         self.peer_id = Identity.from_seed(1).peer_id
-        self.reading = True
 
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
+    def read_on(self) -> None:
+        pass
 
 
 class FakeChannel:
@@ -58,16 +54,16 @@ async def test_while_a_reader_waits_its_memory_is_lent_and_then_nothing_more_is_
     reading = asyncio.create_task(channel.stream.receive(Number, lambda message, size: memoryview(memory)[:size]))
     await asyncio.sleep(0)
     lent = channel.begin(1, MiB)
-    assert lent.obj is memory and channel.connection.reading
+    assert lent.obj is memory and channel.stream.reading_wanted
     lent[:] = b"x" * MiB
     channel.complete()
     # The next payload must find its reader waiting too, or it would have to be copied.
-    assert not channel.connection.reading
+    assert not channel.stream.reading_wanted
     message, payload = await reading
     assert message == Number(1) and payload.obj is memory and payload == b"x" * MiB
     again = asyncio.create_task(channel.stream.receive(Number))
     await asyncio.sleep(0)
-    assert channel.connection.reading
+    assert channel.stream.reading_wanted
     again.cancel()
     await asyncio.wait([again])
     assert channel.resets == []

@@ -49,14 +49,15 @@ async def test_small_frames_are_not_held_back_at_either_end() -> None:
 @in_real_time
 async def test_a_send_cancelled_within_a_large_frame_ends_the_connection_by_name() -> None:
     async with pair() as (near, near_recorder, far, recorder):
-        far.pause_reading()
+        recorder.reading = False
         send = asyncio.ensure_future(near.send(b"", [bytes(16 << 20)]))
         await until(lambda: near.bytes_sent >= 1 << 20)
         send.cancel()
         await asyncio.wait([send])
         assert send.cancelled()
         assert "cancelled in the middle of a frame" in str(await near_recorder.lost())
-        far.resume_reading()
+        recorder.reading = True
+        far.read_on()
         assert "in the middle of a frame" in str(await recorder.lost())
         with pytest.raises(ConnectionLost):
             await near.send(b"more")
@@ -69,14 +70,15 @@ async def test_the_system_forgets_what_an_aborted_bulk_connection_has_not_sent()
         near = await transport.dial(f"{listener.address}/{LISTENER.peer_id}", None, Purpose.BULK, WAIT)
         near.start(Recorder())
         far, recorder = await listener.next()
-        far.pause_reading()
+        recorder.reading = False
         waiting = asyncio.ensure_future(near.send(b"", [bytes(8 << 20)]))
         await until(lambda: near.bytes_sent >= 1 << 20)
         near.abort("no more")
         await asyncio.wait([waiting])
         assert isinstance(waiting.exception(), ConnectionLost)
         await near.close()  # the socket is closed
-        far.resume_reading()
+        recorder.reading = True
+        far.read_on()
         assert "the other end broke off" in str(await recorder.lost())
 
 
@@ -84,7 +86,7 @@ async def test_the_system_forgets_what_an_aborted_bulk_connection_has_not_sent()
 def test_a_reset_stops_a_sender_in_a_hurry_at_once_and_by_name(size: int, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with pair() as (near, near_recorder, far, _):
-            near.pause_reading()  # so that it does not notice
+            as_tcp(near)._socket.pause_reading()  # so that it does not notice
             found = as_tcp(far)._socket.get_extra_info("socket")
             found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             far.abort("reset")

@@ -127,11 +127,12 @@ async def test_nothing_is_delivered_before_start_nor_while_paused(world: World) 
         assert both.at_listener.frames == []
         both.listener.start(both.at_listener)
         await both.at_listener.until(1)
-        both.listener.pause_reading()
+        both.at_listener.reading = False
         await both.dialer.send(b"paused")
         await asyncio.sleep(0.1)
         assert len(both.at_listener.frames) == 1
-        both.listener.resume_reading()
+        both.at_listener.reading = True
+        both.listener.read_on()
         await both.at_listener.until(2)
         assert [header for header, _ in both.at_listener.frames] == [b"early", b"paused"]
 
@@ -143,7 +144,7 @@ async def test_a_receiver_may_pause_from_within_a_frame(world: World) -> None:
         class OneAtATime(Recorder):
             def frame_received(self, header: bytes, payload: memoryview) -> None:
                 super().frame_received(header, payload)
-                both.listener.pause_reading()
+                self.reading = False
 
         both.at_listener = OneAtATime()
         both.start()
@@ -153,7 +154,8 @@ async def test_a_receiver_may_pause_from_within_a_frame(world: World) -> None:
             await both.at_listener.until(count)
             await asyncio.sleep(0.02)
             assert len(both.at_listener.frames) == count
-            both.listener.resume_reading()
+            both.at_listener.reading = True
+            both.listener.read_on()
 
 
 @on_each_transport

@@ -131,7 +131,11 @@ class Recorder:
         self.asked: list[int] = []  # sizes of the payloads that memory was asked for
         self.ends: list[Exception] = []
         self.ended = asyncio.Event()
+        self.reading = True
         self._news = asyncio.Event()
+
+    def reading_wanted(self) -> bool:
+        return self.reading
 
     def payload_buffer(self, header: bytes, size: int) -> memoryview:
         self.asked.append(size)

@@ -199,6 +199,9 @@ class ControlChannel:
 
     # Receiver
 
+    def reading_wanted(self) -> bool:
+        return self._serving.reading_wanted
+
     def payload_buffer(self, header: bytes, size: int) -> memoryview:
         raise ProtocolViolation("payload on a control connection")
 

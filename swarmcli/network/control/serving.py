@@ -39,6 +39,11 @@ class IncomingCalls:
         return len(self._tasks)
 
     @property
+    def reading_wanted(self) -> bool:
+        """Who does not read the answers is not read either."""
+        return self._replying <= self._limits.max_calls_per_peer
+
+    @property
     def unfinished(self) -> bool:
         return bool(self._tasks or self._replying)
 
@@ -135,8 +140,6 @@ class IncomingCalls:
                 data = encode(CallFailure(reply.id, HandlerFailed("refused", "busy", _UNREAD)))
             self._replies.charge_anyway(len(data))
         self._replying += 1
-        if self._replying > self._limits.max_calls_per_peer:
-            self._connection.pause_reading()
         return data
 
     async def _send(self, data: bytes) -> None:
@@ -146,6 +149,6 @@ class IncomingCalls:
         finally:
             self._replying -= 1
             self._replies.give_back(len(data))
-            # Exactly at the bound, not below it: resuming is wanted once, when the last one too many has gone.
+            # Exactly at the bound, not below it: once, when the last one too many has gone.
             if self._replying == self._limits.max_calls_per_peer:
-                self._connection.resume_reading()
+                self._connection.read_on()

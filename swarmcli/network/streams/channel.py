@@ -121,6 +121,9 @@ class StreamChannel:
 
     # Receiver
 
+    def reading_wanted(self) -> bool:
+        return self.stream is None or self.stream.reading_wanted
+
     def payload_buffer(self, header: bytes, size: int) -> memoryview | None:
         self._message = message = decode_header(BulkMessage, header)
         if not isinstance(message, Piece):

@@ -75,7 +75,7 @@ class Stream:
         self._reader: _Reader | None = None
         self._places = False  # the last `receive` named its memory: the next payload should go there as well
         self._arriving: _Arrived | None = None  # its payload is being read
-        self._paused = False
+        self.reading_wanted = True  # else what lies here waits for a `receive`
         self.starved = False  # a payload waits until there is memory: the budget is used up, and nobody receives
         self._account = account
         self._finished = False  # nothing more is sent from here
@@ -116,7 +116,7 @@ class Stream:
         self._queued -= arrived.size
         self._account.give_back(arrived.charged)
         self.received += 1
-        if self._paused and self._queued < self._window // 2 and into is None:
+        if self._queued < self._window // 2 and into is None:
             self._resume()
         return self._placed(arrived, message_type, into)
 
@@ -183,9 +183,9 @@ class Stream:
         return message, payload
 
     def _resume(self) -> None:
-        if self._paused:
-            self._paused = self.starved = False
-            self._connection.resume_reading()
+        if not self.reading_wanted:
+            self.reading_wanted, self.starved = True, False
+            self._connection.read_on()
 
     def _raise(self, error: Exception | None) -> None:
         if error is not None:
@@ -207,8 +207,7 @@ class Stream:
         reader = self._reader
         if reader is None or reader.arrived.done() or self._queue or reader.into is None:
             if not self._account.charge(size):
-                self._paused = self.starved = True
-                self._connection.pause_reading()
+                self.reading_wanted, self.starved = False, True
                 return None
             # The system gives the pages as the bytes come in, so a header alone costs next to nothing.
             import numpy  # here: a command that only shows its help loads nothing heavy
@@ -245,8 +244,7 @@ class Stream:
         if reader is not None and not reader.arrived.done():
             reader.arrived.set_result(None)
         if direct or full or self._queued > self._window:
-            self._paused = True
-            self._connection.pause_reading()
+            self.reading_wanted = False
 
     def drop_arriving(self) -> None:
         """A payload is whole that nobody wants any more; it may have begun while somebody still did."""

@@ -37,10 +37,14 @@ class Purpose(IntEnum):
 class Receiver(Protocol):
     """A connection hands its frames to this. All methods are called on the loop and must not block."""
 
+    def reading_wanted(self) -> bool:
+        """Whether the next frame may come. Asked before each; while it may not, the other end is slowed down. Whoever
+        has said no calls `Connection.read_on` once that has changed."""
+
     def payload_buffer(self, header: bytes, size: int) -> memoryview | None:
         """Memory of exactly `size` bytes to read the payload into. Called only if size > 0.
 
-        None: there is none now. The receiver has paused the reading, and is asked again when it resumes it. Raising
+        None: there is none now. The receiver wants no reading any more, and is asked again when it does. Raising
         ProtocolViolation closes the connection with that reason.
         """
 
@@ -86,10 +90,8 @@ class Connection(Protocol):
         Frames of concurrent senders do not interleave. Raises ConnectionLost.
         """
 
-    def pause_reading(self) -> None:
-        """Stops delivery after the frame in progress, so that the other end is slowed down."""
-
-    def resume_reading(self) -> None: ...
+    def read_on(self) -> None:
+        """The receiver wants frames again."""
 
     async def close(self, reason: str = "") -> None:
         """An orderly end: what was sent still arrives if the other end lives. Idempotent."""

@@ -21,6 +21,9 @@ _AT_ONCE = 64  # connections that one liar dials to one victim
 class _Deaf:
     """A receiver that takes everything and says nothing."""
 
+    def reading_wanted(self) -> bool:
+        return True
+
     def payload_buffer(self, header: bytes, size: int) -> memoryview:
         return memoryview(bytearray(size))
 

@@ -180,7 +180,6 @@ class TCPConnection(asyncio.BufferedProtocol):
         self._socket: asyncio.Transport
         self._linger: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[None] = loop.create_future()
-        self._reading_paused = True  # until `start`
         self._way_in = shared.rates.download
         self._held_back = False  # nothing is read until it is this connection's turn
         self._writer = TLSWriter(
@@ -213,22 +212,17 @@ class TCPConnection(asyncio.BufferedProtocol):
         if self._error is not None:
             self._loop.call_soon(receiver.connection_lost, self._error)
         else:
-            self.resume_reading()
+            self.read_on()
 
     async def send(self, header: bytes, payload: Sequence[Buffer] = ()) -> None:
         """See `Connection.send`. A send that is cancelled in the middle of its frame ends the connection."""
         await self._writer.send(header, payload)
 
-    def pause_reading(self) -> None:
-        self._reading_paused = True
-        if not self._reader.in_payload and self._phase is Phase.OPEN:
-            self._socket.pause_reading()
-
-    def resume_reading(self) -> None:
-        if self._reading_paused and self._phase is Phase.OPEN:
-            self._reading_paused = False
-            self._read_on()
-            self._loop.call_soon(self._read_decrypted)  # frames that were there before the pause
+    def read_on(self) -> None:
+        if self._phase is Phase.OPEN:
+            if not self._held_back:
+                self._socket.resume_reading()
+            self._loop.call_soon(self._read_decrypted)  # frames that are here already
 
     async def close(self, reason: str = "") -> None:
         if self._phase is Phase.OPEN:
@@ -407,7 +401,10 @@ class TCPConnection(asyncio.BufferedProtocol):
         if receiver is None or self._phase is not Phase.OPEN:
             return
         try:
-            while self._phase is Phase.OPEN and not self._stopped_between_frames():
+            while self._phase is Phase.OPEN:
+                if not self._wants_bytes(receiver):
+                    self._socket.pause_reading()
+                    break
                 if self._reader.deliver_next(receiver):
                     self._head_is_whole()
                 elif not self._reader.read_record():
@@ -440,11 +437,7 @@ class TCPConnection(asyncio.BufferedProtocol):
 
     def _its_turn(self) -> None:
         self._held_back = False
-        if self._phase is Phase.OPEN and (not self._reading_paused or self._reader.in_payload):
-            self._read_on()
-
-    def _read_on(self) -> None:
-        if not self._held_back:
+        if self._phase is Phase.OPEN and self._receiver is not None and self._wants_bytes(self._receiver):
             self._socket.resume_reading()
 
     def follow_rates(self) -> None:
@@ -469,11 +462,9 @@ class TCPConnection(asyncio.BufferedProtocol):
         logger.debug("peer %s broke the protocol: %s", self.peer_id.short, error.reason)
         self._shared.refusals[type(error).__name__] += 1
 
-    def _stopped_between_frames(self) -> bool:
-        if not self._reading_paused or self._reader.in_payload:
-            return False
-        self._socket.pause_reading()
-        return True
+    def _wants_bytes(self, receiver: Receiver) -> bool:
+        """A frame whose payload has begun is read to its end."""
+        return self._reader.in_payload or receiver.reading_wanted()
 
     # ---- the end
 
