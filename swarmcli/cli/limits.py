@@ -132,7 +132,10 @@ def _in_words(changes: dict[str, str]) -> str:
 def _asked(registry: LocalPeers, options: WhichPeers) -> list[dict[str, Any]]:
     """The limits of each running peer that is meant, or, if none runs, of the next one."""
     if not registry.peers() and not options.are_named:
-        return [{"who": "peers that you start now", "limits": LimitStore().shown()}]
+        store = LimitStore()
+        for note in store.notes:
+            typer.echo(note, err=True)
+        return [{"who": "peers that you start now", "limits": store.shown()}]
     return [{"who": described(peer), **_limits_of(registry, peer)} for peer in options.peers_of(registry)]
 
 

@@ -20,7 +20,7 @@ from swarmcli.words import printable
 Key = str | int
 CONFLICT = "conflict"  # what pydantic has no name for
 
-_KNOWN_HERE = "; remove it, or take one that is known here: "
+MOST_LISTED = 30  # keys of a section in one line
 _EXPECTED = {
     "int_": "a whole number",
     "float_": "a number",
@@ -43,11 +43,7 @@ def recipe_error(error: pydantic.ValidationError, root: RecipeEntry, model: type
     # pydantic also reports a list without a valid item as too short; only the items are worth reading.
     wrong = [one for one in error.errors(include_url=False) if not (one["type"] == "too_short" and one["input"])]
     found = sorted(_each_of(wrong), key=lambda details: _line(_place(details, root)[1]))
-    lines: dict[str, None] = {}
-    for details in found:
-        line, mark, keys = _describe(details, root, model).partition(_KNOWN_HERE)
-        listed = any(each.endswith(mark + keys) for each in lines)
-        lines[line + ("; it is like none of the keys listed above" if mark and listed else mark + keys)] = None
+    lines = dict.fromkeys(_describe(details, root, model) for details in found)
     return RecipeError("\n".join([*lines, *_kept(found, root)]))
 
 
@@ -200,7 +196,8 @@ def _suggest(path: Sequence[Key], model: type[pydantic.BaseModel], entry: Recipe
             section, _, last = full.rpartition(".")
             said = is_section(at(model, [section])) and last == wanted and value != "…"
             return f"did you mean {full}?" + (f" write `{section}: {{{last}: {value}}}`" if said else "")
-    return f"{_KNOWN_HERE}{', '.join(here)}"[2:] if here else "nothing can stand here"
+    listed = f"remove it, or take one of {', '.join(here)}" if here else "nothing can stand here"
+    return listed if len(here) <= MOST_LISTED else "remove it; docs/recipes.md lists the keys"
 
 
 def all_keys(model: type[pydantic.BaseModel], prefix: str = "") -> dict[str, pydantic.fields.FieldInfo]:

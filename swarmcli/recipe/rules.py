@@ -15,12 +15,12 @@ from swarmcli.recipe.task_names import BUILT_IN
 if TYPE_CHECKING:
     from swarmcli.recipe.schema import Recipe
 
-Found = Iterator[tuple[str, str]]  # the path of a key, and what is said of it
+Contradictions = Iterator[tuple[str, str]]  # the path of a key, and what is said of it
 # The first pages of the Hub are no owners of models; `models/NAME` is how links name a directory.
 HUB_NAME = re.compile(r"(?!(models|datasets|spaces)/)[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
 
-def without_meaning(section: Section, path: str = "") -> Found:
+def without_meaning(section: Section, path: str = "") -> Contradictions:
     """The keys that are written where they mean nothing, by the tags of the schema. What is switched off is let pass:
     files of other trainers say that too."""
     for name, info in type(section).model_fields.items():
@@ -44,7 +44,7 @@ def _beside_tags(section: Section, tags: Mapping[str, Sequence[str]]) -> Iterato
         yield f"has no meaning {beside}; remove it, or take {tag}: {choices}"
 
 
-def conflicts_in(recipe: Recipe) -> Found:
+def conflicts_in(recipe: Recipe) -> Contradictions:
     """All that contradicts something else."""
     yield from _of_model(recipe)
     yield from _of_data(recipe)
@@ -55,7 +55,7 @@ def conflicts_in(recipe: Recipe) -> Found:
     yield from _of_site(recipe)
 
 
-def _of_model(recipe: Recipe) -> Found:
+def _of_model(recipe: Recipe) -> Contradictions:
     base, of_saved = recipe.base_model, "load_in_4bit" if recipe.load_in_4bit else "load_in_8bit"
     quantized = recipe.load_in_4bit or recipe.load_in_8bit
     if isinstance(base, Mapping) and not isinstance(base.get("model_type"), str):
@@ -82,7 +82,7 @@ def _of_model(recipe: Recipe) -> Found:
         yield "local.site.processes", f"a site of several processes trains no adapter; {fix}"
 
 
-def _of_data(recipe: Recipe) -> Found:
+def _of_data(recipe: Recipe) -> Contradictions:
     name, task = recipe.task, BUILT_IN.get(recipe.task)
     if len(set(recipe.labels)) < len(recipe.labels):
         yield "labels", "labels: one of them is there twice; each class needs a name of its own"
@@ -114,7 +114,7 @@ def _of_data(recipe: Recipe) -> Found:
         yield "chat_template", fix if chats else none
 
 
-def _of_evaluation(recipe: Recipe) -> Found:
+def _of_evaluation(recipe: Recipe) -> Contradictions:
     evaluation, every = recipe.evaluation, min(50, recipe.max_epochs or 50)  # above max_epochs it would never come
     if evaluation.dataset is not None and evaluation.held_out:
         yield "evaluation.held_out", "the run evaluates on a dataset of its own; remove held_out, or dataset"
@@ -143,7 +143,7 @@ def _rows_of(dataset: AnyDataset) -> dict[str, Any]:
     return dataset.model_dump(include={"source", "path", "glob", "name", "split", "data_files"})
 
 
-def _of_schedule(recipe: Recipe) -> Found:
+def _of_schedule(recipe: Recipe) -> Contradictions:
     schedule, end = recipe.lr_scheduler, recipe.lr_scheduler.total_epochs or recipe.max_epochs
     warmup, decay = schedule.warmup_epochs, schedule.decay_epochs or 0
     if schedule.pieces:
@@ -161,7 +161,7 @@ def _of_schedule(recipe: Recipe) -> Found:
         yield f"lr_scheduler.{key}", f"{what}{beside} does not fit into {end}; make it shorter than that"
 
 
-def _of_steps(recipe: Recipe) -> Found:
+def _of_steps(recipe: Recipe) -> Contradictions:
     target, inner, optimizer = recipe.target_batch_size, recipe.outer.inner_batch_size, recipe.optimizer.name
     step = recipe.micro_batch * recipe.accumulation_steps
     in_words = f"{recipe.micro_batch} × {recipe.accumulation_steps}"
@@ -190,7 +190,7 @@ def _of_steps(recipe: Recipe) -> Found:
         yield "delay.optimizer_step", f"a step cannot come before its gradients are averaged; {fix}"
 
 
-def _of_averaging(recipe: Recipe) -> Found:
+def _of_averaging(recipe: Recipe) -> Contradictions:
     if recipe.way == "outer steps":
         yield from _beside_outer_steps(recipe)
     elif recipe.way == "local updates":
@@ -222,7 +222,7 @@ def _of_averaging(recipe: Recipe) -> Found:
         yield "compression.gradients", said
 
 
-def _beside_local_updates(recipe: Recipe) -> Found:
+def _beside_local_updates(recipe: Recipe) -> Contradictions:
     of_gradients = recipe.gradient_averaging.model_fields_set
     waits, delay = "local updates step after every batch and wait for nobody then", recipe.delay
     no_use = {
@@ -244,7 +244,7 @@ def _beside_local_updates(recipe: Recipe) -> Found:
     yield from ((key, f"{said}, or local_updates.enabled: false") for key, (given, said) in no_use.items() if given)
 
 
-def _beside_outer_steps(recipe: Recipe) -> Found:
+def _beside_outer_steps(recipe: Recipe) -> Contradictions:
     method = recipe.gradient_averaging.method
     if method == "topk" and recipe.outer.has_momentum:
         said = "outer.momentum and adam do not go with gradient_averaging.method: topk, whose peers keep what they have"
@@ -267,7 +267,7 @@ def _beside_outer_steps(recipe: Recipe) -> Found:
             yield key, f"{key} has no use with outer steps: {reason}; remove it, or remove outer"
 
 
-def _of_site(recipe: Recipe) -> Found:
+def _of_site(recipe: Recipe) -> Contradictions:
     local, site = recipe.local, recipe.local.site
     if site.processes > 1 and (local.device == "mps" or ":" in local.device):
         fix = "write cuda (a device for each process), cpu or auto"

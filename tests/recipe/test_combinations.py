@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from swarmcli.errors import RecipeError
-from swarmcli.recipe import HuggingFaceDataset, differing_keys, digest_of, fingerprint_of, offered
+from swarmcli.recipe import HuggingFaceDataset, Recipe, differing_keys, digest_of, fingerprint_of, offered
 from swarmcli.recipe.adapters import KEYS, adapter_fields
+from swarmcli.recipe.document import arms, at
+from swarmcli.recipe.problems import all_keys, as_written
+from swarmcli.recipe.section import tags_of
 
 from .recipes import SMALL, refused, small
 
@@ -27,9 +31,6 @@ SPLIT = "evaluation={every_epochs: 5, dataset: {source: huggingface, path: a/b, 
     [
         (["gradient_averaging.method=signsgd"], "should be one of 'plain', 'powersgd', 'poweref' or 'topk'"),
         ([LOCAL, "ema_decay=0.9"], "weights are averaged over epochs where all peers hold them alike, and here"),
-        (["gradient_averaging.rank=4"], "rank has no meaning beside method: plain; remove it, or take method: powersg"),
-        (["gradient_averaging.k=64"], "k has no meaning beside method: plain; remove it, or take method: topk"),
-        (["gradient_averaging={method: poweref, bits: 4}"], "bits has no meaning beside method: poweref; remove it, o"),
         ([TOPK], "a median of sparse parts is zero wherever fewer than half of the members sent a number, and nothing"),
         ([TOPK], "add averaging.trust: members or access: invite, or use method: plain"),
         (
@@ -38,12 +39,9 @@ SPLIT = "evaluation={every_epochs: 5, dataset: {source: huggingface, path: a/b, 
         ),
         ([f"averaging={{{MEMBERS}}}", TOPK, "compression.gradients=float16"], "topk says in gradient_averaging.bits"),
         ([f"averaging={{{MEMBERS}}}", TOPK, "averaging.target_group_size=8"], "topk needs one group of all peers,"),
-        (["gradient_averaging.min_compression_ratio=0.1"], "min_compression_ratio has no meaning beside method: plain"),
         (["delay={grad_averaging: yes, optimizer_step: no}"], "a step cannot come before its gradients are averaged"),
         (["gradient_averaging.method=powersgd", "averaging.target_group_size=8"], "powersgd needs one group of all"),
         (["averaging.target_group_size=8", "compression.state_averaging=float16"], "several groups have no common"),
-        (["averaging.aggregator.trim=0.1"], "averaging.aggregator.trim has no meaning without name; remove it, or tak"),
-        (["averaging.aggregator={name: median, gate: 5}"], "gate has no meaning beside name: median; remove it"),
         (["averaging.aggregator={name: centered_clip, radius: 0}"], "averaging.aggregator.radius should be above 0"),
         (["gradient_averaging.method=powersgd", "averaging.aggregator.name=median"], "powersgd takes its matrices"),
         (["averaging.average_opt_statistics=[exp_avgs]"], "adamw keeps no statistic 'exp_avgs'; it has exp_avg and"),
@@ -52,7 +50,6 @@ SPLIT = "evaluation={every_epochs: 5, dataset: {source: huggingface, path: a/b, 
         ([LOCAL, "compression.gradients=float16"], "local updates send no gradients; set compression.state_averaging"),
         ([LOCAL, "delay.grad_averaging=yes"], "local updates step after every batch and wait for nobody then"),
         (["outer.optimizer=sgd"], "outer.inner_batch_size is missing; add `inner_batch_size: …`"),
-        (["outer.lr=0.5"], "outer.lr has no meaning without optimizer; remove it, or take optimizer: sgd"),
         ([OUTER, LOCAL], "local_updates.enabled has no use with outer steps: it is another way to train; remove it"),
         ([f"averaging={{{MEMBERS}}}", TOPK, OUTER], "method: topk, whose peers keep what they have not sent, while"),
         (
@@ -74,9 +71,6 @@ SPLIT = "evaluation={every_epochs: 5, dataset: {source: huggingface, path: a/b, 
         ([FOUR, "averaging.average_opt_statistics=[exp_avg_sq]", "local.site.zero=yes"], "and averaging.average_opt_s"),
         ([FOUR, "local.device=cuda:1"], "cuda:1 is one device, and the site has 4 processes; write cuda"),
         (["datasets.0.type=chat_template"], "not 'chat_template'; a text file has no conversations in it; write them"),
-        ([CHAT, "datasets.0.field=a"], "field has no meaning beside type: chat_template; remove it, or take type"),
-        (["datasets.0={path: a.jsonl, roles_to_train: [user]}"], "roles_to_train has no meaning beside type: text;"),
-        (["datasets.0={path: a.jsonl, type: completion, field_messages: talk}"], "field_messages has no meaning besid"),
         ([CHAT, "datasets.0.field_message=a"], "unknown key datasets.0.field_message; did you mean field_messages?"),
         (["chat_template=chatml"], "no dataset has conversations; set type: chat_template in one of datasets"),
         ([CHAT, "datasets.0.chat_template=chatml", "chat_template=chatml"], "each dataset with type: chat_template"),
@@ -95,13 +89,17 @@ SPLIT = "evaluation={every_epochs: 5, dataset: {source: huggingface, path: a/b, 
             ["datasets=[{source: files, path: t}]", "evaluation.dataset={source: files, path: t, weight: 2}"],
             "the run trains on this dataset; name another one",
         ),
-        (["task=masked_lm", "sample_packing=true"], "sample_packing has no meaning beside task: masked_lm; remove it,"),
         (
             ["task=masked_lm", "datasets=[{path: a.jsonl, type: chat_template}]"],
             "remove datasets.0.type, or take task: ",
         ),
+        (
+            ["datasets=[{path: imagefolder, data_files: [p/**]}]"],
+            "imagefolder gives images, and causal_lm reads texts;",
+        ),
+        (["lr_scheduler.name=cosine"], "a cosine schedule needs an end; add max_epochs or lr_scheduler.total_epochs"),
+        (["lr_scheduler={name: linear, warmup_epochs: 5, total_epochs: 5}"], "a warm-up of 5 epochs does not fit into"),
         (["sample_packing=true", FLASH], "keeps the rows of packed samples apart only where a batch is one sample"),
-        (["lora_r=4"], "lora_r has no meaning without adapter; remove it, or take adapter: lora"),
         (["adapter=loha"], "adapter should be 'lora', not 'loha'"),
         (["adapter=lora", "peft={r: 4}"], "unknown key peft; what can be said of LoRA has keys of its own"),
         (["adapter=lora", "lora_target_modules=['']"], "lora_target_modules.0 should be given, and not empty"),
@@ -112,9 +110,7 @@ SPLIT = "evaluation={every_epochs: 5, dataset: {source: huggingface, path: a/b, 
         (["adapter=lora", "base_model=x", "load_in_8bit=true", "load_in_4bit=true"], "in 8 bits or in 4"),
         (["optimizer={name: adamw, args: {amsgard: true}}"], "adamw takes no argument 'amsgard' here;"),
         (["optimizer={name: muon, args: {ns_steps: 2.5}}"], "ns_steps is 2.5; it is usually 5"),
-        (["optimizer={name: adagrad, momentum: 0.9}"], "optimizer.momentum has no meaning beside name: adagrad; remov"),
         (["optimizer={groups: [{match: '(a+)+'}]}"], "may take too long to match"),
-        (["lr_scheduler={name: cosine, cycles: 2}"], "cycles has no meaning beside name: cosine; remove it"),
         (["lr_scheduler={name: warmup_stable_decay}"], "warmup_stable_decay needs decay_epochs"),
         (["optimizer={name: sgd, args: {momentum: 0.9}}"], "momentum stands one level up; write `optimizer.momentum: "),
         (["lr_scheduler={name: linear, pieces: [{epochs: 1, start: 0, end: 1}]}"], "name has no meaning beside pieces"),
@@ -125,15 +121,38 @@ def test_what_cannot_go_together_is_refused_where_it_is_written(overrides: list[
     assert words in said and said.startswith(f"--set {overrides[-1]}")
 
 
-def test_left_alone_a_run_is_synchronous_training_of_one_process_that_nobody_evaluates() -> None:
-    recipe = small()
-    assert recipe.gradient_averaging.method == "plain" and not recipe.local_updates.enabled
-    assert not recipe.delay.grad_averaging and not recipe.delay.step and not recipe.offloaded
-    assert set(recipe.compression.model_dump().values()) == {"none"}
-    assert recipe.averaging.average_state_every is None
-    site, evaluation = recipe.local.site, recipe.evaluation
-    assert (site.processes, site.zero) == (1, False)
-    assert (evaluation.every_epochs, evaluation.held_out, evaluation.dataset) == (0, 0.0, None)
+VALUES = {  # of keys that are off by default
+    "lora_target_modules": "all-linear", "lora_modules_to_save": "[lm_head]", "peft_use_rslora": "yes",
+    "peft_layers_to_transform": "[0]", "load_in_8bit": "yes", "load_in_4bit": "yes", "quantized_by": "torchao==0.9",
+    "tokenizer": "bytes", "labels": "[a, b]", "sequence_len": "8", "sample_packing": "yes", "chat_template": "chatml",
+    "total_epochs": "9", "decay_epochs": "2", "lr": "0.5", "momentum": "0.5", "inner_batch_size": "8",
+    "message_property_mappings": "{role: from, content: said}",
+}  # fmt: skip
+BESIDE = {
+    "adapter": "null",
+    "optimizer": "null",
+    "task": "image_classification",
+    "sample_packing": "seq2seq",
+    "labels": "causal_lm",
+}
+TAGGED = {key: tags_of(info) for key, info in all_keys(Recipe).items() if tags_of(info) and "evaluation" not in key}
+
+
+@pytest.mark.parametrize("key", TAGGED)
+def test_a_key_is_refused_beside_each_value_with_which_it_means_nothing_and_told_where_it_belongs(key: str) -> None:
+    section, _, name = key.replace("datasets.", "datasets.0.").replace("groups.", "groups.0.").rpartition(".")
+    here = f"{section}." if section else ""
+    value = VALUES.get(name) or as_written(all_keys(Recipe)[key].default)
+    rows = ["datasets.0={path: a.jsonl}"] if section == "datasets.0" else []
+    ((tag, values),) = TAGGED[key].items()
+    annotation = (HuggingFaceDataset if rows else at(Recipe, section.split(".") if section else [])).model_fields[tag]
+    others = {each for arm in arms(annotation.annotation) for each in get_args(arm)} - {*values}
+    others = others or {BESIDE.get(name) or BESIDE[tag]}
+    for other in others:
+        said = refused(SMALL, *rows, f"{here}{tag}={other}", f"{here}{name}={value}")
+        without = "without" if other == "null" else f"beside {tag}: {other}"
+        assert f"--set {here}{name}={value}: {here}{name} has no meaning {without}" in said
+        assert all(each in said.partition("; remove it, or take ")[2] for each in values)
 
 
 def test_sparse_gradients_are_for_members_and_have_means_also_of_outer_steps() -> None:

@@ -62,21 +62,6 @@ MISTAKES: dict[str, tuple[dict[str, str], str, list[str]]] = {  # changed keys, 
         "lora_target_modules",
         ["lora_target_modules: the base has no module 'q_proj'", "did you mean c_proj?"],
     ),
-    "a schedule without an end": (
-        {"lr_scheduler": "{name: cosine}"},
-        "lr_scheduler",
-        ["lr_scheduler.name: a cosine schedule needs an end", "add max_epochs or lr_scheduler.total_epochs"],
-    ),
-    "images for a task of texts": (
-        {"datasets": "[{path: imagefolder, data_files: [pictures/**]}]"},
-        "datasets",
-        ["datasets.0.path: imagefolder gives images, and causal_lm reads texts", "take task: image_classification"],
-    ),
-    "rows held out that nobody looks at": (
-        {"val_set_size": "0.1", "max_epochs": "5"},
-        "val_set_size",
-        ["nothing evaluates on what it holds out", "add `evaluation: {every_epochs: 5}`"],
-    ),
 }  # fmt: skip
 
 
