@@ -382,9 +382,9 @@ class Events:
     """
 
     def __init__(self) -> None:
-        self._listeners: list[Callable[[Event], None]] = []
+        self._listeners: list[Callable[[Event], object]] = []
 
-    def subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+    def subscribe(self, listener: Callable[[Event], object]) -> Callable[[], None]:
         """Adds a listener; the returned function removes it again."""
         self._listeners = [*self._listeners, listener]
 

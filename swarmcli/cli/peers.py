@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
@@ -167,11 +168,13 @@ class PeerOptions:
 
         return recipe_named(self.recipe, role, [*self.settings(processes), *further], yes=self.yes)
 
-    def session(self, role: Role, recipe: Recipe, contacts: Sequence[str], **more: Any) -> Session:
-        """`more`: what only some of the verbs say to a Session."""
-        from swarmcli.cli.session import Session
+    def session(
+        self, role: Role, recipe: Recipe, contacts: Sequence[str], **more: Any
+    ) -> AbstractContextManager[Session]:
+        """`more`: what only some of the verbs say to a session."""
+        from swarmcli.cli.session import session_of
 
-        return Session(role, recipe, contacts, self.home, plain=self.plain, verbose=self.verbose, **more)
+        return session_of(role, recipe, contacts, self.home, plain=self.plain, verbose=self.verbose, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,18 +237,13 @@ class PagedOptions(PeerOptions):
 
         return None if self.resume is None else Resume(self.resume, self.from_run)
 
-    def session(self, role: Role, recipe: Recipe, contacts: Sequence[str], **more: Any) -> Session:
-        return super().session(
-            role,
-            recipe,
-            contacts,
-            web_port=self.web,
-            web_host=self.web_host,
-            web_names=self.web_name,
-            wheel=self.wheel,
-            begins_anew=self.begin_anew,
-            **more,
-        )
+    def session(
+        self, role: Role, recipe: Recipe, contacts: Sequence[str], **more: Any
+    ) -> AbstractContextManager[Session]:
+        from swarmcli.cli.page import PageOptions
+
+        page = PageOptions(self.web, self.web_host, self.web_name, self.wheel)
+        return super().session(role, recipe, contacts, page=page, begins_anew=self.begin_anew, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,7 +294,7 @@ def join(options: JoinOptions) -> None:
     from swarmcli.peer.lifetime import run_trainer
 
     with options.session("trainer", named.recipe, [*options.peer, *named.contacts]) as session:
-        run_trainer(session.peer, session.show(), session.stop, resume=options.begins_from)
+        run_trainer(session.peer, session.watch, session.stop, resume=options.begins_from)
 
 
 @spread
@@ -312,7 +310,7 @@ def aux(options: PeerOptions) -> None:
 
     named = options.agreed("auxiliary")
     with options.session("auxiliary", named.recipe, [*options.peer, *named.contacts]) as session:
-        run_auxiliary(session.peer, session.show(), session.stop)
+        run_auxiliary(session.peer, session.watch, session.stop)
 
 
 @spread
@@ -331,7 +329,10 @@ def monitor(options: MonitorOptions) -> None:
     port = 0 if "port" in named.recipe.local.model_fields_set else 31330
     contacts = [*options.peer, *named.contacts]
     with options.session("monitor", named.recipe, contacts, port=port) as session:
-        watch = session.show()
         run_monitor(
-            session.peer, watch, session.stop, resume=options.begins_from, leave_when_done=options.leave_when_done
+            session.peer,
+            session.watch,
+            session.stop,
+            resume=options.begins_from,
+            leave_when_done=options.leave_when_done,
         )

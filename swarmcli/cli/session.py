@@ -1,35 +1,27 @@
-"""The part that `join`, `aux` and `monitor` share around their role: recipe, home, network, signals, live view."""
+"""The part that `join`, `aux` and `monitor` share around their role: home, network, signals, page, live view."""
 
 from __future__ import annotations
 
-import logging
 import math
-import secrets
 import shlex
-import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import KW_ONLY, dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING
 
-import typer
-
-from coordinator_web.background import is_exposed, listen, serving, url_of
 from swarmcli.cli.console import err, out, setup_logging
-from swarmcli.cli.contributions import thanks
-from swarmcli.cli.ending import INTERRUPTS, ExitCode, end_soon, stop_on_signals
+from swarmcli.cli.ending import stop_on_signals
+from swarmcli.cli.leaving import FirstEar, Leaving
 from swarmcli.cli.live import LiveView
+from swarmcli.cli.page import PageOptions, PeerPage, naming
 from swarmcli.cli.site.process import SiteProcess
-from swarmcli.errors import BootstrapError, ListenError, MembershipError, NoDonorReachable, UsageError
+from swarmcli.errors import BootstrapError, MembershipError, NoDonorReachable
 from swarmcli.events import (
     EpochAdvanced,
     Event,
-    MembershipEnded,
     Noticed,
     OwnAddressesChanged,
     PeerConnected,
@@ -39,13 +31,13 @@ from swarmcli.events import (
 from swarmcli.journal import printable
 from swarmcli.machine.registry import LocalPeers
 from swarmcli.network.addresses import parse_address
-from swarmcli.network.transports.tcp.interfaces import announced_addresses
 from swarmcli.optim.config import Role
-from swarmcli.peer.activity import STAYS
 from swarmcli.peer.controls import PeerControls
 from swarmcli.peer.home import Home
+from swarmcli.peer.joining import join_run
 from swarmcli.peer.neighbours import Neighbours
 from swarmcli.peer.peer import RunPeer
+from swarmcli.peer.summary import Summary
 from swarmcli.recipe import Recipe
 from swarmcli.recipe.link import command_of
 from swarmcli.run.alerts import Alerts
@@ -54,25 +46,96 @@ from swarmcli.run.source import DashboardSource, Providers, RunStatus
 from swarmcli.run.watch import RunWatch
 from swarmcli.training.device import has_card
 
-if TYPE_CHECKING:
-    from fastapi import FastAPI
-
-    from coordinator_web.wheel import Wheel
-
-logger = logging.getLogger(__name__)
-
+NO_PAGE = PageOptions()
 CHANGE_LINKS = (EpochAdvanced, ReachabilityChanged, OwnAddressesChanged, PeerConnected, PeerDisconnected)
 GONE = "The link that was told before no longer holds."
 OWN_KEYS = ("local.", "output_dir", "checkpoint.", "network.")  # in which the peers of a run may differ
 
 
+@dataclass(frozen=True)
+class Session:
+    """A role runs with these."""
+
+    peer: RunPeer
+    watch: RunWatch
+    stop: threading.Event  # set when the role is to end
+
+
 @contextmanager
-def _naming(option: str) -> Iterator[None]:
-    """A port that cannot be had is told of with the option that chooses another."""
+def session_of(
+    role: Role,
+    recipe: Recipe,
+    contacts: Sequence[str],
+    home: Path | None = None,
+    *,
+    port: int = 0,
+    verbose: bool = False,
+    plain: bool = False,
+    page: PageOptions = NO_PAGE,
+    begins_anew: bool = False,
+    process: SiteProcess | None = None,
+) -> Iterator[Session]:
+    """Joins the run and shows it, on the terminal and on a page; leaving it says goodbye, and ends the command with 130
+    after Ctrl-C. Signals in between: see Leaving.
+
+    `port`: where this peer listens if the recipe names none; 0: where it did before. `plain`: lines instead of a screen
+    that is redrawn. `begins_anew`: see join_run. `process`: this one is rank 0 of a site.
+    """
+    setup_logging(verbose)
+    for contact in contacts:
+        parse_address(contact)
+    ear, leaving = FirstEar(), None
     try:
-        yield
-    except ListenError as error:
-        raise ListenError(f"{error} ({option} PORT)") from error
+        with ExitStack() as undo:
+            web = undo.enter_context(PeerPage(page))
+            own = undo.enter_context(home_of(role, recipe, home, process))
+            as_what = f"a site of {recipe.local.site.processes} processes" if process else role
+            err.print(f"joining the run {recipe.run_id} as {as_what}; my files are in {own.path}", soft_wrap=True)
+            if process is None and (twin := twin_of(role, recipe.run_id, own.path)):
+                err.print(twin, soft_wrap=True)
+            summaries = list[Summary]()
+            undo.push(partial(discard_unused, own, summaries))
+            joining = join_run(recipe, role, own, contacts=contacts, port=port, listener=ear, begins_anew=begins_anew)
+            peer = undo.enter_context(told_of_refusal(joining, ear))
+            summaries.append(peer.summary)
+            say_where_it_begins(role, recipe, contacts, peer)
+            watch = RunWatch(peer, join_line(recipe, peer))
+            undo.callback(watch.close)
+            leaving = Leaving(peer, watch, of_site=bool(process), patience=process.patience if process else math.inf)
+            undo.enter_context(stop_on_signals(leaving.signalled))
+            ear.prints = False
+            undo.enter_context(shown(recipe, peer, watch, leaving, web, plain=plain))
+            yield Session(peer, watch, ear.stop)
+    except NoDonorReachable:
+        if leaving is None or not (leaving.interrupted or ear.expelled):
+            raise
+    leaving.end(ear.expelled)
+
+
+def home_of(role: Role, recipe: Recipe, home: Path | None, process: SiteProcess | None) -> Home:
+    if process and process.home:
+        return Home(process.home, None)
+    return Home.at(home) if home else Home.claim(recipe.output_dir / recipe.run_id, role)
+
+
+def discard_unused(home: Home, joined: Sequence[Summary], kind: object, error: object, trace: object) -> None:
+    """A try that failed before it did anything leaves no directory behind."""
+    if error is not None and not any(summary.has_trained for summary in joined):
+        home.discard()
+
+
+@contextmanager
+def told_of_refusal(joining: AbstractContextManager[RunPeer], ear: FirstEar) -> Iterator[RunPeer]:
+    """Raises MembershipError where the first contact said so, and hung up before this peer had met it."""
+    with ExitStack() as undo:
+        try:
+            with naming("--port"):
+                peer = undo.enter_context(joining)
+        except BootstrapError as error:
+            if ear.expelled:
+                raise MembershipError(ear.expelled) from error
+            raise
+        yield peer
 
 
 def twin_of(role: Role, run_id: str, home: Path) -> str:
@@ -87,318 +150,85 @@ def twin_of(role: Role, run_id: str, home: Path) -> str:
     )
 
 
-@dataclass(eq=False)
-class Session:
-    """A context manager. Entering it joins the run; leaving it says goodbye, and after Ctrl-C exits with 130.
+def say_where_it_begins(role: Role, recipe: Recipe, contacts: Sequence[str], peer: RunPeer) -> None:
+    if contacts or recipe.network.initial_peers:
+        return
+    if peer.contacts:
+        told = "no first contact is given; a peer of this run runs on this computer, and this one joins it there"
+    elif role != "monitor":
+        told = "no first contact is given, so this peer begins a network of its own; others join it"
+    else:
+        return
+    err.print(told, soft_wrap=True)  # in a log it is one line
 
-    Inside it the first Ctrl-C or SIGTERM is `swarm stop`: the role hands in what it has computed, then `stop` is set.
-    The second sets `stop` at once; the third ends the process.
-    """
 
-    role: Role
-    recipe: Recipe
-    contacts: Sequence[str]
-    home: Path | None
-    _: KW_ONLY
-    port: int = 0  # where this peer listens if the recipe names none; 0: where it did before
-    verbose: bool = False
-    plain: bool = False
-    web_port: int | None = None  # where the dashboard is served; None: nowhere
-    web_host: str = "127.0.0.1"
-    web_names: Sequence[str] = ()  # under which browsers may ask for it
-    wheel: Path | None = None  # the file that it hands out for newcomers to install
-    begins_anew: bool = False  # see RunPeer
-    process: SiteProcess | None = None  # this one is rank 0 of a site, and asked to stop as such
-
-    def __post_init__(self) -> None:
-        self._wheel: Wheel | None = None
-        self._web: socket.socket | None = None  # where the page is served, if that was asked for
-        self._local: socket.socket | None = None  # where this user's other processes ask; perhaps the same
-        self._interrupted = False
-        self._parted = False  # its last words were said
-        self._expelled = ""  # why the others do not take this peer any more
-        self._watch: RunWatch | None = None
-        self._view: LiveView | None = None
-        self._exit = ExitStack()
-        self.stop = threading.Event()
-
-    def __enter__(self) -> Session:
-        setup_logging(self.verbose)
-        recipe = self.recipe
-        for contact in self.contacts:
-            parse_address(contact)
-        if self.wheel is not None:
-            self._wheel = self._read_wheel(self.wheel)
-        with ExitStack() as undo:
-            self._reserve_web(undo)  # before anybody can meet a peer that would leave at once for want of the port
-            home = undo.enter_context(self._claim_home(recipe))
-            site = f"a site of {recipe.local.site.processes} processes"
-            as_what = site if self.process else self.role
-            err.print(
-                f"joining the run {recipe.run_id} as {as_what}; my files are in {home.path}",
-                soft_wrap=True,
-            )
-            if self.process is None and (twin := twin_of(self.role, recipe.run_id, home.path)):
-                err.print(twin, soft_wrap=True)
-            self.peer = RunPeer(
-                recipe,
-                self.role,
-                home,
-                contacts=self.contacts,
-                port=self.port,
-                listener=self._heard,
-                begins_anew=self.begins_anew,
-            )
-            undo.push(self._discard_unused)
-            try:
-                with _naming("--port"):
-                    undo.enter_context(self.peer)
-            except BootstrapError as error:
-                if self._expelled:  # its first contact said so, and hung up before this peer had met it
-                    raise MembershipError(self._expelled) from error
-                raise
-            self._say_where_it_begins(recipe)
-            undo.enter_context(stop_on_signals(self._signalled))
-            self._exit = undo.pop_all()
-        return self
-
-    def _read_wheel(self, file: Path) -> Wheel:
-        from coordinator_web.wheel import Wheel
-
-        if self.web_port is None:
-            raise UsageError("--wheel needs the page that hands it out: add --web PORT")
-        wheel = Wheel.read(file)
-        err.print(f"the page /join hands out {file.name}, SHA-256 {wheel.sha256}", soft_wrap=True)
-        return wheel
-
-    def _say_where_it_begins(self, recipe: Recipe) -> None:
-        if self.contacts or recipe.network.initial_peers:
-            return
-        if self.peer.contacts:
-            told = "no first contact is given; a peer of this run runs on this computer, and this one joins it there"
-        elif self.role != "monitor":
-            told = "no first contact is given, so this peer begins a network of its own; others join it"
-        else:
-            return
-        err.print(told, soft_wrap=True)  # in a log it is one line
-
-    def _reserve_web(self, undo: ExitStack) -> None:
-        if self.web_port is not None:
-            with _naming("--web"):
-                self._web = undo.enter_context(closing(listen(self.web_host, self.web_port)))
-            if self._web.getsockname()[0] in ("127.0.0.1", "0.0.0.0"):
-                self._local = self._web
-                return
-        try:
-            self._local = undo.enter_context(closing(listen("127.0.0.1", 0)))
-        except ListenError as error:
-            logger.warning("`swarm status`, `pause` and `stop` will not find this peer: %s", error)
-
-    def _claim_home(self, recipe: Recipe) -> Home:
-        if self.process and self.process.home:
-            return Home(self.process.home, None)
-        return Home.at(self.home) if self.home else Home.claim(recipe.output_dir / recipe.run_id, self.role)
-
-    def _discard_unused(self, kind: type[BaseException] | None, *_: object) -> None:
-        """A try that failed before it did anything leaves no directory behind."""
-        if kind is not None and not self.peer.has_trained:
-            self.peer.home.discard()
-
-    def _heard(self, event: Event) -> None:
-        """Prints what the view does not show yet, and hears what ends this peer's part."""
-        if isinstance(event, Noticed | MembershipEnded) and self._watch is None:
-            err.print(printable(event.text if isinstance(event, Noticed) else event.reason, 600), soft_wrap=True)
-        if isinstance(event, MembershipEnded):  # the others have hung up: what it computes is nobody's any more
-            self._expelled = event.reason
-            self.stop.set()
-
-    def _signalled(self, number: signal.Signals, again: bool) -> None:
-        self._interrupted = self._interrupted or number in INTERRUPTS
-        self.peer.outcome = "stopped by Ctrl-C" if self._interrupted else "asked to stop"
-        activity, by_hand = self.peer.activity, number in INTERRUPTS
-        # Ctrl-C after `swarm stop` is as good as a second one.
-        now = again or (by_hand and activity.status().state == "stopping")
-        patience = self.process.patience if self.process else math.inf
-        stays = STAYS.asked if number == signal.SIGINT else STAYS.hurried
-        status = activity.stop(0.0 if now else min(stays, patience))
-        self._hurry(status.keeps)
-        if again:
-            self._say("leaving after the current step; once more ends it at once, and saves nothing")
-        elif now:
-            self._say("leaving after the current step")
-        elif by_hand:
-            self._say(
-                "Ctrl-C again or `swarm stop --now` leaves without it"
-                if status.keeps
-                else "Ctrl-C again leaves at once"
-            )
-
-    def _hurry(self, keeps: int) -> None:
-        """A peer that has not come into the run leaves without the goodbye if that takes long. `keeps`: samples that it
-        has to hand in."""
-        if not (keeps or self.peer.has_trained or self.process):
-            end_soon(self._say_farewell, ExitCode.INTERRUPTED if self._interrupted else ExitCode.DONE)
-
-    def _say_farewell(self) -> None:
-        if not self._parted:
-            self._parted = True
-            err.show_cursor(True)
-            err.print(self._farewell(), soft_wrap=True)
-
-    def _say(self, text: str) -> None:
-        if self._view is not None:
-            self._view.say(text)
-        else:
-            err.print(text)
-
-    def show(self) -> RunWatch:
-        """Shows the run: on the terminal, and on a dashboard if it has a port. How to join it goes to stdout."""
-        watch = self._watch = RunWatch(self.peer, self._join_line())
-        self._exit.callback(watch.close)
-        controls = PeerControls(
-            self.peer.activity,
-            self.peer.limits,
-            self._asked_to_stop,
-            apply=self.peer.governor.look,
-            seat=watch.seat,
-            has_card=has_card(),
-        )
-        alerts = Alerts()
-        providers = Providers(
-            activity=controls.activity,
-            limits=controls.limits,
-            contributions=self.peer.contributions,
-            rests_on=self.peer.rests_on,
-            checkpoints=self.peer.home.path / "checkpoints",
-            alerts=lambda: alerts.standing,
-            machine=Neighbours().look,
-        )
-        source = DashboardSource(self.peer.journal, watch.look, providers)
-        observer = Observer(source.look, self.peer.events, alerts, self.recipe.local.webhook, watch.news)
-        self._exit.enter_context(observer)
-        address = self._serve(source, controls)
-        self._say_how_to_join(watch.look())
-        self.peer.tell(address)
-        self._exit.callback(self.peer.events.subscribe(lambda event: self._tell_anew(event, address)))
+@contextmanager
+def shown(
+    recipe: Recipe, peer: RunPeer, watch: RunWatch, leaving: Leaving, web: PeerPage, *, plain: bool
+) -> Iterator[None]:
+    """Shows the run: on the terminal, and on a page if it has a port. How to join it goes to stdout."""
+    controls = PeerControls(
+        peer.activity,
+        peer.limits,
+        leaving.asked,
+        apply=peer.governor.look,
+        seat=watch.seat,
+        has_card=has_card(),
+    )
+    alerts = Alerts()
+    providers = Providers(
+        activity=controls.activity,
+        limits=controls.limits,
+        contributions=peer.members.contributions,
+        rests_on=peer.members.rests_on,
+        checkpoints=peer.home.path / "checkpoints",
+        alerts=lambda: alerts.standing,
+        machine=Neighbours().look,
+    )
+    source = DashboardSource(peer.journal, watch.look, providers)
+    with ExitStack() as undo:
+        undo.enter_context(Observer(source.look, peer.events, alerts, recipe.local.webhook, watch.news))
+        address = undo.enter_context(web.served(peer, source, controls))
+        say_how_to_join(peer, watch.look())
+        peer.links.tell(address)
+        undo.callback(peer.events.subscribe(partial(tell_anew, peer, address)))
         view = LiveView(
             source.look,
-            self.peer.events,
+            peer.events,
             console=err,
             me=lambda status: source.overview_of(status).me,
-            plain=self.plain,
+            plain=plain,
             clock=time.time,
         )
-        self._view = self._exit.enter_context(view)
-        return watch
+        leaving.say = undo.enter_context(view).say
+        yield
 
-    def _serve(self, source: DashboardSource, controls: PeerControls) -> str:
-        """Lets this user's other processes ask and control this peer, and shows the page where that was asked for.
-        Gives the page's address on this machine, without a token: that is for people, and no file that others read."""
-        sockets = [each for each in dict.fromkeys((self._web, self._local)) if each is not None]
-        if not sockets:
-            return ""
-        exposed = self._web is not None and is_exposed(self.web_host, self.web_names)
-        control = secrets.token_urlsafe(24)
-        # A page that nobody asked for is nobody else's to see, on a computer that several people use.
-        token = (
-            secrets.token_urlsafe(24) if self._web is None else self.peer.home.dashboard_token() if exposed else None
-        )
 
-        def make_app() -> FastAPI:
-            from coordinator_web.app import create_app
+def tell_anew(peer: RunPeer, dashboard: str, event: Event) -> None:
+    """A peer that turns out to be dialable, or moves, or whose contact leaves, has another link or none. This is
+    seldom, and the files are small, so they are written here, where the event is heard."""
+    if not isinstance(event, CHANGE_LINKS) or not peer.links.has_another_link():
+        return
+    if not peer.links.tell(dashboard):
+        return
+    link = peer.link()
+    told = f"others join from now on with: {command_of(link)}" if link else f"{GONE} {peer.no_link}"
+    peer.events.emit(Noticed("info", told))
 
-            hosts = [self.web_host, *self.web_names]
-            addresses = self._web_addresses() if exposed else ()
-            return create_app(
-                source,
-                hosts=hosts,
-                addresses=addresses,
-                wheel=self._wheel,
-                token=token,
-                controls=controls,
-                control_token=control,
-            )
 
-        self._exit.enter_context(serving(make_app, sockets))
-        if self._local is not None:
-            api = f"http://127.0.0.1:{self._local.getsockname()[1]}"
-            with suppress(OSError):  # said already, when this peer was entered there
-                self.peer.processors.entry.announce(name=self.peer.description.name, api=api, token=control)
-        return self._say_where_the_page_is(self._web, token, control) if self._web is not None else ""
+def say_how_to_join(peer: RunPeer, status: RunStatus) -> None:
+    """To stdout a line that can be typed; to people what it is worth."""
+    if status.link or not peer.dht.client_mode:
+        out.print(f"join with: {status.join_line}", soft_wrap=True)
+    if status.link_reach:
+        err.print(printable(status.link_reach, 600), soft_wrap=True)
 
-    def _say_where_the_page_is(self, web: socket.socket, token: str | None, control: str) -> str:
-        """The link on this machine lets its user control the peer; the one for others lets them look."""
-        port = web.getsockname()[1]
-        address = url_of(self.web_host, port)
-        own = control if web is self._local else token
-        out.print(f"dashboard: {address}" + (f"?token={own}" if own else ""), soft_wrap=True)
-        if is_exposed(self.web_host, self.web_names):
-            query = f"?token={token}"
-            places = [f"{url}/{query}" for url in self._web_addresses()] + [
-                f"{name} with /{query} behind it" for name in self.web_names
-            ]
-            err.print(f"from other computers: {', '.join(places)}", soft_wrap=True)
-            err.print("whoever has that link can look; nothing can be changed there")
-        return address
 
-    def _web_addresses(self) -> list[str]:
-        """Where other computers find the page, without names that only its operator knows."""
-        assert self._web is not None
-        port = self._web.getsockname()[1]
-        return [each.replace("tcp://", "http://") for each in announced_addresses(self.web_host, port)]
-
-    def _asked_to_stop(self) -> None:
-        """By this user's command or page."""
-        self.peer.outcome = "asked to stop"
-        self._hurry(self.peer.activity.status().keeps)
-        self._say("asked to leave by your command or page; Ctrl-C leaves without waiting")
-
-    def _tell_anew(self, event: Event, dashboard: str) -> None:
-        """A peer that turns out to be dialable, or moves, or whose contact leaves, has another link or none. This is
-        seldom, and the files are small, so they are written here, where the event is heard."""
-        if not isinstance(event, CHANGE_LINKS) or not self.peer.has_another_link():
-            return
-        if not self.peer.tell(dashboard):
-            return
-        link = self.peer.link()
-        told = f"others join from now on with: {command_of(link)}" if link else f"{GONE} {self.peer.no_link}"
-        self.peer.events.emit(Noticed("info", told))
-
-    def _say_how_to_join(self, status: RunStatus) -> None:
-        """To stdout a line that can be typed; to people what it is worth."""
-        if status.link or not self.peer.dht.client_mode:
-            out.print(f"join with: {status.join_line}", soft_wrap=True)
-        if status.link_reach:
-            err.print(printable(status.link_reach, 600), soft_wrap=True)
-
-    def _join_line(self) -> str:
-        """The command with which others join by the recipe file, where links are none; what they have to override
-        likewise is in it."""
-        shared = [word for word in self.recipe.overrides if not word.startswith(OWN_KEYS)]
-        addresses = self.peer.dht.get_visible_addresses()[:1]
-        words = ["swarm", "join", self.recipe.file]
-        words += [part for word in shared for part in ("--set", word)]
-        return shlex.join([*words, *(part for address in addresses for part in ("--peer", address))])
-
-    def _farewell(self) -> str:
-        summary = self.peer.summary
-        work = f" after {summary.samples:,} samples" if self.role == "trainer" else ""
-        lost = f"; {summary.lost:,} more are lost, of an epoch that had not ended" if summary.lost else ""
-        over = "the run has finished; " if self._watch is not None and self._watch.state == "finished" else ""
-        return f"{over}left at epoch {summary.epoch}{work}{lost}; my files are in {self.peer.home.path}"
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        finished = self._watch is not None and self._watch.state == "finished"
-        self._exit.__exit__(kind, error, trace)
-        if kind is None or ((self._interrupted or self._expelled) and kind is NoDonorReachable):
-            self._say_farewell()
-            if said := thanks(self.peer.summary, self.peer.standing):
-                err.print(said, soft_wrap=True)
-            if self.peer.saved:
-                err.print(printable(self.peer.saved, 2000), soft_wrap=True)
-            if self._expelled:
-                raise MembershipError(self._expelled)
-            if self._interrupted and not finished:
-                raise typer.Exit(ExitCode.INTERRUPTED)
+def join_line(recipe: Recipe, peer: RunPeer) -> str:
+    """The command with which others join by the recipe file, where links are none; what they have to override
+    likewise is in it."""
+    common = [word for word in recipe.overrides if not word.startswith(OWN_KEYS)]
+    addresses = peer.dht.get_visible_addresses()[:1]
+    words = ["swarm", "join", recipe.file]
+    words += [part for word in common for part in ("--set", word)]
+    return shlex.join([*words, *(part for address in addresses for part in ("--peer", address))])

@@ -140,7 +140,7 @@ class Collaboration:
             self.optimizer.claims.vouching.signed_by_owner = owners_word(recipe, recipe.run_key)
         self.accounts = keep_accounts(peer, self.optimizer)
         self.evaluations = keep_evaluations(peer, self.optimizer)
-        peer.take_part(self.optimizer, self.accounts)
+        peer.members.take_part(self.optimizer, self.accounts)
         self.resumed: Path | None = None  # the checkpoint that this peer went on from
         if checkpoint is not None:
             self._take_over(checkpoint)

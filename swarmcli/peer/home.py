@@ -93,6 +93,19 @@ class Home:
             write_file(file, token.encode(), private=True)
         return token
 
+    def leave(self, name: str, text: str) -> None:
+        """For the next life in this home. A full disk costs no more than this."""
+        with suppress(OSError):
+            write_file(self.path / name, text.encode())
+
+    def port_before(self) -> int:
+        """Where the peer of this home listened last; 0: nobody knows."""
+        try:
+            port = int((self.path / PORT).read_text())
+        except (OSError, ValueError):
+            return 0
+        return port if 0 < port < 65536 else 0
+
     def discard(self) -> None:
         """Removes a directory that this claim made: the peer never came into the run, so nothing in it is of worth.
         A home that was there before stays as it is."""

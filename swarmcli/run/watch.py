@@ -59,8 +59,12 @@ class WatchedPeer(Protocol):
     description: PeerDescription
     journal: Journal
     dht: DHT
-    no_link: str  # why there is no link, in words
     saved: str  # what became of the peer's state when it left, in words
+
+    @property
+    def no_link(self) -> str:
+        """Why there is no link, in words."""
+        ...
 
     @property
     def peer_id(self) -> PeerID: ...

@@ -3,21 +3,23 @@ from __future__ import annotations
 import shlex
 import signal
 import socket
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from swarmcli.cli.session import GONE, Session, twin_of
+from swarmcli.cli.leaving import Leaving
+from swarmcli.cli.page import PageOptions
+from swarmcli.cli.session import GONE, join_line, session_of, twin_of
 from swarmcli.errors import AddressError, BootstrapError, ListenError, MembershipError
-from swarmcli.events import MembershipEnded
+from swarmcli.events import Event, MembershipEnded
 from swarmcli.machine.registry import LocalPeer, LocalPeers
-from swarmcli.optim.config import Role
 from swarmcli.peer.activity import STAYS, Activity
-from swarmcli.peer.peer import LINK, RunPeer, Summary
+from swarmcli.peer.home import LINK
+from swarmcli.peer.summary import Summary
 from swarmcli.recipe import load_recipe, parse_recipe
 from tests.peer.test_links import lost, peer
 from tests.recipe.recipes import small
@@ -25,16 +27,15 @@ from tests.recipe.recipes import small
 RECIPE = Path(__file__).parents[2] / "recipes" / "stdlib-lm.yaml"
 
 
-def session(role: Role = "trainer", *overrides: str, **peer: Any) -> Session:
-    made = Session(role, parse_recipe(RECIPE.read_text(), overrides, name="a recipe.yaml"), [], None)
-    made.peer = cast(Any, SimpleNamespace(**peer))
-    return made
+def leaving(**peer: Any) -> Leaving:
+    return Leaving(cast(Any, SimpleNamespace(**peer)), cast(Any, SimpleNamespace(state=None)))
 
 
 def test_the_join_line_can_be_typed_as_it_is_with_what_others_must_override_likewise() -> None:
     overrides = ["max_epochs=19", "local.threads=1", "output_dir=/tmp", "optimizer.betas=[0.9, 0.95]"]
     dht = SimpleNamespace(get_visible_addresses=lambda: ["tcp://127.0.0.1:31330/abc", "tcp://10.0.0.1:31330/abc"])
-    assert shlex.split(session("monitor", *overrides, dht=dht)._join_line()) == [
+    recipe = parse_recipe(RECIPE.read_text(), overrides, name="a recipe.yaml")
+    assert shlex.split(join_line(recipe, cast(Any, SimpleNamespace(dht=dht)))) == [
         "swarm", "join", "a recipe.yaml", "--set", "max_epochs=19", "--set", "optimizer.betas=[0.9, 0.95]",
         "--peer", "tcp://127.0.0.1:31330/abc",
     ]  # fmt: skip
@@ -53,7 +54,7 @@ def test_a_taken_port_names_its_option_and_an_address_that_cannot_be_read_is_nam
             recipe = load_recipe(RECIPE, [f"output_dir={tmp_path}", override])
             with (
                 pytest.raises(error, match=words),  # type: ignore[call-overload]
-                Session(role, recipe, contacts, None, web_port=web_port),  # type: ignore[arg-type]
+                session_of(role, recipe, contacts, page=PageOptions(web_port)),  # type: ignore[arg-type]
             ):
                 raise AssertionError("the session must not begin: nobody may meet a peer that leaves at once")
     assert not list(tmp_path.glob("*/*"))
@@ -62,35 +63,35 @@ def test_a_taken_port_names_its_option_and_an_address_that_cannot_be_read_is_nam
 def test_a_copy_of_a_running_peer_that_hears_so_before_it_has_met_anybody_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gives_way(self: RunPeer) -> None:
-        assert self._listener is not None
-        self._listener(MembershipEnded("another process has this peer's key, and was there first"))
+    @contextmanager
+    def gives_way(*_: object, listener: Callable[[Event], object], **options: object) -> Iterator[None]:
+        listener(MembershipEnded("another process has this peer's key, and was there first"))
         raise BootstrapError("no first contact answered")
+        yield
 
-    monkeypatch.setattr(RunPeer, "__enter__", gives_way)
+    monkeypatch.setattr("swarmcli.cli.session.join_run", gives_way)
     with (
         pytest.raises(MembershipError, match="has this peer's key"),
-        Session("trainer", load_recipe(RECIPE, [f"output_dir={tmp_path}"]), [], None),
+        session_of("trainer", load_recipe(RECIPE, [f"output_dir={tmp_path}"]), []),
     ):
         raise AssertionError("the session must not begin")
 
 
 def test_a_peer_whose_contact_has_gone_says_that_its_link_no_longer_holds(tmp_path: Path) -> None:
     recipe = small("local.host=127.0.0.1", "local.client_mode=true", f"output_dir={tmp_path}", directory=tmp_path)
-    with ExitStack() as leaving:
-        contact = leaving.enter_context(peer(tmp_path, "monitor"))
-        with Session("auxiliary", recipe, contact.dht.get_visible_addresses()[:1], tmp_path / "client") as session:
-            session.show()
+    with ExitStack() as exits:
+        contact = exits.enter_context(peer(tmp_path, "monitor"))
+        with session_of("auxiliary", recipe, contact.dht.get_visible_addresses()[:1], tmp_path / "client") as session:
             file, heard = tmp_path / "client" / LINK, list[str]()
             session.peer.events.subscribe(lambda event: heard.append(getattr(event, "text", "")))
             assert file.read_text().strip() == str(contact.link())
-            leaving.close()
+            exits.close()
             session.peer.dht.run_coroutine(lost(session.peer, contact))
             assert f"{GONE} {session.peer.no_link}" in heard and not file.exists()
 
 
 def signalled(activity: Activity) -> Callable[[signal.Signals, bool], None]:
-    return session(activity=activity, outcome="", has_trained=True)._signalled
+    return leaving(activity=activity, outcome="", summary=Summary("run", "trainer", epoch=1)).signalled
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -117,14 +118,13 @@ def test_who_has_not_come_into_the_run_is_gone_soon_whatever_holds_up_its_goodby
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said: list[Callable[[], object]] = []
-    monkeypatch.setattr("swarmcli.cli.session.end_soon", lambda say, code: said.append(say) or object())
-    summary = Summary("run", "trainer", "Ada", "a" * 52)
+    monkeypatch.setattr("swarmcli.cli.leaving.end_soon", lambda say, code: said.append(say) or object())
     home = SimpleNamespace(path="h")
-    for has_trained, kept in ((True, 0), (False, 64), (False, 0)):
+    for epoch, kept in ((1, 0), (0, 64), (0, 0)):
         activity = Activity()
         activity.hands_in = lambda stays, kept=kept: (kept, 1.0)  # type: ignore[misc]
-        leaving = session(activity=activity, outcome="", has_trained=has_trained, summary=summary, home=home)
-        leaving._signalled(signal.SIGINT, False)
+        summary = Summary("run", "trainer", "Ada", "a" * 52, epoch=epoch)
+        leaving(activity=activity, outcome="", summary=summary, home=home).signalled(signal.SIGINT, False)
     [say] = said  # of the last one alone, and once
     say()
     say()
@@ -133,10 +133,10 @@ def test_who_has_not_come_into_the_run_is_gone_soon_whatever_holds_up_its_goodby
 
 def test_who_leaves_is_told_what_is_lost() -> None:
     summary = Summary("run", "trainer", "Ada", "a" * 52, epoch=3, samples=1536)
-    leaving = session(summary=summary, home=SimpleNamespace(path="h"))
-    assert leaving._farewell() == "left at epoch 3 after 1,536 samples; my files are in h"
+    left = leaving(summary=summary, home=SimpleNamespace(path="h"))
+    assert left.farewell() == "left at epoch 3 after 1,536 samples; my files are in h"
     summary.lost = 368
-    assert leaving._farewell() == (
+    assert left.farewell() == (
         "left at epoch 3 after 1,536 samples; 368 more are lost, of an epoch that had not ended; my files are in h"
     )
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from swarmcli.events import EpochAdvanced, Event, Noticed
 from swarmcli.peer.home import Home
+from swarmcli.peer.joining import join_run
 from swarmcli.peer.lifetime import run_auxiliary, run_monitor, run_trainer
 from swarmcli.peer.peer import RunPeer
 from swarmcli.run.watch import RunWatch
@@ -90,7 +91,7 @@ class Peer:
         run: Any = {"monitor": run_monitor, "trainer": run_trainer, "auxiliary": run_auxiliary}[role]
         with (
             Home.at(self.home) as home,
-            RunPeer(recipe, role, home, contacts=contacts, listener=self._hear, begins_anew=begins_anew) as peer,  # type: ignore[arg-type]
+            join_run(recipe, role, home, contacts=contacts, listener=self._hear, begins_anew=begins_anew) as peer,  # type: ignore[arg-type]
         ):
             watch = RunWatch(peer)
             with self._changed:

@@ -11,8 +11,8 @@ import pytest
 from swarmcli.errors import RecipeError
 from swarmcli.peer.collaboration import Collaboration
 from swarmcli.peer.home import Home
+from swarmcli.peer.joining import join_run
 from swarmcli.peer.lifetime import run_trainer
-from swarmcli.peer.peer import RunPeer
 from swarmcli.recipe import Recipe
 from swarmcli.run.watch import RunWatch
 from swarmcli.training import build_task
@@ -27,7 +27,7 @@ def custom(directory: Path, *overrides: str) -> Recipe:
 
 def test_a_script_hands_its_task_to_the_trainer(tmp_path: Path) -> None:
     task: Any = Sums()
-    with Home.at(tmp_path / "home") as home, RunPeer(custom(tmp_path), "trainer", home) as peer:
+    with Home.at(tmp_path / "home") as home, join_run(custom(tmp_path), "trainer", home) as peer:
         watch = RunWatch(peer)
         try:
             result = run_trainer(peer, watch, threading.Event(), task=task)
@@ -44,7 +44,7 @@ def test_recipe_and_script_have_to_agree_on_whose_task_it_is_and_what_it_can(tmp
     ):
         with (
             Home.at(tmp_path / override) as home,
-            RunPeer(custom(tmp_path, override), "trainer", home) as peer,
+            join_run(custom(tmp_path, override), "trainer", home) as peer,
             pytest.raises(RecipeError, match=words),
         ):
             Collaboration(peer, task=task)

@@ -8,7 +8,7 @@ import re
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
@@ -21,16 +21,19 @@ from swarmcli.optim import PeerDescription, PeerReport
 from swarmcli.optim.config import Role
 from swarmcli.optim.peers.report import PeerMetrics, describe
 from swarmcli.optim.state.lineage import LineagePosition
-from swarmcli.peer.home import CONTACTS, Home
+from swarmcli.peer.home import CONTACTS, LINK, PORT, Home
+from swarmcli.peer.joining import join_run, known_addresses
 from swarmcli.peer.offering import fetch_recipe
-from swarmcli.peer.peer import LINK, PORT, RunPeer
+from swarmcli.peer.peer import RunPeer
 from swarmcli.recipe import fingerprint_of, parse_link
 from tests.recipe.recipes import small
 
 
-def peer(home: Path, role: Role, *overrides: str, contacts: tuple[str, ...] = ()) -> RunPeer:
+def peer(
+    home: Path, role: Role, *overrides: str, contacts: tuple[str, ...] = (), listener: Callable[[Event], object] = bool
+) -> AbstractContextManager[RunPeer]:
     recipe = small("local.host=127.0.0.1", f"output_dir={home}", *overrides, directory=home)
-    return RunPeer(recipe, role, Home.at(home / role), contacts=contacts)
+    return join_run(recipe, role, Home.at(home / role), contacts=contacts, listener=listener)
 
 
 def test_a_stranger_gets_config_and_tokenizer_of_a_saved_model_from_any_peer(tmp_path: Path) -> None:
@@ -67,15 +70,15 @@ def test_a_peer_that_begins_without_a_contact_reaches_those_that_it_knew_last(tm
     """It has moved to another computer: they would dial it where it was."""
     with peer(tmp_path / "there", "trainer") as known:
         moved = peer(tmp_path / "here", "monitor")
-        (moved.home.path / CONTACTS).write_text(json.dumps(known.dht.get_visible_addresses()))
-        with moved:
-            assert f"/{known.peer_id}" in moved.acquaintances()[0]
+        (tmp_path / "here" / "monitor" / CONTACTS).write_text(json.dumps(known.dht.get_visible_addresses()))
+        with moved as there:
+            assert f"/{known.peer_id}" in there.dht.run_coroutine(known_addresses)[0]
 
 
 def test_a_peer_listens_where_it_did_in_its_last_life_unless_that_port_is_taken(tmp_path: Path) -> None:
     def life(*overrides: str) -> int:
-        living = peer(tmp_path, "auxiliary", *overrides)
-        with living.home, living:
+        recipe = small("local.host=127.0.0.1", f"output_dir={tmp_path}", *overrides, directory=tmp_path)
+        with Home.at(tmp_path / "auxiliary") as home, join_run(recipe, "auxiliary", home) as living:
             return living.port
 
     first = life()
@@ -111,7 +114,7 @@ def test_a_link_names_who_can_be_dialed_and_stays_and_no_hearsay(tmp_path: Path)
             me.dht.run_coroutine(me.dht.endpoint.probe(where, other.peer_id, timeout=10.0))
         assert me.link().each[0].peer_id == me.peer_id  # type: ignore[union-attr]  # nobody has said yet what it is
         said = [report("trainer", other, samples) for other, samples in zip(others, (5, 50, 7, 1, 99), strict=True)]
-        me.others_of_run = lambda: {  # type: ignore[method-assign]
+        me.members.others = lambda: {  # type: ignore[method-assign]
             monitor.peer_id: report("monitor", monitor),
             **{other.peer_id: each for other, each in zip(others, said, strict=True)},
         }
@@ -131,14 +134,14 @@ async def lost(client: RunPeer, other: RunPeer) -> None:
 def test_a_peer_whose_contact_has_left_points_to_another_and_finds_back_by_those_it_knew(tmp_path: Path) -> None:
     wish = "local.client_mode=true"
     with ExitStack() as exits:
-        owner, leave = peer(tmp_path / "a", "monitor"), exits.enter_context(ExitStack())
-        leave.enter_context(owner)
+        leave = exits.enter_context(ExitStack())
+        owner = leave.enter_context(peer(tmp_path / "a", "monitor"))
         contact = owner.dht.get_visible_addresses()[0]
         other = exits.enter_context(peer(tmp_path / "b", "auxiliary", contacts=(contact,)))
         with peer(tmp_path / "c", "trainer", wish, contacts=(contact,)) as client:
             where = other.dht.get_visible_addresses()[0]
             client.dht.run_coroutine(client.dht.endpoint.connect(where, timeout=10.0))
-            client.others_of_run = lambda: {other.peer_id: report("auxiliary", other)}  # type: ignore[method-assign]
+            client.members.others = lambda: {other.peer_id: report("auxiliary", other)}  # type: ignore[method-assign]
             leave.close()
             client.dht.run_coroutine(lost(client, owner))
             link = client.link()
@@ -156,17 +159,17 @@ def test_a_peer_whose_contact_has_gone_joins_by_a_peer_that_runs_in_the_home_bes
         with (
             Home.claim(tmp_path / "small", "auxiliary") as first,
             Home.claim(tmp_path / "small", "auxiliary") as second,
-            RunPeer(recipe, "auxiliary", first, contacts=gone) as beside,
+            join_run(recipe, "auxiliary", first, contacts=gone) as beside,
         ):
-            beside.tell()
+            beside.links.tell()
             leaving.close()
-            with RunPeer(recipe, "auxiliary", second, contacts=gone) as late:
+            with join_run(recipe, "auxiliary", second, contacts=gone) as late:
                 assert late.dht.run_coroutine(connected(late, beside))
 
 
-def rejoining(home: Path, contact: str, told: Callable[[Event], None]) -> RunPeer:
+def rejoining(home: Path, contact: str, told: Callable[[Event], None]) -> AbstractContextManager[RunPeer]:
     recipe = small("local.host=127.0.0.1", f"output_dir={home}", "local.client_mode=true", directory=home)
-    return RunPeer(recipe, "trainer", Home.at(home / "trainer"), contacts=(contact,), listener=told, patience=0.5)
+    return join_run(recipe, "trainer", Home.at(home / "trainer"), contacts=(contact,), listener=told, patience=0.5)
 
 
 def test_a_newcomer_gives_up_and_who_has_been_in_the_run_waits_for_it_and_says_so(
@@ -197,9 +200,9 @@ def test_a_newcomer_gives_up_and_who_has_been_in_the_run_waits_for_it_and_says_s
     with ThreadPoolExecutor(1) as pool:
         joined = pool.submit(back.__enter__)
         assert place in said.get(timeout=60.0)
-        asked.put([each.waits for each in LocalPeers().living() if each.home == str(back.home.path)])
+        asked.put([each.waits for each in LocalPeers().living() if each.home == str(tmp_path / "c" / "trainer")])
         with peer(tmp_path / "a", "monitor") as again:
-            assert joined.result(60.0).dht.run_coroutine(connected(back, again))
+            assert joined.result(60.0).dht.run_coroutine(connected(joined.result(), again))
             back.__exit__(None, None, None)
     (waits,) = asked.get()
     assert place in waits and "Ctrl-C" in waits
@@ -221,7 +224,7 @@ def test_who_lost_its_contact_finds_another_peer_of_the_run_that_runs_on_this_co
         other = running.enter_context(peer(tmp_path / "d", "monitor", "seed=4"))
         same = running.enter_context(peer(tmp_path / "e", "monitor"))
         for each in (other, same):
-            each.tell()
+            each.links.tell()
         processes = [
             LocalPeer(1, 1.0, "monitor", "small", str(p.home.path), born=n) for n, p in enumerate((other, same))
         ]
@@ -237,19 +240,19 @@ async def connected(client: RunPeer, other: RunPeer) -> bool:
 
 def test_the_link_is_left_in_the_home_and_told_anew_when_it_changes_and_who_has_none_says_why(tmp_path: Path) -> None:
     with peer(tmp_path, "monitor") as owner:
-        assert owner.has_another_link()
-        owner.tell("http://127.0.0.1:1/")
-        assert not owner.has_another_link()
+        assert owner.links.has_another_link()
+        owner.links.tell("http://127.0.0.1:1/")
+        assert not owner.links.has_another_link()
         told = json.loads((owner.home.path / "peer.json").read_text())
         assert told["link"] == str(owner.link()) and told["dashboard"] == "http://127.0.0.1:1/"
-        owner.recipe = small("seed=4", "run_id=another", "datasets=[{source: files, path: texts}]")
-        assert owner.has_another_link()
-        owner.tell()
+        owner.links.recipe = small("seed=4", "run_id=another", "datasets=[{source: files, path: texts}]")
+        assert owner.links.has_another_link()
+        owner.links.tell()
         assert re.search("/another/.*\nA link brings no data: .* copy of texts", (owner.home.path / LINK).read_text())
     assert not (owner.home.path / "peer.json").exists() and (owner.home.path / LINK).exists()
     with peer(tmp_path / "a", "monitor", "datasets=[{source: files, path: /srv/texts}]") as owner:
         assert owner.link() is None and "datasets.0.path leads out" in owner.no_link
-        owner.tell()
+        owner.links.tell()
         assert not (owner.home.path / LINK).exists()
     with peer(tmp_path / "b", "monitor", "local.client_mode=true") as alone:
         assert alone.link() is None and "nobody can dial it" in alone.no_link

@@ -17,7 +17,7 @@ from swarmcli.optim.config import Role
 from swarmcli.peer import collaboration
 from swarmcli.peer.collaboration import Collaboration
 from swarmcli.peer.home import Home
-from swarmcli.peer.peer import RunPeer
+from swarmcli.peer.joining import join_run
 from swarmcli.training import Compute
 from swarmcli.training.outline import keep_outline
 from tests.training.small_tasks import small
@@ -28,13 +28,13 @@ from pathlib import Path
 from swarmcli.cli import main, session
 from swarmcli.peer.lifetime import Collaboration
 from swarmcli.peer.home import Home
-from swarmcli.peer.peer import RunPeer
+from swarmcli.peer.joining import join_run
 from tests.training.small_tasks import small
 
 assert threading.active_count() == 1, "importing starts nothing"
 directory = Path(sys.argv[1])
 recipe = small(directory, "local.host=127.0.0.1")
-with Home.at(directory / "home") as home, RunPeer(recipe, "auxiliary", home) as peer:
+with Home.at(directory / "home") as home, join_run(recipe, "auxiliary", home) as peer:
     collaboration = Collaboration(peer, auxiliary=True)
     print([(list(p.shape), str(p.dtype), p.requires_grad, str(p.device)) for p in collaboration.model.parameters()])
     collaboration.close()
@@ -65,7 +65,7 @@ def test_a_monitor_holds_the_model_in_host_memory(
     monkeypatch.setattr(collaboration.ModelTask, "try_model", lambda task, model, compute: None)
     monkeypatch.setattr(collaboration, "Optimizer", lambda **options: FakeOptimizer())
     recipe = small(tmp_path, "local.host=127.0.0.1")
-    with Home.at(tmp_path / "home") as home, RunPeer(recipe, role, home) as peer:
+    with Home.at(tmp_path / "home") as home, join_run(recipe, role, home) as peer:
         made = Collaboration(peer)
         try:
             assert {parameter.device.type for parameter in made.model.parameters()} == places

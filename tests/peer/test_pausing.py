@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from swarmcli.events import ActivityStatus, Reason
+from swarmcli.events import ActivityStatus, Event, Reason
 from swarmcli.machine import client
 from swarmcli.machine.registry import LocalPeers
 from swarmcli.optim import Optimizer
@@ -291,10 +291,14 @@ def test_what_is_asked_of_a_peer_that_waits_for_its_contacts_holds_from_its_star
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     contact = peer(tmp_path / "a", "monitor", f"local.port={port}")
-    waiting = peer(tmp_path / "b", "trainer", contacts=(f"tcp://127.0.0.1:{port}",))
-    paused, went_on, slow, told = threading.Event(), threading.Event(), threading.Event(), list[str]()
-    waiting.events.subscribe(lambda event: told.append(getattr(event, "text", "")))
-    waiting.activity.subscribe(lambda: (paused if waiting.activity.is_held else went_on).set())
+    paused, went_on, told = threading.Event(), threading.Event(), list[str]()
+
+    def hear(event: Event) -> None:
+        told.append(getattr(event, "text", ""))
+        if isinstance(event, ActivityStatus):
+            (went_on if event.state == "running" else paused).set()
+
+    waiting = peer(tmp_path / "b", "trainer", contacts=(f"tcp://127.0.0.1:{port}",), listener=hear)
     with ThreadPoolExecutor(1) as pool:
         joined = pool.submit(waiting.__enter__)
         registry, home = LocalPeers(), str((tmp_path / "b" / "trainer").absolute())
@@ -315,9 +319,9 @@ def test_what_is_asked_of_a_peer_that_waits_for_its_contacts_holds_from_its_star
         ask("pause", seconds=3600.0)
         ask("limits", changes={"upload": "100kB/s"}, keep=False)
         with contact, ExitStack() as leaving:
-            leaving.push(joined.result(PATIENCE).__exit__)
-            waiting.activity.subscribe(slow.set)
-            while waiting.limits.limits.upload != 100e3:
-                slow.wait(0.05)
-            status = waiting.activity.status()
+            leaving.push(waiting.__exit__)
+            there = joined.result(PATIENCE)
+            while there.limits.limits.upload != 100e3:
+                there.governor.look()
+            status = there.activity.status()
             assert status.state == "pausing" and "until" in status.reasons[0].text

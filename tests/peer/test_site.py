@@ -14,7 +14,7 @@ from torch import nn
 
 from swarmcli.errors import RecipeError
 from swarmcli.peer.home import Home
-from swarmcli.peer.peer import RunPeer
+from swarmcli.peer.joining import join_run
 from swarmcli.peer.site import Introduction, form_site, run_site_leader, run_site_member, stream_seed_of
 from swarmcli.recipe import Recipe
 from swarmcli.run.watch import RunWatch
@@ -74,7 +74,7 @@ def train(directory: str, settings: list[str], how: dict[str, Any]) -> list[Any]
         if site.rank:
             run_site_member(recipe, site, compute, threading.Event(), home=home)
         else:
-            with Home.at(home) as claimed, RunPeer(recipe, "trainer", claimed) as peer:
+            with Home.at(home) as claimed, join_run(recipe, "trainer", claimed) as peer:
                 watch = RunWatch(peer)
                 done = run_site_leader(peer, watch, threading.Event(), site, compute, on_epoch=epochs.append, **how)
                 device = watch.look().peers[0].device

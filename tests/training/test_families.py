@@ -12,7 +12,7 @@ import torch
 from swarmcli.errors import RecipeError
 from swarmcli.peer.collaboration import Collaboration
 from swarmcli.peer.home import Home
-from swarmcli.peer.peer import RunPeer
+from swarmcli.peer.joining import join_run
 from swarmcli.training import build_task
 from swarmcli.training.tasks import built_in
 
@@ -119,7 +119,7 @@ def test_sizes_that_do_not_fit_are_told_before_a_trainer_has_joined(
     tmp_path: Path, fields: dict[str, Any], words: str
 ) -> None:
     recipe = small(tmp_path, f"base_model={json.dumps(fields)}", "local.host=127.0.0.1")
-    with Home.at(tmp_path / "home") as home, RunPeer(recipe, "trainer", home) as peer:
+    with Home.at(tmp_path / "home") as home, join_run(recipe, "trainer", home) as peer:
         with pytest.raises(RecipeError, match=r"base_model: this model cannot compute: .*") as caught:
             Collaboration(peer)
         assert words in str(caught.value) and peer.others_of_run() == {}

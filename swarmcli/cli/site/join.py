@@ -58,7 +58,7 @@ def _lead(
         options.session("trainer", recipe, contacts, process=process) as session,
         process.telling(),
     ):
-        peer, watch = session.peer, session.show()
+        peer = session.peer
         if restarted:
             peer.summary.samples = SitePast.read(peer.home.path).samples
 
@@ -67,7 +67,7 @@ def _lead(
 
         run_site_leader(
             peer,
-            watch,
+            session.watch,
             session.stop,
             site,
             compute,

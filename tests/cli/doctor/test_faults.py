@@ -39,7 +39,7 @@ from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.loop_thread import LoopThread
 from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.peer.home import Home
-from swarmcli.peer.peer import RunPeer
+from swarmcli.peer.joining import join_run
 from swarmcli.recipe import Link, parse_link
 from swarmcli.recipe.run_key import RunKey
 from swarmcli.recipe.ticket import Ticket
@@ -361,7 +361,7 @@ def test_what_was_broken_is_named_with_what_helps(fault: Fault, world: World) ->
 
 def test_a_peer_of_the_run_is_well_and_one_with_another_recipe_is_not(world: World) -> None:
     recipe = small("local.host=127.0.0.1", f"output_dir={world.here}", "seed=4", directory=world.here)
-    with RunPeer(recipe, "monitor", Home.at(world.here / "monitor")) as peer:
+    with join_run(recipe, "monitor", Home.at(world.here / "monitor")) as peer:
         link = peer.link()
         assert link is not None
         world.context.link = parse_link(str(link))

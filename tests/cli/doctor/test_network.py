@@ -11,7 +11,7 @@ from swarmcli.cli.doctor import network, run
 from swarmcli.cli.doctor.finding import Context
 from swarmcli.network.addresses import Scope
 from swarmcli.peer.home import Home
-from swarmcli.peer.peer import RunPeer
+from swarmcli.peer.joining import join_run
 from swarmcli.recipe import parse_link
 from tests.recipe.recipes import small
 
@@ -44,7 +44,7 @@ def test_the_peers_of_a_run_tell_who_can_dial_in_and_how_fast_the_line_is(tmp_pa
     (skipped,) = network.check_network(Context())
     assert skipped.outcome == "SKIP" and "--network" in skipped.text
     recipe = small("local.host=127.0.0.1", f"output_dir={tmp_path}", directory=tmp_path)
-    with RunPeer(recipe, "monitor", Home.at(tmp_path / "monitor")) as peer:
+    with join_run(recipe, "monitor", Home.at(tmp_path / "monitor")) as peer:
         link = peer.link()
         assert link is not None
         context = Context(target=str(link), network=True, link=parse_link(str(link)))

@@ -1,0 +1,107 @@
+"""How a person or the machine ends a peer's part in the run, and what it says then."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+from collections.abc import Callable
+
+import typer
+
+from swarmcli.cli.console import err
+from swarmcli.cli.contributions import thanks
+from swarmcli.cli.ending import INTERRUPTS, ExitCode, end_soon
+from swarmcli.errors import MembershipError
+from swarmcli.events import Event, MembershipEnded, Noticed
+from swarmcli.journal import printable
+from swarmcli.peer.activity import STAYS
+from swarmcli.peer.peer import RunPeer
+from swarmcli.run.watch import RunWatch
+
+
+class FirstEar:
+    """Hears a peer's events from the first on: prints what no view shows yet, and hears what ends the peer's part."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self.expelled = ""  # why the others do not take this peer any more
+        self.prints = True
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Noticed | MembershipEnded) and self.prints:
+            err.print(printable(event.text if isinstance(event, Noticed) else event.reason, 600), soft_wrap=True)
+        if isinstance(event, MembershipEnded):  # the others have hung up: what it computes is nobody's any more
+            self.expelled = event.reason
+            self.stop.set()
+
+
+class Leaving:
+    """The first Ctrl-C or SIGTERM is `swarm stop`: the role hands in what it has computed, then it ends. The second
+    ends it at once."""
+
+    def __init__(self, peer: RunPeer, watch: RunWatch, *, of_site: bool = False, patience: float = math.inf) -> None:
+        """`of_site`: this process is rank 0 of one. `patience`: seconds for which its launcher waits."""
+        self._peer, self._watch = peer, watch
+        self._of_site, self._patience = of_site, patience
+        self._parted = False  # its last words were said
+        self.interrupted = False
+        self.say: Callable[[str], object] = err.print
+
+    def signalled(self, number: signal.Signals, again: bool) -> None:
+        self.interrupted = self.interrupted or number in INTERRUPTS
+        self._peer.outcome = "stopped by Ctrl-C" if self.interrupted else "asked to stop"
+        activity, by_hand = self._peer.activity, number in INTERRUPTS
+        # Ctrl-C after `swarm stop` is as good as a second one.
+        now = again or (by_hand and activity.status().state == "stopping")
+        stays = STAYS.asked if number == signal.SIGINT else STAYS.hurried
+        status = activity.stop(0.0 if now else min(stays, self._patience))
+        self._hurry(status.keeps)
+        if again:
+            self.say("leaving after the current step; once more ends it at once, and saves nothing")
+        elif now:
+            self.say("leaving after the current step")
+        elif by_hand:
+            self.say(
+                "Ctrl-C again or `swarm stop --now` leaves without it"
+                if status.keeps
+                else "Ctrl-C again leaves at once"
+            )
+
+    def asked(self) -> None:
+        """By this user's command or page."""
+        self._peer.outcome = "asked to stop"
+        self._hurry(self._peer.activity.status().keeps)
+        self.say("asked to leave by your command or page; Ctrl-C leaves without waiting")
+
+    def _hurry(self, keeps: int) -> None:
+        """A peer that has not come into the run leaves without the goodbye if that takes long. `keeps`: samples that it
+        has to hand in."""
+        if not (keeps or self._peer.summary.has_trained or self._of_site):
+            end_soon(self.say_farewell, ExitCode.INTERRUPTED if self.interrupted else ExitCode.DONE)
+
+    def say_farewell(self) -> None:
+        if not self._parted:
+            self._parted = True
+            err.show_cursor(True)
+            err.print(self.farewell(), soft_wrap=True)
+
+    def farewell(self) -> str:
+        summary = self._peer.summary
+        work = f" after {summary.samples:,} samples" if summary.role == "trainer" else ""
+        lost = f"; {summary.lost:,} more are lost, of an epoch that had not ended" if summary.lost else ""
+        over = "the run has finished; " if self._watch.state == "finished" else ""
+        return f"{over}left at epoch {summary.epoch}{work}{lost}; my files are in {self._peer.home.path}"
+
+    def end(self, expelled: str) -> None:
+        """The last words, behind the goodbye. Ends the command with 130 after Ctrl-C; raises MembershipError where the
+        run has `expelled` this peer."""
+        self.say_farewell()
+        if said := thanks(self._peer.summary, self._peer.standing):
+            err.print(said, soft_wrap=True)
+        if self._peer.saved:
+            err.print(printable(self._peer.saved, 2000), soft_wrap=True)
+        if expelled:
+            raise MembershipError(expelled)
+        if self.interrupted and self._watch.state != "finished":
+            raise typer.Exit(ExitCode.INTERRUPTED)

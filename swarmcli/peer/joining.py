@@ -1,0 +1,312 @@
+"""How a peer joins its run, in one function; and how it leaves again, the other way round."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+
+import msgspec
+
+from swarmcli.averaging.trust import PeerTrust
+from swarmcli.checkpoints.layout import checkpoints_below, epoch_of
+from swarmcli.dht import DHT, DHTNode
+from swarmcli.errors import NetworkError, SwarmError, UsageError
+from swarmcli.events import Event, Events, Noticed
+from swarmcli.journal import Journal, RunRecord
+from swarmcli.machine.registry import LocalPeer, LocalPeers
+from swarmcli.machine.sensors import Sensors
+from swarmcli.network.addresses import parse_address, place_of
+from swarmcli.network.identity import PeerID
+from swarmcli.network.membership import Membership
+from swarmcli.optim import PeerDescription
+from swarmcli.optim.config import Role
+from swarmcli.optim.peers.proof import hear
+from swarmcli.owner.invitations import membership_of
+from swarmcli.owner.revocations import Revocations
+from swarmcli.peer.acquaintances import Acquaintances
+from swarmcli.peer.activity import Activity
+from swarmcli.peer.admission import HELLO, Admission, Hello
+from swarmcli.peer.controls import PeerControls
+from swarmcli.peer.disk import files_of
+from swarmcli.peer.governor import Governor
+from swarmcli.peer.home import PORT, Home, remembered, running_beside
+from swarmcli.peer.links import RecipeOffer, RunLinks
+from swarmcli.peer.members import RunMembers
+from swarmcli.peer.offering import RecipeService
+from swarmcli.peer.peer import RunPeer
+from swarmcli.peer.processors import ProcessorShare, sharing_processors
+from swarmcli.peer.summary import Summary
+from swarmcli.recipe import Recipe, fingerprint_of
+from swarmcli.recipe.fingerprint import agreed_leaves
+from swarmcli.recipe.limit_store import LimitStore
+from swarmcli.training.loop import ComputePace
+from swarmcli.version import build
+
+
+@contextmanager
+def join_run(
+    recipe: Recipe,
+    role: Role,
+    home: Home,
+    *,
+    contacts: Sequence[str] = (),
+    port: int = 0,
+    listener: Callable[[Event], object] = bool,
+    patience: float = 30.0,
+    begins_anew: bool = False,
+) -> Iterator[RunPeer]:
+    """Makes this process a peer of the run while the block lasts; then it says goodbye and gives everything back,
+    whatever happened inside.
+
+    `port`: where it listens if the recipe names none; 0: where it did in its last life in this home, for links name
+    that port, or where that is taken at any free one. `listener` hears this peer's events from the first on, those of
+    joining included. `patience`: seconds for which a newcomer tries its first contacts again before it gives up; a
+    peer whose home knows others of the run tries on until one answers. `begins_anew`: it begins the run from its first
+    epoch if nobody who holds a later one can be reached, and waits for nobody.
+
+    Raises RecipeError if the user's configuration cannot be used, UsageError for `begins_anew` where the home holds a
+    later epoch, MembershipError when the run is closed and this peer has no invitation, BootstrapError when a newcomer
+    finds no contact that answers and takes it in, and FingerprintError when they refuse.
+    """
+    found = checkpoints_below(home.path, recipe.run_id)
+    if begins_anew and found:
+        raise UsageError(
+            f"--begin-anew: {found[0]} holds epoch {epoch_of(found[0])} of this run; leave the option out to go on "
+            "from there, move the directory away, or give the run another run_id"
+        )
+    limits = LimitStore(recipe)
+    offer, fingerprint = RecipeOffer.of(recipe), fingerprint_of(recipe)  # it reads the tokenizer's files, so once
+    hello, apart = Hello(recipe.run_id, fingerprint, build()), run_apart(recipe, home, has_state=bool(found))
+    proved = bool(found) and hello.is_of_home(home.path, agreed_leaves(recipe), apart)
+    with ExitStack() as leaving:
+        leaving.callback((home.path / "peer.json").unlink, missing_ok=True)
+        processors = leaving.enter_context(sharing_processors(recipe, role, home.path))
+        contacts = tuple(contacts) or recipe.network.initial_peers or contacts_beside(recipe, role, home)
+        events, members = Events(), RunMembers()
+        acquaintances = Acquaintances(home, recipe.run_id, offer.digest, contacts, lambda: members.others().keys())
+        dht = network_of(recipe, role, home, contacts, acquaintances, events, port=port, patience=patience)
+        leaving.callback(dht.shutdown)
+        dht.membership = membership_of(recipe, home.path, dht.identity, dht.clock.now)
+        name = recipe.local.name or dht.peer_id.short
+        summary = Summary(recipe.run_id, role, name, dht.peer_id.text)
+        activity, pace = Activity(events.emit), ComputePace()
+        pace.interrupted = lambda: activity.is_held
+        journal = Journal(
+            home.journal,
+            run=RunRecord(recipe.run_id, role, dht.peer_id.text, name, build()),
+            clock=time.time,
+            size=recipe.local.journal_size,
+        )
+
+        @leaving.push
+        def close_journal(kind: object, error: BaseException | None, trace: object) -> None:
+            journal.close(peer.outcome if error is None else f"failed: {error}"[:300])
+
+        journal.listen(events)
+        no_more = events.subscribe(partial(say_while_joining, processors))  # before others that look when they hear
+        leaving.callback(events.subscribe(listener))
+        leaving.callback(events.subscribe(summary.note))
+        governor = Governor(
+            limits,
+            Sensors(files_of(recipe, home.path), LocalPeers().living),
+            activity,
+            pace,
+            dht.limit_rates,
+            partial(warn, events),
+            partial(heed_wishes, processors, PeerControls(activity, limits, bool), events),
+        )
+        leaving.enter_context(governor)  # first: limits hold for the first byte too
+        dht.run_in_background(await_ready=True)
+        no_more()
+        peer = RunPeer(
+            recipe=recipe,
+            role=role,
+            home=home,
+            contacts=contacts,
+            begins_anew=begins_anew,
+            fingerprint=fingerprint,
+            digest=offer.digest,
+            processors=processors,
+            dht=dht,
+            description=PeerDescription(role, name, recipe.local.device, recipe.local.team or ""),
+            events=events,
+            journal=journal,
+            summary=summary,
+            activity=activity,
+            limits=limits,
+            pace=pace,
+            governor=governor,
+            members=members,
+            links=RunLinks(recipe, role, home, dht, offer, summary, members),
+        )
+        if dht.membership is not None:
+            leaving.enter_context(following_revocations(dht, recipe.run_id, dht.membership))
+        if peer.port:
+            home.leave(PORT, str(peer.port))
+        admission = dht.run_coroutine(serve_newcomers(peer, offer, hello, apart))
+        leaving.callback(lambda: dht.run_coroutine(admission.close()) if dht.is_alive() else None)
+        dht.run_coroutine(ask_for_admission(peer, admission, hello, acquaintances, newcomer=not found, proved=proved))
+
+        def remember() -> None:
+            if dht.is_alive():
+                acquaintances.remember(dht.run_coroutine(known_addresses))
+
+        remember()
+        leaving.callback(events.subscribe(partial(acquaintances.note, dht)))
+        leaving.callback(remember)
+        yield peer
+
+
+def run_apart(recipe: Recipe, home: Home, *, has_state: bool) -> str:
+    """How this peer could be a run of its own, in words."""
+    path, run_id = shlex.quote(str(home.path)), recipe.run_id
+    begins = f" --resume {path} --from-run {run_id}" if has_state else ""
+    return f"begin another run with this one: add `--set run_id={run_id}-2{begins}`"
+
+
+def contacts_beside(recipe: Recipe, role: Role, home: Home) -> tuple[str, ...]:
+    return tuple(running_beside(LocalPeer.here(role, recipe.run_id, home.path), LocalPeers().living))
+
+
+def network_of(
+    recipe: Recipe,
+    role: Role,
+    home: Home,
+    contacts: Sequence[str],
+    acquaintances: Acquaintances,
+    events: Events,
+    *,
+    port: int,
+    patience: float,
+) -> DHT:
+    """The peer's place in the network, before it runs."""
+    local = recipe.local
+    return DHT(
+        (*contacts, *acquaintances.here()) if contacts else (),
+        start=False,
+        client_mode=local.client_mode,
+        host=local.host or "",
+        port=local.port or port,
+        preferred_port=0 if "port" in local.model_fields_set else home.port_before(),
+        announce_addresses=local.announce_addresses,
+        port_mapping=local.port_mapping,
+        relay=role != "trainer" if local.relay is None else local.relay,
+        relay_rate=local.relay_rate,
+        identity_path=local.identity_path or home.identity,
+        startup_timeout=math.inf if remembered(home.path) else patience,
+        further_peers=partial(acquaintances.here, everywhere=True),
+        events=events,
+    )
+
+
+def say_while_joining(processors: ProcessorShare, event: Event) -> None:
+    """For `swarm status`, which cannot ask this peer yet."""
+    if isinstance(event, Noticed):
+        with suppress(OSError):
+            processors.entry.say(event.text)
+
+
+def warn(events: Events, text: str) -> None:
+    events.emit(Noticed("warning", text))
+
+
+def heed_wishes(processors: ProcessorShare, controls: PeerControls, events: Events) -> None:
+    """Does what the user asks of a peer that is still joining."""
+    for path, body in processors.entry.take_wishes():
+        try:
+            controls.take_up(path, body)
+        except SwarmError as error:
+            warn(events, f"what was asked while this peer was joining cannot be done: {error}")
+
+
+@contextmanager
+def following_revocations(dht: DHT, run_id: str, membership: Membership) -> Iterator[None]:
+    """Follows them, and proofs of lies: the owner's monitor averages nothing, and hears whom to revoke."""
+
+    async def begin(dht: DHT, node: DHTNode) -> tuple[Revocations, PeerTrust]:
+        revocations = Revocations(node, run_id, membership)
+        trust = PeerTrust.of(node.endpoint, run_id)
+        revocations.start()
+        trust.start()
+        return revocations, trust
+
+    async def end() -> None:
+        await revocations.close()
+        await trust.stop()
+
+    revocations, trust = dht.run_coroutine(begin)
+    try:
+        yield
+    finally:
+        if dht.is_alive():
+            dht.run_coroutine(end())
+
+
+async def serve_newcomers(peer: RunPeer, offer: RecipeOffer, hello: Hello, apart: str) -> Admission:
+    """From now on this peer tells others whether they are of its run, and hands out the recipe if that can travel."""
+
+    def roles() -> list[Role]:
+        others = peer.members.others().items()
+        return [peer.role, *(report.role for each, report in others if each != peer.peer_id)]
+
+    if offer.text:
+        service = RecipeService(
+            peer.dht.endpoint, peer.recipe.run_id, offer.text, roles, contents=offer.contents, files=offer.files
+        )
+        peer.events.subscribe(service.note)
+    return Admission(peer.dht.endpoint, hello, agreed_leaves(peer.recipe), apart)
+
+
+async def ask_for_admission(
+    peer: RunPeer, admission: Admission, hello: Hello, acquaintances: Acquaintances, *, newcomer: bool, proved: bool
+) -> None:
+    """Shows the fingerprint to the contacts, and hears from those that take this peer in how far the run is.
+
+    `newcomer`: the home holds no state of the run; `proved`: it says that its state is of this recipe.
+    Raises FingerprintError.
+    """
+    dht, run_id = peer.dht, peer.recipe.run_id
+    keep = partial(peer.home.leave, HELLO, msgspec.json.encode(hello).decode())
+    met = await meet_all(dht, peer.contacts, 10.0)
+    peer.links.welcomed = {each: tuple(met[each]) for each in await admission.ask(met)}
+    # Now: they may be gone before this peer has loaded its model.
+    shown = (hear(dht.endpoint, run_id, each, place_of(at[0])) for each, at in peer.links.welcomed.items())
+    peer.heard = await asyncio.gather(*shown)
+    if not peer.links.welcomed:  # it has moved, perhaps: others would dial it where it was. 3 s: they may be gone
+        met |= (known := await meet_all(dht, acquaintances.here(), 3.0))
+        if met and not proved:
+            await admission.ask(known, named=False)
+            others = peer.members.others if newcomer else dict  # these stop nobody who has a state
+            admission.tasks.spawn(admission.keep_asking(met, others, keep))
+            return
+    keep()
+
+
+async def meet_all(dht: DHT, addresses: Sequence[str], timeout: float) -> dict[PeerID, list[str]]:
+    """The peers that answer at these addresses, and at which of them each does."""
+    found = await asyncio.gather(*(meet(dht, address, timeout) for address in addresses))
+    pairs = [(peer, address) for peer, address in zip(found, addresses, strict=True) if peer is not None]
+    return {peer: [where for other, where in pairs if other == peer] for peer, _ in pairs}
+
+
+async def meet(dht: DHT, address: str, timeout: float) -> PeerID | None:
+    """The peer that answers at a contact's address; None: nobody now. The DHT met at least one of them, and keeps
+    probing the others."""
+    named = parse_address(address).peer_id
+    if named is not None and dht.endpoint.is_connected(named):  # another of its addresses leads there
+        return named
+    try:
+        peer = await dht.endpoint.connect(address, timeout=timeout)
+        await dht.node.core.ping(peer)
+        return peer
+    except NetworkError:
+        return None
+
+
+async def known_addresses(dht: DHT, node: DHTNode) -> list[str]:
+    return node.known_addresses()

@@ -1,0 +1,33 @@
+"""Who takes part in a run, as one of its peers knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from swarmcli.events import Contribution
+from swarmcli.network.identity import PeerID
+from swarmcli.optim import Optimizer, PeerReport
+from swarmcli.run.counting import ContributionReader
+
+
+class RunMembers:
+    """Who takes part in the run, and what each has given: nobody, until this peer does. From any thread."""
+
+    def __init__(self) -> None:
+        self._optimizer: Optimizer | None = None
+        self._accounts: ContributionReader | None = None
+
+    def take_part(self, optimizer: Optimizer, accounts: ContributionReader) -> None:
+        self._optimizer, self._accounts = optimizer, accounts
+
+    def others(self) -> Mapping[PeerID, PeerReport]:
+        """What each of the others says of itself."""
+        return {} if self._optimizer is None else self._optimizer.peers()
+
+    def contributions(self) -> Sequence[Contribution]:
+        """Most samples first."""
+        return () if self._accounts is None else self._accounts.contributions()
+
+    def rests_on(self) -> str:
+        """Whose count the contributions are, in a sentence."""
+        return "" if self._accounts is None else self._accounts.rests_on()
