@@ -77,8 +77,11 @@ class Leaving:
     def _hurry(self, keeps: int) -> None:
         """A peer that has not come into the run leaves without the goodbye if that takes long. `keeps`: samples that it
         has to hand in."""
-        if not (keeps or self._peer.summary.has_trained or self._of_site):
-            end_soon(self.say_farewell, ExitCode.INTERRUPTED if self.interrupted else ExitCode.DONE)
+        of_site = self._of_site and self._peer.dht.is_alive()  # then the others are told to leave as well
+        if not (keeps or self._peer.summary.has_trained or of_site):
+            # At 0 the launcher of a site would take this process for one that has done its work.
+            code = ExitCode.INTERRUPTED if self.interrupted or self._of_site else ExitCode.DONE
+            end_soon(self.say_farewell, code)
 
     def say_farewell(self) -> None:
         if not self._parted:

@@ -46,7 +46,7 @@ def naming(option: str) -> Iterator[None]:
         raise ListenError(f"{error} ({option} PORT)") from error
 
 
-class PeerPage:
+class PagePorts:
     """The ports, taken before anybody can meet a peer that would leave at once for want of them. A context manager."""
 
     def __init__(self, options: PageOptions) -> None:
@@ -79,7 +79,7 @@ class PeerPage:
         err.print(f"the page /join hands out {options.wheel.name}, SHA-256 {wheel.sha256}", soft_wrap=True)
         return wheel
 
-    def __enter__(self) -> PeerPage:
+    def __enter__(self) -> PagePorts:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -16,7 +16,7 @@ from swarmcli.cli.console import err, out, setup_logging
 from swarmcli.cli.ending import stop_on_signals
 from swarmcli.cli.leaving import FirstEar, Leaving
 from swarmcli.cli.live import LiveView
-from swarmcli.cli.page import PageOptions, PeerPage, naming
+from swarmcli.cli.page import PageOptions, PagePorts, naming
 from swarmcli.cli.site.process import SiteProcess
 from swarmcli.errors import BootstrapError, MembershipError, NoDonorReachable
 from swarmcli.events import (
@@ -34,10 +34,9 @@ from swarmcli.network.addresses import parse_address
 from swarmcli.optim.config import Role
 from swarmcli.peer.controls import PeerControls
 from swarmcli.peer.home import Home
-from swarmcli.peer.joining import join_run
+from swarmcli.peer.joining import joined, ready_peer
 from swarmcli.peer.neighbours import Neighbours
 from swarmcli.peer.peer import RunPeer
-from swarmcli.peer.summary import Summary
 from swarmcli.recipe import Recipe
 from swarmcli.recipe.link import command_of
 from swarmcli.run.alerts import Alerts
@@ -79,7 +78,7 @@ def session_of(
     after Ctrl-C. Signals in between: see Leaving.
 
     `port`: where this peer listens if the recipe names none; 0: where it did before. `plain`: lines instead of a screen
-    that is redrawn. `begins_anew`: see join_run. `process`: this one is rank 0 of a site.
+    that is redrawn. `begins_anew`: see ready_peer. `process`: this one is rank 0 of a site.
     """
     setup_logging(verbose)
     for contact in contacts:
@@ -87,24 +86,41 @@ def session_of(
     ear, leaving = FirstEar(), None
     try:
         with ExitStack() as undo:
-            web = undo.enter_context(PeerPage(page))
+            web = undo.enter_context(PagePorts(page))
             own = undo.enter_context(home_of(role, recipe, home, process))
             as_what = f"a site of {recipe.local.site.processes} processes" if process else role
             err.print(f"joining the run {recipe.run_id} as {as_what}; my files are in {own.path}", soft_wrap=True)
             if process is None and (twin := twin_of(role, recipe.run_id, own.path)):
                 err.print(twin, soft_wrap=True)
-            summaries = list[Summary]()
-            undo.push(partial(discard_unused, own, summaries))
-            joining = join_run(recipe, role, own, contacts=contacts, port=port, listener=ear, begins_anew=begins_anew)
-            peer = undo.enter_context(told_of_refusal(joining, ear))
-            summaries.append(peer.summary)
-            say_where_it_begins(role, recipe, contacts, peer)
-            watch = RunWatch(peer, join_line(recipe, peer))
+            made = list[RunPeer]()
+            undo.push(partial(discard_unused, own, made))
+            ready = undo.enter_context(
+                ready_peer(recipe, role, own, contacts=contacts, port=port, listener=ear, begins_anew=begins_anew)
+            )
+            peer = ready.peer
+            made.append(peer)
+            watch = RunWatch(peer, partial(join_line, recipe, peer))
             undo.callback(watch.close)
             leaving = Leaving(peer, watch, of_site=bool(process), patience=process.patience if process else math.inf)
+            controls = PeerControls(
+                peer.activity,
+                peer.limits,
+                leaving.asked,
+                apply=peer.governor.look,
+                seat=watch.seat,
+                has_card=has_card(),
+            )
+            source, alerts = source_of(peer, watch, controls)
+            address = undo.enter_context(web.served(peer, source, controls))  # also while it looks for its run
+            undo.enter_context(told_of_refusal(joined(ready), ear))
+            say_where_it_begins(role, recipe, contacts, peer)
             undo.enter_context(stop_on_signals(leaving.signalled))
+            undo.enter_context(Observer(source.look, peer.events, alerts, recipe.local.webhook, watch.news))
+            say_how_to_join(peer, watch.look())
+            peer.links.tell(address)
+            undo.callback(peer.events.subscribe(partial(tell_anew, peer, address)))
             ear.prints = False
-            undo.enter_context(shown(recipe, peer, watch, leaving, web, plain=plain))
+            leaving.say = undo.enter_context(view_of(peer, source, plain=plain)).say
             yield Session(peer, watch, ear.stop)
     except NoDonorReachable:
         if leaving is None or not (leaving.interrupted or ear.expelled):
@@ -118,24 +134,24 @@ def home_of(role: Role, recipe: Recipe, home: Path | None, process: SiteProcess 
     return Home.at(home) if home else Home.claim(recipe.output_dir / recipe.run_id, role)
 
 
-def discard_unused(home: Home, joined: Sequence[Summary], kind: object, error: object, trace: object) -> None:
+def discard_unused(home: Home, made: Sequence[RunPeer], kind: object, error: object, trace: object) -> None:
     """A try that failed before it did anything leaves no directory behind."""
-    if error is not None and not any(summary.has_trained for summary in joined):
+    if error is not None and not any(peer.summary.has_trained for peer in made):
         home.discard()
 
 
 @contextmanager
-def told_of_refusal(joining: AbstractContextManager[RunPeer], ear: FirstEar) -> Iterator[RunPeer]:
+def told_of_refusal(joining: AbstractContextManager[None], ear: FirstEar) -> Iterator[None]:
     """Raises MembershipError where the first contact said so, and hung up before this peer had met it."""
     with ExitStack() as undo:
         try:
             with naming("--port"):
-                peer = undo.enter_context(joining)
+                undo.enter_context(joining)
         except BootstrapError as error:
             if ear.expelled:
                 raise MembershipError(ear.expelled) from error
             raise
-        yield peer
+        yield
 
 
 def twin_of(role: Role, run_id: str, home: Path) -> str:
@@ -162,19 +178,8 @@ def say_where_it_begins(role: Role, recipe: Recipe, contacts: Sequence[str], pee
     err.print(told, soft_wrap=True)  # in a log it is one line
 
 
-@contextmanager
-def shown(
-    recipe: Recipe, peer: RunPeer, watch: RunWatch, leaving: Leaving, web: PeerPage, *, plain: bool
-) -> Iterator[None]:
-    """Shows the run: on the terminal, and on a page if it has a port. How to join it goes to stdout."""
-    controls = PeerControls(
-        peer.activity,
-        peer.limits,
-        leaving.asked,
-        apply=peer.governor.look,
-        seat=watch.seat,
-        has_card=has_card(),
-    )
+def source_of(peer: RunPeer, watch: RunWatch, controls: PeerControls) -> tuple[DashboardSource, Alerts]:
+    """All that terminal and page show."""
     alerts = Alerts()
     providers = Providers(
         activity=controls.activity,
@@ -185,23 +190,18 @@ def shown(
         alerts=lambda: alerts.standing,
         machine=Neighbours().look,
     )
-    source = DashboardSource(peer.journal, watch.look, providers)
-    with ExitStack() as undo:
-        undo.enter_context(Observer(source.look, peer.events, alerts, recipe.local.webhook, watch.news))
-        address = undo.enter_context(web.served(peer, source, controls))
-        say_how_to_join(peer, watch.look())
-        peer.links.tell(address)
-        undo.callback(peer.events.subscribe(partial(tell_anew, peer, address)))
-        view = LiveView(
-            source.look,
-            peer.events,
-            console=err,
-            me=lambda status: source.overview_of(status).me,
-            plain=plain,
-            clock=time.time,
-        )
-        leaving.say = undo.enter_context(view).say
-        yield
+    return DashboardSource(peer.journal, watch.look, providers), alerts
+
+
+def view_of(peer: RunPeer, source: DashboardSource, *, plain: bool) -> LiveView:
+    return LiveView(
+        source.look,
+        peer.events,
+        console=err,
+        me=lambda status: source.overview_of(status).me,
+        plain=plain,
+        clock=time.time,
+    )
 
 
 def tell_anew(peer: RunPeer, dashboard: str, event: Event) -> None:

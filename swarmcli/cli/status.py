@@ -66,7 +66,7 @@ def _report(registry: LocalPeers, peer: LocalPeer) -> dict[str, Any]:
         "started": peer.started,
     }
     if peer.port is None:
-        return known | {"joining": True, "waits": peer.waits}
+        return known | {"joining": True}
     try:
         # One that is stopped or overloaded delays the others' answers no longer.
         state = client.get(peer, "state", registry=registry, timeout=3.0)
@@ -87,7 +87,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     if "error" in report:
         yield f"  {report['error']}"
     elif "joining" in report:
-        yield f"  Joining the run{': ' if report['waits'] else ''}{report['waits']}"
+        yield "  Joining the run"
     else:
         try:
             yield from _told(report["state"])

@@ -49,14 +49,8 @@ def ask(
     a list of a thousand peers. Raises ControlError that says what helps."""
     if not peer.lives:
         raise ControlError(f"{peer.label} has just ended")
-    if peer.port is None and body is not None:
-        try:
-            (registry or LocalPeers()).leave_wish(peer, path, body)
-        except OSError as error:
-            raise ControlError(f"{peer.label} is still joining, and no word can be left for it: {error}") from error
-        return {"sentence": "still joining; it has been told, and does so from its start on"}
     if peer.port is None:
-        raise ControlError(f"{peer.label} is still joining {peer.run_id} and cannot be asked yet; try in a moment")
+        raise ControlError(f"{peer.label} is just starting and cannot be asked yet; try in a moment")
     token = (registry or LocalPeers()).token(peer)
     connection = http.client.HTTPConnection("127.0.0.1", peer.port, timeout=timeout)
     headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}

@@ -14,11 +14,11 @@ import re
 import stat
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from zlib import crc32
 
 import msgspec
@@ -45,7 +45,6 @@ class LocalPeer(msgspec.Struct, frozen=True):
     home: str
     name: str = ""  # on the dashboard; "": it is still joining
     api: str = ""  # http://127.0.0.1:PORT; "": it cannot be asked (yet)
-    waits: str = ""  # the peers it waits for while it is joining, and what helps; "": it has not said
     born: Annotated[int, msgspec.Meta(ge=0)] = 0  # see `birth_of`
 
     @classmethod
@@ -99,7 +98,7 @@ class LocalPeers:
         try:
             yield entry
         finally:
-            for suffix in (".json", ".token", ".writing", ".wishes"):
+            for suffix in (".json", ".token", ".writing"):
                 with suppress(OSError):  # Windows removes no file that somebody reads at this moment
                     self._file(peer, suffix).unlink(missing_ok=True)
 
@@ -144,15 +143,6 @@ class LocalPeers:
                 "start it again"
             ) from error
 
-    def leave_wish(self, peer: LocalPeer, path: str, body: Mapping[str, Any]) -> None:
-        """For a peer that cannot be asked yet, whichever of its processes speaks for it: it takes the wish up within a
-        second or so. Raises OSError."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
-        for each in self.living():
-            if each.home == peer.home:
-                with os.fdopen(os.open(self._file(each, ".wishes"), flags, 0o600), "wb") as stream:
-                    stream.write(msgspec.json.encode([path, body]) + b"\n")
-
     def write(self, peer: LocalPeer, token: str) -> None:
         """Writes the peer's files, the token first: a reader of an API finds the token too. Raises OSError."""
         make_private(self.directory)
@@ -192,25 +182,10 @@ class RegistryEntry:
                 self._registry.write(self.peer, self._token)
                 self._written = True
 
-    def take_wishes(self) -> list[tuple[str, dict[str, Any]]]:
-        """Returns what was left for this process, in order, each once. Raises OSError and ValueError."""
-        left = self._registry.directory / f"{self.peer.stem}.wishes"
-        if not left.exists():
-            return []
-        lines = _read_own(left, private=True).splitlines()
-        left.unlink()
-        return [msgspec.json.decode(line, type=tuple[str, dict[str, Any]]) for line in lines]
-
     def announce(self, *, name: str, api: str, token: str) -> None:
         """From now on the peer can be asked there by anyone with the token. Raises OSError; `renew` tries again."""
         with self._writing:
-            self.peer, self._token = msgspec.structs.replace(self.peer, name=name[:200], api=api, waits=""), token
-            self._write()
-
-    def say(self, text: str) -> None:
-        """Tells what the peer waits for as long as it cannot be asked. Raises OSError; `renew` tries again."""
-        with self._writing:
-            self.peer = msgspec.structs.replace(self.peer, waits=text[:1000])
+            self.peer, self._token = msgspec.structs.replace(self.peer, name=name[:200], api=api), token
             self._write()
 
     def _write(self) -> None:

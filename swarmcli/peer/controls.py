@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -52,17 +51,6 @@ class PeerControls:
     def resume(self) -> None:
         """Ends the user's pause. What else holds the peer (its battery, say) goes on holding it."""
         self._activity.release("asked")
-
-    def take_up(self, path: str, body: Mapping[str, Any]) -> None:
-        """Keeps what was asked before this peer could be asked: a request of `coordinator_web.control` by its path.
-        Raises SwarmError for what cannot be done."""
-        if path == "pause":
-            seconds = body.get("seconds")
-            self.pause(body.get("until") if seconds is None else time.time() + seconds, seconds)
-        elif path == "resume":
-            self.resume()
-        elif path == "limits":
-            self.change_limits(body["changes"], keep=body["keep"])
 
     def stop(self, *, now: bool) -> None:
         self._activity.stop(0.0 if now else STAYS.asked)

@@ -157,16 +157,15 @@ class Governor:
         pace: ComputePace,
         limit_rates: Callable[[float | None, float | None], object],
         notice: Callable[[str], object],
-        before_look: Callable[[], object] = bool,
     ) -> None:
         """`pace`: of this peer's computing. `limit_rates`: gives the link its limits. `notice`: is told what the user
-        should know. `before_look`: takes up what the user has asked of a peer that cannot be asked yet."""
+        should know."""
         self._limits = limits
         self._sensors = sensors
         self._activity = activity
         self._pace = pace
         self._limit_rates = limit_rates
-        self._notice, self._before_look = notice, before_look
+        self._notice = notice
         self._heeded = Limits()  # at the last look
         self._share = PeerShare()
         self._on_card = False
@@ -235,7 +234,6 @@ class Governor:
     def _run(self) -> None:
         while not self._ended.wait(1.0):
             try:
-                self._before_look()
                 self.look()
             except Exception:  # a driver's fault; the limits that hold stay
                 logger.exception("the limits could not be looked after")

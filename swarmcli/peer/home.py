@@ -93,6 +93,10 @@ class Home:
             write_file(file, token.encode(), private=True)
         return token
 
+    def forget_word(self) -> None:
+        """Removes what a script on this machine would go by: where a peer that lives here can be reached."""
+        (self.path / "peer.json").unlink(missing_ok=True)
+
     def leave(self, name: str, text: str) -> None:
         """For the next life in this home. A full disk costs no more than this."""
         with suppress(OSError):
@@ -147,7 +151,7 @@ def running_beside(me: LocalPeer, living: Callable[[], Sequence[LocalPeer]], sec
         told = [address for peer in older for address in addresses_in(Path(peer.home, "peer.json"), "addresses")]
         found = [address for address in told if _listens(address)]
         # A home may hold the word of a life that was killed, so what counts is whether somebody listens there.
-        if found or all(peer.api for peer in older) or time.monotonic() > deadline:
+        if found or all(Path(peer.home, "peer.json").exists() for peer in older) or time.monotonic() > deadline:
             return found
         time.sleep(0.2)
 

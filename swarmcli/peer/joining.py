@@ -1,4 +1,4 @@
-"""How a peer joins its run, in one function; and how it leaves again, the other way round."""
+"""How a peer is made and joins its run, in two functions; and how it leaves again, the other way round."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import math
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import msgspec
 
 from swarmcli.averaging.trust import PeerTrust
 from swarmcli.checkpoints.layout import checkpoints_below, epoch_of
 from swarmcli.dht import DHT, DHTNode
-from swarmcli.errors import NetworkError, SwarmError, UsageError
+from swarmcli.errors import NetworkError, UsageError
 from swarmcli.events import Event, Events, Noticed
 from swarmcli.journal import Journal, RunRecord
 from swarmcli.machine.registry import LocalPeer, LocalPeers
@@ -31,7 +33,6 @@ from swarmcli.owner.revocations import Revocations
 from swarmcli.peer.acquaintances import Acquaintances
 from swarmcli.peer.activity import Activity
 from swarmcli.peer.admission import HELLO, Admission, Hello
-from swarmcli.peer.controls import PeerControls
 from swarmcli.peer.disk import files_of
 from swarmcli.peer.governor import Governor
 from swarmcli.peer.home import PORT, Home, remembered, running_beside
@@ -39,7 +40,7 @@ from swarmcli.peer.links import RecipeOffer, RunLinks
 from swarmcli.peer.members import RunMembers
 from swarmcli.peer.offering import RecipeService
 from swarmcli.peer.peer import RunPeer
-from swarmcli.peer.processors import ProcessorShare, sharing_processors
+from swarmcli.peer.processors import sharing_processors
 from swarmcli.peer.summary import Summary
 from swarmcli.recipe import Recipe, fingerprint_of
 from swarmcli.recipe.fingerprint import agreed_leaves
@@ -48,8 +49,28 @@ from swarmcli.training.loop import ComputePace
 from swarmcli.version import build
 
 
+@dataclass(frozen=True)
+class ReadyPeer:
+    """A peer that exists whole, before it looks for its run."""
+
+    peer: RunPeer
+    offer: RecipeOffer
+    hello: Hello
+    apart: str  # how it could be a run of its own, in words
+    acquaintances: Acquaintances
+    newcomer: bool  # the home holds no state of the run
+    proved: bool  # the home says that its state is of this recipe
+
+
 @contextmanager
-def join_run(
+def join_run(recipe: Recipe, role: Role, home: Home, **options: Any) -> Iterator[RunPeer]:
+    """Makes this process a peer of the run while the block lasts, see `ready_peer` and `joined`."""
+    with ready_peer(recipe, role, home, **options) as ready, joined(ready):
+        yield ready.peer
+
+
+@contextmanager
+def ready_peer(
     recipe: Recipe,
     role: Role,
     home: Home,
@@ -59,9 +80,9 @@ def join_run(
     listener: Callable[[Event], object] = bool,
     patience: float = 30.0,
     begins_anew: bool = False,
-) -> Iterator[RunPeer]:
-    """Makes this process a peer of the run while the block lasts; then it says goodbye and gives everything back,
-    whatever happened inside.
+) -> Iterator[ReadyPeer]:
+    """Makes all that a peer works with; it can be asked, paused and limited, and is not in the network yet. In the end
+    everything is given back, whatever happened inside.
 
     `port`: where it listens if the recipe names none; 0: where it did in its last life in this home, for links name
     that port, or where that is taken at any free one. `listener` hears this peer's events from the first on, those of
@@ -70,8 +91,8 @@ def join_run(
     epoch if nobody who holds a later one can be reached, and waits for nobody.
 
     Raises RecipeError if the user's configuration cannot be used, UsageError for `begins_anew` where the home holds a
-    later epoch, MembershipError when the run is closed and this peer has no invitation, BootstrapError when a newcomer
-    finds no contact that answers and takes it in, and FingerprintError when they refuse.
+    later epoch, FingerprintError where it holds a state of another recipe, and MembershipError when the run is closed
+    and this peer has no invitation.
     """
     found = checkpoints_below(home.path, recipe.run_id)
     if begins_anew and found:
@@ -84,7 +105,8 @@ def join_run(
     hello, apart = Hello(recipe.run_id, fingerprint, build()), run_apart(recipe, home, has_state=bool(found))
     proved = bool(found) and hello.is_of_home(home.path, agreed_leaves(recipe), apart)
     with ExitStack() as leaving:
-        leaving.callback((home.path / "peer.json").unlink, missing_ok=True)
+        home.forget_word()
+        leaving.callback(home.forget_word)
         processors = leaving.enter_context(sharing_processors(recipe, role, home.path))
         contacts = tuple(contacts) or recipe.network.initial_peers or contacts_beside(recipe, role, home)
         events, members = Events(), RunMembers()
@@ -94,8 +116,8 @@ def join_run(
         dht.membership = membership_of(recipe, home.path, dht.identity, dht.clock.now)
         name = recipe.local.name or dht.peer_id.short
         summary = Summary(recipe.run_id, role, name, dht.peer_id.text)
-        activity, pace = Activity(events.emit), ComputePace()
-        pace.interrupted = lambda: activity.is_held
+        activity = Activity(events.emit)
+        pace = ComputePace(interrupted=lambda: activity.is_held)
         journal = Journal(
             home.journal,
             run=RunRecord(recipe.run_id, role, dht.peer_id.text, name, build()),
@@ -108,21 +130,11 @@ def join_run(
             journal.close(peer.outcome if error is None else f"failed: {error}"[:300])
 
         journal.listen(events)
-        no_more = events.subscribe(partial(say_while_joining, processors))  # before others that look when they hear
         leaving.callback(events.subscribe(listener))
         leaving.callback(events.subscribe(summary.note))
-        governor = Governor(
-            limits,
-            Sensors(files_of(recipe, home.path), LocalPeers().living),
-            activity,
-            pace,
-            dht.limit_rates,
-            partial(warn, events),
-            partial(heed_wishes, processors, PeerControls(activity, limits, bool), events),
-        )
-        leaving.enter_context(governor)  # first: limits hold for the first byte too
-        dht.run_in_background(await_ready=True)
-        no_more()
+        sensors = Sensors(files_of(recipe, home.path), LocalPeers().living)
+        governor = Governor(limits, sensors, activity, pace, dht.limit_rates, partial(warn, events))
+        leaving.enter_context(governor)  # before the network: limits hold for the first byte too
         peer = RunPeer(
             recipe=recipe,
             role=role,
@@ -144,22 +156,36 @@ def join_run(
             members=members,
             links=RunLinks(recipe, role, home, dht, offer, summary, members),
         )
+        yield ReadyPeer(peer, offer, hello, apart, acquaintances, not found, proved)
+
+
+@contextmanager
+def joined(ready: ReadyPeer) -> Iterator[None]:
+    """The peer is in its run while the block lasts; then it says goodbye.
+
+    Raises BootstrapError when a newcomer finds no contact that answers and takes it in, and FingerprintError when they
+    refuse.
+    """
+    peer, acquaintances = ready.peer, ready.acquaintances
+    dht = peer.dht
+
+    def remember() -> None:
+        if dht.is_alive():
+            acquaintances.remember(dht.run_coroutine(known_addresses))
+
+    with ExitStack() as leaving:
+        dht.run_in_background(await_ready=True)
         if dht.membership is not None:
-            leaving.enter_context(following_revocations(dht, recipe.run_id, dht.membership))
+            leaving.enter_context(following_revocations(dht, peer.recipe.run_id, dht.membership))
         if peer.port:
-            home.leave(PORT, str(peer.port))
-        admission = dht.run_coroutine(serve_newcomers(peer, offer, hello, apart))
+            peer.home.leave(PORT, str(peer.port))
+        admission = dht.run_coroutine(serve_newcomers(ready))
         leaving.callback(lambda: dht.run_coroutine(admission.close()) if dht.is_alive() else None)
-        dht.run_coroutine(ask_for_admission(peer, admission, hello, acquaintances, newcomer=not found, proved=proved))
-
-        def remember() -> None:
-            if dht.is_alive():
-                acquaintances.remember(dht.run_coroutine(known_addresses))
-
+        dht.run_coroutine(ask_for_admission(ready, admission))
         remember()
-        leaving.callback(events.subscribe(partial(acquaintances.note, dht)))
+        leaving.callback(peer.events.subscribe(partial(acquaintances.note, dht)))
         leaving.callback(remember)
-        yield peer
+        yield
 
 
 def run_apart(recipe: Recipe, home: Home, *, has_state: bool) -> str:
@@ -204,24 +230,8 @@ def network_of(
     )
 
 
-def say_while_joining(processors: ProcessorShare, event: Event) -> None:
-    """For `swarm status`, which cannot ask this peer yet."""
-    if isinstance(event, Noticed):
-        with suppress(OSError):
-            processors.entry.say(event.text)
-
-
 def warn(events: Events, text: str) -> None:
     events.emit(Noticed("warning", text))
-
-
-def heed_wishes(processors: ProcessorShare, controls: PeerControls, events: Events) -> None:
-    """Does what the user asks of a peer that is still joining."""
-    for path, body in processors.entry.take_wishes():
-        try:
-            controls.take_up(path, body)
-        except SwarmError as error:
-            warn(events, f"what was asked while this peer was joining cannot be done: {error}")
 
 
 @contextmanager
@@ -247,8 +257,9 @@ def following_revocations(dht: DHT, run_id: str, membership: Membership) -> Iter
             dht.run_coroutine(end())
 
 
-async def serve_newcomers(peer: RunPeer, offer: RecipeOffer, hello: Hello, apart: str) -> Admission:
+async def serve_newcomers(ready: ReadyPeer) -> Admission:
     """From now on this peer tells others whether they are of its run, and hands out the recipe if that can travel."""
+    peer, offer = ready.peer, ready.offer
 
     def roles() -> list[Role]:
         others = peer.members.others().items()
@@ -259,29 +270,24 @@ async def serve_newcomers(peer: RunPeer, offer: RecipeOffer, hello: Hello, apart
             peer.dht.endpoint, peer.recipe.run_id, offer.text, roles, contents=offer.contents, files=offer.files
         )
         peer.events.subscribe(service.note)
-    return Admission(peer.dht.endpoint, hello, agreed_leaves(peer.recipe), apart)
+    return Admission(peer.dht.endpoint, ready.hello, agreed_leaves(peer.recipe), ready.apart)
 
 
-async def ask_for_admission(
-    peer: RunPeer, admission: Admission, hello: Hello, acquaintances: Acquaintances, *, newcomer: bool, proved: bool
-) -> None:
-    """Shows the fingerprint to the contacts, and hears from those that take this peer in how far the run is.
-
-    `newcomer`: the home holds no state of the run; `proved`: it says that its state is of this recipe.
-    Raises FingerprintError.
-    """
-    dht, run_id = peer.dht, peer.recipe.run_id
-    keep = partial(peer.home.leave, HELLO, msgspec.json.encode(hello).decode())
+async def ask_for_admission(ready: ReadyPeer, admission: Admission) -> None:
+    """Shows the fingerprint to the contacts, and hears from those that take this peer in how far the run is. Raises
+    FingerprintError."""
+    peer, dht, run_id = ready.peer, ready.peer.dht, ready.peer.recipe.run_id
+    keep = partial(peer.home.leave, HELLO, msgspec.json.encode(ready.hello).decode())
     met = await meet_all(dht, peer.contacts, 10.0)
     peer.links.welcomed = {each: tuple(met[each]) for each in await admission.ask(met)}
     # Now: they may be gone before this peer has loaded its model.
     shown = (hear(dht.endpoint, run_id, each, place_of(at[0])) for each, at in peer.links.welcomed.items())
     peer.heard = await asyncio.gather(*shown)
     if not peer.links.welcomed:  # it has moved, perhaps: others would dial it where it was. 3 s: they may be gone
-        met |= (known := await meet_all(dht, acquaintances.here(), 3.0))
-        if met and not proved:
+        met |= (known := await meet_all(dht, ready.acquaintances.here(), 3.0))
+        if met and not ready.proved:
             await admission.ask(known, named=False)
-            others = peer.members.others if newcomer else dict  # these stop nobody who has a state
+            others = peer.members.others if ready.newcomer else dict  # these stop nobody who has a state
             admission.tasks.spawn(admission.keep_asking(met, others, keep))
             return
     keep()

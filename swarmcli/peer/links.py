@@ -68,7 +68,7 @@ class RunLinks:
         """The link by which most others can join: through those peers that most can dial, this one among them or not,
         and of these first through those that stay. None: see `why_none`. From any thread; it may be another one from
         call to call."""
-        if not self._offer.text:
+        if not (self._offer.text and self._dht.is_alive()):
             return None
         stays_less = partial(self._stays_less, self._members.others())
         named = self._named_by_links(stays_less)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from swarmcli.averaging.round.pace import longest_sending
-from swarmcli.events import EpochLoss, Evaluated, Event, ReachabilityChanged
+from swarmcli.events import EpochLoss, Evaluated, Event, Noticed
 from swarmcli.network.context import Traffic
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.peers.progress import seconds_until
@@ -77,15 +77,16 @@ class RunWatch:
     """Reads what the optimizer knows, and remembers what the last epochs were like. `look` may be called from any
     thread and never waits. Until `follow` was called it says that the run is being waited for."""
 
-    def __init__(self, peer: WatchedPeer, join_line: str = "") -> None:
-        """`join_line`: how others join by a recipe file, for a peer that has no link."""
+    def __init__(self, peer: WatchedPeer, join_line: Callable[[], str] = str) -> None:
+        """`peer` may not be in the network yet. `join_line`: how others join by a recipe file, where there is no
+        link."""
         self._peer = peer
         self._join_line = join_line
         self._optimizer: Optimizer | None = None
         self._evaluations: RunEvaluations | None = None
         self._started = peer.journal.clock()
         self._history = EpochHistory()
-        self._reach = peer.dht.reach.sentence()
+        self._said = ""  # while the peer looks for the network: whom it waits for
         self._evaluation: Evaluated | None = None
         self._standstill = Standstill()
         self._unsubscribe = peer.events.subscribe(self._note)
@@ -106,8 +107,8 @@ class RunWatch:
     def _note(self, event: Event) -> None:
         self._history.note(event)
         match event:
-            case ReachabilityChanged():
-                self._reach = event.sentence
+            case Noticed():
+                self._said = event.text
             case Evaluated():
                 self._evaluation = replace(event, time=self._peer.journal.clock())
 
@@ -166,11 +167,12 @@ class RunWatch:
             evaluation=self._evaluation,
             best=self._evaluations.best if self._evaluations else None,
             mode=mode_in_words(recipe),
-            join_line=command_of(link) if link else self._join_line,
+            join_line=command_of(link) if link else self._join_line() if peer.dht.is_alive() else "",
             link=str(link or ""),
             install=package_of(recipe),
             link_reach=reach,
-            reach=self._reach,
+            reach=peer.dht.reach.sentence() if peer.dht.is_alive() else "",
+            waits="" if peer.dht.is_alive() else self._said,
             moved=moved_in_words(peer.dht.moved),
             result=peer.saved,
             alarm=clock_alarm(peer.dht.clock.uncorrected),

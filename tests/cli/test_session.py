@@ -3,7 +3,9 @@ from __future__ import annotations
 import shlex
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +16,14 @@ import pytest
 from swarmcli.cli.leaving import Leaving
 from swarmcli.cli.page import PageOptions
 from swarmcli.cli.session import GONE, join_line, session_of, twin_of
-from swarmcli.errors import AddressError, BootstrapError, ListenError, MembershipError
-from swarmcli.events import Event, MembershipEnded
+from swarmcli.dht.first_contact import ContactPauses
+from swarmcli.errors import AddressError, BootstrapError, ControlError, ListenError, MembershipError
+from swarmcli.events import MembershipEnded
+from swarmcli.machine import client
 from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.peer.activity import STAYS, Activity
 from swarmcli.peer.home import LINK
+from swarmcli.peer.joining import ReadyPeer
 from swarmcli.peer.summary import Summary
 from swarmcli.recipe import load_recipe, parse_recipe
 from tests.peer.test_links import lost, peer
@@ -64,17 +69,51 @@ def test_a_copy_of_a_running_peer_that_hears_so_before_it_has_met_anybody_is_ref
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def gives_way(*_: object, listener: Callable[[Event], object], **options: object) -> Iterator[None]:
-        listener(MembershipEnded("another process has this peer's key, and was there first"))
+    def gives_way(ready: ReadyPeer) -> Iterator[None]:
+        ready.peer.events.emit(MembershipEnded("another process has this peer's key, and was there first"))
         raise BootstrapError("no first contact answered")
         yield
 
-    monkeypatch.setattr("swarmcli.cli.session.join_run", gives_way)
+    monkeypatch.setattr("swarmcli.cli.session.joined", gives_way)
     with (
         pytest.raises(MembershipError, match="has this peer's key"),
         session_of("trainer", load_recipe(RECIPE, [f"output_dir={tmp_path}"]), []),
     ):
         raise AssertionError("the session must not begin")
+
+
+def test_a_peer_that_looks_for_its_contacts_can_be_asked_and_what_is_asked_holds_from_its_start_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        ContactPauses.__init__, "__kwdefaults__", {**ContactPauses.__init__.__kwdefaults__, "tell": 0.2, "look": 0.1}
+    )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        contact = f"127.0.0.1:{free.getsockname()[1]}"
+    recipe = small("local.host=127.0.0.1", f"output_dir={tmp_path}", directory=tmp_path)
+    exits, home = ExitStack(), tmp_path / "b"
+
+    def ask() -> None:
+        registry, waits = LocalPeers(), ""
+        while not (found := [each for each in registry.peers() if each.home == str(home) and each.port]):
+            time.sleep(0.01)
+        while contact not in waits:
+            waits = client.get(found[0], "state", registry=registry)["run"]["waits"]
+        assert client.post(found[0], "pause", {}, registry=registry)["state"] == "pausing"
+        with pytest.raises(ControlError, match="much"):
+            client.patch(found[0], "limits", {"changes": {"upload": "much"}, "keep": False}, registry=registry)
+        assert client.post(found[0], "resume", {}, registry=registry)["state"] == "running"
+        client.post(found[0], "pause", {"seconds": 3600.0}, registry=registry)
+        client.patch(found[0], "limits", {"changes": {"upload": "100kB/s"}, "keep": False}, registry=registry)
+        exits.enter_context(peer(tmp_path / "a", "monitor", f"local.port={contact.rpartition(':')[2]}"))
+
+    with exits, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask)
+        with session_of("trainer", recipe, [f"tcp://{contact}"], home) as session:
+            asked.result()
+            status = session.peer.activity.status()
+            assert status.state == "pausing" and "until" in status.reasons[0].text
+            assert session.peer.limits.limits.upload == 100e3
 
 
 def test_a_peer_whose_contact_has_gone_says_that_its_link_no_longer_holds(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_a_trainer_that_is_started_again_while_the_monitor_is_gone_finds_the_oth
 
     def waits() -> str:
         shown: list[dict[str, Any]] = json.loads(command(["status", "--json"], here).stdout or "[]")
-        return " ".join(str(each.get("waits", "")) for each in shown)
+        return " ".join(str(each["state"]["run"]["waits"]) for each in shown if "state" in each)
 
     run.wait(lambda: "nobody answers since" in waits(), "its status says that it waits", ann)
     place = run.contact.split("/")[2]

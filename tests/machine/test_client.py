@@ -85,10 +85,12 @@ def test_whatever_answers_ends_in_a_sentence(
         client.ask(peer_at(port), "GET", "state", registry=registry, most=1 << 16)
 
 
-def test_one_that_joins_or_has_ended_is_not_asked(registry: LocalPeers, peer_at: Callable[[int], LocalPeer]) -> None:
-    with pytest.raises(ControlError, match="Ada is still joining a-run"):
+def test_one_that_is_just_starting_or_has_ended_is_not_asked(
+    registry: LocalPeers, peer_at: Callable[[int], LocalPeer]
+) -> None:
+    with pytest.raises(ControlError, match="Ada is just starting and cannot be asked yet"):
         client.get(replace(LocalPeer.here("trainer", "a-run", Path("/home")), name="Ada"), "state", registry=registry)
-    with pytest.raises(ControlError, match="Ada has just ended"):  # nobody takes up what was left for it
+    with pytest.raises(ControlError, match="Ada has just ended"):
         client.post(LocalPeer(1, 1.0, "trainer", "a-run", "/home", "Ada"), "pause", {}, registry=registry)
     assert LocalPeer(1, 1.0, "trainer", "a-run", "/home", api="http://127.0.0.1:70000").port is None  # there is none
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import math
-import socket
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from swarmcli.events import ActivityStatus, Event, Reason
-from swarmcli.machine import client
-from swarmcli.machine.registry import LocalPeers
+from swarmcli.events import ActivityStatus, Reason
 from swarmcli.optim import Optimizer
 from swarmcli.peer.activity import STAYS, Activity, asked
 from swarmcli.peer.pausing import Pauses
-from tests.peer.roles import PATIENCE
-from tests.peer.test_links import peer
 
 BATTERY = Reason("battery", "on battery")
 
@@ -285,43 +277,3 @@ def test_what_is_handed_in_is_told_once_when_it_stops_and_shown_all_the_time():
         "handing in, now (1,256 samples)",
         "leaving",
     ]
-
-
-def test_what_is_asked_of_a_peer_that_waits_for_its_contacts_holds_from_its_start_on(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    contact = peer(tmp_path / "a", "monitor", f"local.port={port}")
-    paused, went_on, told = threading.Event(), threading.Event(), list[str]()
-
-    def hear(event: Event) -> None:
-        told.append(getattr(event, "text", ""))
-        if isinstance(event, ActivityStatus):
-            (went_on if event.state == "running" else paused).set()
-
-    waiting = peer(tmp_path / "b", "trainer", contacts=(f"tcp://127.0.0.1:{port}",), listener=hear)
-    with ThreadPoolExecutor(1) as pool:
-        joined = pool.submit(waiting.__enter__)
-        registry, home = LocalPeers(), str((tmp_path / "b" / "trainer").absolute())
-        while not (me := [each for each in registry.living() if each.home == home]):
-            assert not joined.done()
-        assert me[0].port is None
-
-        def ask(path: str, **body: Any) -> str:
-            verb = client.patch if path == "limits" else client.post
-            return str(verb(me[0], path, body, registry=registry)["sentence"])
-
-        assert "has been told" in ask("pause")
-        assert paused.wait(PATIENCE) and not joined.done()
-        ask("limits", changes={"upload": "much"}, keep=False)
-        ask("resume")
-        assert went_on.wait(PATIENCE), "what cannot be done is told, and hinders nothing else"
-        assert any("cannot be done" in text and "much" in text for text in told)
-        ask("pause", seconds=3600.0)
-        ask("limits", changes={"upload": "100kB/s"}, keep=False)
-        with contact, ExitStack() as leaving:
-            leaving.push(waiting.__exit__)
-            there = joined.result(PATIENCE)
-            while there.limits.limits.upload != 100e3:
-                there.governor.look()
-            status = there.activity.status()
-            assert status.state == "pausing" and "until" in status.reasons[0].text

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from swarmcli.averaging.seats import NoSeat
-from swarmcli.events import EpochAdvanced, EpochCredited, EpochReported, Evaluated, Event, Events, ReachabilityChanged
+from swarmcli.events import EpochAdvanced, EpochCredited, EpochReported, Evaluated, Event, Events, Noticed
 from swarmcli.network.context import Traffic
 from swarmcli.network.endpoint import SeenPeer
 from swarmcli.network.identity import Identity, PeerID
@@ -107,6 +107,7 @@ def watching(optimizer: FakeOptimizer, *epochs: float, max_epochs: int | None = 
     events = Events()
     dht = SimpleNamespace(
         clock=SimpleNamespace(now=lambda: 1.0, uncorrected=0.0), reach=SimpleNamespace(sentence=lambda: "finding out"),
+        is_alive=lambda: True,
         endpoint=SimpleNamespace(seen=optimizer.seen.get),
         moved={"allreduce": Traffic(1_770_000, 300_000), "state": Traffic(0, 5_700_000), "": Traffic(400_000, 10_000)},
     )  # fmt: skip
@@ -138,10 +139,12 @@ def test_it_tells_the_last_evaluation_of_this_peer_and_who_can_dial_it() -> None
     watch._peer = cast(Any, SimpleNamespace(**vars(watch._peer) | more))
     assert "A link brings no data: whoever trains needs a copy of texts, in" in watch.look().link_reach
     hear(watch, Evaluated(10, 2.5, 256), Evaluated(20, 2.5, 256))
-    hear(watch, ReachabilityChanged(True, "internet", (), "others can dial this peer"))
     status = watch.look()
     assert status.evaluation is not None and (status.evaluation.epoch, status.evaluation.loss) == (20, 2.5)
-    assert status.reach == "others can dial this peer"
+    watch._peer.dht.is_alive = lambda: False
+    hear(watch, Noticed("warning", "nobody answers"))
+    watch.follow(cast(Any, None))
+    assert (watch.look().waits, watch.look().reach, status.waits) == ("nobody answers", "", "")
 
 
 def test_what_others_have_measured_is_shown_with_their_name_the_best_and_the_end_that_the_evaluator_names() -> None:
