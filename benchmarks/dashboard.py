@@ -236,8 +236,8 @@ async def _measure_streams(source: DashboardSource, watch: RunWatch) -> None:
     process, feed = psutil.Process(), Feed(source)
     heard = [0]
 
-    async def follow(peers: bool) -> None:
-        async for chunk in feed.stream(peers=peers):
+    async def follow() -> None:
+        async for chunk in feed.stream():
             heard[0] += len(chunk)
 
     began = time.perf_counter()
@@ -247,7 +247,7 @@ async def _measure_streams(source: DashboardSource, watch: RunWatch) -> None:
             break
     print(f"a stream's first messages: {(time.perf_counter() - began) * 1000:.0f} ms")
     await first.aclose()
-    tasks = [asyncio.create_task(follow(peers=number == 0)) for number in range(VIEWERS)]
+    tasks = [asyncio.create_task(follow()) for _ in range(VIEWERS)]
     await asyncio.sleep(3.0)
     before, cpu = process.memory_info().rss, sum(process.cpu_times()[:2])
     started = heard[0]

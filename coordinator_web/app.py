@@ -159,13 +159,12 @@ def events(source: Source, after: After = 0, limit: Limit = 200) -> Response:
 
 
 @api.get("/stream")
-async def stream(request: Request, peers: bool = False) -> Response:
+async def stream(request: Request) -> Response:
     feed: Feed = request.app.state.feed
     if feed.full:
         raise HTTPException(503, "too many pages are open already", {"Retry-After": "10"})
-    return StreamingResponse(
-        feed.stream(peers=peers), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
-    )
+    headers = {"X-Accel-Buffering": "no"}
+    return StreamingResponse(feed.stream(), media_type="text/event-stream", headers=headers)
 
 
 def _can_control(request: Request) -> bool | None:

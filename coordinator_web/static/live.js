@@ -15,6 +15,7 @@ let stream = null;
 let failures = 0;
 let retry = null;
 let heard = 0;
+let opened = false;
 
 // `given`: what a page does with each kind of message, by name.
 export function follow(given) {
@@ -35,7 +36,7 @@ function connect() {
   stream?.close();
   stream = new EventSource("/api/v1/stream");
   heard = Date.now();
-  for (const name of ["begin", "state", "rounds", "events", "alert"]) {
+  for (const name of ["begin", "state", "rounds", "events"]) {
     stream.addEventListener(name, (event) => take(name, JSON.parse(event.data)));
   }
   stream.onerror = () => lose(failures > 0); // a server that restarts in place is back before anyone reads a banner
@@ -47,8 +48,9 @@ function take(name, data) {
     here.state = data;
     fill(data);
     drawFrame(data);
+    data.alerts.forEach(notify);
+    opened = true; // those that stood before are none to be notified of
   }
-  if (name === "alert") data.forEach(notify);
   takers[name]?.(data);
   if (name === "state" && (failures || document.body.dataset.connection !== "live")) connected(); // it comes last
 }
@@ -93,13 +95,13 @@ function createAlert(alert) {
 // ---- notifications of the browser, once somebody has asked for them. Browsers offer them to pages of this machine and to
 // those that come over TLS.
 
-const told = new Set();
+const told = new Set(); // ids
 const wanted = () => "Notification" in window && Notification.permission === "granted" && localStorage.getItem("notify") === "yes";
 
 function notify(alert) {
-  if (told.has(alert.id) || !wanted()) return; // each connection begins with all that stand
+  if (told.has(alert.id)) return;
   told.add(alert.id);
-  new Notification(`${ALERTS[alert.kind] ?? "Alert"} · ${here.state?.run.run_id ?? "swarm"}`, { body: alert.text, tag: alert.id });
+  if (opened && wanted()) new Notification(`${ALERTS[alert.kind] ?? "Alert"} · ${here.state?.run.run_id ?? "swarm"}`, { body: alert.text, tag: alert.id });
 }
 
 function offerNotifications() {
