@@ -61,7 +61,8 @@ class RunEvaluations:
         reports = self._reports()
         able = [peer for peer, its in reports.items() if self._is_able(peer, its)]
         named = [peer for peer in able if self._is_named(peer)]
-        known = [peer for peer in able if peer == self._own or peer in self._mates()]
+        mates = {self._own, *self._mates()}
+        known = [peer for peer in able if peer in mates]
         first = sorted(known, key=lambda peer: (reports[peer].role != "monitor", bytes(peer)))[:1]
         return self._own in (named or first)
 
