@@ -3,20 +3,25 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from swarmcli.checkpoints import layout
-from swarmcli.checkpoints.directory import Keep
+from swarmcli.checkpoints.directory import Keep, loss_of
 from swarmcli.checkpoints.layout import find_checkpoint
+from swarmcli.checkpoints.looking import verify
 from swarmcli.errors import CheckpointError
 from swarmcli.events import CheckpointWritten, Event, Events, Noticed
 from swarmcli.training import CheckpointStore, build_scheduler, build_task, load_checkpoint
 from swarmcli.training.model_card import describe_model
+from swarmcli.training.resumed import by_recipe
+from swarmcli.training.schedule import averages_in
 
 from .small_tasks import build_optimizer, save_word_tokenizer, small
 
@@ -232,3 +237,35 @@ def test_a_checkpoint_is_found_by_any_directory_above_it(tmp_path: Path, run: Ru
     assert find_checkpoint(tmp_path) == second
     with pytest.raises(CheckpointError, match="there is no checkpoint in"):
         find_checkpoint(tmp_path / "texts")
+
+
+KEPT = Path(__file__).parents[1] / "kept" / "checkpoints" / "checkpoint.tar.xz"  # made by the build 26d1bc3: make.sh
+EARLIER = (
+    "run_id=old",
+    "base_model={model_type: gpt2, n_layer: 1, n_head: 1, n_embd: 4, tie_word_embeddings: true}",
+    "sequence_len=8",
+    "ema_decay=0.9",
+    "optimizer={learning_rate: 0.02}",
+)
+
+
+def test_a_checkpoint_of_an_earlier_build_is_read_and_training_goes_on_from_it(tmp_path: Path) -> None:
+    with tarfile.open(KEPT) as archive:
+        archive.extractall(tmp_path, filter="data")
+    place = find_checkpoint(tmp_path)
+    assert verify(place) == "" and loss_of(place) == pytest.approx(5.514657, abs=1e-6)
+    checkpoint, recipe = load_checkpoint(place, "old"), small(tmp_path, *EARLIER)
+    model = build_task(recipe).build_model()
+    checkpoint.restore_model(model)
+    optimizer = build_optimizer(recipe, model)
+    build_scheduler(recipe, optimizer)
+    state, differences = by_recipe(recipe, checkpoint, optimizer.param_groups)
+    assert differences.startswith("learning_rate 0.02 (0.01 in the checkpoint)")
+    assert layout.position_of(place, "old")[:2] == (3, 96) == (state["swarm"]["epoch"], state["swarm"]["samples_seen"])
+    del state["swarm"]
+    optimizer.load_state_dict(state)
+    assert {int(each["step"]) for each in optimizer.state.values()} == {3}
+    weights, averaged = (load_file(place / name) for name in (layout.MODEL, layout.averaged_file(layout.MODEL)))
+    for parameter, average in averages_in(recipe, model, optimizer.state_dict()):
+        name = next(name for name, each in model.named_parameters() if each is parameter)
+        assert torch.equal(weights[name], parameter) and torch.equal(averaged[name], average)
