@@ -35,6 +35,7 @@ from swarmcli.recipe import (
 )
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.recipe.offered import UNKNOWN, Going, check_data_here
+from swarmcli.recipe.schema import Setting
 from swarmcli.recipe.ticket import Ticket
 from swarmcli.words import format_size
 
@@ -58,7 +59,7 @@ class RecipeToJoin:
         return [*words, *(part for address in self.contacts for part in ("--peer", address))]
 
 
-def recipe_named(given: str, role: Role, settings: Sequence[str], *, yes: bool) -> RecipeToJoin:
+def recipe_named(given: str, role: Role, settings: Sequence[Setting], *, yes: bool) -> RecipeToJoin:
     """A link's recipe is fetched, checked, shown and kept; one at a path is read.
 
     Asks at most once, and not at all about a recipe that was agreed to before. Ends the command when the answer is no;
@@ -149,7 +150,7 @@ def importing_ahead(role: Role) -> Iterator[None]:
         thread.join()
 
 
-def recipe_of(run: LinkedRun, settings: Sequence[str]) -> tuple[str, Recipe, Going]:
+def recipe_of(run: LinkedRun, settings: Sequence[Setting]) -> tuple[str, Recipe, Going]:
     """The recipe as this computer keeps it, from there or from the contact; the same with what a person has set; and
     how the run goes, if that was asked. The files of its model lie in their place then: `run.forget` removes them."""
     if run.link.ticket is not None:
@@ -169,7 +170,7 @@ def recipe_of(run: LinkedRun, settings: Sequence[str]) -> tuple[str, Recipe, Goi
     return text, with_settings(run, text, settings), answer.going
 
 
-def recipe_kept(run: LinkedRun, settings: Sequence[str]) -> tuple[str, Recipe] | None:
+def recipe_kept(run: LinkedRun, settings: Sequence[Setting]) -> tuple[str, Recipe] | None:
     """The recipe of an earlier time, and the same with what a person has set; None: there is none that the link still
     speaks of. Raises RecipeError for settings that do not fit it."""
     try:
@@ -229,7 +230,7 @@ def show_sheet(run: LinkedRun, role: Role, recipe: Recipe, going: Going) -> nn.M
     return outline
 
 
-def with_settings(run: LinkedRun, text: str, settings: Sequence[str]) -> Recipe:
+def with_settings(run: LinkedRun, text: str, settings: Sequence[Setting]) -> Recipe:
     """The recipe with what a person has set. Raises RecipeError where that changes what the run has agreed on."""
     recipe = parse_recipe(text, settings, name=str(run.recipe), directory=run.path)
     if digest_of(recipe) != run.link.fingerprint:

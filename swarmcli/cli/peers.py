@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from swarmcli.cli.session import Session
     from swarmcli.optim.config import Role
     from swarmcli.recipe import Recipe
+    from swarmcli.recipe.schema import Setting
     from swarmcli.training.resumed import Resume
 
 _OWN_PATH = re.compile(r"\s*(output_dir|local\.data_dir|local\.identity_path)\s*=\s*(?!~|null$|$|[\"'{[])(.+)")
@@ -130,25 +130,26 @@ class PeerOptions:
     ] = False
     verbose: Verbose = False
 
-    def settings(self, processes: int | None = None) -> list[str]:
+    def settings(self, processes: int | None = None) -> list[Setting]:
         """All that this person says, the weakest first: the configuration file, `--set`, options. `processes`: of a
         site on this machine.
 
         Raises RecipeError for limits that make no sense, and for a file that cannot be used.
         """
-        from swarmcli.recipe.config import load_config, overrides_of
+        from swarmcli.recipe.config import load_config, options_of
 
-        return [*overrides_of(load_config()), *self.overrides, *self._local(processes), *self._limits()]
+        options = self._local(processes) | self._limits()
+        return [*options_of(load_config()).items(), *self.overrides, *options.items()]
 
-    def _limits(self) -> list[str]:
+    def _limits(self) -> dict[str, Any]:
         from swarmcli.recipe.limit_store import commanded
 
         rates = {"upload": self.upload, "download": self.download}
         words = [*self.limit, *(f"{key}={rate}" for key, rate in rates.items() if rate is not None)]
-        return [f"local.limits.{key}={dumps(value, ensure_ascii=False)}" for key, value in commanded(words).items()]
+        return {f"local.limits.{key}": value for key, value in commanded(words).items()}
 
-    def _local(self, processes: int | None) -> list[str]:
-        """Turns options into overrides, as `--set local.…` would give them."""
+    def _local(self, processes: int | None) -> dict[str, Any]:
+        """The options about this machine, by the keys of a recipe."""
         chosen: dict[str, Any] = {
             "name": self.name,
             "host": self.host,
@@ -159,7 +160,7 @@ class PeerOptions:
             "relay": self.relay,
             **({"site": {}} if processes == 1 else {"site.processes": processes}),  # one process: no site
         }
-        return [f"local.{key}={dumps(value, ensure_ascii=False)}" for key, value in chosen.items() if value is not None]
+        return {f"local.{key}": value for key, value in chosen.items() if value is not None}
 
     def agreed(self, role: Role, processes: int | None = None, *further: str) -> RecipeToJoin:
         """The recipe with all that this person says and `further` settings, once he has agreed to it, and the contacts

@@ -227,7 +227,7 @@ def say_how_to_join(peer: RunPeer, status: RunStatus) -> None:
 def join_line(recipe: Recipe, peer: RunPeer) -> str:
     """The command with which others join by the recipe file, where links are none; what they have to override
     likewise is in it."""
-    common = [word for word in recipe.overrides if not word.startswith(OWN_KEYS)]
+    common = [each for each in recipe.overrides if isinstance(each, str) and not each.startswith(OWN_KEYS)]
     addresses = peer.dht.get_visible_addresses()[:1]
     words = ["swarm", "join", recipe.file]
     words += [part for word in common for part in ("--set", word)]

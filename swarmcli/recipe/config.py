@@ -9,9 +9,9 @@ Its values are stronger than those of a recipe file, and weaker than the command
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 import pydantic
@@ -81,7 +81,7 @@ def parse_config(text: str, name: str) -> UserConfig:
     return config
 
 
-def overrides_of(config: UserConfig) -> list[str]:
-    """Writes the file's word about a peer as `--set` would, to stand before that of the command line."""
-    said = {"name": config.name, "team": config.team}
-    return [f"local.{key}={json.dumps(text, ensure_ascii=False)}" for key, text in said.items() if text is not None]
+def options_of(config: UserConfig) -> dict[str, Any]:
+    """The file's word about a peer by the keys of a recipe, to be merged before that of the command line."""
+    said = {"local.name": config.name, "local.team": config.team}
+    return {key: text for key, text in said.items() if text is not None}

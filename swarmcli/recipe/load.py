@@ -1,5 +1,6 @@
-"""From a file and the command line to a checked recipe. What the command line changes (`--set a.b=value`) is typed and
-checked like the file itself."""
+"""From a file and the command line to a checked recipe. What the command line changes is merged into the file's entries
+before anything is checked: words as somebody typed them (`--set a.b=value`), which are read like the file, and options
+of the program with their values."""
 
 from __future__ import annotations
 
@@ -10,24 +11,29 @@ from pathlib import Path
 import pydantic
 
 from swarmcli.errors import RecipeError
-from swarmcli.recipe.document import RecipeEntry, Word, parse_document, parse_value, plain, read_text
-from swarmcli.recipe.problems import recipe_error
-from swarmcli.recipe.schema import Recipe
+from swarmcli.recipe.document import RecipeEntry, Word, entries_of, parse_document, parse_value, plain, read_text
+from swarmcli.recipe.problems import as_written, recipe_error
+from swarmcli.recipe.schema import Recipe, Setting
 
+MOST_OF_OPTION = 1000  # values of one
 INCLUDE = "include"  # a key of files, and of no recipe: what it names is read before anything is checked
 
 
-def _apply(root: RecipeEntry, override: str) -> None:
+def _merge(root: RecipeEntry, setting: Setting) -> None:
     """Writes `a.b=value` into the tree; missing sections on the way are made.
 
     List items are named by position: `datasets.0.glob=*.md`; the position behind the last one appends.
     """
-    origin = f"--set {override}"
-    path, equals, text = override.partition("=")
-    keys = path.strip().split(".")
-    if not equals or not all(keys):
-        raise RecipeError(f"{origin}: expected key=value; write for example --set optimizer.learning_rate=1e-3")
-    here = root
+    if isinstance(setting, str):
+        origin, (path, equals, text) = f"--set {setting}", setting.partition("=")
+        if not equals or not all(path.strip().split(".")):
+            raise RecipeError(f"{origin}: expected key=value; write for example --set optimizer.learning_rate=1e-3")
+        entry = parse_value(text, origin)
+    else:
+        path, value = str(setting[0]), setting[1]
+        origin = f"--set {path}={as_written(value)}"
+        entry = entries_of(value, origin, MOST_OF_OPTION)
+    here, keys = root, path.strip().split(".")
     for depth, key in enumerate(keys[:-1]):
         at = ".".join(keys[:depth])
         below = here.child(_position(here, key, origin, at))
@@ -36,7 +42,7 @@ def _apply(root: RecipeEntry, override: str) -> None:
             below = RecipeEntry({}, origin)
             _put(here, key, below, at)
         here = below
-    _put(here, keys[-1], parse_value(text, origin), ".".join(keys[:-1]))
+    _put(here, keys[-1], entry, ".".join(keys[:-1]))
 
 
 def _put(here: RecipeEntry, key: str, entry: RecipeEntry, at: str) -> None:
@@ -58,8 +64,8 @@ def _position(here: RecipeEntry, key: str, origin: str, at: str) -> str | int:
     return int(key)
 
 
-def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
-    """Reads a recipe file and applies `a.b=value` overrides.
+def load_recipe(path: Path | str, overrides: Sequence[Setting] = ()) -> Recipe:
+    """Reads a recipe file and merges what is set beside it.
 
     Raises RecipeError with a line `file:line: problem; fix` for everything that is wrong. Runs no code of the recipe.
     """
@@ -87,7 +93,7 @@ def _unreadable(named: str, error: OSError) -> str:
 
 def parse_recipe(
     text: str,
-    overrides: Sequence[str] = (),
+    overrides: Sequence[Setting] = (),
     *,
     name: str = "<recipe>",
     directory: Path | str | None = None,
@@ -95,12 +101,12 @@ def parse_recipe(
     """The same for a text; relative paths begin in `directory` (default: where the process was started)."""
     root, home = parse_document(text, name), Path(directory or Path.cwd())
     _include(root, home, ())
-    for override in overrides:
-        _apply(root, override)
+    for setting in overrides:
+        _merge(root, setting)
     return recipe_of(root, text, overrides, name=name, directory=home)
 
 
-def recipe_of(root: RecipeEntry, text: str, overrides: Sequence[str] = (), *, name: str, directory: Path) -> Recipe:
+def recipe_of(root: RecipeEntry, text: str, overrides: Sequence[Setting] = (), *, name: str, directory: Path) -> Recipe:
     """The recipe of entries, which were read from `text`."""
     try:
         recipe = Recipe.model_validate(plain(root, Recipe), context={"directory": directory})

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, PrivateAttr, StringConstraints, field_validator, model_validator
 
@@ -35,6 +35,7 @@ from swarmcli.recipe.task_names import BUILT_IN, check_task
 
 TaskName = Annotated[str, AfterValidator(check_task)]
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Setting: TypeAlias = str | Sequence[Any]  # `key=value` as somebody typed it, or a key and the value of an option
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -173,7 +174,7 @@ class Recipe(Section):
     _root: RecipeEntry = PrivateAttr(default_factory=lambda: RecipeEntry({}, "recipe"))
     _directory: Path = PrivateAttr(default_factory=Path.cwd)
     _file: str = PrivateAttr("")
-    _overrides: tuple[str, ...] = PrivateAttr(())
+    _overrides: tuple[Setting, ...] = PrivateAttr(())
     _notes: tuple[str, ...] = PrivateAttr(())
 
     @field_validator("base_model", mode="before")
@@ -202,8 +203,8 @@ class Recipe(Section):
         return self._file
 
     @property
-    def overrides(self) -> tuple[str, ...]:
-        """The values that were set beside the file, as `a.b=value`."""
+    def overrides(self) -> tuple[Setting, ...]:
+        """What was set beside the file."""
         return self._overrides
 
     @property
@@ -213,7 +214,7 @@ class Recipe(Section):
         return self._notes
 
     @property
-    def source(self) -> tuple[str, tuple[str, ...], str, str]:
+    def source(self) -> tuple[str, tuple[Setting, ...], str, str]:
         """`parse_recipe` made this recipe of these: text, overrides, name and directory."""
         return self._text, self._overrides, self._file, str(self._directory)
 

@@ -76,3 +76,10 @@ def test_options_are_stronger_than_set_and_that_is_stronger_than_the_users_file(
     for wrong, said in (("upload", "--limit upload: expected key=value"), ("up=1", "--limit up=1: there is no limit")):
         with pytest.raises(RecipeError, match=said):
             options(limit=[wrong]).settings()
+
+
+def test_an_option_means_what_it_says_whatever_yaml_would_read() -> None:
+    for name in ("null", "[x]", "a: b", '"quoted"', "2024"):
+        assert load_recipe(RECIPE, options(name=name).settings()).local.name == name
+    with pytest.raises(RecipeError, match=r"--set local\.port=70000: local\.port should be at most 65535, not 70000"):
+        load_recipe(RECIPE, options(port=70000).settings())
