@@ -116,7 +116,6 @@ class Evaluation:
         def tell(core: OptimizerCore) -> None:
             core.metrics.note_evaluation(result.epoch, result.loss, result.samples, result.metrics)
             self.evaluations.note(result)
-            core.metrics.ends = self.evaluations.word
             core.directory.announce()
 
         self._optimizer.call(tell)

@@ -305,6 +305,10 @@ def keep_evaluations(peer: RunPeer, optimizer: Optimizer) -> RunEvaluations:
     def reports() -> Mapping[PeerID, PeerReport]:
         return {**directory.others, peer.peer_id: directory.describe()}
 
+    def report_end(epoch: int) -> None:
+        if not optimizer.auxiliary:
+            optimizer.core.metrics.ends = epoch
+
     evaluations = RunEvaluations(
         settings,
         peer.peer_id,
@@ -312,6 +316,7 @@ def keep_evaluations(peer: RunPeer, optimizer: Optimizer) -> RunEvaluations:
         lambda: optimizer.claims.mates.known,
         directory.is_there,
         peer.events.emit,
+        report_end,
         earlier,
     )
     directory.readers.append(evaluations.look)

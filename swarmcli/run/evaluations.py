@@ -34,12 +34,15 @@ class RunEvaluations:
         mates: Callable[[], Collection[PeerID]],
         answers: Callable[[PeerID], bool],
         emit: Callable[[Event], object],
+        report_end: Callable[[int], object],
         earlier: Iterable[Evaluated] = (),
     ) -> None:
-        """`reports`: of all peers, this one among them. `mates`: who has been in rounds with this peer. `earlier`: of
-        this peer's journal, by epoch; as much of it counts as lies behind this peer once it has joined."""
+        """`reports`: of all peers, this one among them. `mates`: who has been in rounds with this peer. `report_end`
+        puts the epoch behind which the run ends into this peer's report, if it is the evaluator. `earlier`: of this
+        peer's journal, by epoch; as much of it counts as lies behind this peer once it has joined."""
         self._settings, self._own = settings, own
-        self._reports, self._mates, self._answers, self._emit = reports, mates, answers, emit
+        self._reports, self._mates, self._answers = reports, mates, answers
+        self._emit, self._report_end = emit, report_end
         self._earlier = list(earlier)
         self._counted: list[Evaluated] = []  # the evaluator's, or where none is named this peer's own
         self._newest: dict[str, int] = {}  # epoch of the last evaluation, by who has told it
@@ -49,11 +52,6 @@ class RunEvaluations:
     def best(self) -> Evaluated | None:
         """The best of the evaluator, or where none is named of this peer's own."""
         return min(self._counted, key=lambda each: each.loss, default=None)
-
-    @property
-    def word(self) -> int | None:
-        """The epoch behind which the run ends, for this peer's report: None where it is not the evaluator."""
-        return self.ends_at if self._own.text == self._settings.evaluator else None
 
     def is_appointed(self) -> bool:
         """Whether this peer measures for the run. A liar that takes the place of others keeps them from measuring
@@ -130,4 +128,6 @@ class RunEvaluations:
     def _end(self, epoch: int) -> None:
         if self.ends_at is None and (times := self._settings.early_stopping_patience):
             self.ends_at = epoch
+            if self._is_named(self._own):
+                self._report_end(epoch)
             self._emit(Noticed("info", f"the run ends behind epoch {epoch}: it got no better (evaluations: {times})"))

@@ -33,7 +33,6 @@ class FakeOptimizer:
         self.elsewhere = False  # somebody else writes
         self.heir: tuple[PeerID, int] | None = None
         self.asked = 0
-        self.ends: int | None = None
 
     def report(self) -> Any:
         return SimpleNamespace(epoch=self.local_epoch, lineage=f"lineage {self.local_epoch}")
@@ -396,7 +395,7 @@ def test_an_evaluation_that_fails_is_told_once_and_tried_again() -> None:
     events.subscribe(told.append)
     task, recipe = FakeTask(), SimpleNamespace(evaluation=SimpleNamespace(every_epochs=2))
     peer, optimizer = SimpleNamespace(recipe=recipe, events=events), FakeOptimizer()
-    evaluations = SimpleNamespace(note=told.append, word=7, is_appointed=lambda: True)
+    evaluations = SimpleNamespace(note=told.append, is_appointed=lambda: True)
     collaboration = SimpleNamespace(
         peer=peer, task=task, compute=Compute(torch.device("cpu")), optimizer=optimizer, evaluations=evaluations
     )
@@ -409,7 +408,7 @@ def test_an_evaluation_that_fails_is_told_once_and_tried_again() -> None:
     task.error = None
     assert evaluation(model, 3) == evaluation(model, 3) == told[-1] == Evaluated(3, 4.0, 3)
     assert task.read == 3, "what was read once is kept"
-    assert optimizer.told[-1] == (3, 4.0, 3) and optimizer.ends == 7, "the others hear of it"
+    assert optimizer.told[-1] == (3, 4.0, 3), "the others hear of it"
     assert evaluation.is_due(4) and not evaluation.is_due(3)
     evaluations.is_appointed = lambda: False
     assert not evaluation.is_due(4)

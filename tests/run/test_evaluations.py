@@ -57,7 +57,8 @@ class Swarm:
         }
         return RunEvaluations(
             EvaluationSettings(**(settings | self.settings)), peer, lambda: cast(Any, dict(self.reports)),
-            lambda: known, lambda other: other not in self.silent, self.heard[peer].append, earlier,
+            lambda: known, lambda other: other not in self.silent, self.heard[peer].append,
+            lambda epoch: setattr(self.reports[peer], "ends", epoch), earlier,
         )  # fmt: skip
 
     def come_to(self, epoch: int) -> None:
@@ -67,7 +68,6 @@ class Swarm:
     def measure(self, peer: PeerID, epoch: int, loss: float) -> None:
         self.views[peer].note(Evaluated(epoch, loss, 8))
         self.reports[peer].evaluation = ReportedEvaluation(epoch=epoch, loss=loss, samples=8)
-        self.reports[peer].ends = self.views[peer].word
 
     def look(self) -> None:
         for view in self.views.values():
@@ -145,6 +145,7 @@ def test_a_run_that_gets_no_better_ends_at_the_next_evaluation_for_everybody(thr
     swarm.measure(NAMED, 30, 0.42)
     swarm.look()
     assert swarm.ends() == ({35} if not threshold else {20}), "where nobody is yet"
+    assert [report.ends for peer, report in swarm.reports.items() if peer != NAMED] == [None] * 3
     told = [event.text for event in swarm.heard[PEERS[0]] if isinstance(event, Noticed)]
     assert told == [f"the run ends behind epoch {20 if threshold else 35}: it got no better (evaluations: 2)"]
 
@@ -178,6 +179,10 @@ def test_what_was_measured_before_is_remembered_as_far_as_this_peer_has_come() -
     swarm.reports[PEERS[0]] = Said(16)
     back.look()
     assert back.ends_at == 20 and back.best == earlier[0], "its evaluator may be gone"
+    named = Swarm([NAMED], {"early_stopping_patience": 2})
+    named.reports[NAMED].epoch = 16
+    named.view(NAMED, [Evaluated(epoch, 0.5, 8) for epoch in (5, 10, 15)]).look()
+    assert named.reports[NAMED].ends == 20, "it says so again"
     anew = swarm.view(PEERS[0], earlier)
     swarm.reports[PEERS[0]] = Said(7)
     anew.look()
