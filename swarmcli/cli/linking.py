@@ -34,7 +34,7 @@ from swarmcli.recipe import (
     parse_recipe,
 )
 from swarmcli.recipe.limit_store import LimitStore
-from swarmcli.recipe.offered import UNKNOWN, Going, check_data_here
+from swarmcli.recipe.offered import UNKNOWN, RunEstimate, check_data_here
 from swarmcli.recipe.schema import Setting
 from swarmcli.recipe.ticket import Ticket
 from swarmcli.words import format_size
@@ -150,7 +150,7 @@ def importing_ahead(role: Role) -> Iterator[None]:
         thread.join()
 
 
-def recipe_of(run: LinkedRun, settings: Sequence[Setting]) -> tuple[str, Recipe, Going]:
+def recipe_of(run: LinkedRun, settings: Sequence[Setting]) -> tuple[str, Recipe, RunEstimate]:
     """The recipe as this computer keeps it, from there or from the contact; the same with what a person has set; and
     how the run goes, if that was asked. The files of its model lie in their place then: `run.forget` removes them."""
     if run.link.ticket is not None:
@@ -204,7 +204,7 @@ def check_not_ended(ticket: Ticket) -> None:
         )
 
 
-def show_sheet(run: LinkedRun, role: Role, recipe: Recipe, going: Going) -> nn.Module:
+def show_sheet(run: LinkedRun, role: Role, recipe: Recipe, going: RunEstimate) -> nn.Module:
     """Tells what joining will do, and writes nothing. Returns the outline of the model. Raises RecipeError for what
     could not be joined."""
     err.print("looking at what that takes on this computer: up to a minute")  # of imports, mostly

@@ -20,7 +20,7 @@ from swarmcli.peer.linked import LinkedRun
 from swarmcli.recipe import Recipe, SiteSettings, fingerprint_of, is_link, load_recipe
 from swarmcli.recipe.advice import COUNT, Volunteers, advise_on, further_advice, keys_to_write, on_lines_of_homes
 from swarmcli.recipe.limit_store import LimitStore, read_limits
-from swarmcli.recipe.offered import UNKNOWN, Going, check_data_here, offered
+from swarmcli.recipe.offered import UNKNOWN, RunEstimate, check_data_here, offered
 from swarmcli.recipe.task_names import mean_in_words, task_in_words
 from swarmcli.words import format_size, harmless
 
@@ -188,7 +188,9 @@ def _try_out(recipe: Recipe) -> tuple[dict[str, str], list[LookedAt]]:
     limits = LimitStore(recipe).limits
     outline = task.build_model(outline=True)
     memory = check_memory(recipe, outline, "trainer", compute, limits=limits, now=False)
-    demand, of_four = (demand_of(recipe, outline, "trainer", compute, each) for each in (UNKNOWN, Going(trainers=3)))
+    demand, of_four = (
+        demand_of(recipe, outline, "trainer", compute, each) for each in (UNKNOWN, RunEstimate(trainers=3))
+    )
     model = task.build_model()
     parameter_groups(recipe, model)
     if isinstance(task, ModelTask):

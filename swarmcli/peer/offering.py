@@ -39,7 +39,7 @@ from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.owner.invitations import visiting
 from swarmcli.peer.admission import Version
 from swarmcli.recipe import Link, Recipe, read_offered
-from swarmcli.recipe.offered import MAX_OFFERED, MOST_FILES_BYTES, Going, files_of
+from swarmcli.recipe.offered import MAX_OFFERED, MOST_FILES_BYTES, RunEstimate, files_of
 from swarmcli.run.asking import Visitor
 from swarmcli.version import build, unlike
 from swarmcli.words import printable
@@ -74,8 +74,8 @@ class RecipeOffered(msgspec.Struct, frozen=True):
     version: Version = ""  # of its swarm
 
     @property
-    def going(self) -> Going:
-        return Going(self.epoch_seconds, self.trainers, self.monitors, self.auxiliaries)
+    def going(self) -> RunEstimate:
+        return RunEstimate(self.epoch_seconds, self.trainers, self.monitors, self.auxiliaries)
 
 
 class FileWanted(msgspec.Struct, frozen=True):

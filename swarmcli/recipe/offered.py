@@ -68,7 +68,7 @@ MOST_FILES_BYTES = 64 << 20  # … and of all of these: the largest one that is 
 
 
 @dataclass(frozen=True, slots=True)
-class Going:
+class RunEstimate:
     """How a run goes, by the word of the peer that handed out its recipe: for estimates of what a newcomer will take.
 
     0 is unknown: the time of an epoch, or, where all three are 0, the peers that take part.
@@ -80,7 +80,7 @@ class Going:
     auxiliaries: int = 0
 
 
-UNKNOWN = Going()
+UNKNOWN = RunEstimate()
 
 
 def offered(recipe: Recipe) -> str:

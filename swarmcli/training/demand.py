@@ -33,7 +33,7 @@ from swarmcli.compression import (
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import Role
 from swarmcli.recipe import Recipe
-from swarmcli.recipe.offered import UNKNOWN, Going
+from swarmcli.recipe.offered import UNKNOWN, RunEstimate
 from swarmcli.training.device import Compute
 from swarmcli.training.freezing import frozen_bytes, stored_bytes
 from swarmcli.training.memory import (
@@ -83,7 +83,7 @@ class Demand:
         return int(nbytes * 3600 / self.pace)
 
 
-def demand_of(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute, going: Going = UNKNOWN) -> Demand:
+def demand_of(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute, going: RunEstimate = UNKNOWN) -> Demand:
     """`going`: what the contact says of the run."""
     (model, trained), frozen = sizes(outline), frozen_bytes(outline)
     told = going.trainers + going.monitors + going.auxiliaries > 0
@@ -115,7 +115,7 @@ def demand_of(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute, 
 
 
 def passed_on(
-    going: Going, role: Role, group_size: int | None, message: float = 1.0, average: float = 1.0
+    going: RunEstimate, role: Role, group_size: int | None, message: float = 1.0, average: float = 1.0
 ) -> tuple[float, float]:
     """A further peer in this role sends and receives so much in a round, to which each trainer brings a `message` and
     whose `average` all get."""

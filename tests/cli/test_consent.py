@@ -29,7 +29,7 @@ from swarmcli.peer.linked import LinkedRun
 from swarmcli.peer.offering import RecipeOffered
 from swarmcli.recipe import Link, Recipe, digest_of, load_recipe, offered, parse_recipe, read_offered
 from swarmcli.recipe.link import is_link
-from swarmcli.recipe.offered import UNKNOWN, Going
+from swarmcli.recipe.offered import UNKNOWN, RunEstimate
 from swarmcli.training.demand import demand_of
 from swarmcli.training.device import Compute
 from tests.cli.typed import typed
@@ -41,7 +41,7 @@ OUTLINE = nn.Linear(100, 200, device="meta")
 LINK = Link(Identity.from_seed(1).peer_id, ("203.0.113.7:31330",), "small", digest_of(small()))
 
 
-def sheet(recipe: Recipe, role: Role = "trainer", going: Going = UNKNOWN) -> dict[str, str]:
+def sheet(recipe: Recipe, role: Role = "trainer", going: RunEstimate = UNKNOWN) -> dict[str, str]:
     demand = demand_of(recipe, OUTLINE, role, Compute(torch.device("cpu")), going)
     lines = consent.sheet(recipe, role, demand, "1 GiB of 8 GiB", Path("/data/small"), recipe.local.limits)
     shown = io.StringIO()
@@ -56,7 +56,7 @@ def data(*items: object, more: str = "") -> Recipe:
 
 
 def test_a_dozen_lines_say_what_will_happen() -> None:
-    lines = sheet(small("local.threads=2"), going=Going(30.0))
+    lines = sheet(small("local.threads=2"), going=RunEstimate(30.0))
     assert len(lines) <= 14
     assert "carries" not in lines["traffic"] and "--no-port-mapping" in lines["router"]
     assert "a gpt2 of 20,200 parameters that predicts text" in lines["model"] and "32 samples" in lines["model"]
@@ -67,7 +67,7 @@ def test_a_dozen_lines_say_what_will_happen() -> None:
         "at most 162 kB an epoch each way; how long one takes is not known yet: 9.7 MB an hour if a minute, 582 MB "
     )
     # 20,200 numbers of 4 bytes each way, an epoch shortened to 18 s by this trainer: 200 of them
-    told = sheet(small(), going=Going(36.0, trainers=1))["traffic"]
+    told = sheet(small(), going=RunEstimate(36.0, trainers=1))["traffic"]
     assert "about 16 MB an hour up and 16 MB an hour down" in told and "as the contact says" in told
     assert "/data/small" in lines["files"] and "Ctrl-C" in lines["leaving"]
 
@@ -76,7 +76,7 @@ def test_the_question_says_what_a_limit_leads_to() -> None:
     assert "follows the run: its samples cannot count" in sheet(small())["rounds"], "of a link that is too slow"
     limited = small("local.limits={upload: 5 kB/s}")
     assert "your limit of 5.0 kB/s needs 16 s; in a run whose epochs are not much longer" in sheet(limited)["rounds"]
-    limits_it = sheet(limited, going=Going(2.0))["rounds"]
+    limits_it = sheet(limited, going=RunEstimate(2.0))["rounds"]
     assert "epochs take 2 s: your samples cannot count here, unless all others are on this computer" in limits_it
     assert "rounds" not in sheet(limited, "monitor"), "it sends no gradients"
 
@@ -181,7 +181,7 @@ def test_a_disk_without_room_is_refused_also_by_who_agrees_to_all(
 def test_the_page_and_its_question_fit_a_terminal_of_24_lines_with_what_matters_first(role: Role) -> None:
     """A volunteer's usual paths and an invitation to a closed run included."""
     recipe = parse_recipe((RECIPES / "stdlib-lm.yaml").read_text(), directory=Path("/data"))
-    for going in (UNKNOWN, Going(6.3, trainers=12, monitors=2, auxiliaries=3)):
+    for going in (UNKNOWN, RunEstimate(6.3, trainers=12, monitors=2, auxiliaries=3)):
         demand = demand_of(recipe, OUTLINE, role, Compute(torch.device("cpu")), going)
         memory, home = "613 MiB of the 23.5 GiB of this machine's memory", "/home/margarethe/.local/share/swarm/"
         lines = consent.sheet(recipe, role, demand, memory, Path(f"{home}stdlib-lm-34digzek"), recipe.local.limits)

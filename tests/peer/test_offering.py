@@ -19,7 +19,7 @@ from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.peer.offering import METHOD, RecipeOffered, RecipeService, RecipeWanted, ask_for_recipe, fetch_recipe
 from swarmcli.recipe import Link, Recipe, digest_of, offered
 from swarmcli.recipe.link import places_of
-from swarmcli.recipe.offered import UNKNOWN, Going
+from swarmcli.recipe.offered import UNKNOWN, RunEstimate
 from swarmcli.version import build
 from tests.recipe.recipes import small
 from tests.simulation import in_real_time
@@ -63,7 +63,9 @@ def test_the_recipe_comes_with_how_the_run_goes() -> None:
         service.note(EpochAdvanced(8, "aa", 0, 0, 0, None, 0.0, 0.0))  # taken over: nobody knows how long it took
 
     answer = asking(serve)
-    assert answer == RecipeOffered(TEXT, 8, 12.5, 3, 1, 2, version=build()) and answer.going == Going(12.5, 3, 1, 2)
+    assert answer == RecipeOffered(TEXT, 8, 12.5, 3, 1, 2, version=build()) and answer.going == RunEstimate(
+        12.5, 3, 1, 2
+    )
 
 
 def test_an_older_peer_says_nothing_of_who_takes_part_and_nobody_is_believed_everything() -> None:

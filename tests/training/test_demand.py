@@ -16,7 +16,7 @@ from swarmcli.events import EpochAdvanced, RoundFinished
 from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription, Role
-from swarmcli.recipe.offered import UNKNOWN, Going
+from swarmcli.recipe.offered import UNKNOWN, RunEstimate
 from swarmcli.testing import virtual_time
 from swarmcli.training.demand import COMPRESSIONS, Demand, demand_of, passed_on
 from swarmcli.training.device import Compute
@@ -28,7 +28,9 @@ OUTLINE = nn.Sequential(nn.Linear(100, 200, device="meta"), nn.Linear(200, 10, d
 NUMBERS = 100 * 200 + 200 + 200 * 10 + 10
 
 
-def demand(*overrides: str, role: Role = "trainer", going: Going = UNKNOWN, outline: nn.Module = OUTLINE) -> Demand:
+def demand(
+    *overrides: str, role: Role = "trainer", going: RunEstimate = UNKNOWN, outline: nn.Module = OUTLINE
+) -> Demand:
     return demand_of(small(*overrides), outline, role, Compute(torch.device("cpu")), going)
 
 
@@ -67,7 +69,7 @@ def test_of_sparse_gradients_the_averages_grow_with_the_trainers() -> None:
     """320 numbers of ten chunks: levels, 7 planes of lower bits, upper bits, 2 bits each; then 960 of their average."""
     sparse = ("averaging.trust=members", "gradient_averaging={method: topk, k: 32}")
     outline = nn.Linear(4096, 10, bias=False, device="meta")
-    told = demand(*sparse, going=Going(12.0, trainers=2), outline=outline)
+    told = demand(*sparse, going=RunEstimate(12.0, trainers=2), outline=outline)
     assert (told.message, told.average) == (80 + 7 * 40 + 81 + 80, 40 + 4 + 5 * 120 + 281 + 480)
     assert (told.sent, told.received) == pytest.approx([2 / 3 * (told.message + told.average)] * 2, rel=0.01)
     many = demand(*sparse, outline=outline)  # of 64 there may be half of all numbers in it
@@ -76,39 +78,39 @@ def test_of_sparse_gradients_the_averages_grow_with_the_trainers() -> None:
 
 
 def test_an_hour_is_told_by_the_contacts_pace_and_not_guessed() -> None:
-    told = demand(going=Going(12.0))
+    told = demand(going=RunEstimate(12.0))
     assert told.an_hour(told.sent) == 300 * told.sent == 300 * 2 * 4 * NUMBERS and told.told_pace == 12.0
     assert not told.peers_are_told, "of whom nothing is said nothing is counted"
     assert not demand().told_pace and not demand().pace
 
 
 def test_a_further_trainer_shortens_epochs_and_others_do_not() -> None:
-    going = Going(12.0, trainers=3, monitors=1)
+    going = RunEstimate(12.0, trainers=3, monitors=1)
     assert demand(going=going).pace == 9.0 and demand(going=going, role="auxiliary").pace == 12.0
     assert demand(going=going).told_pace == 12.0, "what decides about seats is how fast the others are"
-    assert demand(going=Going(0.0, trainers=3)).pace == 0
+    assert demand(going=RunEstimate(0.0, trainers=3)).pace == 0
 
 
 def test_in_groups_and_large_runs_nobody_passes_on_more_than_its_group_asks_for() -> None:
-    many = Going(12.0, trainers=1 << 20, monitors=1 << 20, auxiliaries=1 << 20)
+    many = RunEstimate(12.0, trainers=1 << 20, monitors=1 << 20, auxiliaries=1 << 20)
     for role in ("trainer", "monitor", "auxiliary"):
         sent, received = passed_on(many, role, 16)
         assert 0 < sent < 16 and 0 < received < 16
-    alone = passed_on(Going(12.0, trainers=1), "trainer", None)
+    alone = passed_on(RunEstimate(12.0, trainers=1), "trainer", None)
     assert alone == pytest.approx((1.0, 1.0)), "half to the other one, and half of the average"
 
 
-CASES: list[tuple[Role, Going]] = [
-    ("monitor", Going(trainers=2, auxiliaries=1)),
-    ("trainer", Going(trainers=2, monitors=1, auxiliaries=1)),
-    ("trainer", Going(trainers=1, monitors=1)),
-    ("auxiliary", Going(trainers=2, monitors=1)),
+CASES: list[tuple[Role, RunEstimate]] = [
+    ("monitor", RunEstimate(trainers=2, auxiliaries=1)),
+    ("trainer", RunEstimate(trainers=2, monitors=1, auxiliaries=1)),
+    ("trainer", RunEstimate(trainers=1, monitors=1)),
+    ("auxiliary", RunEstimate(trainers=2, monitors=1)),
 ]
 
 
 @pytest.mark.parametrize(("role", "going"), [CASES[0], *soak(CASES[1:])])
 def test_what_is_promised_for_an_hour_is_what_a_run_then_takes(
-    role: Role, going: Going, monkeypatch: pytest.MonkeyPatch
+    role: Role, going: RunEstimate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = 1_000
     links = {"bandwidth": 1.0}  # alike, as the promise assumes; what rounds in memory measure is chance
