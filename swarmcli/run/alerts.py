@@ -1,7 +1,7 @@
 """When the owner of a run has to look at it: it stalls, nobody holds its state, or its loss goes the wrong way.
 
 Decided from what one peer sees of the run, look by look, without a clock of its own. That somebody pauses or computes
-is what it says itself, so no such word puts an alert off for long, and what stalls is over only with the next epoch.
+is what it says itself, so no such word puts an alert off for long, or ends it soon.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Alerts:
         self.standing: tuple[Alert, ...] = ()  # replaced and never changed
         self._looked: float | None = None
         self._stalled_in = -1  # epoch
+        self._goes_on = 0.0  # seconds for which that has gone on again, as it seems
         self._had_donor = False
         self._without = 0.0  # seconds
         self._first, self._best = math.inf, math.inf  # smoothed losses
@@ -38,9 +39,10 @@ class Alerts:
     def look(self, status: RunStatus) -> tuple[list[Alert], list[Alert]]:
         """Alerts that begin with this look, and those that end with it. `status.now` tells the time."""
         gap, self._looked = status.now - (self._looked or status.now), status.now
+        gap = gap if 0.0 <= gap <= LONGEST_GAP else 0.0
         told: dict[AlertKind, str] = {
-            "stalled": self._stalled(status),
-            "no donor": self._no_donor(status, gap if 0.0 <= gap <= LONGEST_GAP else 0.0),
+            "stalled": self._stalled(status, gap),
+            "no donor": self._no_donor(status, gap),
             "diverged": self._diverged(status.losses[:-1]),  # the last one may still change, as reports arrive
         }
         begun, ended = [], []
@@ -54,11 +56,14 @@ class Alerts:
         self.standing = tuple(self._standing.values())
         return begun, ended
 
-    def _stalled(self, status: RunStatus) -> str:
-        """The epoch does not end, or nobody computes."""
+    def _stalled(self, status: RunStatus, seconds: float) -> str:
+        """The epoch does not end, or nobody computes. That it goes on again is what others say until it ends, so an
+        alert that is over in between would begin as often as somebody says so for a moment."""
+        self._goes_on = 0.0 if status.overdue else self._goes_on + seconds
         if status.waits and status.overdue >= (STANDS if status.state == "standing" else DESERTED):
             self._stalled_in = status.epoch
-        return (status.waits or "The run stands.") if status.epoch == self._stalled_in else ""
+        stands = status.epoch == self._stalled_in and self._goes_on < DESERTED
+        return (status.waits or "The run stands.") if stands else ""
 
     def _no_donor(self, status: RunStatus, seconds: float) -> str:
         """Nobody can hand the state to a newcomer, though somebody could."""

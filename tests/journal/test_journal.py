@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from sqlite_utils import Database
 from sqlite_utils.cli import cli
 
 from swarmcli.errors import JournalError
@@ -55,15 +54,6 @@ def test_what_is_emitted_can_be_read_while_the_run_goes_on(journal: Journal, clo
         assert [peer.name for peer in reader.peers("stdlib-lm")] == ["bob"]
         assert [row.loss for row in reader.chart("stdlib-lm")] == [3.0]
         assert [event.kind for event in reader.events("stdlib-lm")] == ["joined", "left out"]
-
-
-def test_a_second_start_goes_on_in_the_same_file(path: Path, clock: Clock) -> None:
-    for number in (1, 2):
-        with Journal(path, run=RUN, clock=clock) as journal:
-            journal.record(epoch(number))
-    with JournalReader(path) as reader:
-        assert len(reader.runs()) == 2
-        assert [row.epoch for row in reader.epochs("stdlib-lm")] == [1, 2]
 
 
 def test_other_programs_can_read_the_tables(journal: Journal, path: Path) -> None:
@@ -124,30 +114,6 @@ def test_a_journal_that_is_taken_away_is_begun_anew(journal: Journal, path: Path
     with journal.read() as reader:
         assert len(reader.runs()) == 1
         assert [row.epoch for row in reader.epochs("stdlib-lm")] == [2]
-
-
-def test_a_database_that_may_not_grow_goes_on_when_it_may(
-    path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SQLite's own "disk full", which it gives where the pages run out."""
-    real = writer_module.open_for_writing
-    room = {"pages": 40}
-
-    def small(where: Path) -> Database:
-        db = real(where)
-        db.execute(f"PRAGMA max_page_count={room['pages']}")
-        return db
-
-    monkeypatch.setattr(writer_module, "open_for_writing", small)
-    with Journal(path, run=RUN, clock=clock) as journal:
-        for number in range(2000):
-            journal.record(epoch(number))
-        assert not journal.flush(30)
-        assert journal.statistics().failing == "database or disk is full"
-        room["pages"] = 100_000
-        assert journal.flush(30)
-        with journal.read() as reader:
-            assert [row.epoch for row in reader.epochs("stdlib-lm")] == list(range(2000))
 
 
 def test_closing_writes_the_end_hears_no_more_and_leaves_no_thread_and_no_file(path: Path, clock: Clock) -> None:

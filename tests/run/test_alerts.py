@@ -88,10 +88,15 @@ def test_a_run_that_does_not_go_on_is_told_once_in_the_words_of_the_screens_unti
     run.play(10 * STEP)
     assert run.told == ["+stalled"] and run.begun[0].text == DESERTION
     run.change(state="training", waits="", overdue=0.0)
-    run.play(10 * STEP)
+    run.play(DESERTED - 2 * STEP)
     assert [alert.kind for alert in run.alerts.standing] == ["stalled"], "that somebody computes is what it says"
+    run.play(2 * STEP)
+    assert run.told == ["+stalled", "-stalled"]
+    run.change(state=state, waits=DESERTION, overdue=seconds)
+    run.play(STEP)
+    run.change(state="training", waits="", overdue=0.0)
     run.epochs(2.0)
-    assert run.told == ["+stalled", "-stalled"] and run.alerts.standing == ()
+    assert run.told == ["+stalled", "-stalled"] * 2 and run.alerts.standing == ()
 
 
 def test_the_last_donor_that_is_lost_is_told_and_flicker_is_not() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pytest
 
@@ -12,6 +12,7 @@ from swarmcli.network.context import Traffic
 from swarmcli.network.endpoint import SeenPeer
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim.epoch.seat import SeatLost
+from swarmcli.run.values import RunStatus, State
 from swarmcli.run.views import evaluated
 from swarmcli.run.watch import RunWatch, alarm, clock_alarm, mode_in_words
 from tests.recipe.recipes import small
@@ -474,3 +475,12 @@ def test_a_clock_that_is_two_hours_off_is_an_alarm_that_says_what_helps() -> Non
     watch = watching(FakeOptimizer(512))
     watch._peer.dht.clock.uncorrected = 7200.0
     assert watch.look().alarm == clock_alarm(7200.0)
+
+
+def test_every_state_has_its_words_and_its_tone_and_says_what_is_left_of_the_epoch() -> None:
+    usual: dict[str, Any] = {"run_id": "r", "peer_id": "a", "role": "trainer", "epoch": 7, "samples": 1, "target": 9}
+    shown = {state: RunStatus(**usual, state=state, eta_seconds=3.0) for state in get_args(State)}
+    assert {each.tone for each in shown.values()} <= {"good", "calm", "warn", "bad"}
+    assert len({each.state_in_words for each in shown.values()}) == len(shown)
+    assert {state for state, each in shown.items() if each.left == "about 3 s left"} == {"training", "following"}
+    assert replace(shown["synchronizing"], download="1 of 5 MB").left == "1 of 5 MB"

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from swarmcli.events import RoundFinished
-from swarmcli.journal import Failure, Line
+from swarmcli.journal import Failure
 from swarmcli.run.source import RunStatus
 from swarmcli.run.values import CheckpointShown, History, Rounds
 
 from .conftest import PATIENCE, Open, Serve, expect_text
-from .fake_source import JOIN_LINE, OTHERS, REACH, START, TRAINERS, FakeRun, peer_row, round_row
+from .fake_source import JOIN_LINE, OTHERS, REACH, TRAINERS, FakeRun, peer_row
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -110,32 +110,6 @@ def test_peers_show_what_they_do(serve: Serve, open_page: Open) -> None:
     expect_text(page, "#peers .health", ["in step", "not answering", "lost", "left", "in step", "in step"])
     expect_text(page, "#peer-count", "3")
     assert page.locator("#peers .rate").all_inner_texts()[1:4] == ["–", "–", "–"]
-
-
-def test_what_peers_write_never_becomes_markup(serve: Serve, open_page: Open) -> None:
-    class Hostile(FakeRun):
-        def rounds(self, *, after: int = 0, limit: int = 100) -> list[RoundFinished]:
-            left = {self.people[0].peer_id: ATTACK}
-            return [
-                replace(round_row(1), outcome="failed", reason=ATTACK, leader=self.people[0].peer_id, left_out=left)
-            ][after:]
-
-    run = Hostile(
-        finished_epochs=3,
-        run_id=ATTACK,
-        join_line=ATTACK,
-        people=[peer_row(ATTACK, device=ATTACK, me=True), peer_row("b", role=ATTACK, trouble=ATTACK)],
-        extra_events=[Line("warning", "x", "", ATTACK, id=99, time=START)],
-    )
-    page = open_page(serve(run).url)
-    expect_text(page, "#run-id", ATTACK)
-    expect_text(page, "#peers tr:nth-child(1) .name", ATTACK)
-    assert page.locator("#peers .role").all_inner_texts() == ["trainer", ATTACK]
-    assert ATTACK in page.locator("#rounds").inner_text()
-    assert ATTACK in page.locator("#events").inner_text()
-    assert page.locator("img").count() == 2  # the logo, and the place of the QR code
-    assert page.locator("b").count() == 0
-    assert page.evaluate("window.owned") is None
 
 
 def test_a_script_that_came_in_all_the_same_would_not_run(serve: Serve, open_page: Open) -> None:
@@ -419,15 +393,3 @@ def test_two_models_of_one_run_are_a_red_alarm(serve: Serve, open_page: Open, wi
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     run.alarm = ""
     page.wait_for_selector("#alarm", state="hidden")
-
-
-def test_a_peer_that_waits_says_so_and_promises_nothing(serve: Serve, open_page: Open) -> None:
-    width = 360
-    me = replace(TRAINERS[2], me=True, health="waiting")
-    run = FakeRun(state="stranded", part=0.0, alarm="This peer waits.", run_eta=None, people=[me, OTHERS[0]])
-    page = open_page(serve(run).url, viewport={"width": width, "height": 900})
-    expect_text(page, "#state", "Waiting: out of reach of the others")
-    expect_text(page, "#eta", "nobody in reach holds the model")
-    expect_text(page, "#run-eta", "")
-    expect_text(page, "#peers tr:nth-child(1) .health", "waiting")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width

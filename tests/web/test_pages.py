@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from swarmcli.events import EpochAdvanced
+from swarmcli.journal import Line
 from swarmcli.run.values import Alert
 
 from .conftest import PATIENCE, Open, Serve, expect_text
@@ -25,6 +26,7 @@ from .fake_source import (
     epoch_row,
     large_run,
     peer_row,
+    round_row,
     volunteer,
 )
 
@@ -254,7 +256,7 @@ def test_an_alert_stands_on_every_page_and_is_notified_once_where_that_is_wanted
     context.close()
 
 
-def test_names_and_teams_of_others_are_text_everywhere(serve: Serve, open_page: Open) -> None:
+def test_what_others_write_is_text_everywhere(serve: Serve, open_page: Open) -> None:
     class Hostile(FakeRun):
         def contributions(self) -> list[Any]:
             return [replace(each, name=ATTACK, team=ATTACK) for each in super().contributions()]
@@ -262,15 +264,26 @@ def test_names_and_teams_of_others_are_text_everywhere(serve: Serve, open_page: 
         def machine(self) -> list[Any]:
             return [replace(each, run_id=ATTACK, sentence=ATTACK) for each in super().machine()]
 
-    run = Hostile(finished_epochs=41, run_id=ATTACK)
-    run.people = [replace(peer, name=ATTACK, device=ATTACK, trouble=ATTACK) for peer in run.people]
+        def rounds(self, *, after: int = 0, limit: int = 100) -> list[Any]:
+            left = {self.people[0].peer_id: ATTACK}
+            return [
+                replace(round_row(1), outcome="failed", reason=ATTACK, leader=self.people[0].peer_id, left_out=left)
+            ]
+
+    run = Hostile(finished_epochs=41, run_id=ATTACK, join_line=ATTACK, mode=ATTACK, waits=ATTACK)
+    run.people = [replace(peer, name=ATTACK, device=ATTACK, role=ATTACK, trouble=ATTACK) for peer in run.people]
     run.alerts = [Alert(id="x", kind="stalled", text=ATTACK, since=START)]
+    run.extra_events = [Line("warning", "x", "", ATTACK, id=99, time=START)]
     url = serve(run).url
-    page = open_page(url, "contributions")
+    page = open_page(url)
+    for place in ("#run-id", "#mode", "#waits", "#join-line", "#alerts bdi"):
+        expect_text(page, place, ATTACK)
+    for place in ("#peers .name", "#peers .role", "#rounds .why", "#rounds .detail", "#events bdi"):
+        page.locator(place).get_by_text(ATTACK).first.wait_for(state="attached")
     for path in ("contributions", "runs", f"peers/{run.people[0].peer_id}"):
         page.goto(url + path)
         page.get_by_text(ATTACK).nth(2).wait_for(state="attached")
-        assert page.locator("main b, main img").count() == 0 and page.evaluate("window.owned") is None
+        assert page.locator("main b, main img:not(#qr)").count() == 0 and page.evaluate("window.owned") is None
     page.goto(url + "contributions")
     page.get_by_label("teams").check()
     expect_text(page, "#given tr:nth-child(1) .sub", "6 peers")
