@@ -88,9 +88,9 @@ def invite(
         if whom
         else f"for whoever takes it up first, so give it to one person, in private; {host.peer_id.short}… must run then"
     )
-    err.print(f"invitation {ticket.invitation.id.hex()}, until {moment(until)}, {terms}", soft_wrap=True)
+    err.print(f"invitation {ticket.invitation.id.hex()}, until {moment(until)}, {terms}")
     if needed := data_in_words(loaded):
-        err.print(needed, soft_wrap=True)
+        err.print(needed)
 
 
 def revoke(
@@ -114,12 +114,11 @@ def revoke(
     with _waiting("telling the members"):
         subjects, told = visit.do(partial(visit.revoke, who))
     for subject in subjects:
-        out.print(f"revoked {describe_subject(subject)}", soft_wrap=True)
+        out.print(f"revoked {describe_subject(subject)}")
     err.print(
         f"told {plural(told, 'member')}, who tell the others: all have hung up within a minute, and the rounds go on"
         if told
         else "no member could be told; it is noted, and told by the next `swarm members`",
-        soft_wrap=True,
     )
 
 
@@ -148,8 +147,8 @@ def sign(
         write_file(checkpoint / OWNER, json.dumps({"signature": signature.hex()}).encode())
     except OSError as error:
         raise CheckpointError(f"{checkpoint / OWNER} cannot be written: {error.strerror}") from error
-    out.print(f"signed epoch {position[0]} at {checkpoint}", soft_wrap=True)
-    err.print(f"whoever starts with --resume {checkpoint} now leads those who are not as far", soft_wrap=True)
+    out.print(f"signed epoch {position[0]} at {checkpoint}")
+    err.print(f"whoever starts with --resume {checkpoint} now leads those who are not as far")
 
 
 def members(

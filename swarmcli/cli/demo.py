@@ -55,7 +55,7 @@ def demo(
     began = time.monotonic()
 
     def say(text: str) -> None:
-        out.print(f"{time.monotonic() - began:5.0f} s  {text}", soft_wrap=True)
+        out.print(f"{time.monotonic() - began:5.0f} s  {text}")
 
     played = Demo(path.resolve(), loaded.run_id, loaded.max_epochs, directory.resolve(), say, overrides, limit, web)
     checks = expectations(*played.perform(), loaded.max_epochs)

@@ -38,7 +38,7 @@ def link(
             continue
         out.print(command_of(each), soft_wrap=True)
         state = "" if home in running else "not running now: others can join when it is started again"
-        err.print("  ".join(filter(None, [str(home), reach_in_words(each), read_link(home)[1], state])), soft_wrap=True)
+        err.print("  ".join(filter(None, [str(home), reach_in_words(each), read_link(home)[1], state])))
 
 
 def links_of(what: str | None) -> dict[Path, Link]:

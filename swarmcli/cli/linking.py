@@ -164,7 +164,7 @@ def recipe_of(run: LinkedRun, settings: Sequence[Setting]) -> tuple[str, Recipe,
     except SwarmError:
         if run.recipe.exists():
             with aloud():
-                err.print(earlier_version(run), soft_wrap=True)
+                err.print(earlier_version(run))
         raise
     text = run.text_of(fetched)
     return text, with_settings(run, text, settings), answer.going

@@ -148,7 +148,7 @@ def _print(console: Console, record: Event, names: Mapping[str, str], *, as_json
     if as_json:
         _print_json(console, name, asdict(record))
     else:
-        console.print(Text(f"{day(record.time)}  {text}", style=style), soft_wrap=not console.is_terminal)
+        console.print(Text(f"{day(record.time)}  {text}", style=style))
         console.file.flush()
 
 

@@ -344,7 +344,7 @@ def install(
     system.outlive()
     if hint := system.hint():
         err.print(hint, soft_wrap=True)
-    err.print("`swarm status` shows it, `swarm service remove` ends it for good", soft_wrap=True)
+    err.print("`swarm status` shows it, `swarm service remove` ends it for good")
 
 
 def _agreed(role: Role, words: Sequence[str]) -> RecipeToJoin:
@@ -381,7 +381,7 @@ def remove(name: ServiceName = None) -> None:
         system.stop(name)
     finally:
         system.file(name).unlink(missing_ok=True)
-    err.print(f"the service {name} is gone", soft_wrap=True)
+    err.print(f"the service {name} is gone")
 
 
 @app.command()
@@ -407,9 +407,7 @@ def status(
         if as_json:
             out.print(json.dumps(asdict(status)), soft_wrap=True)
         else:
-            out.print(
-                f"{status.name}: {'runs' if status.running else f'does not run ({status.state})'}", soft_wrap=True
-            )
+            out.print(f"{status.name}: {'runs' if status.running else f'does not run ({status.state})'}")
             if status.hint:
                 err.print(f"  {status.hint}", soft_wrap=True)
     if not found:

@@ -25,7 +25,7 @@ OF_ROLES = re.compile(r"(trainer|auxiliary|monitor)-\d+")  # homes that peers of
 Which = Annotated[
     str | None,
     typer.Argument(
-        metavar="[LINK|RECIPE|DIRECTORY|RUN]",
+        metavar="LINK|RECIPE|DIRECTORY|RUN",
         help="Which run, or which peer of it: a link, a recipe, a peer's directory or one above it, or the run's name. "
         "Default: the only one here or of this user, or of several the one that runs.",
     ),

@@ -29,7 +29,7 @@ from swarmcli.words import format_duration, format_rate
 MEASURED_PEERS, ASKED_PEERS = 3, 8
 MEASURING_SECONDS = 20.0  # after which no further peer is measured: one takes up to 8 s, and all of it up to a minute
 HELPED_SECONDS = 20.0  # for the router and relays, which answer within some seconds
-ASK = "name a recipe or a link, and its peers say for sure"
+ASK = "peers of a run say for sure: name its link, or one of them with --peer"
 SCOPES = {Scope.HOST: "from this computer", Scope.LAN: "from this network", Scope.INTERNET: "from the internet"}
 TRANSLATIONS = {
     "none": "not translated",

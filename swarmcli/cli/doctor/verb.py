@@ -101,7 +101,7 @@ def doctor(
     if not as_json:
         well = f"nothing is broken{f', {warned} to look at' if warned else ''}"
         said = f"{failed} of {len(found)} failed; begin with the first" if failed else well
-        out.print(Text(f"\n{said}", style="bold"), soft_wrap=True)
+        out.print(Text(f"\n{said}", style="bold"))
     if report or output is not None:
         _write(context, found, output)
     if failed:
@@ -115,7 +115,7 @@ def _show(finding: Finding) -> None:
     if finding.fix and finding.outcome != "OK":
         lines.append(Text.assemble("      ", ("→ ", "bold"), printable(finding.fix, 1000), overflow="fold"))
     for line in lines:
-        out.print(line, soft_wrap=not out.is_terminal)
+        out.print(line)
 
 
 def _write(context: Context, found: list[Finding], file: Path | None) -> None:
@@ -128,4 +128,4 @@ def _write(context: Context, found: list[Finding], file: Path | None) -> None:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise SwarmError(f"{file} cannot be written ({error.strerror}); name another by --output") from error
-    err.print(f"the report is in {file}; read it before you give it to anybody", soft_wrap=True)
+    err.print(f"the report is in {file}; read it before you give it to anybody")
