@@ -52,6 +52,8 @@ def homes_of(what: str | None, *holding: str) -> list[Path]:
         places, run_id = [recipe.output_dir / recipe.run_id, *known], recipe.run_id
     elif Path(what).exists():
         places = [Path(what)]
+    elif len(Path(what).parts) > 1 or Path(what).suffix in (".yaml", ".yml"):
+        raise UsageError(f"{what} does not exist; name a recipe, a peer's directory or one above it, or a run")
     else:
         places, run_id = known, what
     written: dict[Path, float] = {}

@@ -81,6 +81,7 @@ def test_a_journal_is_a_file_too_and_where_there_is_none_it_is_said_what_to_give
     assert journal_of(str(copy)) == copy
     for named, words in (
         (str(tmp_path), "no peer in or below .* has left a journal; name a recipe or the peer's directory"),
+        ("nothing.yaml", "nothing.yaml does not exist; name a recipe, a peer's directory"),
         ("nothing", "no peer of the run nothing on this computer has left a journal"),
     ):
         with pytest.raises(UsageError, match=words):
