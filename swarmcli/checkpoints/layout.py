@@ -11,7 +11,7 @@
                            the same with weights averaged over epochs, of a run with ema_decay; transformers reads it
                            with variant="ema"
     training.safetensors   tensors of the optimizer's state
-    shards/                of a site with a sharded optimizer: its statistics, a file per rank
+    shards/                the statistics of a site with a sharded optimizer, where a former version wrote them
     tokenizer.json, …      what the task needs beside the model, and README.md, a model card
     evaluation.json        the loss on text that nobody trains on, once it was measured
     checkpoint.json        run, epoch, the rest of the optimizer's state (lineage, schedule), a hash of each file
@@ -34,7 +34,7 @@ from typing import Any
 from swarmcli.errors import CheckpointError
 
 FORMAT = 1
-SHARDED_FORMAT = 2
+SHARDED_FORMAT = 2  # of former versions: a site's statistics lie in SHARDS
 MANIFEST = "checkpoint.json"
 MODEL = "model.safetensors"
 ADAPTER = "adapter_model.safetensors"  # in its place where an adapter alone is trained …

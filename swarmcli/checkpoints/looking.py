@@ -87,16 +87,17 @@ def _looked_at(path: Path) -> tuple[str, str]:
 def verify(path: Path) -> str:
     """Reads all of a checkpoint; what is wrong with it, "" where all is as it was written.
 
-    Takes as long as its files are large. All shares of a site on several machines have to lie here.
+    Takes as long as its files are large. Those that a site of a former version wrote on several machines have to lie
+    here.
     """
     try:
         manifest = read_manifest(path)
         check_files(path, manifest)
         if manifest["format"] == SHARDED_FORMAT:
-            # Imported here: it takes torch, and most checkpoints are of one process.
-            from swarmcli.sharding.files.save import check_whole
+            # Imported here: it takes torch, and only former versions wrote such.
+            from swarmcli.files.old_shards import read_shards
 
-            check_whole(path / SHARDS, manifest["shards"])
+            read_shards(path / SHARDS, manifest["shards"])
     except (CheckpointError, OSError) as error:
         return str(error)
     return ""

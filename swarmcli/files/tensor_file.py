@@ -4,8 +4,8 @@
     header      JSON: name → {dtype, shape, data_offsets}, padded with spaces to a multiple of 8
     data        the tensors one behind the other, without holes
 
-safetensors' own writer wants all bytes in host memory at once; this one holds one tensor of a device there, and takes
-the digests in the same pass. Files are read by safetensors, as views of memory-mapped pages.
+safetensors' own writer wants all bytes in host memory at once; this one holds one tensor of a device there. Files are
+read by safetensors, as views of memory-mapped pages.
 """
 
 from __future__ import annotations
@@ -46,34 +46,25 @@ def write_tensors(
     file: Path,
     tensors: Mapping[str, Any],
     *,
-    hashed: bool = False,
-    mark: str = "",
     digest: Any = None,
     load: Callable[[Any], Tensor] = lambda tensor: tensor,
-) -> dict[str, bytes]:
-    """Writes the tensors (any device, any strides, sharing memory or not). With `hashed` the digest of each one. `mark`
-    is a word by which this file is told from others of the same name; `digest` a hash of hashlib for the whole file.
-    Those that lie elsewhere, with type, shape and size, `load` brings here one by one.
+) -> None:
+    """Writes the tensors (any device, any strides, sharing memory or not). `digest`: a hash of hashlib for the whole
+    file. Those that lie elsewhere, with type, shape and size, `load` brings here one by one.
 
     The file appears whole or not at all. Raises OSError, and TypeError for a dtype that the format does not have.
     """
     largest_items_first = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)  # keeps them aligned
     ordered = dict(largest_items_first)
-    header = _header(ordered, mark)
-    digests: dict[str, bytes] = {}
+    header = _header(ordered)
 
     def fill(stream: BinaryIO) -> None:
         stream.write(len(header).to_bytes(8, "little"))
         stream.write(header)
-        for name, tensor in ordered.items():
-            here = load(tensor)
-            data = _bytes_of(here)
-            stream.write(data)
-            if hashed:
-                digests[name] = _digest(here, data)
+        for tensor in ordered.values():
+            stream.write(_bytes_of(load(tensor)))
 
     write_file(file, fill, digest=digest)
-    return digests
 
 
 class TensorFile:
@@ -91,6 +82,7 @@ class TensorFile:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{file} is truncated or damaged: {error}") from error
         self.names = frozenset(self._file.keys())
+        # A word by which a shard of a former version is told from others of its name.
         self.mark: str = (self._file.metadata() or {}).get("mark", "")
 
     def __enter__(self) -> TensorFile:
@@ -117,17 +109,13 @@ def mapped(file: Path) -> dict[str, Tensor]:
 
 def digest_of(tensor: Tensor) -> bytes:
     """SHA-256 of a tensor's type, shape and bytes."""
-    return _digest(tensor, _bytes_of(tensor))
-
-
-def _digest(tensor: Tensor, data: memoryview) -> bytes:
     found = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-    found.update(data)
+    found.update(_bytes_of(tensor))
     return found.digest()
 
 
-def _header(tensors: Mapping[str, Any], mark: str) -> bytes:
-    described: dict[str, Any] = {"__metadata__": {"format": "pt", "mark": mark}}
+def _header(tensors: Mapping[str, Any]) -> bytes:
+    described: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in _NAMES:

@@ -29,7 +29,6 @@ from swarmcli.peer.disk import room_for
 from swarmcli.peer.home import BEGAN
 from swarmcli.peer.uploads import Uploads, hub
 from swarmcli.sharding.zero.state import copied_to_cpu
-from swarmcli.sites.checkpoint import SiteShards
 from swarmcli.threads import on_all_threads, on_one_thread
 from swarmcli.training import STREAM, Batch, CheckpointStore, Compute
 from swarmcli.training.adapters import is_adapted
@@ -146,7 +145,7 @@ class BackgroundCheckpoints:
         optimizer: Optimizer,
         every: int,
         *,
-        shards: SiteShards | None = None,
+        copy: Callable[[dict[str, Any]], dict[str, Any]] = copied_to_cpu,
         offers: bool = False,
         yields: bool = False,
         path: Path | None = None,
@@ -158,8 +157,8 @@ class BackgroundCheckpoints:
         """To be made before the run is joined: what the optimizer holds now need not be written, since it is nothing or
         lies at `path`.
 
-        `shards`: for an optimizer whose statistics are spread over the processes of a site. `offers`: others may rely
-        on this peer's regular checkpoints. `yields`: this peer writes none where it can rely on another one, and at the
+        `copy` makes of the optimizer's state what no step changes. `offers`: others may rely on this peer's regular
+        checkpoints. `yields`: this peer writes none where it can rely on another one, and at the
         end none if another one stays and holds as much. `evaluation`: of each checkpoint, and of what it says is due
         beside them. `card` describes a checkpoint that was measured. `upload(path, loss, is the best)` hears of each
         checkpoint and may not block.
@@ -168,7 +167,7 @@ class BackgroundCheckpoints:
         self._model = model
         self._optimizer = optimizer
         self._every = every
-        self._shards = shards
+        self._copy = copy
         self._offers = offers and every > 0
         self._yields = yields
         self._events = events or Events()
@@ -201,7 +200,7 @@ class BackgroundCheckpoints:
         ended, self._work = self._work, None
         try:
             self._begin_what_is_due(epoch, writes, passed, must=ended is not None and ended.result())
-        except RuntimeError as error:  # no thread, no memory
+        except (RuntimeError, OSError) as error:  # no thread, no memory; no room for the copy of a site's statistics
             if isinstance(error, SwarmError):
                 raise
             self._events.emit(Noticed("warning", f"no checkpoint of epoch {epoch} is written or evaluated: {error}"))
@@ -209,7 +208,7 @@ class BackgroundCheckpoints:
     def keep(self) -> None:
         """Writes what the optimizer holds, and waits for it."""
         report = self._optimizer.report()
-        self._write(on_host(self._model), copied_to_cpu(self._take()), report.epoch, report.lineage)
+        self._write(on_host(self._model), self._copy(self._optimizer.state_dict()), report.epoch, report.lineage)
 
     def _begin_what_is_due(self, epoch: int, writes: bool, passed: bool, *, must: bool) -> None:
         measures = passed and self._evaluation is not None and self._evaluation.is_due(epoch)
@@ -226,9 +225,9 @@ class BackgroundCheckpoints:
 
     def _begin(self, writes: bool, *, asks: bool) -> None:
         """`asks`: whether this peer finds out, once it has measured, that it has to write."""
-        taken = self._take()
+        taken = self._optimizer.state_dict()  # between two steps; the model has the updates for which this waits
         report, model = self._optimizer.report(), on_host(self._model)
-        state = copied_to_cpu(taken) if writes else None
+        state = self._copy(taken) if writes else None
 
         if state is None:
             self._store.put_averages(model, taken)  # which change when the run goes on
@@ -254,16 +253,8 @@ class BackgroundCheckpoints:
             self._card(path, result)
         self._upload(path, result.loss if result else None, best)
 
-    def _take(self) -> dict[str, Any]:
-        """The state between two steps; the model has the updates for which this waits."""
-        state = self._optimizer.state_dict()
-        if self._shards is None:
-            return state
-        self._shards.copy()
-        return {**state, "state": {}}
-
     def _write(self, model: nn.Module, state: Mapping[str, Any], epoch: int, lineage: str) -> Path | None:
-        path = self._store.write(model, state, epoch, shards=self._shards)
+        path = self._store.write(model, state, epoch)
         self.failed = path is None
         if path is not None:
             self.path, self._written = path, lineage
@@ -292,7 +283,12 @@ class BackgroundCheckpoints:
         fresh = optimizer.is_averaging or self._lineage != self._written
         if not (fresh or self.path):
             return  # it holds no more than everybody begins with
-        state = self._take() if fresh else {}  # an epoch that was about to end has ended now
+        try:
+            state = optimizer.state_dict() if fresh else {}  # an epoch that was about to end has ended now
+        except OSError as error:
+            self.failed = True
+            self._events.emit(Noticed("warning", f"the state of epoch {optimizer.local_epoch} was not saved: {error}"))
+            return
         heir = optimizer.call(lambda core: core.succession.leave(relies=self._yields))
         if fresh:
             if heir is not None and self._yields:

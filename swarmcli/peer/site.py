@@ -5,7 +5,7 @@ rank 0: run_site_leader                                every other rank: run_sit
     says who the peer is           ── Introduction ──▶     draws its own stream by it
     Optimizer in the swarm, SiteLeader around it           SiteMember
     TrainingLoop                     ◀─ every step ─▶      TrainingLoop
-    the state of every epoch         ◀─ with zero ──▶      its share of the statistics
+    the state of every epoch         ◀─ with zero ───      its share of the statistics
 
 In a run that averages gradients each rank sums its own over the epoch, and rank 0 hands in all sums; with local updates
 rank 0 steps with the mean of all ranks in every step. Either way, with `zero` every rank steps its share.
@@ -14,15 +14,14 @@ rank 0 steps with the mean of all ranks in every step. Either way, with `zero` e
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from torch import nn
+from torch import Tensor, nn
 
 from swarmcli.optim.modes.base import SiteHooks
 from swarmcli.peer.activity import STAYS
@@ -30,13 +29,12 @@ from swarmcli.peer.collaboration import Collaboration
 from swarmcli.peer.lifetime import come_into_step, pauses_of, train
 from swarmcli.peer.peer import RunPeer
 from swarmcli.peer.processors import sharing_processors
-from swarmcli.peer.site_state import SiteState, load_share
+from swarmcli.peer.site_state import SiteState
 from swarmcli.recipe import Recipe
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.run.watch import RunWatch
-from swarmcli.sites.checkpoint import SiteShards
-from swarmcli.sites.commands import Command, LeaderCommands
-from swarmcli.sites.gradients import LeaderGradients, LeaderMeans, LeaderSums, MemberGradients, MemberMeans, MemberSums
+from swarmcli.sites.commands import Handlers, LeaderCommands
+from swarmcli.sites.gradients import SiteAccumulator
 from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
 from swarmcli.sites.step_sync import SharedModel
@@ -57,52 +55,38 @@ from swarmcli.training import (
 from swarmcli.training.memory import check_memory
 from swarmcli.training.resumed import Resume, resumed_place
 
-Handlers = Mapping[type[Command], Callable[[Any], None]]
 
-
-@dataclass(frozen=True)
-class Leading:
-    """Rank 0's Optimizer and its SiteLeader are made with these."""
-
-    gradients: LeaderGradients
-    options: dict[str, Any] = field(default_factory=dict)  # of the Optimizer
-
-
-@dataclass(frozen=True)
-class Following:
-    """Another rank's SiteMember is made with these."""
-
-    gradients: MemberGradients
-    handlers: Handlers = field(default_factory=dict)
-    shards: SiteShards | None = None  # to be closed behind the SiteMember
-
-
-def leading(recipe: Recipe, commands: LeaderCommands, model: nn.Module) -> Leading:
-    """For rank 0, while the other ranks call `following`. Raises SiteError when one does not come."""
-    chosen = recipe.local.site
-    parameters = trained_parameters(recipe, model)
+def leading_options(
+    recipe: Recipe, commands: LeaderCommands, model: nn.Module, sums: list[SiteAccumulator]
+) -> dict[str, Any]:
+    """For rank 0's Optimizer, made while the other ranks call `following`. Its accumulator goes into `sums`, unless it
+    makes local updates. Raises SiteError when a rank does not come."""
     options: dict[str, Any] = {}
-    if chosen.zero:
+    if recipe.local.site.zero:
         around = partial(SiteOptimizer, commands=commands, shared=SharedModel(commands.site, model))
         options = {"optimizer": optimizer_factory(recipe, around)(parameter_groups(recipe, model)), "params": None}
-    if recipe.local_updates.enabled:
-        return Leading(LeaderMeans(commands.site, parameters), options)
-    sums = LeaderSums(commands)
-    return Leading(sums, {"site": SiteHooks(sums.make_accumulator), **options})
+
+    def accumulator(parameters: Sequence[Tensor], *, reuse: bool) -> SiteAccumulator:
+        sums.append(SiteAccumulator(commands, parameters, reuse=reuse))
+        return sums[0]
+
+    return options if recipe.local_updates.enabled else {"site": SiteHooks(accumulator), **options}
 
 
-def following(recipe: Recipe, site: Site, model: nn.Module, home: Path) -> Following:
-    """For the other ranks. `home`: the site's directory on this machine, for shares of sharded states."""
-    chosen, parameters = recipe.local.site, trained_parameters(recipe, model)
-    handlers, shards = {}, None
-    if chosen.zero:
+def following(recipe: Recipe, site: Site, model: nn.Module, stop: threading.Event) -> SiteMember:
+    """For the other ranks."""
+    handlers: Handlers = {}
+    if recipe.local.site.zero:
         kind, defaults = optimizer_kind(recipe)
-        share = ShareOfOptimizer(parameter_groups(recipe, model), kind, site=site, **defaults)
-        shards = SiteShards(site, home, share.zero)
-        load_share(site, home, share.zero)
-        handlers = {**share.handlers, **shards.handlers}
-    members = MemberMeans if recipe.local_updates.enabled else MemberSums
-    return Following(members(site, parameters), handlers, shards)
+        handlers = ShareOfOptimizer(parameter_groups(recipe, model), kind, site=site, **defaults).handlers
+    return SiteMember(
+        site,
+        model,
+        trained_parameters(recipe, model),
+        handlers,
+        local_updates=recipe.local_updates.enabled,
+        wants_to_stop=stop,
+    )
 
 
 def trained_parameters(recipe: Recipe, model: nn.Module) -> list[nn.Parameter]:
@@ -146,9 +130,12 @@ def run_site_leader(
     place = resumed_place(peer.recipe, resume, peer.home.path) if resume else None
     site.share(Introduction, Introduction(bytes(peer.peer_id), peer.home.path.name))
     commands = LeaderCommands(site)
-    collaboration, mode = _collaborate(peer, commands, compute)
+    sums: list[SiteAccumulator] = []
+    collaboration = Collaboration(
+        peer, compute=compute, further=lambda model: leading_options(peer.recipe, commands, model, sums)
+    )
     optimizer = collaboration.optimizer
-    state = SiteState(collaboration, site, commands)
+    state = SiteState(collaboration)
     optimizer.core.catch_up.gives_up = stop.is_set
     watch.follow(optimizer)
     pauses = pauses_of(collaboration, stop)
@@ -156,32 +143,26 @@ def run_site_leader(
         commands,
         optimizer,
         collaboration.model,
-        mode.gradients,
+        trained_parameters(peer.recipe, collaboration.model),
+        sums[0] if sums else None,
         wants_to_stop=stop,
         has_ended=collaboration.has_ended,
-        rest=pauses.rest,
+        in_step=[pauses.rest],
         heed=lambda: peer.activity.stop(STAYS.hasty),
     ) as leader:
         try:
+            leader.await_ranks()
             state.load(place, restarted=restarted)
             with pauses:
                 result = _lead(collaboration, leader, state, watch, on_epoch)
+        except BaseException:
+            leader.break_off()  # before the optimizer is left, which may wait for what the other ranks have
+            raise
         finally:
             peer.leave_summary(optimizer)
             collaboration.close()
-            state.close()
     state.require_result()
     return result
-
-
-def _collaborate(peer: RunPeer, commands: LeaderCommands, compute: Compute) -> tuple[Collaboration, Leading]:
-    modes: list[Leading] = []
-
-    def options(model: nn.Module) -> dict[str, Any]:
-        modes.append(leading(peer.recipe, commands, model))
-        return modes[0].options
-
-    return Collaboration(peer, compute=compute, further=options), modes[0]
 
 
 def _lead(
@@ -197,17 +178,18 @@ def _lead(
     optimizer, seen = collaboration.optimizer, collaboration.optimizer.local_epoch
     with saving as saved:
 
-        def after_step() -> None:
+        def look() -> None:
             nonlocal seen
             saved.look()
             if optimizer.local_epoch != seen:
                 seen = optimizer.local_epoch
                 on_epoch(seen)
 
-        result = train(collaboration, leader, leader.stopped, on_step=after_step)
+        leader.in_step.append(look)
+        result = train(collaboration, leader, leader.stopped)
+        if result.reason == "data ended":
+            leader.drain()
     collaboration.peer.saved = saved.outcome
-    if result.reason == "data ended":
-        leader.drain()
     if collaboration.has_ended():
         watch.state = "finished"
         state.write_final()
@@ -226,12 +208,10 @@ def run_site_member(recipe: Recipe, site: Site, compute: Compute, stop: threadin
     limits = LimitStore(recipe).limits
     check_memory(recipe, task.build_model(outline=True), "trainer", compute, limits=limits)
     model = task.build_model().to(compute.device)
-    mode = following(recipe, site, model, home)
     seed = stream_seed_of(recipe, introduction, site.rank)
     with (
         sharing_processors(recipe, "trainer", home) as processors,
-        closing(mode.shards) if mode.shards else nullcontext(),
-        SiteMember(site, model, mode.gradients, mode.handlers, wants_to_stop=stop) as member,
+        following(recipe, site, model, stop) as member,
     ):
         settings = LoopSettings(
             seed,

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
-from swarmcli.errors import CheckpointError
 from swarmcli.network import wire
 
 T = TypeVar("T")
@@ -134,29 +133,6 @@ def receive_message(kind: type[T], source: int, group: dist.ProcessGroup, patien
 
 
 # From all ranks to all
-
-
-def exchange(kind: type[T], value: T, group: dist.ProcessGroup) -> list[T]:
-    """The structs or plain values of all ranks, by rank. A collective call.
-
-    Takes the longest message times the number of ranks in memory.
-    """
-    data = wire.encode(value)
-    lengths = [int(length) for (length,) in gather_numbers([len(data)], group)]
-    longest = max(lengths)
-    _check_length(longest, f"rank {lengths.index(longest)}")
-    padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8).to(message_device(group))
-    received = [torch.empty_like(padded) for _ in lengths]
-    dist.all_gather(received, padded, group=group)
-    messages = (each[:length].cpu().numpy().tobytes() for each, length in zip(received, lengths, strict=True))
-    return [wire.decode(kind, each) for each in messages]
-
-
-def agree(problem: str | None, group: dist.ProcessGroup) -> None:
-    """Returns at all ranks if none has a problem, else raises CheckpointError with all their words. A collective."""
-    told = exchange(str, problem or "", group)
-    if any(told):
-        raise CheckpointError("; ".join(dict.fromkeys(text for text in told if text)))
 
 
 def gather_numbers(values: Sequence[float], group: dist.ProcessGroup) -> list[list[float]]:

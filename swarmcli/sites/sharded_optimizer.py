@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from swarmcli.errors import SiteError
+from swarmcli.optim.state.statistics import by_place, groups_of
 from swarmcli.sharding.zero.state import apply_settings, describe_settings
 from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
-from swarmcli.sites.commands import Command, LeaderCommands
+from swarmcli.sites.commands import Command, Handlers, LeaderCommands
 from swarmcli.sites.links import named, receive_tensors, send_tensors
 from swarmcli.sites.site import Site
 from swarmcli.sites.statistics import ShareOfStatistics, SiteStatistics
@@ -28,15 +29,14 @@ class StepShares(Command, frozen=True):
     groups: list[dict[str, Any]]  # the settings of each parameter group
     present: list[int]  # parameters that have a gradient, by their places in the groups
     anew: bool  # rank 0 sends the parameters of the shares before: they were replaced there
-    released: list[int]  # copies of statistics that nobody reads any more
 
 
 class SiteOptimizer(torch.optim.Optimizer):
     """At rank 0: an optimizer like any other, whose `step` is that of all ranks with the gradients of this one.
 
     Afterwards all ranks hold the same parameters. Schedulers change the settings here; they go out with every step.
-    `state` and `state_dict` have the statistics of this rank's share alone, `zero` says which that is; `statistics` has
-    all of them for the swarm.
+    `state_dict` and `load_state_dict` are those of an optimizer that is not shared out, and no rank has all statistics
+    in memory; `statistics` has them for the swarm. `state` has those of this rank's share, which `zero` names.
     """
 
     waits = True  # for the other ranks: `step` is never to be called on an event loop
@@ -59,7 +59,7 @@ class SiteOptimizer(torch.optim.Optimizer):
         super().__init__(self.zero.param_groups, self.zero.defaults)
         self._commands, self.shared = commands, shared
         self.statistics = SiteStatistics(commands, ShareOfStatistics(commands.site, self.zero))
-        self._use_those_of_zero()
+        self.param_groups, self.state = self.zero.param_groups, self.zero.state
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Raises SiteError; the parameters of some shares may then be a step ahead of others'."""
@@ -70,7 +70,7 @@ class SiteOptimizer(torch.optim.Optimizer):
         groups = describe_settings(self.param_groups)
         present = [index for index, parameter in enumerate(self.zero.parameters) if parameter.grad is not None]
         anew = self.shared.written  # restored, or averaged, and the models of the others come later
-        command = StepShares(groups, present, anew, self.statistics.take_released())
+        command = StepShares(groups, present, anew)
         self._commands.run(command, lambda: self._step_all(present, anew))
         self.shared.note_equal()
         return loss
@@ -81,7 +81,7 @@ class SiteOptimizer(torch.optim.Optimizer):
             own = self.zero.indices_of(rank)
             parameters = [self.zero.parameters[index].detach() for index in own] if anew else []
             gradients = [self._gradient(index) for index in present if self.zero.owner_of(index) == rank]
-            send_tensors(site.commands, [*parameters, *gradients], rank)
+            send_tensors(site.group, [*parameters, *gradients], rank)
         with named("not every rank of the site has stepped its share"):
             self.zero.step()
 
@@ -91,14 +91,16 @@ class SiteOptimizer(torch.optim.Optimizer):
             raise SiteError(f"the gradient of parameter {index} has gone while all ranks were to step with it")
         return gradient
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """All settings, and of the statistics those of this rank's share; the other ranks' stay as they are."""
-        self.zero.load_state_dict(state_dict)
-        self._use_those_of_zero()
+    def state_dict(self) -> dict[str, Any]:
+        """As of now: a copy, whose tensors are views of a file without a name. Raises SiteError, and OSError if the
+        disk is full."""
+        return {"state": self.statistics.state(), "param_groups": groups_of(self)}
 
-    def _use_those_of_zero(self) -> None:
-        self.param_groups = self.zero.param_groups
-        self.state = self.zero.state
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Sends all ranks their shares. Raises SiteError, with which the site ends."""
+        tensors, numbers = by_place(state_dict["state"])
+        with self.statistics.staged(tensors, numbers, state_dict["param_groups"]) as install:
+            install()
 
 
 class ShareOfOptimizer:
@@ -117,17 +119,16 @@ class ShareOfOptimizer:
         self._statistics = ShareOfStatistics(site, self.zero)
 
     @property
-    def handlers(self) -> Mapping[type[Command], Callable[[Any], None]]:
-        """For this rank's Follower."""
+    def handlers(self) -> Handlers:
+        """For this rank's SiteMember."""
         return {StepShares: self._step, **self._statistics.handlers}
 
     def _step(self, command: StepShares) -> None:
-        self._statistics.release(command.released)
         apply_settings(self.zero.param_groups, command.groups)
         indices = self.zero.indices_of(self._site.rank)
         parameters = [self._room(index) for index in indices if command.anew]
         gradients = {index: self._room(index) for index in indices if index in set(command.present)}
-        receive_tensors(self._site.commands, [*parameters, *gradients.values()], 0, self._site.timeout)
+        receive_tensors(self._site.group, [*parameters, *gradients.values()], 0, self._site.timeout)
         for index, parameter in zip(indices, parameters, strict=False):
             self.zero.parameters[index].detach().copy_(parameter)
         lent = _lent({self.zero.parameters[index]: gradients.get(index) for index in indices})
@@ -146,7 +147,7 @@ def _share(
     defaults: Mapping[str, Any],
 ) -> ZeroRedundancyOptimizer:
     site.meet()
-    return ZeroRedundancyOptimizer(params, optimizer_class, process_group=site.commands, **defaults)
+    return ZeroRedundancyOptimizer(params, optimizer_class, process_group=site.group, **defaults)
 
 
 @contextmanager

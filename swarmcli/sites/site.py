@@ -1,4 +1,4 @@
-"""Site: the processes that are one peer together, and the groups in which their threads meet."""
+"""Site: the processes that are one peer together, and the group in which they meet."""
 
 from __future__ import annotations
 
@@ -20,14 +20,11 @@ T = TypeVar("T")
 class Site:
     """One process's place in its site: a torch.distributed world whose rank 0 is the swarm's peer.
 
-        pace     the main threads meet here: in every step, and for what changes the model
-        commands   rank 0's threads and the other ranks' followers, for what rank 0 needs meanwhile
-
-    Both are groups of the whole world, so a group rank is a global rank: gloo, and where every process has a CUDA
-    device of its own, NCCL for tensors there. A wait in one of them that takes longer than `timeout` seconds, where it
-    has a limit, breaks the group for everyone: a site that has lost one of its processes ends as a whole, with errors
-    in all others, and is started anew from its last state. (A collective of NCCL that waits for a lost process ends
-    with this one, by NCCL's own watchdog.)
+    `group` is one of the whole world, so a group rank is a global rank: gloo, and where every process has a CUDA device
+    of its own, NCCL for tensors there. One thread of a process at a time uses it. A wait in it that takes longer than
+    `timeout` seconds, where it has a limit, breaks the group for everyone: a site that has lost one of its processes
+    ends as a whole, with errors in all others, and is started anew from its last state. (A collective of NCCL that
+    waits for a lost process ends with this one, by NCCL's own watchdog.)
 
     `carrier` is where tensors have to lie that are summed over the ranks: this process's device, or host memory.
     """
@@ -39,18 +36,17 @@ class Site:
         rank: int,
         size: int,
         *,
-        pace: dist.ProcessGroup,
-        commands: dist.ProcessGroup,
+        group: dist.ProcessGroup,
         timeout: float,
         device: torch.device,
         owns_world: bool,
     ) -> None:
         """For `form`. `owns_world`: the world was made for this site and ends with it."""
         self.rank, self.size = rank, size
-        self.pace, self.commands = pace, commands
+        self.group = group
         self.timeout = timedelta(seconds=timeout)
         self.device = device
-        self.carrier = device if "nccl" in dist.get_backend_config(commands) else torch.device("cpu")
+        self.carrier = device if "nccl" in dist.get_backend_config(group) else torch.device("cpu")
         self._owns_world = owns_world
         self._closed = False
 
@@ -81,14 +77,13 @@ class Site:
             elif owns_world:
                 dist.init_process_group("gloo", timeout=cls.forming)
             backend = "cpu:gloo,cuda:nccl" if _all_have_own(device) else "gloo"
-            pace, commands = (dist.new_group(backend=backend, timeout=timedelta(seconds=timeout)) for _ in range(2))
-        if pace is None or commands is None:
+            group = dist.new_group(backend=backend, timeout=timedelta(seconds=timeout))
+        if group is None:
             raise SiteError("torch.distributed gave this process no group")
         return cls(
             dist.get_rank(),
             dist.get_world_size(),
-            pace=pace,
-            commands=commands,
+            group=group,
             timeout=timeout,
             device=device or torch.device("cpu"),
             owns_world=owns_world,
@@ -105,35 +100,34 @@ class Site:
         Raises SiteError; at rank 0 also if a rank does not call it within `forming`.
         """
         if self.rank:
-            return receive_message(kind, self.pace, 0)
+            return receive_message(kind, self.group, 0)
         for rank in self.others:
-            send_message(self.pace, value, rank, self.forming)
+            send_message(self.group, value, rank, self.forming)
         return value
 
     def meet(self, patience: timedelta | None = None) -> None:
         """Returns when all main threads have called it. Raises SiteError if a rank takes longer; None: `forming`."""
         if self.rank:
-            send_message(self.pace, None, 0)
+            send_message(self.group, None, 0)
         else:
             for rank in self.others:
-                receive_message(type(None), self.pace, rank, patience or self.forming)
+                receive_message(type(None), self.group, rank, patience or self.forming)
         self.share(type(None), None)
 
     def any(self, mine: bool) -> bool:
         """Whether any rank says yes. All main threads call it at once. Raises SiteError."""
         found = torch.tensor(int(mine))
         with named("the processes of this site did not agree"):
-            dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.pace)
+            dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.group)
         return bool(found)
 
     def break_off(self) -> None:
         """Every thread of every process that waits for this one gets an error now. For any thread; idempotent."""
         if self.size > 1 and not self._closed:
-            sever(self.pace)
-            sever(self.commands)
+            sever(self.group)
 
     def close(self, *, broken: bool = False) -> None:
-        """Leaves the groups, when no thread is in them. Idempotent.
+        """Leaves the group, when no thread is in it. Idempotent.
 
         `broken`: the site ends before its time, and ranks that wait for this process get an error at once.
         """
@@ -141,8 +135,7 @@ class Site:
             self.break_off()
         if not self._closed:
             self._closed = True
-            for group in [None] if self._owns_world else [self.pace, self.commands]:
-                dist.destroy_process_group(group)
+            dist.destroy_process_group(None if self._owns_world else self.group)
 
     def __enter__(self) -> Site:
         return self

@@ -1,69 +1,47 @@
-"""The statistics of a site's optimizer: every rank keeps its share, and rank 0 gives them to the swarm.
+"""The statistics of a site's optimizer: every rank keeps its share, and rank 0 gives them to the swarm and to the disk.
 
-donating       every rank copies its share at one moment (a pin); downloads read pieces of the copies
-downloading    the state comes in a file; every rank gets its pieces of it, and only when all have theirs do all switch
+out    (donated, saved)       every rank sends its share, and rank 0 writes it into a file that has no name
+in     (downloaded, loaded)   rank 0 sends every rank its share; only when all have theirs do all switch
 
-They never come together in one memory. Commands are carried out one at a time and steps are commands too, so nothing
-here changes while it is being read.
+They travel one behind the other, in pieces, and never come together in one memory.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from datetime import timedelta
-from functools import partial
-from itertools import count
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
 
-from swarmcli.compression import TensorDescriptor
 from swarmcli.compression.base import read_numbers, tensor_memory
 from swarmcli.optim.state.statistics import by_place, read_place
-from swarmcli.sharding.transfer import Run, as_bytes, runs_of
+from swarmcli.sharding.transfer import SIZES, Run, as_bytes, runs_of
 from swarmcli.sharding.zero.state import copy_settings
 from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
-from swarmcli.sites.commands import Command, LeaderCommands
+from swarmcli.sites.commands import Command, Handlers, LeaderCommands
 from swarmcli.sites.links import receive_message, receive_tensors, send_message, send_tensors
 from swarmcli.sites.site import Site
-from swarmcli.state.distant import PIECE, AnyTensor, DistantTensor, fill, pieces
-from swarmcli.state.snapshot import TensorEntry, copied
-from swarmcli.state.unnamed_file import usual_directory
+from swarmcli.state.assembly import FileTensor
+from swarmcli.state.distant import PIECE, AnyTensor, fill
+from swarmcli.state.snapshot import TensorEntry
+from swarmcli.state.unnamed_file import UnnamedFile, usual_directory
 
-_COPYING = timedelta(seconds=300)  # for a pin
-Span = tuple[str, int, int]  # a place, where the piece begins, where it ends
-
-
-class PinStatistics(Command, frozen=True):
-    """Every rank lets go of the copies that nobody reads any more, copies its share, and sends its outline."""
-
-    pin: int
-    released: list[int]
+T = TypeVar("T")
+ALIGNMENT = 64  # bytes, at which the share of each rank begins in the file
 
 
-class ReadPinned(Command, frozen=True):
-    """The owner sends bytes of a copy."""
-
-    pin: int
-    span: Span
+class SendStatistics(Command, frozen=True):
+    """Every rank sends its share: its outline, then the tensors in that order."""
 
 
 class StageStatistics(Command, frozen=True):
-    """Every rank makes room for another share beside its own."""
+    """Every rank makes room for another share beside its own, and takes the tensors in the order of the entries."""
 
     entries: list[TensorEntry]
     numbers: dict[str, Any]
-
-
-class FillStaged(Command, frozen=True):
-    """The owners take bytes of what they have made room for."""
-
-    spans: list[Span]
 
 
 class EndStaging(Command, frozen=True):
@@ -73,58 +51,47 @@ class EndStaging(Command, frozen=True):
 
 
 class Outline(msgspec.Struct, frozen=True):
-    """The statistics in a share, by place. `small`: the contents of short tensors, such as counts of steps."""
+    """The statistics in a share, by place. Tensors with longer elements are sent first."""
 
-    entries: tuple[TensorEntry, ...]
-    small: dict[str, bytes]
+    entries: list[TensorEntry]
     numbers: dict[str, Any]
 
 
 class ShareOfStatistics:
-    """At every rank. `handlers` are for the Followers; rank 0 calls the other methods for its own share."""
+    """At every rank. `handlers` are for the ranks but 0, which calls the other methods for its own share."""
 
     def __init__(self, site: Site, zero: ZeroRedundancyOptimizer) -> None:
         self.zero = zero
         self._site = site
-        self._pins: dict[int, dict[str, torch.Tensor]] = {}
         self._staged: dict[str, torch.Tensor] = {}
         self._numbers: dict[str, Any] = {}
 
     @property
-    def handlers(self) -> Mapping[type[Command], Callable[[Any], None]]:
+    def handlers(self) -> Handlers:
         return {
-            PinStatistics: self._pin,
-            ReadPinned: self._read_pinned,
-            StageStatistics: lambda command: self.stage(command.entries, command.numbers),
-            FillStaged: self._fill,
+            SendStatistics: self._send,
+            StageStatistics: self._receive,
             EndStaging: lambda command: self.end_staging(command.install),
         }
 
-    def owner_of(self, place: str) -> int:
-        return self.zero.owner_of(read_place(place)[0])
+    def owned_by(self, rank: int, places: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of this rank, in their order."""
+        return {place: each for place, each in places.items() if self.zero.owner_of(read_place(place)[0]) == rank}
 
-    def is_own(self, place: str) -> bool:
-        return self.owner_of(place) == self._site.rank
+    def outlined(self) -> tuple[Outline, list[torch.Tensor]]:
+        """This rank's share as it is, and its tensors in the order in which they are sent."""
+        tensors, numbers = by_place(self.zero.local_state())
+        entries = [TensorEntry.of(place, each) for place, each in tensors.items()]
+        return Outline(entries, numbers), [tensors[entry.name] for entry in _as_sent(entries)]
 
-    def live(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """This rank's statistics by place: tensors, and plain values."""
-        return by_place(self.zero.local_state())
-
-    def release(self, pins: Sequence[int]) -> None:
-        for pin in pins:
-            self._pins.pop(pin, None)
-
-    def stage(self, entries: Sequence[TensorEntry], numbers: Mapping[str, Any]) -> None:
-        """Makes room for what of these is this rank's."""
+    def stage(self, entries: Sequence[TensorEntry], numbers: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Makes room for what of these is this rank's; by place, in their order."""
+        own = self.owned_by(self._site.rank, {entry.name: entry for entry in entries})
         self._staged = {
-            entry.name: torch.empty(entry.shape, dtype=entry.header.descriptor().dtype)
-            for entry in entries
-            if self.is_own(entry.name)
+            place: torch.empty(entry.shape, dtype=entry.header.descriptor().dtype) for place, entry in own.items()
         }
-        self._numbers = {place: value for place, value in numbers.items() if self.is_own(place)}
-
-    def staged(self, place: str) -> torch.Tensor:
-        return self._staged[place]
+        self._numbers = self.owned_by(self._site.rank, numbers)
+        return self._staged
 
     def end_staging(self, install: bool) -> None:
         """Has what is staged take the place of this rank's statistics, in the types that a state dict would get, or
@@ -145,33 +112,22 @@ class ShareOfStatistics:
             state.setdefault(index, {})[name] = value
         self.zero.install_state(state, copy=False)
 
-    # Commands
+    def _send(self, command: SendStatistics) -> None:
+        outline, tensors = self.outlined()
+        send_message(self._site.group, outline, 0)
+        send_tensors(self._site.group, tensors, 0)
 
-    def _pin(self, command: PinStatistics) -> None:
-        self.release(command.released)
-        tensors, numbers = self.live()
-        short = {place: each for place, each in tensors.items() if each.nbytes <= 1 << 10}  # they come with the outline
-        self._pins[command.pin] = copied({place: each for place, each in tensors.items() if place not in short})
-        entries = tuple(TensorEntry.of(place, tensor) for place, tensor in tensors.items())
-        small = {place: bytes(tensor_memory(each)) for place, each in short.items()}
-        send_message(self._site.commands, Outline(entries, small, numbers), 0)
-
-    def _read_pinned(self, command: ReadPinned) -> None:
-        place, begin, end = command.span
-        if self.is_own(place):
-            send_tensors(self._site.commands, [as_bytes(self._pins[command.pin][place])[begin:end]], 0)
-
-    def _fill(self, command: FillStaged) -> None:
-        for place, begin, end in command.spans:
-            if self.is_own(place):
-                receive_tensors(self._site.commands, [as_bytes(self._staged[place])[begin:end]], 0)
+    def _receive(self, command: StageStatistics) -> None:
+        room = [as_bytes(each) for each in self.stage(command.entries, command.numbers).values()]
+        for runs in runs_of([each.nbytes for each in room], PIECE):
+            receive_tensors(self._site.group, [room[run.tensor][run.start : run.stop] for run in runs], 0)
 
 
 class SiteStatistics:
     """At rank 0: the statistics of all ranks. Implements `swarmcli.optim.state.statistics.Statistics`.
 
-    A rank that is gone, or silent for the site's timeout, makes every method, and every read of what was captured,
-    raise SiteError.
+    A rank that is gone, or silent for the site's timeout, makes every method raise SiteError. OSError: the disk of
+    `spool` is full; the site goes on.
     """
 
     waits = True
@@ -180,120 +136,152 @@ class SiteStatistics:
         """`share` is rank 0's own."""
         self.spool: Path | None = usual_directory()
         self._commands, self._share = commands, share
-        self._numbers = count()
-        # Pins end in any thread, the event loop's too, where nobody may wait for other ranks: so these learn of it
-        # with the next step or pin.
-        self._released: deque[int] = deque()
-
-    def take_released(self) -> list[int]:
-        """The pins that have ended since the last call. For the command that tells the ranks."""
-        released = []
-        with suppress(IndexError):  # steps and captures take from several threads
-            while True:
-                released.append(self._released.popleft())
-        return released
 
     def capture(self) -> tuple[dict[str, AnyTensor], dict[str, Any]]:
-        pin = StatisticsPin(next(self._numbers))
-        weakref.finalize(pin, self._released.append, pin.number).atexit = False
-        outlines = self._commands.run(PinStatistics(pin.number, self.take_released()), self._receive_outlines)
-        own, numbers = self._share.live()
-        tensors: dict[str, AnyTensor] = dict(own)
-        for outline in outlines:
-            numbers |= outline.numbers
-            for entry in outline.entries:
-                descriptor, content = entry.header.descriptor(), outline.small.get(entry.name)
-                if content is None:
-                    tensors[entry.name] = PinnedStatistic(descriptor, entry.name, pin, self)
-                else:
-                    values = read_numbers(bytearray(content), descriptor.dtype, descriptor.numel)
-                    tensors[entry.name] = values.reshape(descriptor.shape)
-        return _by_index(tensors), _by_index(numbers)
+        copies, numbers = self._copied()
+        return {**copies.tensors()}, numbers
+
+    def state(self) -> dict[int, dict[str, Any]]:
+        """The same as an optimizer has it, by parameter; tensors are views of the file."""
+        copies, numbers = self._copied()
+        state: dict[int, dict[str, Any]] = {}
+        for place, value in [*copies.views().items(), *numbers.items()]:
+            index, name = read_place(place)
+            state.setdefault(index, {})[name] = value
+        return state
 
     @contextmanager
     def staged(
         self, tensors: Mapping[str, AnyTensor], numbers: Mapping[str, Any], groups: Sequence[dict[str, Any]]
     ) -> Iterator[Callable[[], None]]:
         entries = [TensorEntry.of(place, tensor) for place, tensor in tensors.items()]
-        self._commands.run(StageStatistics(entries, dict(numbers)), partial(self._share.stage, entries, numbers))
+        unread: list[OSError] = []  # of a file; the ranks take zeros for the rest of it, and forget them
+
+        def hand_out() -> None:
+            for rank in self._commands.site.others:
+                own = list(self._share.owned_by(rank, tensors).values())
+                for runs in runs_of([tensor.nbytes for tensor in own], PIECE):
+                    pieces = [_read(own[run.tensor], run, unread) for run in runs]
+                    send_tensors(self._commands.site.group, pieces, rank)
+            for place, room in self._share.stage(entries, numbers).items():
+                try:
+                    fill(room, tensors[place])
+                except OSError as error:
+                    unread.append(error)
 
         def end(install: bool) -> None:
-            self._commands.run(EndStaging(install), partial(self._share.end_staging, install))
+            self._commands.run(EndStaging(install), lambda: self._share.end_staging(install))
+
+        installed = False
 
         def install() -> None:
+            nonlocal installed
+            installed = True
             end(install=True)
             copy_settings(groups, self._share.zero.param_groups)
 
+        self._commands.run(StageStatistics(entries, dict(numbers)), hand_out)
         try:
-            self._fill_shares(tensors)
+            if unread:
+                raise unread[0]
             yield install
         finally:
-            if self._commands.failed is None:
-                end(install=False)  # forgets what has not been installed
+            if not installed and self._commands.failed is None:
+                end(install=False)
 
-    def read_pinned(self, pin: int, place: str, begin: int, end: int) -> memoryview:
-        """Bytes of the copy that a rank made for a pin. Raises SiteError."""
-        site, owner = self._commands.site, self._share.owner_of(place)
-        content = torch.empty(end - begin, dtype=torch.uint8)
-        for first, last in pieces(end - begin):
-            receive = partial(receive_tensors, site.commands, [content[first:last]], owner, site.timeout)
-            self._commands.run(ReadPinned(pin, (place, begin + first, begin + last)), receive)
-        return tensor_memory(content)
+    def _copied(self) -> tuple[StatisticsFile, dict[str, Any]]:
+        assert self.spool is not None
+        copies = StatisticsFile(self.spool)
+        numbers = self._commands.run(SendStatistics(), lambda: self._write(copies))
+        if copies.failed is not None:
+            raise copies.failed
+        return copies, _by_index(numbers)
 
-    def _fill_shares(self, tensors: Mapping[str, AnyTensor]) -> None:
-        """A piece at a time is read and in memory; short statistics share one."""
-        elsewhere = []
-        for place, tensor in tensors.items():
-            if self._share.is_own(place):
-                fill(self._share.staged(place), tensor)
-            else:
-                elsewhere.append((place, tensor))
-        for runs in runs_of([tensor.nbytes for _, tensor in elsewhere], PIECE):
-            batch = [(elsewhere[run.tensor][0], run, _read(elsewhere[run.tensor][1], run)) for run in runs]
-            spans = [(place, run.start, run.stop) for place, run, _ in batch]
-            self._commands.run(FillStaged(spans), partial(self._send, batch))
-
-    def _send(self, batch: Sequence[tuple[str, Run, torch.Tensor]]) -> None:
-        for place, _, content in batch:
-            send_tensors(self._commands.site.commands, [content], self._share.owner_of(place))
-
-    def _receive_outlines(self) -> list[Outline]:
-        """Not before every rank has copied its share, however large that is."""
-        site = self._commands.site
-        patience = max(site.timeout, _COPYING)
-        return [receive_message(Outline, site.commands, rank, patience) for rank in site.others]
+    def _write(self, copies: StatisticsFile) -> dict[str, Any]:
+        """The shares of all ranks, one behind the other; those that the disk has no room for are taken all the same,
+        since their ranks are sending."""
+        site, (own, tensors) = self._commands.site, self._share.outlined()
+        copies.begin(own.entries)
+        for tensor in tensors:
+            copies.append(tensor_memory(tensor))
+        numbers = own.numbers
+        room = torch.empty(SIZES.piece, dtype=torch.uint8)
+        for rank in site.others:
+            outline = receive_message(Outline, site.group, rank, site.timeout)
+            copies.begin(outline.entries)
+            for runs in runs_of([entry.nbytes for entry in _as_sent(outline.entries)], SIZES.piece):
+                piece = room[: sum(run.stop - run.start for run in runs)]
+                receive_tensors(site.group, [piece], rank, site.timeout)
+                copies.append(tensor_memory(piece))
+            numbers = {**numbers, **outline.numbers}
+        return numbers
 
 
-class StatisticsPin:
-    """Stands for the copies that the ranks made at one moment: they keep them for as long as it lives, and until the
-    next command that tells them."""
+class StatisticsFile:
+    """A file without a name into which the statistics of a moment are written; gone with the last of its tensors."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, directory: Path) -> None:
+        """Raises OSError."""
+        self._file = UnnamedFile(directory)
+        self._end = 0
+        self._entries: list[TensorEntry] = []
+        self._offsets: dict[str, int] = {}  # by place
+        self.failed: OSError | None = None  # the disk is full: what comes is dropped
+
+    def begin(self, entries: Sequence[TensorEntry]) -> None:
+        """What is appended next are the tensors of this share, as they are sent."""
+        self._end = offset = -(-self._end // ALIGNMENT) * ALIGNMENT
+        for entry in _as_sent(entries):
+            self._offsets[entry.name] = offset
+            offset += entry.nbytes
+        self._entries += entries
+        self._try(lambda: self._file.resize(offset))
+
+    def append(self, content: memoryview) -> None:
+        self._try(lambda: self._file.write(self._end, content))
+        self._end += content.nbytes
+
+    def tensors(self) -> dict[str, FileTensor]:
+        """By place."""
+        found = {e.name: FileTensor(e.header.descriptor(), self._file, self._offsets[e.name]) for e in self._entries}
+        return _by_index(found)
+
+    def views(self) -> dict[str, torch.Tensor]:
+        """The same as tensors whose memory is the file's."""
+        if not self._end:
+            return {}
+        memory, found = self._file.map(self._end), {}
+        for entry in self._entries:
+            offset, descriptor = self._offsets[entry.name], entry.header.descriptor()
+            part = memory[offset : offset + entry.nbytes]
+            found[entry.name] = part.view(descriptor.dtype).reshape(descriptor.shape)
+        return _by_index(found)
+
+    def _try(self, write: Callable[[], object]) -> None:
+        try:
+            if self.failed is None:
+                write()
+        except OSError as error:
+            self.failed = error
 
 
-class PinnedStatistic(DistantTensor):
-    """A statistic of another rank as it was when it was pinned."""
-
-    def __init__(
-        self, descriptor: TensorDescriptor, place: str, pin: StatisticsPin, statistics: SiteStatistics
-    ) -> None:
-        super().__init__(descriptor)
-        self._place, self._pin, self._statistics = place, pin, statistics
-
-    def read(self, begin: int, end: int) -> memoryview:
-        return self._statistics.read_pinned(self._pin.number, self._place, begin, end)
+def _as_sent(entries: Sequence[TensorEntry]) -> list[TensorEntry]:
+    """Longer elements first: so each tensor of a share begins at a multiple of its elements' size."""
+    return sorted(entries, key=lambda entry: -entry.header.descriptor().dtype.itemsize)
 
 
-def _read(tensor: AnyTensor, run: Run) -> torch.Tensor:
-    """A run of a tensor's bytes."""
-    if isinstance(tensor, DistantTensor):
-        part = tensor.read(run.start, run.stop)
-    else:
-        part = tensor_memory(tensor)[run.start : run.stop]
-    return read_numbers(part, torch.uint8, run.stop - run.start)
+def _read(tensor: AnyTensor, run: Run, unread: list[OSError]) -> torch.Tensor:
+    """A run of a tensor's bytes; zeros, once something could not be read."""
+    if isinstance(tensor, torch.Tensor):
+        return as_bytes(tensor)[run.start : run.stop]
+    try:
+        if not unread:
+            return read_numbers(tensor.read(run.start, run.stop), torch.uint8, run.stop - run.start)
+    except OSError as error:
+        unread.append(error)
+    return torch.zeros(run.stop - run.start, dtype=torch.uint8)
 
 
-def _by_index(values: dict[str, Any]) -> dict[str, Any]:
+def _by_index(values: dict[str, T]) -> dict[str, T]:
     """As an optimizer that is not shared out has them in its state: so both describe equal states equally."""
     return dict(sorted(values.items(), key=lambda item: read_place(item[0])[0]))

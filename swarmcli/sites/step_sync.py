@@ -1,7 +1,7 @@
-"""The main threads of a site tell each other this in every step. All take the same steps, and end after the same one.
+"""What the ranks of a site tell rank 0 in every step, and the model that all have when it is over.
 
 rank 0         gather_reports ──── the swarm's optimizer steps, however long that takes ──── announce
-other ranks    send_report ────────────────────────── wait ─────────────────────────── hear_verdict
+other ranks    send_report ─────────── follow: they carry out commands, and wait ────────────────▶
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import nn
 
 from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.sharding.transfer import broadcast_from_owners
+from swarmcli.sites.commands import StepVerdict
 from swarmcli.sites.links import named, receive_message, send_message
 from swarmcli.sites.site import Site
 
@@ -28,25 +29,14 @@ class StepReport(msgspec.Struct, frozen=True):
     rated: float = 0.0
     wants_to_stop: bool = False
     ended: bool = False  # its data has
-    generation: int = 0  # of the sums that its gradients were added to
 
     @property
     def weighed(self) -> Weighed:
         return Weighed(self.samples, self.weight)
 
 
-class StepVerdict(msgspec.Struct, frozen=True):
-    """Rank 0's word of a step, when it is over for the swarm."""
-
-    epoch: int
-    new_parameters: bool = False  # they follow
-    new_buffers: bool = False  # likewise
-    stop: bool = False
-    generation: int = 0  # sums of gradients of another one are worth nothing
-
-
 def send_report(site: Site, report: StepReport) -> None:
-    send_message(site.pace, report, 0)
+    send_message(site.group, report, 0)
 
 
 def gather_reports(site: Site, patience: timedelta | None = None) -> list[StepReport]:
@@ -54,18 +44,13 @@ def gather_reports(site: Site, patience: timedelta | None = None) -> list[StepRe
 
     `patience`: None is the site's timeout.
     """
-    return [receive_message(StepReport, site.pace, rank, patience or site.timeout) for rank in site.others]
+    return [receive_message(StepReport, site.group, rank, patience or site.timeout) for rank in site.others]
 
 
 def announce(site: Site, verdict: StepVerdict) -> None:
     """At rank 0."""
     for rank in site.others:
-        send_message(site.pace, verdict, rank)
-
-
-def hear_verdict(site: Site) -> StepVerdict:
-    """Waits for it as long as rank 0 lives: what that waits for, in the swarm, has bounds of its own."""
-    return receive_message(StepVerdict, site.pace, 0)
+        send_message(site.group, verdict, rank)
 
 
 class SharedModel:
@@ -108,7 +93,7 @@ class SharedModel:
         tensors += self._buffers if verdict.new_buffers else []
         by_rank: Sequence[Sequence[torch.Tensor]] = [tensors, *([] for _ in self._site.others)]
         with named("the model did not get from rank 0 to the other ranks"), torch.no_grad():
-            broadcast_from_owners(by_rank, self._site.pace)
+            broadcast_from_owners(by_rank, self._site.group)
         self._equal = False
         if verdict.new_parameters:
             self._equal_at = self._versions()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -14,19 +14,11 @@ from torch import nn
 from swarmcli.errors import SiteError
 from swarmcli.optim import Optimizer
 from swarmcli.optim.gradients.accumulator import Weighed
-from swarmcli.sites.commands import Command, CommandFollower, LeaderCommands
-from swarmcli.sites.gradients import LeaderGradients, MemberGradients
+from swarmcli.sites.commands import Command, Handlers, LeaderCommands, StepVerdict, follow
+from swarmcli.sites.gradients import GatherSums, RankSums, SiteAccumulator, average_gradients
 from swarmcli.sites.sharded_optimizer import SiteOptimizer
 from swarmcli.sites.site import Site
-from swarmcli.sites.step_sync import (
-    SharedModel,
-    StepReport,
-    StepVerdict,
-    announce,
-    gather_reports,
-    hear_verdict,
-    send_report,
-)
+from swarmcli.sites.step_sync import SharedModel, StepReport, announce, gather_reports, send_report
 
 logger = logging.getLogger(__name__)
 
@@ -40,16 +32,11 @@ class SiteSteps(ABC):
     `stopped` is set after the same step at all ranks: one wanted to stop, the data of all has ended, or the run has.
     """
 
-    def __init__(
-        self,
-        site: Site,
-        commands: LeaderCommands | CommandFollower,
-        gradients: LeaderGradients | MemberGradients,
-        wants_to_stop: threading.Event | None,
-    ) -> None:
+    _commands: LeaderCommands | None = None
+
+    def __init__(self, site: Site, parameters: Sequence[nn.Parameter], wants_to_stop: threading.Event | None) -> None:
         self._site = site
-        self._commands = commands
-        self._gradients = gradients
+        self._parameters = list(parameters)
         self._wants_to_stop = wants_to_stop or threading.Event()
         self._noted = (0.0, 0.0)  # loss of the step that comes, and the weight of what has it
         self.stopped = threading.Event()
@@ -69,27 +56,36 @@ class SiteSteps(ABC):
         given; the site steps with those of all.
 
         Rank 0 does in it what `Optimizer.step` does, and raises SiteError if another rank takes the site's timeout
-        longer for its batch. The others wait until that is over, as long as the swarm's end of an epoch takes.
+        longer for its batch. The others carry out its commands until that is over, as long as the swarm's end of an
+        epoch takes.
         """
-        self._step(Weighed.of(batch_size, weight) if batch_size else Weighed(), ended=False)
+        with self._all_or_none():
+            self._step(Weighed.of(batch_size, weight) if batch_size else Weighed(), ended=False)
 
     def drain(self) -> None:
         """This rank's data has ended: takes part without samples until that of all ranks has, or one wants to stop."""
         while not self.stopped.is_set():
-            self._step(Weighed(), ended=True)
+            with self._all_or_none():
+                self._step(Weighed(), ended=True)
 
     @abstractmethod
     def close(self) -> None:
         """Leaves the site when the others need this rank no more."""
 
+    @abstractmethod
+    def break_off(self) -> None:
+        """This rank takes no further step: nobody waits for it any more, the other ranks end by SiteErrors. Idempotent;
+        from any thread."""
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """After an error the other ranks are not waited for, they end by SiteErrors; otherwise as `close`."""
+        """After an error the other ranks are not waited for; otherwise as `close`."""
         if kind is None:
             self.close()
         else:
+            self.break_off()
             self._site.close(broken=True)
 
     @abstractmethod
@@ -97,8 +93,7 @@ class SiteSteps(ABC):
 
     def _own_report(self, batch: Weighed, ended: bool) -> StepReport:
         (loss, rated), self._noted = self._noted, (0.0, 0.0)
-        stops, generation = self._wants_to_stop.is_set(), self._gradients.generation
-        return StepReport(batch.samples, batch.weight, loss * rated, rated, stops, ended, generation)
+        return StepReport(batch.samples, batch.weight, loss * rated, rated, self._wants_to_stop.is_set(), ended)
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
@@ -108,11 +103,12 @@ class SiteSteps(ABC):
             yield
             done = True
         except SiteError:
-            self._commands.check()  # what a command died of is the reason to give: the rest follows from it
+            if self._commands is not None:
+                self._commands.check()  # what a command died of is the reason to give: the rest follows from it
             raise
         finally:
             if not done:
-                self._site.break_off()
+                self.break_off()
 
 
 class SiteLeader(SiteSteps):
@@ -121,34 +117,38 @@ class SiteLeader(SiteSteps):
     A step gathers the others' reports, steps the Optimizer with the samples of all, tells the others how it went and,
     where its model has changed, gives them its parameters and buffers. So before the next batch every rank's model is
     this one's, and so it is when they go: behind the last step an average may still have come in.
+
+    Whatever may need the other ranks, saving a sharded optimizer for example, has its place in a step (`in_step`),
+    before the first one (`await_ranks`), or behind the last: in between they compute.
     """
 
     _commands: LeaderCommands
-    _gradients: LeaderGradients
 
     def __init__(
         self,
         commands: LeaderCommands,
         optimizer: Optimizer,
         model: nn.Module,
-        gradients: LeaderGradients,
+        parameters: Sequence[nn.Parameter],
+        sums: SiteAccumulator | None,
         *,
         wants_to_stop: threading.Event | None = None,
         has_ended: Callable[[], bool] = lambda: False,
-        rest: Callable[[], bool] = lambda: False,
+        in_step: Sequence[Callable[[], object]] = (),
         heed: Callable[[], object] | None = None,
     ) -> None:
-        """`gradients` fits what the Optimizer was made with; `wants_to_stop` is set when this rank's user wants to.
-        `has_ended`: whether the run has, so that all ranks stop. `rest` returns when the site may compute on: until
-        then the other ranks wait with this one. `heed` is told when another rank wants to stop, and has `wants_to_stop`
-        set, perhaps in `rest`; None: it is set at once."""
-        super().__init__(commands.site, commands, gradients, wants_to_stop)
-        self._optimizer = optimizer
+        """`parameters`: those that are trained, in the order of the optimizer. `sums`: its accumulator; None: it makes
+        local updates. `wants_to_stop` is set when this rank's
+        user wants to. `has_ended`: whether the run has, so that all ranks stop. `in_step` are called in each step, and
+        return when the site may compute on: until then the other ranks wait with this one. `heed` is told when another
+        rank wants to stop, and has `wants_to_stop` set, perhaps in one of those; None: it is set at once."""
+        super().__init__(commands.site, parameters, wants_to_stop)
+        self._commands, self._optimizer, self._sums = commands, optimizer, sums
         inner = optimizer.opt
         self._shared = inner.shared if isinstance(inner, SiteOptimizer) else SharedModel(commands.site, model)
         self._told: StepVerdict | None = None
         self._has_ended = has_ended
-        self._rest = rest
+        self.in_step = list(in_step)
         self._heed = heed or self._wants_to_stop.set
 
     @property
@@ -159,88 +159,103 @@ class SiteLeader(SiteSteps):
     def zero_grad(self) -> None:
         self._optimizer.zero_grad()
 
+    def await_ranks(self) -> None:
+        """Returns when all ranks wait in `load_state_from_peers`. Before it nothing that needs them can be done."""
+        if not self._commands.is_open:
+            with self._all_or_none():
+                gather_reports(self._site, self._site.forming)
+                self._commands.open()
+
     def load_state_from_peers(self) -> bool:
         """Waits for all ranks to be ready, joins the run, and gives everyone the model. All call it before training."""
+        self.await_ranks()
         with self._all_or_none():
-            gather_reports(self._site, self._site.forming)
             changed = self._optimizer.load_state_from_peers()
-            self._rest()
-            self._announce(stop=self._has_ended())
+            self._end_step(stop=False)
         return changed
+
+    def break_off(self) -> None:
+        self._commands.fail("rank 0 takes no further step")
 
     def close(self) -> None:
         """The other ranks get the model as it ends, and may go; then this one leaves the site. To be called after the
         Optimizer's shutdown."""
         last = StepVerdict(self.local_epoch, new_parameters=True, new_buffers=True, stop=True)
         try:
+            self._commands.shut()
             announce(self._site, last)
             self._shared.transfer(last)
-            self._commands.close()
         except SiteError as error:
             logger.warning("not every rank was there to be let go: %s", error)
         self._site.close()
+        self._commands.fail("the site has been told to end")
 
     def _step(self, batch: Weighed, *, ended: bool) -> None:
-        with self._all_or_none():
-            reports = gather_reports(self._site)
-            if any(each.wants_to_stop for each in reports):
-                self._heed()
-            total = self._gradients.take(batch, reports)
-            everyone = [self._own_report(batch, ended), *reports]
-            if total.samples and (rated := sum(each.rated for each in everyone)):
-                self._optimizer.note_loss(sum(each.losses for each in everyone) / rated, total.weight)
-            self._optimizer.step(batch_size=total.samples, weight=total.weight)
-            # Here all ranks' samples of this step are counted, and the others wait for the verdict, however long.
-            self._rest()
-            self._commands.check()  # a command may have failed in a thread whose errors nobody sees
-            stop = self._has_ended() or self._wants_to_stop.is_set() or all(each.ended for each in everyone)
-            self._announce(stop=stop, stepped=total.samples > 0)
+        reports = gather_reports(self._site)
+        if any(each.wants_to_stop for each in reports):
+            self._heed()
+        others = sum((each.weighed for each in reports), Weighed())
+        if self._sums is not None:
+            total = self._sums.expect(batch, others)
+        else:
+            total = batch + others
+            average_gradients(self._site, self._parameters, batch, total)
+        everyone = [self._own_report(batch, ended), *reports]
+        if total.samples and (rated := sum(each.rated for each in everyone)):
+            self._optimizer.note_loss(sum(each.losses for each in everyone) / rated, total.weight)
+        self._commands.open()
+        self._optimizer.step(batch_size=total.samples, weight=total.weight)
+        # Here all ranks' samples of this step are counted, and the others wait for the verdict, however long.
+        stepped = total.samples > 0 and self._sums is None
+        self._end_step(stop=all(each.ended for each in everyone), stepped=stepped)
 
-    def _announce(self, *, stop: bool, stepped: bool = False) -> None:
+    def _end_step(self, *, stop: bool, stepped: bool = False) -> None:
+        for work in self.in_step:
+            work()
+        self._commands.shut()
+        stop = stop or self._has_ended() or self._wants_to_stop.is_set()
         epoch, told = self._optimizer.local_epoch, self._told
         new_epoch = told is None or epoch != told.epoch
-        changed = not self._shared.equal and self._gradients.are_news(
-            new_epoch=new_epoch, stepped=stepped, written=self._shared.written
-        )
-        verdict = StepVerdict(
+        # Kernels such as torch's fused optimizers do not let tensors tell that they were written to.
+        changed = not self._shared.equal and (new_epoch or stepped or self._shared.written)
+        self._told = StepVerdict(
             epoch,
             new_parameters=changed,
             new_buffers=self._shared.has_buffers and (changed or new_epoch),
             stop=stop,
-            generation=self._gradients.generation,
+            void=self._sums is not None and self._sums.take_void(),
         )
-        announce(self._site, verdict)
-        self._shared.transfer(verdict)
-        self._told = verdict
-        self._gradients.finish(verdict)
+        announce(self._site, self._told)
+        self._shared.transfer(self._told)
         if stop:
+            self._commands.open()  # the others come to `close`
             self.stopped.set()
 
 
 class SiteMember(SiteSteps):
-    """A rank of a site that computes for rank 0. Its model is rank 0's whenever a step has ended.
-
-    Another thread, the Follower's, carries out rank 0's commands meanwhile.
-    """
-
-    _gradients: MemberGradients
+    """A rank of a site that computes for rank 0. Its model is rank 0's whenever a step has ended."""
 
     def __init__(
         self,
         site: Site,
         model: nn.Module,
-        gradients: MemberGradients,
-        handlers: Mapping[type[Command], Callable[[Any], None]] | None = None,
+        parameters: Sequence[nn.Parameter],
+        handlers: Handlers | None = None,
         *,
+        local_updates: bool = False,
         wants_to_stop: threading.Event | None = None,
     ) -> None:
-        """`handlers`: for further commands, of a sharded optimizer for example; from here on they may come."""
-        self._follower = CommandFollower(site, {**gradients.handlers, **(handlers or {})})
-        super().__init__(site, self._follower, gradients, wants_to_stop)
+        """`parameters`: those that are trained, in the order of rank 0's optimizer; `handlers`: for further commands,
+        of a sharded optimizer for example. `local_updates`: whether rank 0 makes them."""
+        super().__init__(site, parameters, wants_to_stop)
         self._model = model
         self._shared = SharedModel(site, model)
+        self._sums = None if local_updates else RankSums(site, self._parameters)
+        own: Mapping[type[Command], Callable[[Any], None]] = {}
+        if self._sums is not None:
+            own = {GatherSums: self._sums.hand_over}
+        self._handlers = {**own, **(handlers or {})}
         self.local_epoch = 0  # rank 0's
-        self._follower.start()
 
     def zero_grad(self) -> None:
         self._model.zero_grad(set_to_none=True)
@@ -252,26 +267,30 @@ class SiteMember(SiteSteps):
             self._follow()
         return True
 
+    def break_off(self) -> None:
+        self._site.break_off()
+
     def close(self) -> None:
         """Stays for rank 0's commands until that lets this rank go with the last model. Raises SiteError."""
         try:
             with self._all_or_none():
-                self._shared.transfer(hear_verdict(self._site))
-            self._follower.join()
+                self._follow()
         finally:
             self._site.close()
 
     def _step(self, batch: Weighed, *, ended: bool) -> None:
-        with self._all_or_none():
-            self._gradients.prepare(batch)
-            send_report(self._site, self._own_report(batch, ended))
-            self._gradients.contribute(batch)
-            self._follow()
+        if self._sums is not None:
+            self._sums.add(batch)
+        send_report(self._site, self._own_report(batch, ended))
+        if self._sums is None:
+            average_gradients(self._site, self._parameters, batch, Weighed())
+        self._follow()
 
     def _follow(self) -> None:
-        verdict = hear_verdict(self._site)
+        verdict = follow(self._site, self._handlers)
         self._shared.transfer(verdict)
         self.local_epoch = verdict.epoch
-        self._gradients.finish(verdict)
+        if verdict.void and self._sums is not None:
+            self._sums.clear()
         if verdict.stop:
             self.stopped.set()

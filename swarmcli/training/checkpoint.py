@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import safetensors
 import torch
@@ -44,13 +44,10 @@ from swarmcli.errors import CheckpointError
 from swarmcli.events import CheckpointWritten, Events, Noticed
 from swarmcli.files.durable import flush, forget, write_file
 from swarmcli.files.flat import flatten, unflatten
+from swarmcli.files.old_shards import read_shards
 from swarmcli.files.tensor_file import TensorFile, write_tensors
 from swarmcli.training.adapters import adapter_text, is_adapted
 from swarmcli.words import format_size
-
-if TYPE_CHECKING:
-    from swarmcli.sharding.files.save import ShardManifest
-    from swarmcli.sites.checkpoint import SiteShards
 
 
 @dataclass(frozen=True)
@@ -84,45 +81,26 @@ class Checkpoint:
             tensor.copy_(self.model[name])
 
 
-def load_checkpoint(path: Path, run_id: str | None = None, *, whole: bool = True) -> Checkpoint:
-    """Reads a checkpoint, of one process or of a site, and checks every file against its hash.
+def load_checkpoint(path: Path, run_id: str | None = None) -> Checkpoint:
+    """Reads a checkpoint and checks every file against its hash. The optimizer's tensors are views of the files.
 
-    Without `whole` the optimizer's statistics ("state") are left out, for a site whose ranks read a share each.
     Raises CheckpointError when it is damaged, of another format, or (with `run_id`) of another run.
     """
     manifest = read_manifest(path)
     if run_id is not None and manifest["run_id"] != run_id:
         raise CheckpointError(f"{path} belongs to the run {manifest['run_id']!r}, not to {run_id!r}")
     check_files(path, manifest)
-    structure = manifest["optimizer"] if whole else {**manifest["optimizer"], "state": {}}
     try:
         with TensorFile(path / TRAINING) as file:
-            optimizer = unflatten(structure, file.tensor)
+            optimizer = unflatten(manifest["optimizer"], file.tensor)
         model = load_file(path / weights_file(manifest))
     except (OSError, ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{path} is damaged: {error}; use an older checkpoint") from error
-    if whole and manifest["format"] == SHARDED_FORMAT:
-        from swarmcli.sharding.files.save import read_whole
-
-        optimizer["state"] = read_whole(path / SHARDS, read_shards(path, manifest))
+    if manifest["format"] == SHARDED_FORMAT:
+        optimizer["state"] = read_shards(path / SHARDS, manifest["shards"])
     if isinstance(optimizer.get("swarm"), dict) and (signature := _owners_signature(path)):
         optimizer["swarm"]["owner"] = signature
     return Checkpoint(path, manifest["run_id"], manifest["epoch"], model, optimizer)
-
-
-def read_shards(path: Path, manifest: Mapping[str, Any]) -> ShardManifest:
-    """Reads the manifest of a checkpoint's shards. CheckpointError when the shards beside it belong to another
-    checkpoint."""
-    # Imported here because few processes ever read a sharded checkpoint, and it takes torch.distributed.
-    from swarmcli.sharding.files.save import read_manifest
-
-    shards, digest = read_manifest(path / SHARDS)
-    if digest.hex() != manifest["shards"]:
-        raise CheckpointError(
-            f"{path / SHARDS} belongs to another checkpoint, of epoch {shards.epoch}, than {path / MANIFEST}; "
-            "use an older checkpoint"
-        )
-    return shards
 
 
 def _owners_signature(path: Path) -> str:
@@ -194,13 +172,10 @@ class CheckpointStore:
             directory, keep or Keep(), lambda text: self._events.emit(Noticed("warning", text))
         )
 
-    def write(
-        self, model: nn.Module, optimizer_state: Mapping[str, Any], epoch: int, *, shards: SiteShards | None = None
-    ) -> Path | None:
+    def write(self, model: nn.Module, optimizer_state: Mapping[str, Any], epoch: int) -> Path | None:
         """Writes the model and its optimizer's `state_dict()`, reads it back, and removes older checkpoints.
 
-        Neither may change meanwhile. With `shards` the statistics in the state dict are left out, and all processes
-        write what they copied before. None when a disk is full, cannot be written to or holds something else than was
+        Neither may change meanwhile. None when a disk is full, cannot be written to or holds something else than was
         written: a warning is emitted, nothing half is left, and training goes on.
         """
         partial = self.checkpoints.partial(epoch)
@@ -208,7 +183,7 @@ class CheckpointStore:
             self.directory.mkdir(parents=True, exist_ok=True)
             self.checkpoints.mend()
             partial.mkdir()
-            self._fill(partial, model, optimizer_state, epoch, shards)
+            self._fill(partial, model, optimizer_state, epoch)
             place = self.checkpoints.put(partial)
         except (OSError, CheckpointError) as error:
             reason = type(error), getattr(error, "errno", None)
@@ -216,15 +191,11 @@ class CheckpointStore:
                 text = f"the checkpoint of epoch {epoch} was not written to {self.directory} ({error})"
                 self._events.emit(Noticed("warning", f"{text}; later ones that fail so are not told of"))
             self._told = reason
-            if shards is not None:
-                shards.settle(partial, "", [])
             return None
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         self._told = None
         self.checkpoints.prune(place)
-        if shards is not None:
-            shards.settle(partial, place.name, [path.name for path in self.checkpoints.all()])
         size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
         self._events.emit(CheckpointWritten(epoch, str(place), size))
         return place
@@ -262,11 +233,9 @@ class CheckpointStore:
         model: nn.Module,
         optimizer_state: Mapping[str, Any],
         epoch: int,
-        shards: SiteShards | None,
     ) -> None:
         statistics: dict[str, Tensor] = {}
-        kept = optimizer_state if shards is None else {**optimizer_state, "state": {}}
-        structure = flatten(kept, statistics, "optimizer")
+        structure = flatten(optimizer_state, statistics, "optimizer")
         weights, texts = ADAPTER if is_adapted(model) else MODEL, _configs(model)
         files = {weights: model_tensors(model), TRAINING: statistics}
         if averages := {each.data_ptr(): average for each, average in self._averages(model, optimizer_state)}:
@@ -280,15 +249,13 @@ class CheckpointStore:
         for name, text in texts.items():
             write_file(directory / name, text.encode(), digest=hashes[name])
         manifest: dict[str, Any] = {
-            "format": FORMAT if shards is None else SHARDED_FORMAT,
+            "format": FORMAT,
             "run_id": self._run_id,
             "epoch": epoch,
             "optimizer": structure,
             "sha256": {file.name: hashes[file.name].hexdigest() for file in sorted(directory.iterdir())},
             "bytes": {file.name: file.stat().st_size for file in sorted(directory.iterdir())},
         }
-        if shards is not None:
-            manifest["shards"] = shards.write(directory / SHARDS, epoch)
         manifest[DIGEST] = manifest_digest(manifest)
         write_file(directory / MANIFEST, json.dumps(manifest).encode())
         if self._describe is not None:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from swarmcli.cli.processes import Child
+from swarmcli.training import load_checkpoint
 from tests.end_to_end.site_processes import alive, listening, ranks
 from tests.end_to_end.swarm import Swarm
 from tests.end_to_end.test_recipes import EPOCHS, OVERRIDES, RECIPES
@@ -46,7 +47,7 @@ def test_a_site_is_one_peer_with_the_samples_of_all_its_processes(swarm: MakeSwa
     assert together
     by_epoch = {epoch.epoch: epoch for epoch in run.epochs("site")}
     assert all(by_epoch[each.epoch].own_samples + each.own_samples == each.samples for each in together[1:])
-    assert (run.home("site") / "checkpoints" / f"epoch-{epochs:06d}" / "shards").is_dir()
+    assert load_checkpoint(run.home("site") / "checkpoints" / f"epoch-{epochs:06d}").optimizer["state"]
     said = site.log.read_text()
     assert "a site of 2 processes" in said and said.count(f"left at epoch {epochs}") == 1
     assert "Traceback" not in said and "elastic" not in said

@@ -31,13 +31,13 @@ EXAMPLES = {
 
 def test_what_was_written_is_what_safetensors_reads(tmp_path: Path) -> None:
     file = tmp_path / "x.safetensors"
-    digests = write_tensors(file, EXAMPLES, hashed=True)
+    write_tensors(file, EXAMPLES)
     read = load_file(file)
     assert read.keys() == EXAMPLES.keys()
     for name, tensor in EXAMPLES.items():
         assert read[name].dtype == tensor.dtype
         assert torch.equal(read[name], tensor), name
-        assert digest_of(read[name]) == digests[name]
+        assert digest_of(read[name]) == digest_of(tensor)
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -72,7 +72,8 @@ def test_a_missing_file_a_missing_tensor_and_a_type_that_the_format_lacks_are_na
         TensorFile(tmp_path / "x")
     with pytest.raises(TypeError, match=r"3/odd is torch.complex128"):
         write_tensors(tmp_path / "x", {"3/odd": torch.zeros(1, dtype=torch.complex128)})
-    assert write_tensors(tmp_path / "x", {}) == load_file(tmp_path / "x") == {}
+    write_tensors(tmp_path / "x", {})
+    assert load_file(tmp_path / "x") == {}
     with TensorFile(tmp_path / "x") as file, pytest.raises(CheckpointError, match="no tensor 0/step"):
         file.tensor("0/step")
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
-from swarmcli.sites.commands import CommandFollower, LeaderCommands
+from swarmcli.sites.commands import LeaderCommands, StepVerdict, follow
 from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
-from swarmcli.sites.step_sync import SharedModel
+from swarmcli.sites.step_sync import SharedModel, announce
 from swarmcli.state.distant import loaded
 
 
@@ -64,20 +64,25 @@ def plain_state(kind: str = "adamw", *, seed: int = 0, shapes: Shapes = SHAPES, 
 def shared_out(
     site: Site, net: Any, groups: list[dict[str, Any]], made: Any, settings: dict[str, Any]
 ) -> Iterator[Any]:
-    """At rank 0 the optimizer; at the others their share, which follows until rank 0 has left the block."""
+    """At rank 0 the optimizer; at the others their share, which they step by commands after the block."""
     if site.rank:
         share = ShareOfOptimizer(groups, made, site=site, **settings)
-        follower = CommandFollower(site, share.handlers)
-        follower.start()
         yield share
-        follower.join()
+        try:
+            follow(site, share.handlers)
+        except BaseException:
+            site.break_off()
+            raise
         return
     commands = LeaderCommands(site)
+    optimizer = SiteOptimizer(groups, made, commands=commands, shared=SharedModel(site, net), **settings)
+    commands.open()
     try:
-        yield SiteOptimizer(groups, made, commands=commands, shared=SharedModel(site, net), **settings)
+        yield optimizer
     finally:
         if commands.failed is None:
-            commands.close()
+            commands.shut()
+            announce(site, StepVerdict(0))
 
 
 @contextmanager
@@ -90,7 +95,7 @@ def site_state(
     spool: Path | None = None,
     timeout: float = 10.0,
 ) -> Iterator[TrainingState | None]:
-    """At rank 0 the state; None at the others, which follow commands until rank 0 has left the block."""
+    """At rank 0 the state; None at the others, which follow commands after the block."""
     net = model(shapes, seed, odd)
     with Site.form(timeout=timeout) as site, shared_out(site, net, groups(net), *OPTIMIZERS[kind]) as optimizer:
         if site.rank:
@@ -116,3 +121,16 @@ def expect_equal(one: CapturedState, other: CapturedState) -> None:
         mine, theirs = loaded(tensor), loaded(other.tensors[name])
         assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape), name
         assert torch.equal(mine, theirs), name
+
+
+def differing(found: Any, expected: Any) -> list[str]:
+    """Where two nested states differ, bit for bit; empty: nowhere."""
+    if isinstance(expected, dict):
+        if not isinstance(found, dict) or found.keys() != expected.keys():
+            return [f"{found!r:.80} for {expected!r:.80}"]
+        return [f"{key}: {text}" for key in expected for text in differing(found[key], expected[key])]
+    if isinstance(expected, torch.Tensor):
+        same = isinstance(found, torch.Tensor) and found.dtype == expected.dtype and torch.equal(found, expected)
+    else:
+        same = found == expected
+    return [] if same else [f"{found!r:.80} for {expected!r:.80}"]

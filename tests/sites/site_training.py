@@ -15,15 +15,13 @@ import torch.distributed as dist
 from swarmcli.dht import DHT
 from swarmcli.optim import Optimizer
 from swarmcli.optim.modes.base import SiteHooks
-from swarmcli.peer.site_state import load_newest
-from swarmcli.sites.checkpoint import SiteShards
 from swarmcli.sites.commands import LeaderCommands
-from swarmcli.sites.gradients import LeaderMeans, LeaderSums, MemberMeans, MemberSums
+from swarmcli.sites.gradients import SiteAccumulator
 from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
 from swarmcli.sites.step_sync import SharedModel
 from swarmcli.sites.steps import SiteLeader, SiteMember
-from swarmcli.training import CheckpointStore
+from swarmcli.training import CheckpointStore, load_checkpoint
 from tests.sharding.threads import DRAWING
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-11}
@@ -98,7 +96,7 @@ class Plan:
     local_updates: bool = False
     target: int | None = None  # None: what the site computes in its turns
     seeds: tuple[int, ...] = (0,)  # of the ranks' first weights; the last one is of all further ranks
-    home: str = ""  # where a site with zero keeps its checkpoints, from which it goes on; "{rank}" is each rank's
+    home: str = ""  # where a site with zero keeps its checkpoints, from which it goes on
 
     @property
     def target_batch_size(self) -> int:
@@ -116,11 +114,9 @@ class Rank:
     net: torch.nn.Module
     steps: Any  # SiteLeader or SiteMember
     dht: DHT | None = None
-    optimizer: Any = None  # rank 0's Optimizer, and another rank's own where it has one
-    gradients: Any = None  # what goes from rank to rank
+    optimizer: Any = None  # rank 0's
     commands: LeaderCommands | None = None
     share: Any = None
-    shards: SiteShards | None = None
 
 
 @contextmanager
@@ -146,9 +142,11 @@ def _leader(
 ) -> Iterator[Rank]:
     made, settings = OPTIMIZERS[plan.kind]
     commands, shared = LeaderCommands(site), SharedModel(site, net)
-    trained = list(net.parameters())
-    sums = LeaderSums(commands)
-    hooks = SiteHooks(sums.make_accumulator)
+    trained, sums = list(net.parameters()), list[SiteAccumulator]()
+
+    def accumulator(parameters: Any, *, reuse: bool) -> SiteAccumulator:
+        sums.append(SiteAccumulator(commands, parameters, reuse=reuse))
+        return sums[0]
 
     def sharded(params: Any) -> torch.optim.Optimizer:
         return SiteOptimizer(params, made, commands=commands, shared=shared, **settings)
@@ -159,19 +157,21 @@ def _leader(
         optimizer = Optimizer(
             dht=dht, run_id="site", target_batch_size=plan.target_batch_size,
             optimizer=sharded if plan.zero else lambda params: made(params, **settings), params=trained,
-            scheduler=schedule, site=hooks, **{"offload_optimizer": False, **options},
+            scheduler=schedule, site=SiteHooks(accumulator), **{"offload_optimizer": False, **options},
         )  # fmt: skip
-        shards = _shards(plan, site, optimizer.opt.zero, commands) if plan.home else None
-        if shards is not None:
-            _go_on(site, shards.home, optimizer, net)
-        gradients: Any = LeaderMeans(site, trained) if plan.local_updates else sums
-        with SiteLeader(commands, optimizer, net, gradients, wants_to_stop=wants_to_stop) as leader:
+        with SiteLeader(
+            commands, optimizer, net, trained, sums[0] if sums else None, wants_to_stop=wants_to_stop
+        ) as leader:
             try:
-                yield Rank(site, net, leader, dht, optimizer, gradients, commands, shards=shards)
+                if plan.home:
+                    leader.await_ranks()
+                    _go_on(Path(plan.home), optimizer, net)
+                yield Rank(site, net, leader, dht, optimizer, commands)
+            except BaseException:
+                leader.break_off()
+                raise
             finally:
                 optimizer.shutdown()
-                if shards is not None:
-                    shards.close()
 
 
 @contextmanager
@@ -181,30 +181,19 @@ def _member(
     made, settings = OPTIMIZERS[plan.kind]
     trained = list(net.parameters())
     share = ShareOfOptimizer(trained, made, site=site, **settings) if plan.zero else None
-    optimizer = made(trained, **settings)
-    gradients: Any = MemberMeans(site, trained) if plan.local_updates else MemberSums(site, trained)
-    handlers = dict(share.handlers) if share is not None else {}
-    shards = _shards(plan, site, share.zero) if plan.home and share is not None else None
-    if shards is not None and share is not None:
-        load_newest(site, shards.home, share.zero)
-        handlers |= shards.handlers
-    with SiteMember(site, net, gradients, handlers, wants_to_stop=wants_to_stop) as member:
-        yield Rank(site, net, member, optimizer=optimizer, gradients=gradients, share=share, shards=shards)
-    if shards is not None:
-        shards.close()
+    handlers = share.handlers if share is not None else {}
+    with SiteMember(
+        site, net, trained, handlers, local_updates=plan.local_updates, wants_to_stop=wants_to_stop
+    ) as member:
+        yield Rank(site, net, member, share=share)
 
 
-def _shards(plan: Plan, site: Site, zero: Any, commands: LeaderCommands | None = None) -> SiteShards:
-    home = Path(plan.home.format(rank=site.rank))
-    home.mkdir(parents=True, exist_ok=True)
-    return SiteShards(site, home, zero, commands)
-
-
-def _go_on(site: Site, home: Path, optimizer: Any, net: torch.nn.Module) -> None:
+def _go_on(home: Path, optimizer: Any, net: torch.nn.Module) -> None:
     """From the newest checkpoint, if there is one."""
-    newest_first = CheckpointStore(home / "site", "site").checkpoints.all()[::-1]
-    checkpoint = load_newest(site, home, optimizer.opt.zero, newest_first, "site")
-    if checkpoint is not None:
+    home.mkdir(parents=True, exist_ok=True)
+    optimizer.opt.statistics.spool = home
+    for place in CheckpointStore(home / "site", "site").checkpoints.all()[:-2:-1]:
+        checkpoint = load_checkpoint(place, "site")
         checkpoint.restore_model(net)
         optimizer.load_state_dict(checkpoint.optimizer)
 

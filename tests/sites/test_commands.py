@@ -1,4 +1,4 @@
-"""What rank 0 commands is done by all; what goes wrong in it ends everyone's waiting, with an error that names it."""
+"""What rank 0 commands is done by all in their steps; what goes wrong in it ends everyone's waiting, with its name."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.errors import SiteError
-from swarmcli.sites.commands import Command, CommandFollower, LeaderCommands
-from swarmcli.sites.links import receive_tensors
+from swarmcli.sites.commands import Command, LeaderCommands, StepVerdict, follow
 from swarmcli.sites.site import Site
+from swarmcli.sites.step_sync import announce
 from tests.sharding.threads import in_threads, ranks
 
 
@@ -25,17 +25,13 @@ class Fail(Command, frozen=True):
     """A handler that raises, in the middle of a transfer."""
 
 
-class Dawdle(Command, frozen=True):
-    """One that takes longer than anybody waits."""
-
-
 class Unknown(Command, frozen=True):
     """Nobody knows it."""
 
 
 def summed(site: Site, value: int) -> int:
     total = torch.tensor(value)
-    dist.reduce(total, dst=0, group=site.commands)
+    dist.reduce(total, dst=0, group=site.group)
     return int(total)
 
 
@@ -45,14 +41,10 @@ class Worker:
     def __init__(self, site: Site) -> None:
         self.site = site
         self.done: list[int] = []
-        self.free = threading.Event()
-        handlers: dict[type[Command], Callable[[Any], None]] = {
+        self.handlers: dict[type[Command], Callable[[Any], None]] = {
             AddUp: self.add_up,
             Fail: self.fail,
-            Dawdle: lambda command: self.free.wait() and None,
         }
-        self.follower = CommandFollower(site, handlers)
-        self.follower.start()
 
     def add_up(self, command: AddUp) -> None:
         summed(self.site, command.factor * self.site.rank)
@@ -63,28 +55,13 @@ class Worker:
 
 
 @ranks(3)
-def test_all_ranks_carry_out_orders_in_their_order() -> None:
+def test_commands_of_several_threads_wait_for_a_step_and_do_not_mix() -> None:
     with Site.form(timeout=10) as site:
         if site.rank:
             worker = Worker(site)
-            worker.follower.join()
-            assert worker.done == [1, 2, 3]
-            return
-        commands = LeaderCommands(site)
-        totals = [commands.run(AddUp(factor), lambda: summed(site, 0)) for factor in (1, 2, 3)]
-        commands.close()
-        with pytest.raises(SiteError, match="told to end"):
-            commands.run(AddUp(1))
-        assert totals == [3, 6, 9]
-
-
-@ranks(2)
-def test_orders_of_several_threads_do_not_mix() -> None:
-    with Site.form(timeout=10) as site:
-        if site.rank:
-            worker = Worker(site)
-            worker.follower.join()
-            assert sorted(worker.done) == list(range(20))
+            while not follow(site, worker.handlers).stop:
+                pass
+            assert sorted(worker.done) == [*range(20), 100]
             return
         commands, totals = LeaderCommands(site), list[int]()
 
@@ -92,45 +69,66 @@ def test_orders_of_several_threads_do_not_mix() -> None:
             totals.append(commands.run(AddUp(factor), lambda: summed(site, 0)))
 
         threads = [threading.Thread(target=run, args=(factor,)) for factor in range(20)]
-        for thread in threads:
+        for thread in threads[:10]:
             thread.start()
+        assert not totals  # nobody is in a step
+        commands.open()
+        for thread in threads[10:]:
+            thread.start()
+        commands.shut()
+        assert len(totals) >= 10, "whoever waited has had its turn before the step ends"
+        announce(site, StepVerdict(1))
+        commands.open()
+        run(100)
         for thread in threads:
             thread.join()
-        commands.close()
-        assert sorted(totals) == list(range(20))
+        commands.shut()
+        announce(site, StepVerdict(2, stop=True))
+        assert sorted(totals) == [*(3 * factor for factor in range(20)), 300]
+
+
+@ranks(2)
+def test_whoever_waits_for_a_step_learns_that_none_comes() -> None:
+    with Site.form(timeout=10) as site:
+        if site.rank:
+            with pytest.raises(SiteError, match="rank 0 is gone"):
+                follow(site, {})
+            return
+        commands, said = LeaderCommands(site), list[str]()
+
+        def run() -> None:
+            with pytest.raises(SiteError) as failed:
+                commands.run(AddUp(1), lambda: summed(site, 0))
+            said.append(str(failed.value))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        commands.fail("its training has failed")
+        thread.join()
+        run()
+        assert said == ["its training has failed"] * 2
 
 
 def fail_in(kind: str) -> list[str]:
-    """What each rank's main thread, which waits in the pace group, and its commands end with."""
-    with Site.form(timeout=0.2 if kind == "slow" else 1000) as site:
-        worker = Worker(site) if site.rank else None
-        commands = None if site.rank else LeaderCommands(site)
+    """What each rank ends with."""
+    with Site.form(timeout=1000) as site:
         said = []
-        try:
-            if commands is None:
-                receive_tensors(site.pace, [torch.empty(1)], 0)
-            elif kind == "handler":
-                commands.run(Fail(), lambda: summed(site, 0))
-            elif kind == "transfer":
-                commands.run(AddUp(1), lambda: 1 // 0)
-            elif kind == "unknown":
-                commands.run(Unknown())
-            elif kind == "slow":
-                commands.run(Dawdle())
-        except (SiteError, RuntimeError, ZeroDivisionError) as error:
-            said.append(type(error).__name__)
-        if worker is not None:
-            worker.free.set()
-            with pytest.raises(SiteError, match=f"rank {site.rank} can follow no more commands"):
-                worker.follower.join()
+        if site.rank:
+            with pytest.raises((SiteError, RuntimeError)):
+                try:
+                    follow(site, Worker(site).handlers)
+                finally:
+                    site.break_off()  # as its SiteMember does
         else:
-            with pytest.raises(SiteError) as failed:
-                commands.run(AddUp(1))
-            with pytest.raises(SiteError, match="came to no end at rank 0"):
-                commands.check()
-            commands.close()
-            said.append(str(failed.value))
-        dist.barrier()  # nobody waits for another one to leave
+            commands = LeaderCommands(site)
+            commands.open()
+            command = {"handler": Fail(), "transfer": AddUp(1), "unknown": Unknown()}[kind]
+            with pytest.raises((RuntimeError, ZeroDivisionError)) as first:
+                commands.run(command, lambda: 1 // 0 if kind == "transfer" else summed(site, 0))
+            with pytest.raises(SiteError, match="came to no end at rank 0") as failed:
+                commands.run(AddUp(1), lambda: summed(site, 0))
+            said = [type(first.value).__name__, str(failed.value)]
+        dist.barrier()  # of the world, which no site breaks
         return said
 
 
@@ -139,23 +137,18 @@ def fail_in(kind: str) -> list[str]:
     [
         ("handler", "RuntimeError", "Fail came to no end"),
         ("transfer", "ZeroDivisionError", "AddUp came to no end at rank 0: integer division"),
-        ("unknown", "SiteError", "Unknown came to no end"),
-        ("slow", "SiteError", "rank 1 is gone, or sent nothing within 0.2 s"),
+        ("unknown", "RuntimeError", "Unknown came to no end"),
     ],
 )
 def test_a_failure_anywhere_ends_all_waiting(kind: str, error: str, words: str) -> None:
-    leader, *others = in_threads(3, fail_in, kind)
+    leader, *_ = in_threads(3, fail_in, kind)
     assert leader[0] == error
     assert words in leader[1]
-    assert others == [["SiteError"]] * 2
 
 
 @ranks(2)
-def test_who_orders_and_who_follows() -> None:
+def test_only_rank_0_commands() -> None:
     with Site.form(timeout=10) as site:
         if site.rank:
             with pytest.raises(ValueError, match="only rank 0"):
                 LeaderCommands(site)
-        else:
-            with pytest.raises(ValueError, match="rank 0"):
-                CommandFollower(site, {})

@@ -6,21 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from swarmcli.errors import OptimizerError
 from swarmcli.optim.gradients.accumulator import Weighed
-from swarmcli.sites.commands import CommandFollower, LeaderCommands
-from swarmcli.sites.gradients import (
-    LeaderMeans,
-    LeaderSums,
-    MemberMeans,
-    MemberSums,
-    SiteAccumulator,
-    sum_over_ranks,
-)
+from swarmcli.sites.commands import LeaderCommands, StepVerdict, follow
+from swarmcli.sites.gradients import GatherSums, RankSums, SiteAccumulator, average_gradients, sum_over_ranks
 from swarmcli.sites.site import Site
-from swarmcli.sites.step_sync import StepReport, StepVerdict, announce, gather_reports, hear_verdict, send_report
+from swarmcli.sites.step_sync import StepReport, announce, gather_reports, send_report
 from tests.sharding.threads import in_threads, ranks
 
 
@@ -44,39 +36,34 @@ def sum_up(script: str) -> list[Any]:
     with Site.form(timeout=10) as site:
         trained, seen = parameters(), []
         if site.rank:
-            sums = MemberSums(site, trained)
-            follower = CommandFollower(site, sums.handlers)
-            follower.start()
+            sums = RankSums(site, trained)
             for letter in script:
                 if letter in "ab":
                     gradients(trained, 10.0 * site.rank)
-                    sums.prepare(Weighed.of(2))
-                    send_report(site, StepReport(2, 2.0, generation=sums.generation))
-                    sums.contribute(Weighed.of(2))
-                    sums.finish(hear_verdict(site))
-                if letter == "h":
-                    site.meet()  # as in a step, in which all wait for rank 0
-            follower.join()
+                    sums.add(Weighed.of(2))
+                    send_report(site, StepReport(2, 2.0))
+                if letter in "abh" and follow(site, {GatherSums: sums.hand_over}).void:
+                    sums.clear()
             return seen
         commands = LeaderCommands(site)
-        leader = LeaderSums(commands)
-        own = leader.make_accumulator(trained, reuse=False)
+        own = SiteAccumulator(commands, trained)
         for letter in script:
             if letter in "ab":  # b: without samples of rank 0
                 gradients(trained, 1.0)
-                total = leader.take(Weighed.of(1) if letter == "a" else Weighed(), gather_reports(site))
+                (report,) = gather_reports(site)
+                total = own.expect(Weighed.of(1) if letter == "a" else Weighed(), report.weighed)
                 own.add(total.samples, weight=total.weight)
-                announce(site, StepVerdict(0, generation=leader.generation))
-                leader.finish(StepVerdict(0))
+                announce(site, StepVerdict(0, void=own.take_void()))
             elif letter == "h":
+                commands.open()
                 own.freeze()
                 seen.append(told(own))
-                site.meet()
+                commands.shut()
+                announce(site, StepVerdict(0, void=own.take_void()))
             elif letter == "c":
                 seen.append(own.samples)
             else:
                 {"r": own.reset, "t": own.restore, "s": own.settle}[letter]()
-        commands.close()
         return [*seen, told(own)[:2]]
 
 
@@ -87,7 +74,6 @@ BOTH = [0, 6, 7.0, 7.0, 0.0, 7.0]
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        ("ahs", [FIRST, [0, 0]]),
         ("aahs", [BOTH, [0, 0]]),
         ("ahath", [FIRST, BOTH, [0, 6]]),
         ("ahsahs", [FIRST, FIRST, [0, 0]]),
@@ -110,20 +96,20 @@ def test_the_samples_of_void_sums_are_not_handed_in() -> None:
         trained = parameters()
         gradients(trained, 1.0)
         if site.rank:
-            sums = MemberSums(site, trained)
-            sums.prepare(Weighed.of(2))
-            follower = CommandFollower(site, sums.handlers)
-            follower.start()
-            follower.join()
-            assert sums.generation == 1
+            sums = RankSums(site, trained)
+            sums.add(Weighed.of(2))
+            follow(site, {GatherSums: sums.hand_over})
             return
         commands = LeaderCommands(site)
         own = SiteAccumulator(commands, trained)
-        own.reset()
-        own.expect(Weighed.of(1))
-        own.add(3)  # counted before the reset was known
+        total = own.expect(Weighed.of(1), Weighed.of(2))
+        own.reset()  # by another thread
+        own.expect(Weighed.of(1), Weighed.of(2))
+        own.add(total.samples)  # counted before the reset was known
+        commands.open()
         own.freeze()
-        commands.close()
+        commands.shut()
+        announce(site, StepVerdict(0))
         assert told(own) == [0, 1, 1.0, 1.0, 0.0, 1.0]
 
 
@@ -134,33 +120,28 @@ def test_gradients_count_by_weight_whether_ranks_sum_them_or_average_them_in_eve
         trained, batch = parameters(), Weighed.of(1, 3.0) if site.rank else Weighed.of(4, 1.0)
         gradients(trained, 10.0 * site.rank + 1.0)
         if site.rank:
-            sums, means = MemberSums(site, trained), MemberMeans(site, trained)
-            follower = CommandFollower(site, sums.handlers)
-            follower.start()
-            sums.prepare(batch)
-            send_report(site, StepReport(batch.samples, batch.weight))
-            hear_verdict(site)
-            follower.join()
-            send_report(site, StepReport(batch.samples, batch.weight))
-            means.contribute(batch)
+            sums = RankSums(site, trained)
+            sums.add(batch)
+            follow(site, {GatherSums: sums.hand_over})
+            average_gradients(site, trained, batch, Weighed())
             return
         commands = LeaderCommands(site)
-        leader = LeaderSums(commands)
-        own = leader.make_accumulator(trained, reuse=False)
-        total = leader.take(batch, gather_reports(site))
+        own = SiteAccumulator(commands, trained)
+        total = own.expect(batch, Weighed(1, 3.0))
         own.add(total.samples, weight=total.weight)
-        announce(site, StepVerdict(0))
+        commands.open()
         assert own.freeze() == total == Weighed(5, 4.0) and float(own.means[0][0, 0]) == (1 * 1 + 3 * 11) / 4
-        commands.close()
-        assert LeaderMeans(site, trained).take(batch, gather_reports(site)) == total
-        assert float(trained[0].grad[0, 0]) == (1 * 1 + 3 * 11) / 4
+        commands.shut()
+        announce(site, StepVerdict(0))
+        average_gradients(site, trained, batch, total)
+        assert trained[0].grad is not None and float(trained[0].grad[0, 0]) == (1 * 1 + 3 * 11) / 4
 
 
 @ranks(2)
 def test_large_tensors_are_summed_in_pieces_and_small_ones_together() -> None:
     with Site.form(timeout=20) as site:
         tensors = [torch.arange(count, dtype=torch.float64) * (site.rank + 1) for count in (5, 1_500_000, 1, 7)]
-        sum_over_ranks(site, site.commands, tensors)
+        sum_over_ranks(site, tensors)
         assert site.rank or all(torch.equal(each, 3.0 * torch.arange(len(each))) for each in tensors)
 
 
@@ -169,33 +150,20 @@ def test_local_updates_take_the_mean_over_all_samples_in_every_step() -> None:
     with Site.form(timeout=10) as site:
         trained, seen = parameters(), []
         for own, other in ((1, 3), (0, 2), (2, 0), (0, 0)):
-            samples = other if site.rank else own
-            batch = Weighed(samples, float(samples))
+            batch, total = Weighed(own, float(own)), Weighed(own + other, float(own + other))
             gradients(trained, 10.0 * site.rank + 1.0)
-            if site.rank:
-                member = MemberMeans(site, trained)
-                member.prepare(batch)
-                send_report(site, StepReport(samples, float(samples)))
-                member.contribute(batch)
-                member.finish(hear_verdict(site))
-            else:
-                total = LeaderMeans(site, trained).take(batch, gather_reports(site))
-                announce(site, StepVerdict(0))
-                seen.append([total.samples, *(None if p.grad is None else float(p.grad.flatten()[0]) for p in trained)])
-        weighted = [4, 8.5, 8.5, None, 8.5]  # (1 · 1 + 3 · 11) / 4
-        others = [[2, 11.0, 11.0, None, 11.0], [2, 1.0, 1.0, None, 1.0], [0, 1.0, 1.0, None, 1.0]]
-        assert site.rank or seen == [weighted, *others]
+            average_gradients(site, trained, Weighed(other, float(other)) if site.rank else batch, total)
+            seen.append([None if p.grad is None else float(p.grad.flatten()[0]) for p in trained])
+        weighted = [8.5, 8.5, None, 8.5]  # (1 · 1 + 3 · 11) / 4
+        assert site.rank or seen == [weighted, *([each, each, None, each] for each in (11.0, 1.0, 1.0))]
 
 
 @ranks(2)
 def test_what_a_site_cannot_do_is_refused() -> None:
     with Site.form(timeout=10) as site:
         if site.rank == 0:
-            sums = LeaderSums(LeaderCommands(site))
-            with pytest.raises(RuntimeError, match="without these hooks"):
-                _ = sums.generation
+            commands = LeaderCommands(site)
             with pytest.raises(ValueError, match="reuse_grad_buffers"):
-                sums.make_accumulator(parameters(), reuse=True)
+                SiteAccumulator(commands, parameters(), reuse=True)
             with pytest.raises(OptimizerError, match="GradScaler"):
-                sums.make_accumulator(parameters(), reuse=False).add(1, 2.0)
-        assert dist.get_rank() == site.rank
+                SiteAccumulator(commands, parameters()).add(1, 2.0)

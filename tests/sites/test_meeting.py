@@ -24,7 +24,7 @@ def live_twice() -> list[bool]:
             site.meet()
             restarted.append(site.any(os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"))
             total = torch.ones(1)
-            dist.all_reduce(total, group=site.pace)
+            dist.all_reduce(total, group=site.group)
             assert float(total) == site.size
     return restarted
 

@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.errors import SiteError
+from swarmcli.sites.commands import StepVerdict
 from swarmcli.sites.site import Site
-from swarmcli.sites.step_sync import SharedModel, StepVerdict
+from swarmcli.sites.step_sync import SharedModel
 from tests.sharding.threads import in_threads, ranks
-from tests.sites.site_state import shared_out
+from tests.sites.site_state import differing, shared_out
 
 SHAPES = [(6, 4), (5,), (3, 3), (2,), (7,)]
 
@@ -125,7 +126,7 @@ def test_what_rank_0_has_written_to_its_parameters_is_what_all_step_from() -> No
 
 
 @ranks(2)
-def test_the_state_dict_has_all_settings_and_the_own_share() -> None:
+def test_the_state_dict_is_that_of_an_optimizer_that_is_not_shared_out() -> None:
     model = net()
     with site_optimizer("adam", model) as (site, optimizer):
         if site.rank:
@@ -133,19 +134,25 @@ def test_the_state_dict_has_all_settings_and_the_own_share() -> None:
         give_gradients(model, 0)
         optimizer.step()
         saved = optimizer.state_dict()
-        plain, _ = plain_steps("adam", lambda made, _: made.step())
-        assert [set(group) for group in saved["param_groups"]] == [
-            set(group) for group in plain.state_dict()["param_groups"]
-        ]
-        own = optimizer.zero.indices_of(0)
-        kept = sorted(saved["state"])
+
+        def step(made: Any, trained: Any) -> None:
+            give_gradients(trained, len(made.state) and 1)
+            made.step()
+
+        plain, twin = plain_steps("adam", step)
+        assert differing(saved, plain.state_dict()) == []
+        give_gradients(model, 9)
+        optimizer.step()
+        assert differing(saved, plain.state_dict()) == [], "it is a copy"
+        with torch.no_grad():
+            for parameter, value in zip(model, twin, strict=True):
+                parameter.copy_(value)
         optimizer.param_groups[0]["lr"] = 5.0
-        optimizer.load_state_dict(saved)
-        give_gradients(model, 1)
-        optimizer.step()  # with what has been loaded
-        assert optimizer.param_groups is optimizer.zero.param_groups
-        assert own == kept and len(own) < len(SHAPES)
-        assert optimizer.param_groups[0]["lr"] == 0.1
+        optimizer.load_state_dict(plain.state_dict())
+        for each, trained in ((optimizer, model), (plain, twin)):
+            step(each, trained)
+        assert differing(optimizer.state_dict(), plain.state_dict()) == []
+        assert all(map(torch.equal, model, twin))
 
 
 def a_share_that_fails() -> str:

@@ -7,8 +7,10 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -27,8 +29,9 @@ from swarmcli.optim.peers.exchange import StateExchange
 from swarmcli.optim.state.replica import InPlace, Replica
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
 from swarmcli.sites.links import receive_tensors
-from swarmcli.sites.statistics import ReadPinned, ShareOfStatistics
+from swarmcli.sites.statistics import SendStatistics, ShareOfStatistics
 from swarmcli.state.snapshot import PinnedState
+from swarmcli.state.unnamed_file import UnnamedFile
 from tests.sharding.processes import Worlds
 from tests.sharding.threads import in_threads, ranks
 from tests.sites.site_state import advance, expect_equal, plain_state, site_state
@@ -194,19 +197,14 @@ def test_a_state_that_does_not_fit_is_refused_before_it_comes() -> None:
 
 
 def lose_a_rank(silently: bool) -> list[str]:
-    """In the middle of a donation. What the newcomer is told."""
-    reads, read = 0, ShareOfStatistics._read_pinned
+    """While all copy what is to be donated. What the newcomer is told."""
 
-    def dying(self: ShareOfStatistics, command: ReadPinned) -> None:
-        nonlocal reads
-        reads += 1
-        if reads > 3 and silently:
-            receive_tensors(self._site.pace, [torch.empty(1)], 0)  # which rank 0 does not send
-        elif reads > 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        read(self, command)
+    def dying(self: ShareOfStatistics, command: SendStatistics) -> None:
+        if silently:
+            receive_tensors(self._site.group, [torch.empty(1)], 0)  # which rank 0 does not send
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    ShareOfStatistics._read_pinned = dying  # type: ignore[method-assign]
+    ShareOfStatistics._send = dying  # type: ignore[method-assign]
     with site_state("adamw", shapes=LARGE, timeout=1.0) as site:
         if site is None:
             return []
@@ -233,6 +231,30 @@ def test_a_rank_that_is_lost_ends_the_download_by_name(worlds: Worlds, silently:
     assert survivor.error is None and "cannot be read" in survivor.value[0] and "rank 1" in survivor.value[0]
 
 
+@ranks(2)
+def test_a_full_disk_costs_a_donation_and_nothing_else(tmp_path: Path) -> None:
+    with site_state("adamw", spool=tmp_path / "gone") as site:
+        if site is None:
+            return
+        twin, newcomer = plain_state("adamw"), plain_state("adamw", seed=3)
+        for state in (site, twin):
+            advance(state, 2)
+
+        async def main() -> None:
+            async with peers(site, newcomer) as (first, second):
+                with pytest.raises(StateDownloadError, match="cannot be read"):
+                    await second.take_over(first)
+
+        asyncio.run(main())
+        with patch.object(UnnamedFile, "write", side_effect=OSError("no space")):
+            site.statistics.spool = tmp_path
+            with pytest.raises(OSError, match="no space"):
+                site.capture()
+        for state in (site, twin):
+            advance(state, 1)
+        expect_equal(twin.capture(), site.capture())
+
+
 def join_a_site_late() -> list[Any]:
     """A site has trained by itself when a plain peer comes; then they train together. Weights at both times."""
     plan, own = Plan(kind="adamw", sizes=(6, 6), zero=True, turns=1), dist.get_rank()
@@ -246,7 +268,9 @@ def join_a_site_late() -> list[Any]:
             made, settings = OPTIMIZERS[plan.kind]
             optimizer = made(net.parameters(), **settings)
             peer = Optimizer(dht=dht, run_id="site", target_batch_size=12, optimizer=optimizer, scheduler=schedule)
-            peer.load_state_from_peers()
+            coming = in_thread(peer.load_state_from_peers)
+            while coming.is_alive():
+                rank.steps.step(batch_size=0)  # in which the other rank gives its share
             seen.append(weights(net))
             plain = in_thread(lambda: train(peer, net, 2, 4, epochs=5, turns=1))
             train(rank.steps, rank.net, own, 4, epochs=5, turns=1)

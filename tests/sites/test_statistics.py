@@ -1,8 +1,7 @@
-"""Statistics of all ranks at rank 0: captured, released, replaced, and what a lost rank does."""
+"""Statistics of all ranks at rank 0: captured, and replaced."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 
 import pytest
@@ -10,9 +9,7 @@ import torch
 
 from swarmcli.compression import TensorDescriptor
 from swarmcli.optim.state.training_state import CapturedState
-from swarmcli.sites import statistics as statistics_module
 from swarmcli.state.distant import DistantTensor
-from tests.sharding.processes import Worlds
 from tests.sharding.threads import in_threads, ranks
 from tests.sites.site_state import advance, expect_equal, plain_state, site_state
 from tests.suites import soak
@@ -119,41 +116,3 @@ def test_what_does_not_fit_changes_nothing_on_any_rank(what: str, error: type[Ex
             state.restore(spoil(what, before, state.optimizer.zero.owner_of))
         expect_equal(before, state.capture())
         advance(state, 1)  # the site goes on
-
-
-def release() -> list[int]:
-    """How many copies a rank holds each time that it is asked for another one."""
-    held: list[int] = []
-    pin = statistics_module.ShareOfStatistics._pin
-
-    def counting(self: statistics_module.ShareOfStatistics, command: statistics_module.PinStatistics) -> None:
-        held.append(len(self._pins))
-        pin(self, command)
-
-    statistics_module.ShareOfStatistics._pin = counting  # type: ignore[method-assign]
-    try:
-        with site_state("adamw") as state:
-            if state is not None:
-                advance(state, 1)
-                first, second = state.capture(), state.capture()
-                tensor = next(each for each in first.tensors.values() if isinstance(each, DistantTensor))
-                del first, second  # one tensor keeps the first
-                gc.collect()
-                advance(state, 1)  # the ranks hear of it with the next step
-                state.capture()
-                before = tensor.read(0, 4)
-                advance(state, 1)
-                assert tensor.read(0, 4) == before
-                del tensor
-                gc.collect()
-                advance(state, 1)
-                state.capture()
-    finally:
-        statistics_module.ShareOfStatistics._pin = pin  # type: ignore[method-assign]
-    return held
-
-
-@pytest.mark.e2e
-def test_the_ranks_let_go_of_copies_when_nobody_reads_them_any_more(worlds: Worlds) -> None:
-    _, held = worlds(2).run(release)
-    assert held == [0, 1, 1, 0]

@@ -27,14 +27,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from swarmcli.checkpoints.directory import CheckpointDirectory, Keep, best_epochs, loss_of
 from swarmcli.checkpoints.layout import MANIFEST, checkpoints_below, epoch_of, find_checkpoint
 from swarmcli.checkpoints.looking import verify
-from swarmcli.sharding.files.save import complete, read_manifest, try_to_write
-from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from swarmcli.training import CheckpointStore, load_checkpoint
 
 KEEP = Keep(2, 0, 1)
@@ -96,41 +93,15 @@ class CountedFile(io.FileIO):
         return written
 
 
-class OneRank:
-    """The statistics of a sharded optimizer, as a site of one process writes them."""
-
-    def __init__(self, optimizer: ZeroRedundancyOptimizer) -> None:
-        self.optimizer = optimizer
-
-    def copy(self) -> None:
-        pass
-
-    def write(self, directory: Path, epoch: int) -> str:
-        own = try_to_write(directory, 0, self.optimizer.local_state())
-        complete(directory, epoch, own, self.optimizer, dist.group.WORLD)  # type: ignore[arg-type]
-        return read_manifest(directory)[1].hex()
-
-    def settle(self, directory: Path, name: str, kept: Any) -> None:
-        pass
-
-
 def describe(directory: Path, epoch: int, samples: int | None) -> None:
     (directory / "README.md").write_text(f"epoch {epoch}")
 
 
-def save(directory: Path, epoch: int, loss: float | None = None, *, sharded: bool = False) -> None:
+def save(directory: Path, epoch: int, loss: float | None = None) -> None:
     torch.manual_seed(epoch)
     model = nn.Linear(64, 64)
     store = CheckpointStore(directory, "run", keep=KEEP, describe=describe)
-    shards, state = None, {"state": {0: {"sum": torch.randn(4)}}, "param_groups": []}
-    if sharded:
-        if not dist.is_initialized():
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam)
-        model(torch.ones(64)).sum().backward()
-        optimizer.step()
-        shards, state = OneRank(optimizer), {"state": {}, "param_groups": []}
-    place = store.write(model, state, epoch, shards=shards)
+    place = store.write(model, {"state": {0: {"sum": torch.randn(4)}}, "param_groups": []}, epoch)
     if place is not None and loss is not None:
         store.remember_loss(place, loss, 8)
 
@@ -140,7 +111,6 @@ BEFORE: dict[str, list[tuple[int, float | None]]] = {
     "next": [(1, 3.0), (2, 2.0)],
     "same": [(3, None)],
     "set-back": [(3, 1.0), (4, 2.0)],
-    "sharded": [(1, 3.0), (2, 2.0)],
 }
 
 
@@ -170,7 +140,7 @@ def check(directory: Path, before: int, *, mended: bool) -> None:
 def main(directory: Path, scenario: str, full: bool) -> None:
     ready = directory / "ready"
     for epoch, loss in BEFORE[scenario]:
-        save(ready, epoch, loss, sharded=False)
+        save(ready, epoch, loss)
     before = max(epoch for epoch, _ in BEFORE[scenario])
     kinds: Counter[str] = Counter()
     for last in range(1, 1000):
@@ -205,7 +175,7 @@ def _save_in_child(place: Path, scenario: str, steps: Steps, said: int) -> None:
     try:
         os.dup2(said, 1)
         steps.install()
-        save(place, 3, 0.5, sharded=scenario == "sharded")
+        save(place, 3, 0.5)
     except BaseException:
         traceback.print_exc()
         os._exit(1)

@@ -208,7 +208,7 @@ class StateExchange(Handover):
             captured = await self._replica.capture()
         except OptimizerError:  # it is torn
             return None
-        except SiteError as error:
+        except (SiteError, OSError) as error:
             raise CallRefused("gone", f"this peer's state cannot be read: {error}") from error
         lineage = captured.metadata["lineage"]
         if lineage != version:

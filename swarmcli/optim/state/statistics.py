@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -82,6 +83,15 @@ def statistics_of(optimizer: torch.optim.Optimizer) -> Statistics:
     """The optimizer's own idea of where they are, if it has one."""
     found = getattr(optimizer, "statistics", None)
     return found if isinstance(found, Statistics) else OwnStatistics(optimizer)
+
+
+def groups_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Its parameter groups as its state dict has them, with places in place of parameters. Statistics that lie in other
+    processes are not fetched for that."""
+    if not statistics_of(optimizer).waits:
+        return list(optimizer.state_dict()["param_groups"])
+    places = count()
+    return [{**group, "params": [next(places) for _ in group["params"]]} for group in optimizer.param_groups]
 
 
 def by_place(state: Mapping[int, Mapping[str, Any]]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -14,7 +14,7 @@ from swarmcli.optim.gradients.accumulator import lent
 from swarmcli.optim.state.lineage import LINEAGE_BYTES, TORN, LineagePosition, first_lineage, hash_tensors, is_count
 from swarmcli.optim.state.meaning import fit_schedule, fit_settings, schedule_asked, schedule_of, settings_of
 from swarmcli.optim.state.norms import StepNorms, measure_step
-from swarmcli.optim.state.statistics import by_parameter, check_travel, fit, statistics_of, to_plain
+from swarmcli.optim.state.statistics import by_parameter, check_travel, fit, groups_of, statistics_of, to_plain
 from swarmcli.state.distant import AnyTensor, fill
 from swarmcli.state.snapshot import copied
 
@@ -164,11 +164,10 @@ class TrainingState:
     def capture(self) -> CapturedState:
         """The state as it is now. Its tensors are the live ones: clone before they may change."""
         self._check_whole()
-        groups = self.optimizer.state_dict()["param_groups"]
         statistics, numbers = self.statistics.capture()
         tensors: dict[str, AnyTensor] = {f"{_STATISTIC}{place}": tensor for place, tensor in statistics.items()}
         tensors.update({name: tensor.detach() for name, tensor in self._own_tensors().items()})
-        told = {"groups": [settings_of(group) for group in groups], "numbers": numbers}
+        told = {"groups": [settings_of(group) for group in groups_of(self.optimizer)], "numbers": numbers}
         return CapturedState({**self._described(), **told, "lineage": self.position.lineage}, tensors)
 
     def _described(self) -> dict[str, Any]:
@@ -215,7 +214,7 @@ class TrainingState:
         inner optimizer ([]: likewise), as another peer's state has them. Raises ValueError if its settings are not
         those that this peer's optimizers and scheduler have.
         """
-        groups = fit_settings(self.optimizer.state_dict()["param_groups"], metadata.get("groups"))
+        groups = fit_settings(groups_of(self.optimizer), metadata.get("groups"))
         inner = [] if self._inner is None else fit_settings(self._inner.param_groups, metadata.get("inner"))
         schedule = metadata.get("scheduler")
         if self.scheduler is not None:

@@ -1,1 +1,0 @@
-"""The state of sharded optimizers on disks, read by any number of ranks."""
