@@ -195,7 +195,7 @@ def told_by(asked: AskedTables) -> Told:
         return Told(asked.run_id, [], [nobody, *lines], {"accounted": 0.0, "monitors": [], "failed": why_not})
     shown, table = found
     unlike = [
-        f"{called(writer)} counts {'the same' if other.listed == table.listed else f'otherwise: {other.in_words}'}."
+        f"{called(writer)} counts {'the same' if table.agrees(other) else f'otherwise: {other.in_words}'}."
         for writer, other in tables.items()
         if writer != shown
     ]

@@ -198,7 +198,8 @@ def _progress(status: RunStatus, width: int) -> RenderableType:
         etas.append(f"about {roughly(status.run_eta_seconds)} to the last epoch")
     epoch = Text(status.where, style="bold")
     counted = Text(f"{status.samples:,} of {plural(status.target, 'sample')}")
-    eta = _fitting(etas, width - len(epoch) - len(counted) - 2, ", ")
+    room = width - len(epoch) - len(counted) - 2
+    eta = _fitting([each for each in etas if cell_len(each) <= room], room, ", ")
     left = width - len(epoch) - len(counted) - len(eta) - 4
     bar = ProgressBar(total=max(1, status.target), completed=min(status.samples, status.target), width=min(32, left))
     shown = [bar] if left >= 4 else []  # a shorter one says nothing

@@ -97,6 +97,13 @@ class GivenTable(msgspec.Struct, frozen=True):
         part = f"{self.counted:.0%} of the run's {self.until.samples:,} samples"
         return f"{part}, counted{since} up to epoch {self.until.epoch:,}"
 
+    def agrees(self, other: GivenTable) -> bool:
+        """Whether both tell of the same samples; when they have seen whom differs by their nature."""
+        return self._samples() == other._samples()
+
+    def _samples(self) -> dict[PeerID, int]:
+        return {peer: round(row.samples) for peer, row in zip(self.peers, self.rows, strict=True) if row.samples}
+
     @property
     def listed(self) -> list[Contribution]:
         return [row.shown(peer.text) for peer, row in zip(self.peers, self.rows, strict=True)]

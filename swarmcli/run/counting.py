@@ -108,9 +108,10 @@ class ContributionReader:
         if own not in table.peers and (standing := await self.standing()) is not None:
             listed.append(standing.entry.shown(own.text))
         self._listed = listed
-        others = sum(other.listed != table.listed for _, other in given.told(tables))
-        unlike = f" {others} other{'' if others == 1 else 's'} that keep count tell otherwise." if others else ""
-        self._rests_on = f"This is the count of one peer, {writer.short}: {table.in_words}.{unlike}"
+        others = sum(not table.agrees(other) for _, other in given.told(tables))
+        unlike = " 1 other that keeps count tells" if others == 1 else f" {others} others that keep count tell"
+        self._rests_on = f"This is the count of one peer, {writer.short}: {table.in_words}."
+        self._rests_on += f"{unlike} otherwise." if others else ""
 
     def _writers(self) -> list[PeerID]:
         """Others that keep count and answer, in an order of chance."""

@@ -24,6 +24,11 @@ def test_the_fullest_table_is_shown_and_one_that_invents_samples_is_no_fuller_th
     assert invented.in_words == "100% of the run's 900 samples, counted up to epoch 9"
 
 
+def test_two_tables_agree_that_tell_of_the_same_samples_whenever_they_have_seen_whom() -> None:
+    assert table(9.0, Row(9.0, uptime=1.0), Row()).agrees(table(9.0, Row(9.2, uptime=2.0)))
+    assert not table(9.0, Row(9.0)).agrees(table(9.0, Row(8.0), Row(1.0)))
+
+
 def test_samples_are_shown_as_whole_ones_and_a_strangers_texts_steer_no_terminal() -> None:
     (each,) = table(1.4, Row(1.4, name="Eve\x1b[2J", team="\u202ereds")).listed
     assert (each.samples, each.name, each.team) == (1, "Eve[2J", "reds")
