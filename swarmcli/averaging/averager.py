@@ -29,7 +29,6 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import SwarmFuture, offload
 from swarmcli.network.wire.messages import MOST
 from swarmcli.state.sharing import StateOffer
-from swarmcli.state.snapshot import copies_of
 
 logger = logging.getLogger(__name__)
 
@@ -387,8 +386,7 @@ class DecentralizedAverager:
     async def _make_core(self) -> AveragerCore:
         async def get_state() -> tuple[Any, Sequence[torch.Tensor]]:
             metadata, tensors = _checked_state(await offload(self.get_current_state))
-            async with core.tensors():
-                return metadata, await offload(copies_of, tensors)
+            return metadata, await core.copied(tensors)
 
         config = replace(self.config, share_state=self._allow_state_sharing)
         core = AveragerCore(self._tensors, self.dht.node, config, get_state=get_state, program=self._program)

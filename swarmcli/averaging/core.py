@@ -38,12 +38,13 @@ from swarmcli.compression import NoCompression
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import MatchmakingError, RoundFailed, RoundUndecided, SwarmError
 from swarmcli.events import PeerRefused
+from swarmcli.memory import ReusableBuffer
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
-from swarmcli.network.loop_thread import loop_time
+from swarmcli.network.loop_thread import loop_time, offload
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.state.sharing import StateSharing
-from swarmcli.state.snapshot import Snapshot, copies_of
+from swarmcli.state.snapshot import ChunkLayout, Snapshot, copied
 from swarmcli.tasks import on_executor
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 4.0  # seconds between a round that failed and the next try, doubled each time
@@ -103,6 +104,7 @@ class AveragerCore:
             self.trust,
         )
         self._get_state = get_state or self._copy_tensors
+        self._copies = ReusableBuffer()  # for those who download the state one after the other
         self.sharing = StateSharing(
             node,
             config.prefix,
@@ -132,6 +134,7 @@ class AveragerCore:
             await self._service.part()
             self.archive.close()
             await self.sharing.stop()
+            self._copies.forget()
             await self.finder.stop()
             await self.trust.stop()
 
@@ -177,9 +180,17 @@ class AveragerCore:
         roles = {str(index): info.role for index, info in enumerate(self.config.allreduce.tensor_infos or ())}
         return Snapshot(b"", metadata, named, self.config.state_compression, roles)
 
+    async def copied(self, tensors: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
+        """Copies of these tensors, or of the averaged ones, as they are between two all-reduces: in the memory of the
+        last such copies, if nobody has them any more."""
+        async with self.tensors() as averaged:
+            chosen = averaged if tensors is None else tensors
+            named = {str(index): tensor for index, tensor in enumerate(chosen)}
+            memory = self._copies.take((await offload(ChunkLayout.of, named)).nbytes)
+            return list((await on_executor(memory.nbytes, copied, named, memory)).values())
+
     async def _copy_tensors(self) -> tuple[Any, Sequence[torch.Tensor]]:
-        async with self.tensors() as tensors:
-            return None, await on_executor(self.layout.nbytes, copies_of, tensors)
+        return None, await self.copied()
 
     def _own_terms(self) -> dict[str, str]:
         options = self.config.allreduce

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 
 from swarmcli.compression import NoCompression, TensorDescriptor, TensorMessage, extract
 from swarmcli.compression.base import tensor_memory
-from swarmcli.memory import fresh_memory
+from swarmcli.memory import fresh_memory, unwritten
 from swarmcli.network import PeerID
 from swarmcli.state.distant import AnyTensor, DistantTensor, loaded, pieces
 from swarmcli.state.snapshot import Snapshot, StateOutline, TensorEntry, digest_of_chunk, state_root
@@ -58,7 +57,7 @@ class DownloadedState:
 
 
 class Assembly:
-    """Visits take chunks, fetch them, and hand them in or put them back.
+    """Visits take chunks, fetch them into slots, and note them or put them back.
 
     The place is memory or, with `spool`, an unnamed file in that directory; then only the chunks that are on their way
     are in memory.
@@ -76,13 +75,16 @@ class Assembly:
         self._memory: torch.Tensor
         self.givers: dict[int, PeerID] = {}  # chunk that is here → who gave it
         self._asked: dict[int, float] = {}  # chunk → loop time at which it was last asked for; the longest ago first
+        self._aside: dict[int, memoryview] = {}  # true chunks to whose places another visit may still write
         if former is not None and former.layout == layout:
+            former._settle()
             self.received, self._file, self._memory = former.received, former._file, former._memory
             same = zip(outline.digests, former.outline.digests, strict=True)
             equal = {chunk for chunk, (one, other) in enumerate(same) if one == other}
             self.givers = {chunk: giver for chunk, giver in former.givers.items() if chunk in equal}
         else:
             self._file, self._memory = self._take_place(layout.nbytes)
+        self._bytes = tensor_memory(self._memory)
         self._open = deque(chunk for chunk in range(layout.chunks) if chunk not in self.givers)  # nobody fetches these
 
     def _take_place(self, nbytes: int) -> tuple[UnnamedFile | None, torch.Tensor]:
@@ -96,6 +98,10 @@ class Assembly:
             raise ValueError(f"no room for a state of {nbytes} bytes: {error}") from error
 
     @property
+    def in_file(self) -> bool:
+        return self._file is not None
+
+    @property
     def complete(self) -> bool:
         return len(self.givers) == self.layout.chunks
 
@@ -104,44 +110,45 @@ class Assembly:
         """The peers that gave what is here."""
         return tuple(dict.fromkeys(self.givers.values()))
 
-    def size(self, chunk: int) -> int:
+    def slot(self, chunk: int, *, aside: bool) -> memoryview:
+        """Where a visit writes the content of a chunk: in its place in memory, or `aside`."""
         begin, end = self.layout.bounds(chunk)
-        return end - begin
+        return unwritten(end - begin) if aside or self._file is not None else self._bytes[begin:end]
 
-    def take(self, most: int, now: float, patience: float, own: Collection[int]) -> range:
+    def take(self, most: int, now: float, patience: float, own: Collection[int]) -> tuple[range, bool]:
         """Up to `most` chunks to ask for, one behind the other, that nobody has been asked for. If there is none: the
         one that was asked for the longest ago, if that is `patience` seconds, and it is none of one's `own`: the first
-        to come counts."""
-        if self._open:
+        to come counts. And whether that is fetched aside, since another visit may write to its place."""
+        if aside := not self._open:
+            overdue = (chunk for chunk, asked in self._asked.items() if asked <= now - patience and chunk not in own)
+            if (found := next(overdue, None)) is None:
+                return range(0), aside
+            first = last = found
+            del self._asked[found]
+        else:
             first = last = self._open.popleft()
             while self._open and self._open[0] == last + 1 and last - first + 1 < most:
                 last = self._open.popleft()
-        else:
-            overdue = (chunk for chunk, asked in self._asked.items() if asked <= now - patience and chunk not in own)
-            if (found := next(overdue, None)) is None:
-                return range(0)
-            first = last = found
-            del self._asked[found]
         self._asked.update(dict.fromkeys(range(first, last + 1), now))
-        return range(first, last + 1)
+        return range(first, last + 1), aside
 
     def put_back(self, chunks: Iterable[int]) -> None:
-        """These will not come from whom they were asked of."""
+        """These will not come from whom they were asked of, who writes to their places no more."""
         back = {chunk for chunk in chunks if self._asked.pop(chunk, None) is not None}
         self._open = deque(sorted(back.union(self._open)))
 
-    def is_true(self, chunk: int, content: memoryview) -> bool:
-        """Whether this is the chunk; then it is written to its place. For an executor; for several threads at once.
+    def is_true(self, chunk: int, content: memoryview, *, aside: bool) -> bool:
+        """Whether what a visit has written to its slot is the chunk; then it is kept. For an executor; for several
+        threads at once.
 
         Raises OSError if there is no room.
         """
         if digest_of_chunk(content) != self.outline.digests[chunk]:
             return False
-        begin, end = self.layout.bounds(chunk)
         if self._file is not None:
-            self._file.write(begin, content)
-        else:
-            numpy.copyto(self._memory.numpy()[begin:end], content)  # without the interpreter's lock
+            self._file.write(self.layout.bounds(chunk)[0], content)
+        elif aside:
+            self._aside[chunk] = content
         return True
 
     def note(self, chunk: int, giver: PeerID) -> None:
@@ -149,8 +156,17 @@ class Assembly:
         self.givers.setdefault(chunk, giver)
         self._asked.pop(chunk, None)
 
+    def _settle(self) -> None:
+        """No visit is left that might write."""
+        for chunk, content in self._aside.items():
+            begin, end = self.layout.bounds(chunk)
+            self._bytes[begin:end] = content
+        self._aside.clear()
+
     def finish(self) -> DownloadedState:
-        """The complete state. For an executor. Raises CompressionError for what no codec makes, and OSError."""
+        """The complete state, once no visit is left. For an executor. Raises CompressionError for what no codec makes,
+        and OSError."""
+        self._settle()
         outline = self.outline
         return DownloadedState(
             outline.version,

@@ -17,7 +17,6 @@ from typing import Any
 
 from swarmcli.errors import CallRefused, CompressionError, NetworkError, ProtocolViolation, StateDownloadError
 from swarmcli.events import PeerRefused
-from swarmcli.memory import unwritten
 from swarmcli.network import Endpoint, PeerID, Stream
 from swarmcli.network.addresses import is_direct
 from swarmcli.network.loop_thread import loop_time, offload
@@ -34,7 +33,7 @@ from swarmcli.state.donor import (
     state_method,
 )
 from swarmcli.state.snapshot import MAX_MANIFEST, StateOutline, read_manifest
-from swarmcli.tasks import Bell, beside, unless_silent
+from swarmcli.tasks import OFFLOAD_FROM, Bell, beside, on_executor, unless_silent
 from swarmcli.words import format_size, printable, roughly
 
 PARALLEL = 4  # donors that give something at a time
@@ -166,7 +165,9 @@ class _Donor:
     moved: float = 0.0  # loop time of the last of them
     in_line: bool = False
     fetching: bool = False
-    coming: deque[int] = field(default_factory=deque)  # chunks that were asked for and have not arrived
+    taken: dict[int, bool] = field(
+        default_factory=dict
+    )  # chunks that it was asked for and that are not checked: aside?
     task: asyncio.Task[None] | None = None
 
 
@@ -263,7 +264,7 @@ class _Download:
 
     def _is_ending(self, donor: _Donor) -> bool:
         """It has given all that it was asked for, and sees that nothing is missing."""
-        return self._complete and donor.fetching and not donor.coming
+        return self._complete and donor.fetching and not donor.taken
 
     async def _visit(self, donor: _Donor) -> None:
         try:
@@ -322,9 +323,9 @@ class _Download:
                 async with beside(self._check(donor, assembly, arrived)):
                     await self._fetch(donor, assembly, stream, arrived)
         finally:
-            if assembly is not None:
-                assembly.put_back(donor.coming)
-            donor.coming.clear()
+            if assembly is not None:  # not before the stream is closed: until then its chunks might still be written
+                assembly.put_back(chunk for chunk, aside in donor.taken.items() if not aside)
+            donor.taken.clear()
 
     async def _wait_in_line(self, donor: _Donor, stream: Stream) -> tuple[ManifestHeader, memoryview]:
         answers: Any = ManifestHeader | InLine
@@ -362,13 +363,15 @@ class _Download:
     async def _fetch(
         self, donor: _Donor, assembly: Assembly, stream: Stream, arrived: asyncio.Queue[tuple[int, memoryview]]
     ) -> None:
-        coming, batch, got, began = donor.coming, 1, 0, loop_time()
+        coming, batch, got, began = deque[int](), 1, 0, loop_time()
         while True:
             while len(coming) < batch:  # the next request is on its way before this one is answered
                 patience = max(PATIENCE, 2 * self._pace)
-                if not (chunks := assembly.take(batch, loop_time(), patience, coming)):
+                chunks, aside = assembly.take(batch, loop_time(), patience, donor.taken)
+                if not chunks:
                     break
                 coming.extend(chunks)
+                donor.taken.update(dict.fromkeys(chunks, aside))
                 await stream.send(ChunkRequest(chunks.start, len(chunks)))
             if not coming:
                 await arrived.join()
@@ -379,7 +382,7 @@ class _Download:
                         await self._news.wait()
                 continue
             chunk = coming[0]
-            content = unwritten(assembly.size(chunk))
+            content = assembly.slot(chunk, aside=donor.taken[chunk])
             async with unless_silent(stream, SILENCE):
                 await _receive_chunk(stream, content, chunk)
             coming.popleft()
@@ -396,13 +399,14 @@ class _Download:
             assembly.received += len(content)
             self._progress.note(assembly.received)
             if chunk not in assembly.givers:
-                if not await offload(assembly.is_true, chunk, content):
-                    assembly.put_back([chunk])
+                nbytes = max(len(content), OFFLOAD_FROM) if assembly.in_file else len(content)  # disks take their time
+                if not await on_executor(nbytes, assembly.is_true, chunk, content, aside=donor.taken[chunk]):
                     raise ValueError(f"chunk {chunk} of its state does not have the hash that it names")
                 assembly.note(chunk, donor.peer)
                 donor.gave += 1
                 donor.moved = loop_time()
                 self._came()
+            donor.taken.pop(chunk, None)
             arrived.task_done()
             if assembly.complete:
                 self._news.ring()

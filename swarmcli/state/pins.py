@@ -62,6 +62,9 @@ class Pins:
         async with self._pinning:  # newcomers come together: the first one's copy is for all of them
             pin = self._find(version)
             if pin is None or (not version and pin.taken < since):
+                if pin is not None:
+                    self._let_go(pin)  # its memory may be the next copy's
+                    pin = None
                 taken = loop_time()  # before the state is copied: a peer that asks meanwhile gets a newer copy
                 snapshot = await self._provide(version)
                 if snapshot is None:

@@ -255,10 +255,12 @@ def read_manifest(data: bytes | memoryview, max_bytes: int) -> StateOutline:
 
 
 @torch.no_grad()
-def copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies in host memory that nobody else changes, as a snapshot needs them."""
+def copied(tensors: Mapping[str, torch.Tensor], memory: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+    """Copies in host memory that nobody else changes, as a snapshot needs them. `memory` for them: ChunkLayout's
+    `nbytes` of uint8 with any content; None: fresh one."""
     layout = ChunkLayout.of(tensors)
-    memory = fresh_memory(layout.nbytes)
+    if memory is None:
+        memory = fresh_memory(layout.nbytes)
     for entry, offset in zip(layout.entries, layout.offsets, strict=False):
         if entry.dtype == "bool":  # the memory may hold other bytes than booleans, and torch reads those
             memory[offset : offset + entry.nbytes] = 0

@@ -135,15 +135,17 @@ def drip(monkeypatch: pytest.MonkeyPatch, peers: Sequence[PeerID], quick: int) -
     transmit, sent = MemoryConnection.transmit, Counter[MemoryConnection]()
     free: dict[MemoryConnection, float] = {}
 
-    def slowly(self: MemoryConnection, data: bytes | memoryview) -> None:
+    def slowly(self: MemoryConnection, data: bytes | memoryview, largest: int) -> None:
         if self.own_id not in peers or self.purpose is not Purpose.BULK:
-            return transmit(self, data)
+            return transmit(self, data, largest)
         loop, now = asyncio.get_running_loop(), max(0, quick - sent[self])
         sent[self] += len(data)
         if data[:now]:
-            transmit(self, data[:now])
+            transmit(self, data[:now], largest)
         for place in range(now, len(data)):
             free[self] = max(free.get(self, 0.0), loop.time()) + 15.0
-            loop.call_at(free[self], lambda byte=bytes(data[place : place + 1]): self.ended or transmit(self, byte))
+            loop.call_at(
+                free[self], lambda byte=bytes(data[place : place + 1]): self.ended or transmit(self, byte, largest)
+            )
 
     monkeypatch.setattr(MemoryConnection, "transmit", slowly)

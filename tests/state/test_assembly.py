@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from swarmcli.compression import BlockwiseQuantization, Float16Compression, NoCompression
 from swarmcli.errors import StateDownloadError
 from swarmcli.network import Identity
-from swarmcli.state import download, unnamed_file
+from swarmcli.state import assembly as assembly_module
+from swarmcli.state import unnamed_file
 from swarmcli.state.assembly import Assembly
 from swarmcli.state.distant import DistantTensor, loaded
 from swarmcli.state.donor import StateDonor
@@ -34,7 +35,7 @@ STRANGER = Identity.from_seed(1).peer_id
 def assembled(pinned: PinnedState, spool: Path) -> Assembly:
     assembly = Assembly(pinned.manifest, read_manifest(pinned.manifest, 1 << 30), spool)
     for chunk in reversed(range(pinned.layout.chunks)):
-        assert assembly.is_true(chunk, memoryview(b"".join(pinned.chunk(chunk))))
+        assert assembly.is_true(chunk, memoryview(b"".join(pinned.chunk(chunk))), aside=True)
         assembly.note(chunk, STRANGER)
     return assembly
 
@@ -90,7 +91,7 @@ async def test_a_download_through_a_file_is_the_one_through_memory(tmp_path: Pat
 
 @simulated
 async def test_only_chunks_on_their_way_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    most, unwritten = 0, download.unwritten
+    most, unwritten = 0, assembly_module.unwritten
     slots: list[weakref.ref[memoryview]] = []
 
     def counting(nbytes: int) -> memoryview:
@@ -100,7 +101,7 @@ async def test_only_chunks_on_their_way_are_in_memory(tmp_path: Path, monkeypatc
         most = max(most, sum(each() is not None for each in slots))
         return memory
 
-    monkeypatch.setattr(download, "unwritten", counting)
+    monkeypatch.setattr(assembly_module, "unwritten", counting)
     async with Swarm(4, bandwidth=500_000) as swarm:
         swarm.states = [Snapshot(b"v1", {"epoch": 3}, make_state(size=300_000))] * 4
         check(await swarm.download(spool=tmp_path), swarm.states[0])
