@@ -9,6 +9,7 @@ import typer
 
 from swarmcli.recipe import Recipe
 from swarmcli.recipe.load import INCLUDE
+from swarmcli.recipe.task_names import BUILT_IN
 
 
 def schema() -> None:
@@ -23,7 +24,8 @@ def schema() -> None:
 
 
 def recipe_schema() -> dict[str, Any]:
-    """The schema of a recipe file. Rules that concern several keys are beyond it: those tells `swarm validate`."""
+    """The schema of a recipe file. Of rules that concern several keys it has those about keys that mean nothing beside
+    a value of another; the others tells `swarm validate`."""
     found = Recipe.model_json_schema(mode="validation")
     found["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     found["title"] = "A recipe of swarm"
@@ -48,4 +50,20 @@ def recipe_schema() -> dict[str, Any]:
         dataset = found["$defs"][name]
         # `source` is inferred from `path`.
         dataset["required"] = [key for key in dataset.get("required", ()) if key != "source"]
+    for section in (found, *found["$defs"].values()):
+        _forbid_without_meaning(section)
     return found
+
+
+def _forbid_without_meaning(section: dict[str, Any]) -> None:
+    """Where a tag is written with a value beside which a key means nothing, the key can only be switched off. A tag
+    that is not written may be so in a file that this one includes."""
+    rules = []
+    for key, field in section.get("properties", {}).items():
+        for tag, values in field.pop("of", {}).items():
+            # Another package's task knows itself what it reads.
+            others = {"enum": sorted(BUILT_IN.keys() - {*values})} if tag == "task" else {"not": {"enum": values}}
+            beside = {"required": [tag], "properties": {tag: others}}
+            rules.append({"if": beside, "then": {"properties": {key: {"enum": [None, False, []]}}}})
+    if rules:
+        section["allOf"] = rules
