@@ -43,7 +43,7 @@ def _look(task: ModelTask, dataset: AnyDataset, most: int) -> LookedAt:
     encoder, names = task.encoder(dataset), task.names if isinstance(task, LabelledTask) else ()
     # A window of a streamed dataset is read before its first row comes, and this one is to come soon. But files are
     # often sorted by class, so labels are counted in the windows that are trained on.
-    options = USUAL if names else DataOptions(window_rows=most, begin_rows=1)
+    options = USUAL if names else DataOptions(window_rows=most)
     source = open_source(task.recipe, dataset, None, options, rows=bool(task.columns))
     sample: tuple[tuple[str, Use], ...] = ()
     found = Counter[int]()

@@ -24,6 +24,11 @@ from swarmcli.words import first_words
 logger = logging.getLogger(__name__)
 
 StopReason = Literal["stopped", "max_epochs", "data ended"]
+LOOK_SECONDS = 0.1  # while the loop rests, it looks this often whether somebody wants something of it
+# In a row, without a finite loss and gradients; then the model itself is broken and no batch will help. In float16 a
+# scale of 65536 is then 1/16.
+MOST_BAD_STEPS = 20
+CREDIT = 0.5  # seconds of waiting elsewhere that are remembered as rest; more would end in a burst of computing
 
 
 class CollaborativeOptimizer(Protocol):
@@ -54,10 +59,6 @@ class LoopSettings:
     older_streams: Sequence[Path] = ()
     compile: bool = False  # the model, for this machine
     batches_ahead: int = 2  # are made while the device computes; 0: each when it is wanted
-    look_seconds: float = 0.1  # while the loop rests, it looks this often whether somebody wants something of it
-    # In a row, without a finite loss and gradients; then the model itself is broken and no batch will help. In float16
-    # a scale of 65536 is then 1/16.
-    most_bad_steps: int = 20
 
 
 class ComputePace:
@@ -71,15 +72,12 @@ class ComputePace:
         self,
         share: float = 1.0,
         *,
-        credit: float = 0.5,
         interrupted: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`share`: above 0, 1 is all of the time. `credit`: so many seconds of waiting elsewhere are remembered as
-        rest; more would end in a burst of computing. `interrupted`: whether there is something better to do than to
-        rest, such as to pause."""
+        """`share`: above 0, 1 is all of the time. `interrupted`: whether there is something better to do than to rest,
+        such as to pause."""
         self.share = share
-        self._credit = credit
         self.interrupted = interrupted
         self._clock = clock
         self._unrested = 0.0  # seconds of computing that no rest has followed yet; below 0, credit
@@ -107,7 +105,7 @@ class ComputePace:
             self._unrested = 0.0
         else:
             worth = share / (1 - share)  # seconds of computing that a second of rest makes up for
-            least = -self._credit * min(1.0, worth)
+            least = -CREDIT * min(1.0, worth)
             self._unrested = max(least, self._unrested - (now - self._since) * worth)
         self._since = now
 
@@ -261,7 +259,7 @@ class TrainingLoop:
             if self._optimizer.is_averaging:
                 self._optimizer.step(batch_size=0)
             else:
-                stop.wait(min(owed, self._settings.look_seconds))
+                stop.wait(min(owed, LOOK_SECONDS))
 
     def _step(self, batches: RememberedStream) -> tuple[float, float] | tuple[()] | None:
         """One step of the optimizer: its mean loss and weight; () if it is given up, since its loss or gradients are no
@@ -332,13 +330,13 @@ class TrainingLoop:
         """The same within a step, whose gradients are of the parameters as they are: what others wait for comes at its
         end, and sooner without a rest."""
         while (owed := self._pace.owed) > 0 and not (self._optimizer.is_averaging or self._pace.interrupted()):
-            time.sleep(min(owed, self._settings.look_seconds))
+            time.sleep(min(owed, LOOK_SECONDS))
 
     def _give_up_step(self, what: str) -> None:
         """`what` is no number: the loss, or the gradients, which in float16 a smaller scale of the loss may help."""
         self._bad_steps += 1
         self._model.zero_grad()
-        if self._bad_steps >= self._settings.most_bad_steps:
+        if self._bad_steps >= MOST_BAD_STEPS:
             scaled = f" (float16, the loss scaled by {self._scaler.scale:g} at last)" if self._scaler else ""
             raise TrainingError(
                 f"the {what} held no number in {self._bad_steps} steps in a row{scaled}; lower "

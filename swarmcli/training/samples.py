@@ -256,16 +256,15 @@ def pack(
 class TextRun:
     """Samples {"input_ids": (sequence_len,) int64} of texts that follow each other, cut wherever one is full."""
 
-    def __init__(self, tokenizer: Tokenizer, sequence_len: int, options: DataOptions = USUAL) -> None:
+    def __init__(self, tokenizer: Tokenizer, sequence_len: int) -> None:
         self.most_rest = sequence_len - 1
         self.by_rows = False
         self._marks = tokenizer.before, tokenizer.behind
         self._tokenizer = tokenizer
         self._sequence_len = sequence_len
-        self._options = options
 
     def samples(self, documents: Iterator[tuple[Document, Mixed]], where: Packed) -> Iterator[Made]:
-        packed = pack(documents, self._tokenizer, self._sequence_len, where, self._options, self._marks)
+        packed = pack(documents, self._tokenizer, self._sequence_len, where, marks=self._marks)
         # Copied: a view would keep its whole document alive.
         return (({"input_ids": tokens.copy()}, place, passes) for tokens, place, passes in packed)
 
@@ -409,7 +408,6 @@ class SampleStream:
         block: int,
         position: Mapping[str, Any] | None = None,
         reading: Reading | None = None,
-        options: DataOptions = USUAL,
     ) -> None:
         """`block`: the number of samples that are shuffled together. `reading`: chooses parts of passes that peers
         share; None: each reads all by itself. `position`: see there; one that is of other data, or that cannot be read,
@@ -419,7 +417,6 @@ class SampleStream:
         shared = reading.seed if reading is not None else None
         data = [maker.identity(), list(weights), [source.identity() for source in sources], shared]
         self._data = hashlib.sha256(json.dumps(data).encode()).hexdigest()
-        self._options = options
         self._choices = Choices(reading) if reading is not None else None
         self._begin = Packed(Mixed.beginning(len(sources)), (), 0)  # of the block
         self._size, self._number, self._drawn = block, 0, 0  # of the block; blocks before it; samples drawn of it
@@ -428,7 +425,7 @@ class SampleStream:
         documents = mix(sources, weights, self._seed, self._begin.before, self._choices)
         self._samples = maker.samples(documents, self._begin)
         self._block: list[Example] = []
-        self._least = options.least_block if len(sources) > 1 else 1
+        self._least = USUAL.least_block if len(sources) > 1 else 1
         self._ahead: Made | None = None  # the first sample of the next block
         self._end = self._begin  # of the block
 
@@ -474,7 +471,7 @@ class SampleStream:
         if (
             not len(before.passes) == len(places) == len(begun) == sources
             or len(rest) > self._maker.most_rest
-            or not drawn <= size <= self._options.most_block
+            or not drawn <= size <= USUAL.most_block
         ):
             raise ValueError("its numbers do not belong together")
         self._begin, self._number, self._size, self._drawn = begin, number, size, drawn
@@ -502,7 +499,7 @@ class SampleStream:
         that peers share it takes a few parts: others read those again if this peer dies.
         """
         self._block, passes = [], None
-        most = self._begin.before.choices + self._options.block_parts
+        most = self._begin.before.choices + USUAL.block_parts
         while len(self._block) < self._size:
             sample, end, seen = self._ahead or next(self._samples)
             self._ahead = None

@@ -38,8 +38,7 @@ class DataOptions:
     segment_bytes: int = 1 << 20  # of a file that are read at once; a larger file is read in several pieces
     window_rows: int = 1 << 16
     window_bytes: int = 32 << 20  # of text
-    few_shards: int = 32  # with fewer, peers begin within the first one, behind rows which are read and come last …
-    begin_rows: int = 1 << 15  # … at most so many
+    few_shards: int = 32  # with fewer, a streamed source is read by the parts of its files, if they have some
     held_out_bytes: int = 1 << 16  # a file is held out in pieces of this size, so that a single large one has some, too
     least_block: int = 1024  # sequences that are shuffled together, unless the recipe wants fewer
     most_block: int = 1 << 20  # sequences; as many as local.shuffle_buffer_size may be
@@ -397,7 +396,9 @@ class HuggingFaceSource:
         files = [Path(file) for file in self._data_files]
         sizes = [file.stat().st_size if file.is_file() else 0 for file in files]
         read = [self.path, self._arguments, self._encoding, self._text_column, self._held_out]
-        return json.dumps([*read, rows, sizes], default=str)
+        # Earlier versions began such a source in the midst of its first shard, so their places are others.
+        few = ["from the beginning"] if self._arguments["streaming"] and rows < self._options.few_shards else []
+        return json.dumps([*read, rows, sizes, *few], default=str)
 
     def _belongs(self, content: Content) -> bool:
         """Whether a row is in this part: by its content, so that it is the same on all computers and however it is
@@ -423,8 +424,9 @@ class HuggingFaceSource:
         So a stream that goes on reads the window again and leaves out what it had before: no row twice, and none lost.
         """
         part, row, used = place or (0, 0, 0)
-        shards = list(_shards(dataset.num_shards, random.Random(seed), self._options, of_pass))
-        rows = self._rows(dataset, shards, part, row)
+        shards = list(range(dataset.num_shards))
+        random.Random(seed).shuffle(shards)
+        rows = self._rows(dataset, shards[of_pass.slice_of(len(shards))], part, row)
         while True:
             window, behind, size = [], (part, row), 0
             for content, behind in rows:  # noqa: B007  # where the next window begins
@@ -439,17 +441,14 @@ class HuggingFaceSource:
                 yield content, (part, row, number) if number < len(window) else (*behind, 0)
             (part, row), used = behind, 0
 
-    def _rows(
-        self, dataset: Any, parts: Sequence[tuple[int, int, int | None]], part: int, row: int
-    ) -> Iterator[tuple[Row, tuple[int, int]]]:
-        """The rows of the pass from a row of a part on, each with the place behind it."""
-        for number, (shard, first, last) in enumerate(parts[part:], part):
+    def _rows(self, dataset: Any, shards: Sequence[int], part: int, row: int) -> Iterator[tuple[Row, tuple[int, int]]]:
+        """The rows of these shards from a row of a part on, each with the place behind it."""
+        for number, shard in enumerate(shards[part:], part):
             name = self._names[shard] if len(self._names) == dataset.num_shards else f"shard {shard + 1}"
-            rows = dataset.shard(dataset.num_shards, shard).skip(first + row)
-            rows = rows if last is None else rows.take(max(0, last - first - row))
+            rows = dataset.shard(dataset.num_shards, shard).skip(row)
             for values in _decoded(rows) if self._encoded else rows:
                 row += 1
-                yield self._row(values, f"{name}, row {first + row}"), (number, row)
+                yield self._row(values, f"{name}, row {row}"), (number, row)
             row = 0
 
     def _open(self) -> Any:
@@ -646,22 +645,6 @@ def _size_of_content(content: object) -> int:
 def _parts_of(things: int, options: DataOptions) -> int:
     """A pass over so many things that can be begun at has so many parts."""
     return min(things, options.most_parts) if things >= options.fewest_parts else 1
-
-
-def _shards(
-    shards: int, rng: random.Random, options: DataOptions, part: PassPart
-) -> Iterator[tuple[int, int, int | None]]:
-    """The shards of a pass in the order in which they are read: number, first row, row behind the last (None: all)."""
-    order = list(range(shards))
-    rng.shuffle(order)
-    if part.of > 1:
-        yield from ((shard, 0, None) for shard in order[part.slice_of(shards)])
-        return
-    first = rng.randrange(options.begin_rows) if shards < options.few_shards else 0
-    for shard in order:
-        yield shard, first if shard == order[0] else 0, None
-    if first:
-        yield order[0], 0, first
 
 
 def _size_of(file: Path) -> int:

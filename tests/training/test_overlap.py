@@ -11,7 +11,7 @@ from typing import Any
 import datasets
 import pytest
 
-from swarmcli.training import ByteTokenizer, sources
+from swarmcli.training import ByteTokenizer
 from swarmcli.training.samples import SampleStream, TextRun
 from swarmcli.training.sources import USUAL, DataOptions, FileSource, HuggingFaceSource, TextSource
 
@@ -113,12 +113,3 @@ def test_small_windows_are_a_pass_as_well(data: Path) -> None:
     for pattern in ("shard*.parquet", "one.parquet"):
         documents = list(of("parquet", pattern)(data, DataOptions(window_bytes=31 * 700)).documents("peer"))
         assert len({document.content for document in documents}) == len(documents) == ROWS
-
-
-def test_a_stream_of_few_shards_begins_anywhere(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for begin in (0, 1, ROWS - 1, ROWS + 5):
-        monkeypatch.setattr(sources.random.Random, "randrange", lambda rng, *bounds, begin=begin: begin)
-        source = of("json", "one.jsonl")(data, DataOptions(window_rows=1))
-        documents = [document.content for document in source.documents("peer")]
-        assert len(set(documents)) == len(documents) == ROWS
-        assert documents[0].startswith(f"{begin if begin < ROWS else 0:05}")
