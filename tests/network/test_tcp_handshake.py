@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmcli.errors import HandshakeError, OwnAddressError, WrongPeerError
+from swarmcli.errors import OwnAddressError, WrongPeerError
 from swarmcli.network.identity import Identity
 from swarmcli.network.transports.base import Purpose
 from swarmcli.network.transports.tcp.handshake import (
@@ -92,14 +92,6 @@ def test_the_listener_refuses_anything_else_in_words(message: Message, rule: str
     assert refused.value.rule == rule
     words = only(refused.value.last_words)
     assert words.kind == GreetingKind.REFUSAL and words.body.decode() == str(refused.value)
-
-
-def test_the_dialer_hears_a_refusal_at_any_time() -> None:
-    dialer = greet_listener(DIALER, LISTENER.peer_id, Purpose.CONTROL)
-    next(dialer)
-    with pytest.raises(HandshakeError, match="refused by the other end: too many") as caught:
-        dialer.send(Message(GreetingKind.REFUSAL, b"too many"))
-    assert not isinstance(caught.value, Refused), "nobody refuses a refusal"
 
 
 def test_messages_are_taken_whole_and_one_by_one() -> None:

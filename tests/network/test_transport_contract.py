@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from swarmcli.errors import AddressError, ConnectError, ConnectionLost, EndOfStream, ProtocolViolation, WrongPeerError
+from swarmcli.errors import AddressError, ConnectError, ConnectionLost, EndOfStream, WrongPeerError
 from swarmcli.network import Endpoint, Identity, NetworkLimits, PeerID, Purpose, Stream
 from swarmcli.network.transports.base import Connection
 
@@ -267,38 +267,6 @@ async def _until_lost(connection: Connection) -> None:
     with pytest.raises(ConnectionLost):
         while True:
             await connection.send(b"more", [bytes(1 << 20)])
-
-
-@on_each_transport
-async def test_a_violation_closes_the_connection_with_its_reason(world: World) -> None:
-    for place in ("payload_buffer", "frame_received"):
-        async with pair(world) as both:
-
-            def refuse(header: bytes, payload: Any) -> memoryview:
-                raise ProtocolViolation("bad manners: too loud")
-
-            setattr(both.at_listener, place, refuse)
-            both.start()
-            await both.dialer.send(b"loud", [b"!" * 100_000])
-            await both.at_listener.ended.wait()
-            await both.at_dialer.ended.wait()
-            assert [(type(e), str(e)) for e in both.at_listener.ends] == [(ProtocolViolation, "bad manners: too loud")]
-            assert [str(error) for error in both.at_dialer.ends] == ["closed by peer: bad manners: too loud"]
-
-
-@on_each_transport
-async def test_frames_beyond_the_limits_are_refused_before_anything_is_allocated(world: World) -> None:
-    limits = NetworkLimits(max_message=1000, max_payload=100_000)
-    for header, payload in ((b"h" * 1001, b""), (b"", bytes(100_001))):
-        async with pair(world, limits=limits) as both:
-            both.at_listener.payload_buffer = pytest.fail  # type: ignore[method-assign,assignment]
-            both.start()
-            with pytest.raises(ValueError):
-                await both.listener.send(header, [payload])
-            await both.dialer.send(header, [payload])
-            await both.at_listener.ended.wait()
-            assert isinstance(both.at_listener.ends[0], ProtocolViolation) and both.at_listener.frames == []
-            assert str(both.at_listener.ends[0]).startswith("oversized message: " if header else "oversized payload: ")
 
 
 @on_each_transport

@@ -374,30 +374,11 @@ def test_only_addresses_of_this_machines_own_networks_are_dialed_as_nearby():
     assert not behind_one_router(pairs_of([OURS], ["tcp://5.3.0.1:40077"]))
 
 
-def test_a_peer_has_a_named_host_dialed_as_often_as_one_attempt_tries_and_then_two_minutes_later_again():
-    budget = CONTROL_LIMITS.meter()
-    assert [budget.take(0.0, peer=ANN, network="5.3.0.1") for _ in range(TRIES + 1)] == [True] * TRIES + [False]
-    assert [budget.take(120.0, peer=ANN, network="5.3.0.1") for _ in range(TRIES + 1)] == [True] * TRIES + [False]
-
-
 def test_a_crowd_of_identities_does_not_have_one_host_flooded():
     budget = CONTROL_LIMITS.meter()
     crowd = [Identity.from_seed(f"{number}".encode()).peer_id for number in range(200)]
     sent = sum(budget.take(second, peer=peer, network="5.3.0.1") for second in range(60) for peer in crowd)
     assert sent <= 24 + 60 / 20
-
-
-def test_pairs_that_fail_are_left_alone_for_longer_each_time_but_not_for_ever():
-    patience, now, pauses = Patience(), 0.0, []
-    for _ in range(12):
-        patience.failed(ANN, now)
-        pauses.append(patience.due(ANN) - now)
-        now = patience.due(ANN)
-    assert pauses[:4] == [120.0, 240.0, 480.0, 960.0]
-    assert pauses[-1] == 3600.0
-    assert patience.due(BEN) < 0.0
-    patience.forget()
-    assert patience.due(ANN) < 0.0
 
 
 def test_a_direct_connection_that_breaks_again_and_again_is_not_made_again_and_again():
