@@ -15,6 +15,7 @@ from typing import Literal
 
 from swarmcli.clock import Clock
 from swarmcli.events import ActivityStatus, Reason, ReasonKind
+from swarmcli.words import roughly
 
 State = Literal["running", "pausing", "paused", "stopping"]
 
@@ -43,12 +44,14 @@ def asked(until: float | None = None) -> Reason:
     return Reason("asked", f"you asked for it, until {shown}", until)
 
 
-NOTHING = 0, math.inf  # samples that are computed, and seconds until a round is expected to take them
+@dataclass(frozen=True, slots=True)
+class PendingWork:
+    """What a peer has computed and no round has taken yet."""
 
-
-def nothing(stays: float) -> tuple[int, float]:
-    """The answer where nothing is computed, so that nothing is handed in."""
-    return NOTHING
+    samples: int = 0
+    seconds: float = math.inf  # until a round is expected to take them; infinite: that is not known
+    nobody_takes: bool = False  # nothing of it is on its way to a round, nor could come to one soon
+    rests: bool = False  # the loop computes no further batch
 
 
 class Activity:
@@ -68,15 +71,11 @@ class Activity:
         self._emit = emit
         self._clock, self._steady = clock, steady or Clock().raw
         self._lock = threading.Lock()
-        self._reasons: dict[ReasonKind, Reason] = {}
-        self._ends: dict[ReasonKind, float] = {}  # of those that were to last for a time, by `steady`
-        self._rests = False  # what was computed has been handed in, or is kept
-        self._keeps = 0
-        self._round_at = math.inf  # by `steady`, when a round is expected to take them
-        self._stays = math.inf  # less: it stops
-        self.hands_in = nothing  # what a peer would stay for if it were asked to stop now
+        self._reasons: dict[ReasonKind, tuple[Reason, float]] = {}  # and the end, by `steady`, of one for a time
+        self._stays, self._leaves_at = math.inf, math.inf  # for so many seconds; until then at the latest, by `steady`
+        self.pending: Callable[[], PendingWork] = PendingWork  # what there is to hand in at this moment
         self._listeners: list[Callable[[], object]] = []
-        self._told = self._status = ActivityStatus("running", (), clock())
+        self._status = ActivityStatus("running", (), clock())
 
     # for the user, limits and signals
 
@@ -84,8 +83,7 @@ class Activity:
         """The peer does not work while this reason holds: for so many `seconds`, else until the moment that it names,
         if any. Replaces one of the same kind."""
         with self._lock:
-            self._reasons[reason.kind] = reason
-            self._ends[reason.kind] = math.inf if seconds is None else self._steady() + seconds
+            self._reasons[reason.kind] = reason, math.inf if seconds is None else self._steady() + seconds
         return self._tell()
 
     def release(self, kind: ReasonKind) -> ActivityStatus:
@@ -98,10 +96,9 @@ class Activity:
         """The peer hands in what it has computed, as for a pause, for which it `stays` so many seconds at most, and
         leaves the run. 0: it leaves after its present step, and hands in nothing more. Either way it saves what nobody
         else holds. `swarm stop` and all signals come here. What is asked later can only shorten the time."""
-        keeps, seconds = self.hands_in(stays) if stays else NOTHING
         with self._lock:
-            self._keeps, self._round_at = keeps, self._steady() + seconds
             self._stays = min(self._stays, stays)
+            self._leaves_at = min(self._leaves_at, self._steady() + stays)
         return self._tell()
 
     def status(self) -> ActivityStatus:
@@ -115,13 +112,19 @@ class Activity:
         """Whether the peer is to compute no further batch: something holds it, or it is to stop."""
         return self._tell().state != "running"
 
-    def note(self, *, rests: bool, keeps: int = 0, seconds: float = math.inf) -> None:
-        """How far the loop is with a pause: it `keeps` so many samples, which a round is expected to take in so many
-        `seconds`; it `rests` when it has nothing to hand in any more, or nobody to hand it to."""
-        with self._lock:
-            self._rests = rests
-            self._keeps, self._round_at = keeps, self._steady() + seconds
-        self._tell()
+    def why_leave(self) -> str:
+        """Why what is computed need not, or cannot, be handed in by a peer that is to stop; "": it may be. A round that
+        is later than it was expected is waited for until the deadline."""
+        return self._why_leave(self.pending())
+
+    def _why_leave(self, pending: PendingWork) -> str:
+        if pending.nobody_takes:
+            return "nobody else computes at present"
+        if self._steady() >= self._leaves_at:
+            return f"no round took them within {roughly(self._stays)}"
+        if pending.samples and self._stays < pending.seconds < math.inf:
+            return f"the next round is expected in about {roughly(pending.seconds)}, which is too long to wait"
+        return ""
 
     def subscribe(self, listener: Callable[[], object]) -> Callable[[], None]:
         """Calls `listener` after each change until the returned function is called."""
@@ -134,10 +137,10 @@ class Activity:
 
     def _tell(self) -> ActivityStatus:
         """Works out the present status, and tells everyone if it is another one."""
+        pending = self.pending() if self._reasons or self._stays < math.inf else PendingWork()  # without the lock
         with self._lock:
-            self._look()
-            before, now = self._told, self._status
-            self._told = now
+            before, now = self._status, self._look(pending)
+            self._status = now
         if now == before:
             return now
         if is_news(before, now):
@@ -146,28 +149,28 @@ class Activity:
             listener()
         return now
 
-    def _look(self) -> None:
-        now, steady, before, stops = self._clock(), self._steady(), self._status, self._stays < math.inf
-        self._reasons = {k: r for k, r in self._reasons.items() if not self._is_over(r, now, steady)}
-        reasons = tuple(self._reasons.values())
-        if not reasons and not stops:
-            self._rests, self._round_at = False, math.inf
-        state: State = "stopping" if stops else "running" if not reasons else "paused" if self._rests else "pausing"
-        keeps = self._keeps if state in ("paused", "stopping") else 0
-        left = max(0.0, self._round_at - steady) if state in ("pausing", "stopping") else math.inf
-        self._status = ActivityStatus(
+    def _look(self, pending: PendingWork) -> ActivityStatus:
+        now, steady, before = self._clock(), self._steady(), self._status
+        self._reasons = {k: held for k, held in self._reasons.items() if not is_over(*held, now, steady)}
+        state: State = "running"
+        if self._stays < math.inf:
+            state = "stopping"
+        elif self._reasons:
+            state = "paused" if pending.rests and pending.nobody_takes else "pausing"
+        hands_in = state == "stopping" and not self._why_leave(pending)
+        left = pending.seconds if state == "pausing" or (hands_in and pending.samples) else math.inf
+        return ActivityStatus(
             state,
-            reasons,
+            tuple(reason for reason, _ in self._reasons.values()),
             before.since if state == before.state else now,
-            keeps,
+            pending.samples if state == "paused" or hands_in else 0,
             self._stays,
             left if left < math.inf else None,
         )
 
-    def _is_over(self, reason: Reason, now: float, steady: float) -> bool:
-        if (end := self._ends[reason.kind]) < math.inf:
-            return end <= steady
-        return reason.until is not None and reason.until <= now
+
+def is_over(reason: Reason, end: float, now: float, steady: float) -> bool:
+    return end <= steady if end < math.inf else reason.until is not None and reason.until <= now
 
 
 def is_news(before: ActivityStatus, now: ActivityStatus) -> bool:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from swarmcli.optim import Optimizer
-from swarmcli.peer.activity import NOTHING, Activity, nothing
-from swarmcli.words import roughly
+from swarmcli.peer.activity import Activity, PendingWork
 
 
 class Pauses:
@@ -30,7 +28,6 @@ class Pauses:
         last_epoch: Callable[[], int | None] = lambda: None,
         after_step: Callable[[], object] = lambda: None,
         say: Callable[[str], object] = lambda text: None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """The role ends when `stop` is set, which a wish to stop comes to, or at its `last_epoch`. `after_step` is
         called after each step of a pause, `say` with what people should know of samples that nobody takes."""
@@ -38,22 +35,21 @@ class Pauses:
         self._last_epoch = last_epoch
         self._after_step = after_step
         self._say = say
-        self._clock = clock
         self._loops = False
-        self._stays, self._leaves_at = math.inf, math.inf  # for so many seconds; until then at the latest, by `clock`
+        self._resting = False
 
     def __enter__(self) -> Self:
         self._activity.subscribe(self._heed)
         self._heed()
         self._loops = True
-        self._activity.hands_in = lambda stays: NOTHING if self._why_not(stays, stays) else self._handing_in()
+        self._activity.pending = self._pending
         self._heed()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._loops, self._activity.hands_in = False, nothing
+        self._loops, self._activity.pending = False, PendingWork
         self._heed()
 
     def rest(self) -> bool:
@@ -63,9 +59,10 @@ class Pauses:
             return self._follow()
         while self._rests and not self._leaves():
             self._step()
-            kept, seconds = self._handing_in()
-            self._activity.note(rests=self._optimizer.has_handed_in, keeps=kept, seconds=seconds)
+            self._resting = True
+            self._activity.status()  # tells how far the pause is
             self._after_step()
+        self._resting = False
         if not self._is_over and not self._optimizer.auxiliary:
             self._optimizer.load_state_from_peers()
         return True
@@ -93,34 +90,18 @@ class Pauses:
 
     def _leaves(self) -> bool:
         """Whether the role ends here: its user wants that, and nothing is left to hand in, or nobody to take it."""
-        status, now = self._activity.status(), self._clock()
-        if status.state != "stopping":
+        if self._activity.status().state != "stopping":
             return False
-        if status.stays < self._stays:  # counted from the first step behind the wish: a batch may take a minute
-            self._stays, self._leaves_at = status.stays, min(self._leaves_at, now + status.stays)
-        why = self._why_not(self._stays, self._leaves_at - now)
-        if why and self._kept:
-            self._say(f"{self._kept:,} computed samples are not handed in: {why}")
-        if why:
+        if why := self._activity.why_leave():
+            if self._kept:
+                self._say(f"{self._kept:,} computed samples are not handed in: {why}")
             self._stop.set()
         return bool(why)
 
-    def _why_not(self, stays: float, left: float) -> str:
-        """Why what is computed need not, or cannot, be handed in by a peer that stays so many seconds, of which so many
-        are left; "": it may be. A round that is later than it was expected is waited for until they are over."""
-        if self._optimizer.has_handed_in:
-            return "nobody else computes at present"
-        if left <= 0:
-            return f"no round took them within {roughly(stays)}"
-        kept, expected = self._handing_in()
-        if kept and stays < expected < math.inf:  # infinite: it is not known how quickly the others compute
-            return f"the next round is expected in about {roughly(expected)}, which is too long to wait"
-        return ""
-
-    def _handing_in(self) -> tuple[int, float]:
-        """The samples that no round has taken, and in how many seconds one is expected to; infinite: it is not
-        known."""
-        return (self._kept, self._optimizer.tracker.seconds_to_round) if self._kept else NOTHING
+    def _pending(self) -> PendingWork:
+        kept, optimizer = self._kept, self._optimizer
+        seconds = optimizer.tracker.seconds_to_round if kept else math.inf
+        return PendingWork(kept, seconds, optimizer.has_handed_in, self._resting)
 
     def _step(self) -> None:
         if self._optimizer.auxiliary:

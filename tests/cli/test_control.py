@@ -23,7 +23,7 @@ from swarmcli.cli import control, status
 from swarmcli.cli.main import app
 from swarmcli.errors import ControlError, UsageError
 from swarmcli.machine.registry import LocalPeer, LocalPeers, birth_of
-from swarmcli.peer.activity import Activity
+from swarmcli.peer.activity import Activity, PendingWork
 from swarmcli.peer.controls import PeerControls
 from swarmcli.recipe.limit_store import LimitStore
 from tests.web.dashboards import Dashboard
@@ -182,9 +182,9 @@ def test_stop_waits_while_computed_samples_are_handed_in(
     def sleep(seconds: float) -> None:
         now[0] += 60.0
         if now[0] >= hands_in_for:
-            ada.activity.note(rests=True)
+            ada.activity.pending = PendingWork
 
-    ada.activity.hands_in = lambda stays: (1200 if hands_in_for else 0, 240.0)
+    ada.activity.pending = lambda: PendingWork(1200 if hands_in_for else 0, 240.0)
     monkeypatch.setattr(ada, "_stop", lambda: None)
     monkeypatch.setattr(control, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     code, _, err = swarm("stop")

@@ -21,7 +21,7 @@ from swarmcli.errors import AddressError, BootstrapError, ControlError, ListenEr
 from swarmcli.events import MembershipEnded
 from swarmcli.machine import client
 from swarmcli.machine.registry import LocalPeer, LocalPeers
-from swarmcli.peer.activity import STAYS, Activity
+from swarmcli.peer.activity import STAYS, Activity, PendingWork
 from swarmcli.peer.home import LINK
 from swarmcli.peer.joining import ReadyPeer
 from swarmcli.peer.summary import Summary
@@ -138,7 +138,7 @@ def test_a_signal_stops_as_the_verb_does_and_a_second_hurries(
     number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
     activity = Activity()
-    activity.hands_in = lambda stays: (1200, 240.0)
+    activity.pending = lambda: PendingWork(1200, 240.0)
     hear = signalled(activity)
     hear(number, False)
     sooner = "Ctrl-C again or `swarm stop --now` leaves without it\n"
@@ -161,7 +161,7 @@ def test_who_has_not_come_into_the_run_is_gone_soon_whatever_holds_up_its_goodby
     home = SimpleNamespace(path="h")
     for epoch, kept in ((1, 0), (0, 64), (0, 0)):
         activity = Activity()
-        activity.hands_in = lambda stays, kept=kept: (kept, 1.0)  # type: ignore[misc]
+        activity.pending = lambda kept=kept: PendingWork(kept, 1.0)  # type: ignore[misc]
         summary = Summary("run", "trainer", "Ada", "a" * 52, epoch=epoch)
         leaving(activity=activity, outcome="", summary=summary, home=home).signalled(signal.SIGINT, False)
     [say] = said  # of the last one alone, and once

@@ -12,7 +12,7 @@ import pytest
 
 from swarmcli.events import ActivityStatus, Reason
 from swarmcli.optim import Optimizer
-from swarmcli.peer.activity import STAYS, Activity, asked
+from swarmcli.peer.activity import STAYS, Activity, PendingWork, asked
 from swarmcli.peer.pausing import Pauses
 
 BATTERY = Reason("battery", "on battery")
@@ -92,10 +92,10 @@ def test_who_is_to_leave_waits_for_the_round_but_not_where_none_can_be_expected(
     ) -> tuple[float, str, str]:
         """After how many seconds, what it says when it is asked to, and why; the others have gone after `goes_at`."""
         optimizer, said, now = FakeOptimizer(), list[str](), [100.0]
-        activity = Activity()
+        activity = Activity(steady=lambda: now[0])
         optimizer.has_handed_in = handed_in
         optimizer.tracker.seconds_to_round = round_at
-        pauses, stop = pauses_of(optimizer, activity, say=said.append, clock=lambda: now[0])
+        pauses, stop = pauses_of(optimizer, activity, say=said.append)
 
         def second() -> None:
             now[0] += 1.0
@@ -127,9 +127,10 @@ def test_who_is_to_leave_waits_for_the_round_but_not_where_none_can_be_expected(
 def test_a_machine_that_shuts_down_shortens_the_wait_and_a_round_that_is_further_away_than_was_said_ends_it(
     turns_out: float, leaves_at: float
 ) -> None:
-    optimizer, now, activity = FakeOptimizer(), [0.0], Activity()
+    optimizer, now = FakeOptimizer(), [0.0]
+    activity = Activity(steady=lambda: now[0])
     optimizer.tracker.seconds_to_round = 240.0 if turns_out < math.inf else math.inf
-    pauses, stop = pauses_of(optimizer, activity, clock=lambda: now[0])
+    pauses, stop = pauses_of(optimizer, activity)
 
     def second() -> None:
         now[0] += 1.0
@@ -201,7 +202,8 @@ def test_it_works_when_no_reason_holds_any_more():
     end = activity.subscribe(lambda: heard.append(activity.status().state))
     assert activity.hold(asked()).state == "pausing"
     activity.hold(BATTERY)
-    activity.note(rests=True)
+    activity.pending = lambda: PendingWork(nobody_takes=True, rests=True)
+    assert activity.status().state == "paused"
     assert activity.release("asked") == ActivityStatus("paused", (BATTERY,), 1000.0)
     now[0] = 1010.0
     assert activity.release("battery") == ActivityStatus("running", (), 1010.0)
@@ -213,10 +215,11 @@ def test_it_works_when_no_reason_holds_any_more():
         "running",
     ]
     end()
+    activity.pending = PendingWork
     activity.hold(Reason("asked", "you asked for it, until 18:00", 1060.0))
     assert activity.status().state == "pausing", "the next pause begins with handing in again"
     assert heard == ["pausing", "pausing", "paused", "paused", "running"]
-    activity.note(rests=True, keeps=12)
+    activity.pending = lambda: PendingWork(12, nobody_takes=True, rests=True)
     assert activity.status().sentence.endswith(" (12 computed samples count when the run goes on)")
     now[0] = 1060.0
     assert not activity.is_held and told[-1].sentence == "running", "a reason ends when its time is over"
@@ -251,22 +254,24 @@ def test_stopping_is_final_and_told_once_but_may_become_urgent():
     assert [event.state for event in told] == ["stopping"]
     midst, told, _ = an_activity()  # of its first batch
     midst.stop()
-    midst.note(rests=False, keeps=8, seconds=math.inf)
+    midst.pending = lambda: PendingWork(8)
+    midst.status()
     assert [event.sentence for event in told] == ["leaving", "handing in, 10 min at most (8 samples)"]
     at_once, told, _ = an_activity()
-    at_once.hands_in = lambda stays: (1240, 240.0)
+    at_once.pending = lambda: PendingWork(1240, 240.0)
     at_once.stop(0.0)
     assert [event.sentence for event in told] == ["leaving"], "who leaves at once hands nothing in"
 
 
 def test_what_is_handed_in_is_told_once_when_it_stops_and_shown_all_the_time():
     activity, told, now = an_activity()
-    activity.hands_in = lambda stays: (1240, 240.0)
+    activity.pending = lambda: PendingWork(1240, 1240.0 - now[0])
     shown = [activity.stop().sentence]
     now[0] += 60.0
     shown.append(activity.status().sentence)
     for keeps, seconds in ((1256, 120.0), (1256, math.inf), (1256, 0.0), (0, math.inf)):
-        activity.note(rests=not keeps, keeps=keeps, seconds=seconds)
+        pending = PendingWork(keeps, seconds, nobody_takes=not keeps)
+        activity.pending = lambda pending=pending: pending  # type: ignore[misc]
         shown.append(activity.status().sentence)
     assert [event.sentence for event in told] == ["handing in, about 4 min left (1,240 samples)"]
     assert shown == [
