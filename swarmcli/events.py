@@ -217,7 +217,7 @@ class Contribution(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Counted(Event):
+class ContributionsCounted(Event):
     """From which epoch on, and up to which one, contributions to a run have been counted here."""
 
     run_id: str

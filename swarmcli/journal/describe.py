@@ -69,7 +69,7 @@ class Recorder:
             case happened.EpochAdvanced() | happened.RoundFinished() | happened.EpochReported():
                 yield replace(event, time=now)
                 line = self._calmed(event, line)
-            case happened.Evaluated() | happened.Contribution() | happened.Counted():
+            case happened.Evaluated() | happened.Contribution() | happened.ContributionsCounted():
                 yield replace(event, time=now)
             case happened.PeerConnected(peer):
                 self._gone.pop(peer, None)

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from swarmcli.errors import JournalError
 from swarmcli.events import (
     Contribution,
-    Counted,
+    ContributionsCounted,
     EpochAdvanced,
     EpochReported,
     Evaluated,
@@ -112,9 +112,9 @@ class JournalReader:
         order = "samples, reduced_bytes, uptime, peer"
         return self._rows(Contribution, "run_id = ?", (run_id,), order, None)[::-1]
 
-    def counted(self, run_id: str) -> Counted | None:
+    def counted(self, run_id: str) -> ContributionsCounted | None:
         """Returns up to which epoch that goes; None: none was counted."""
-        return next(iter(self._rows(Counted, "run_id = ?", (run_id,), "run_id", 1)), None)
+        return next(iter(self._rows(ContributionsCounted, "run_id = ?", (run_id,), "run_id", 1)), None)
 
     def rounds(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[RoundFinished]:
         """Rounds whose row id is above `after`."""

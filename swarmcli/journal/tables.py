@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args, get_type_hin
 from swarmcli.errors import JournalError
 from swarmcli.events import (
     Contribution,
-    Counted,
+    ContributionsCounted,
     EpochAdvanced,
     EpochReported,
     Evaluated,
@@ -187,7 +187,7 @@ TABLES: Mapping[type[Any], Table] = {
         filled=("name", "team"),
         least=("samples", "reduced_bytes", "uptime"),
     ),
-    Counted: _table("books", Counted, key=("run_id",)),
+    ContributionsCounted: _table("books", ContributionsCounted, key=("run_id",)),
     EpochReported: _table("reports", EpochReported, key=("run", "peer", "epoch"), index=("run", "epoch")),
 }
 

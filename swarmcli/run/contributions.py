@@ -39,7 +39,7 @@ _Text = Annotated[str, msgspec.Meta(max_length=64)]
 Moment = Annotated[float, msgspec.Meta(ge=0, lt=1e11)]  # seconds since 1970, of which every program can make a date
 
 
-class Row(msgspec.Struct, frozen=True):
+class ContributionRow(msgspec.Struct, frozen=True):
     """One identity's contribution, as it travels."""
 
     samples: _Amount = 0.0
@@ -53,7 +53,7 @@ class Row(msgspec.Struct, frozen=True):
     team: _Text = ""
 
     @classmethod
-    def of(cls, given: Contribution) -> Row:
+    def of(cls, given: Contribution) -> ContributionRow:
         return cls(**{name: getattr(given, name) for name in cls.__struct_fields__})
 
     def shown(self, peer: str) -> Contribution:
@@ -74,7 +74,7 @@ class Mark(msgspec.Struct, frozen=True):
     samples: _Count = 0
 
 
-class GivenTable(msgspec.Struct, frozen=True):
+class ContributionTable(msgspec.Struct, frozen=True):
     """A writer's word for what each has given until an epoch, who gave most first; `rows[i]` is of `peers[i]`. It comes
     over the writer's own connection."""
 
@@ -83,7 +83,7 @@ class GivenTable(msgspec.Struct, frozen=True):
     since: _Count  # the first epoch that the writer has counted; 0: the run's first
     samples: _Amount  # of everybody in the table, also of those whose rows do not fit
     peers: Annotated[tuple[PeerID, ...], msgspec.Meta(max_length=MOST_ROWS)]
-    rows: Annotated[tuple[Row, ...], msgspec.Meta(max_length=MOST_ROWS)]
+    rows: Annotated[tuple[ContributionRow, ...], msgspec.Meta(max_length=MOST_ROWS)]
 
     @property
     def counted(self) -> float:
@@ -97,7 +97,7 @@ class GivenTable(msgspec.Struct, frozen=True):
         part = f"{self.counted:.0%} of the run's {self.until.samples:,} samples"
         return f"{part}, counted{since} up to epoch {self.until.epoch:,}"
 
-    def agrees(self, other: GivenTable) -> bool:
+    def agrees(self, other: ContributionTable) -> bool:
         """Whether both tell of the same samples; when they have seen whom differs by their nature."""
         return self._samples() == other._samples()
 
@@ -119,7 +119,7 @@ class Attestation(msgspec.Struct, frozen=True):
     run: _RunID  # the hash of the recipe, as in links
     monitor: PeerID
     peer: PeerID
-    entry: Row
+    entry: ContributionRow
     rank: _Count
     peers: _Count
     until: Mark  # with the samples of the whole run
@@ -154,7 +154,7 @@ class RowWanted(msgspec.Struct, frozen=True):
     peer: PeerID
 
 
-Tables: TypeAlias = Mapping[PeerID, GivenTable | str]  # by writer; or why there is none
+Tables: TypeAlias = Mapping[PeerID, ContributionTable | str]  # by writer; or why there is none
 
 
 def writers_among(reports: Mapping[PeerID, PeerReport] | Mapping[PeerID, VisitorReport]) -> list[PeerID]:
@@ -166,9 +166,9 @@ def writers_among(reports: Mapping[PeerID, PeerReport] | Mapping[PeerID, Visitor
 async def fetch_tables(endpoint: Endpoint, writers: Sequence[PeerID], run_id: str, most: int = MOST_ROWS) -> Tables:
     """What these writers answer, in their order."""
 
-    async def ask(writer: PeerID) -> GivenTable | str:
+    async def ask(writer: PeerID) -> ContributionTable | str:
         try:
-            table = await endpoint.call(writer, TABLE, TableWanted(run_id, most), GivenTable, timeout=60.0)
+            table = await endpoint.call(writer, TABLE, TableWanted(run_id, most), ContributionTable, timeout=60.0)
         except UnknownMethod:
             return "it runs an older swarm, whose tables are not read any more; update it"
         except NetworkError as error:
@@ -180,13 +180,13 @@ async def fetch_tables(endpoint: Endpoint, writers: Sequence[PeerID], run_id: st
     return dict(zip(writers, await asyncio.gather(*map(ask, writers)), strict=True))
 
 
-def fullest(tables: Tables) -> tuple[PeerID, GivenTable] | None:
+def fullest(tables: Tables) -> tuple[PeerID, ContributionTable] | None:
     """Returns the table whose writer has counted most of the run, the first one among equals."""
     return max(told(tables), key=lambda found: found[1].counted, default=None)
 
 
-def told(tables: Tables) -> Iterator[tuple[PeerID, GivenTable]]:
-    return ((writer, table) for writer, table in tables.items() if isinstance(table, GivenTable))
+def told(tables: Tables) -> Iterator[tuple[PeerID, ContributionTable]]:
+    return ((writer, table) for writer, table in tables.items() if isinstance(table, ContributionTable))
 
 
 async def fetch_attestation(

@@ -20,13 +20,13 @@ from msgspec.structs import replace as replace_fields
 
 from swarmcli.dht import DHTNode
 from swarmcli.errors import CallRefused, JournalError
-from swarmcli.events import Contribution, Counted, EpochCredited, Event
+from swarmcli.events import Contribution, ContributionsCounted, EpochCredited, Event
 from swarmcli.journal import Journal
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.loop_thread import offload
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.run import contributions as given
-from swarmcli.run.contributions import Attestation, GivenTable, Mark, Row
+from swarmcli.run.contributions import Attestation, ContributionRow, ContributionTable, Mark
 
 if TYPE_CHECKING:
     from swarmcli.optim import PeerReport
@@ -138,13 +138,13 @@ class ContributionKeeper(ContributionReader):
         super().__init__(around)
         self._journal = journal
         self._lock = threading.Lock()  # around what was read: threads of pages ask as well
-        self._counted = Counted(around.run_id, 0, 0)  # up to where this peer has counted
+        self._counted = ContributionsCounted(around.run_id, 0, 0)  # up to where this peer has counted
         self._read_at = -math.inf
-        self._sums: tuple[GivenTable, Sequence[Contribution]] = (self._table_of(self._counted, ()), ())
+        self._sums: tuple[ContributionTable, Sequence[Contribution]] = (self._table_of(self._counted, ()), ())
 
     async def start(self) -> None:
         table, _ = await offload(self._look)
-        self._counted = Counted(self._around.run_id, table.until.epoch, table.until.samples, table.since)
+        self._counted = ContributionsCounted(self._around.run_id, table.until.epoch, table.until.samples, table.since)
         await super().start()
         endpoint = self._around.node.endpoint
         endpoint.serve(given.TABLE, given.TableWanted, self._answer_table)
@@ -161,7 +161,7 @@ class ContributionKeeper(ContributionReader):
     def rests_on(self) -> str:
         return f"This is this peer's own count: {self._look()[0].in_words}."
 
-    def _look(self) -> tuple[GivenTable, Sequence[Contribution]]:
+    def _look(self) -> tuple[ContributionTable, Sequence[Contribution]]:
         """Returns the journal's sums; it may wait for the disk. From any thread."""
         with self._lock:
             now = self._around.clock()
@@ -176,11 +176,11 @@ class ContributionKeeper(ContributionReader):
                     logger.warning("contributions are told as they were: %s", error)
             return self._sums
 
-    def _table_of(self, counted: Counted, rows: Sequence[Contribution]) -> GivenTable:
+    def _table_of(self, counted: ContributionsCounted, rows: Sequence[Contribution]) -> ContributionTable:
         first, everything = rows[: given.MOST_ROWS], math.fsum(row.samples for row in rows)
-        peers, sent = tuple(PeerID.parse(row.peer) for row in first), tuple(map(Row.of, first))
+        peers, sent = tuple(PeerID.parse(row.peer) for row in first), tuple(map(ContributionRow.of, first))
         until = Mark(counted.epoch, counted.run_samples)
-        return GivenTable(self._around.run_id, until, counted.since, everything, peers, sent)
+        return ContributionTable(self._around.run_id, until, counted.since, everything, peers, sent)
 
     # what is seen here
 
@@ -219,7 +219,7 @@ class ContributionKeeper(ContributionReader):
 
     # what it hands out
 
-    async def _answer_table(self, _: PeerID, wanted: given.TableWanted) -> GivenTable:
+    async def _answer_table(self, _: PeerID, wanted: given.TableWanted) -> ContributionTable:
         table, _rows = await self._asked_for(wanted.run_id)
         return replace_fields(table, peers=table.peers[: wanted.most], rows=table.rows[: wanted.most])
 
@@ -229,12 +229,12 @@ class ContributionKeeper(ContributionReader):
         around, asked = self._around, wanted.peer
         giving = [row.peer for row in rows if row.samples > 0]
         rank = giving.index(asked.text) + 1 if asked.text in giving else 0
-        entry = next((Row.of(row) for row in rows if row.peer == asked.text), Row())
+        entry = next((ContributionRow.of(row) for row in rows if row.peer == asked.text), ContributionRow())
         about, place = (around.run_id, around.run, around.identity.peer_id, asked), (rank, len(giving), table.until)
         since = table.since if table.since > 1 else UNSET
         return Attestation(*about, entry, *place, 0, around.clock(), since=since).signed(around.identity)
 
-    async def _asked_for(self, run_id: str) -> tuple[GivenTable, Sequence[Contribution]]:
+    async def _asked_for(self, run_id: str) -> tuple[ContributionTable, Sequence[Contribution]]:
         if run_id != self._around.run_id:
             raise CallRefused("run", f"this peer takes part in {self._around.run_id!r}")
         return await offload(self._look)

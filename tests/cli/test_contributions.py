@@ -23,7 +23,7 @@ from swarmcli.network.identity import Identity
 from swarmcli.peer.peer import Summary
 from swarmcli.run.asking import AskedTables
 from swarmcli.run.certificate import ContributionCertificate
-from swarmcli.run.contributions import Attestation, GivenTable, Mark, Row
+from swarmcli.run.contributions import Attestation, ContributionRow, ContributionTable, Mark
 
 ADA, BOB, MONITOR, OTHER = [Identity.from_seed(seed) for seed in (1, 2, 3, 4)]
 GIVEN = [
@@ -39,12 +39,14 @@ def summary(samples: int = 0) -> Summary:
 
 def attestation(samples: float = 12_400.0, rank: int = 3, reduced: int = 0, hours: float = 3.1) -> Attestation:
     about = "run", "recipe", MONITOR.peer_id, ADA.peer_id
-    return Attestation(*about, Row(samples, hours, 12, reduced), rank, 7, Mark(90, 98_000), 0, 1.79e9).signed(MONITOR)
+    return Attestation(
+        *about, ContributionRow(samples, hours, 12, reduced), rank, 7, Mark(90, 98_000), 0, 1.79e9
+    ).signed(MONITOR)
 
 
-def table(ada: float, bob: float = 0.0, since: int = 0) -> GivenTable:
-    given = {peer.peer_id: Row(samples) for peer, samples in ((ADA, ada), (BOB, bob)) if samples}
-    return GivenTable("run", Mark(10, 1000), since, ada + bob, tuple(given), tuple(given.values()))
+def table(ada: float, bob: float = 0.0, since: int = 0) -> ContributionTable:
+    given = {peer.peer_id: ContributionRow(samples) for peer, samples in ((ADA, ada), (BOB, bob)) if samples}
+    return ContributionTable("run", Mark(10, 1000), since, ada + bob, tuple(given), tuple(given.values()))
 
 
 def test_the_last_line_of_a_trainer_says_what_it_gave_and_how_it_stands() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmcli.events import Contribution, Counted, EpochAdvanced, EpochLoss, RoundFinished, RunObserved
+from swarmcli.events import Contribution, ContributionsCounted, EpochAdvanced, EpochLoss, RoundFinished, RunObserved
 from swarmcli.journal import Journal, JournalReader, RunRecord
 from swarmcli.journal.tables import VERSION
 
@@ -62,7 +62,7 @@ def go_on(path: Path) -> None:
         )
         journal.record(RunObserved(4, 3, 2, 125.0, 2.0))
         journal.record(Contribution(BOB, samples=100.0, rounds=1, run_id="kept"))
-        journal.record(Counted("kept", 4, 4000, 1))
+        journal.record(ContributionsCounted("kept", 4, 4000, 1))
 
 
 def test_of_a_table_of_contributions_what_its_writer_has_seen_goes_on_and_no_others_word(path: Path) -> None:
@@ -72,7 +72,7 @@ def test_of_a_table_of_contributions_what_its_writer_has_seen_goes_on_and_no_oth
         assert (bob.peer, bob.name, bob.team) == (BOB, "Bob", "reds")
         # In format 6 a row replaced the one before.
         assert (bob.samples, bob.rounds) in ((200.0 + 100.0, 2), (3 * 200.0 + 100.0, 4))
-        assert reader.counted("kept") == Counted("kept", 4, 4000, 1, time=START + 100.0)
+        assert reader.counted("kept") == ContributionsCounted("kept", 4, 4000, 1, time=START + 100.0)
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
     connection.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from swarmcli.errors import JournalError
-from swarmcli.events import Contribution, Counted, EpochLoss, Evaluated, PeerConnected
+from swarmcli.events import Contribution, ContributionsCounted, EpochLoss, Evaluated, PeerConnected
 from swarmcli.journal import Journal, JournalReader, RunRecord
 from swarmcli.journal import reader as reader_module
 from swarmcli.journal.options import JournalOptions
@@ -205,9 +205,9 @@ def test_what_peers_have_given_is_added_up_by_peer_and_never_more_than_are_kept(
         more = {"rounds": 2, "uptime": 0.5, "first": 2.0, "last": 2.0}
         journal.record(Contribution("peer 3", samples=50, run_id="run", **more))
         journal.record(Contribution("peer 4", "Bob", run_id="run"))
-        journal.record(Counted("run", 9, 900, 1))
+        journal.record(ContributionsCounted("run", 9, 900, 1))
     with JournalReader(path) as reader:
-        assert reader.counted("run") == Counted("run", 9, 900, 1, time=5.0)
+        assert reader.counted("run") == ContributionsCounted("run", 9, 900, 1, time=5.0)
         assert reader.contributions("run") == [
             Contribution("peer 3", "Ada", "", 53.0, 0.0, 3, 0, 0.5, 1.0, 2.0, "run", time=5.0),
             Contribution("peer 5", "Ada", "", 5.0, 0.0, 1, 0, 0.0, 1.0, 1.0, "run", time=5.0),

@@ -9,13 +9,13 @@ import pytest
 from swarmcli.errors import UsageError
 from swarmcli.network.identity import Identity
 from swarmcli.run.certificate import ContributionCertificate
-from swarmcli.run.contributions import Attestation, Mark, Row
+from swarmcli.run.contributions import Attestation, ContributionRow, Mark
 
 ADA, MONITOR, OTHER = [Identity.from_seed(seed) for seed in (1, 2, 3)]
 
 
 def said(monitor: Identity = MONITOR, samples: float = 12_400.0, run: str = "recipe") -> Attestation:
-    entry = Row(samples, 3.1, 12, 5_000, 11_000.0, 1.0, 2.0, "Ada", "reds")
+    entry = ContributionRow(samples, 3.1, 12, 5_000, 11_000.0, 1.0, 2.0, "Ada", "reds")
     mark = Mark(90, 98_000)
     return Attestation("run", run, monitor.peer_id, ADA.peer_id, entry, 3, 7, mark, 0, 1_790_000_000.0).signed(monitor)
 
@@ -58,7 +58,7 @@ def change(**changes: object) -> Attestation:
     ("forged", "why"),
     [
         (ContributionCertificate.make(change(rank=1), ADA), "has not signed what"),
-        (ContributionCertificate.make(change(entry=Row(99_000.0)), ADA), "has not signed what"),
+        (ContributionCertificate.make(change(entry=ContributionRow(99_000.0)), ADA), "has not signed what"),
         (ContributionCertificate.make(change(monitor=OTHER.peer_id), ADA), "has not signed what"),
         (of_earlier_version(said(), said(OTHER, run="another")), "several peers or runs"),
         (of_earlier_version(said(), said()), "one voice twice"),

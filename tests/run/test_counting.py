@@ -19,7 +19,7 @@ from swarmcli.optim import PeerDescription
 from swarmcli.run import contributions as given
 from swarmcli.run import counting
 from swarmcli.run.asking import VisitorReport
-from swarmcli.run.contributions import GivenTable, Mark, fetch_tables
+from swarmcli.run.contributions import ContributionTable, Mark, fetch_tables
 from swarmcli.run.counting import ContributionKeeper, ContributionReader, RunView
 from tests.optim.optim_swarm import nodes
 from tests.simulation import simulated
@@ -177,7 +177,7 @@ async def test_a_table_says_since_when_it_counts_and_one_of_another_shape_or_run
     writer, none = monitor.node.peer_id, run.nodes[1].peer_id
     tables = await fetch_tables(reader.endpoint, [writer, none], "run")
     table = tables[writer]
-    assert isinstance(table, GivenTable) and table.since == 6
+    assert isinstance(table, ContributionTable) and table.since == 6
     assert {each.peer: each.samples for each in table.listed if each.samples} == {ADA: 150, BOB: 50}
     assert "older swarm" in str(tables[none]), "who has no table"
     said = await run.reader(reader).standing()
@@ -245,5 +245,5 @@ async def test_a_table_has_the_rows_of_those_who_gave_most_and_fits_into_a_messa
     assert len(monitor.keeper.contributions()) >= 1100
     for most, rows in ((given.MOST_ROWS, 1024), (2, 2)):
         (table,) = (await fetch_tables(run.nodes[0].endpoint, [monitor.node.peer_id], "run", most)).values()
-        assert isinstance(table, GivenTable) and len(table.rows) == rows
+        assert isinstance(table, ContributionTable) and len(table.rows) == rows
         assert [peer.text for peer in table.peers[:2]] == [ADA, BOB] and table.samples == 200
