@@ -33,6 +33,9 @@ def test_a_directory_a_recipe_a_link_a_name_and_nothing_lead_to_the_same_home(tm
     link = home(own)
     for what in (own, tmp_path / "runs", tmp_path / "recipe.yaml", link, "small", None):
         assert homes_of(None if what is None else str(what), LINK) == [own]
+    home(tmp_path / "runs" / "other" / "monitor-1", run_id="other")
+    for what in (tmp_path / "recipe.yaml", link, "small"):
+        assert homes_of(str(what), LINK) == [own]
     joined = LinkedRun(link).path / "small" / "trainer-1"
     home(joined)
     assert set(homes_of(str(link), LINK)) == {own, joined}
