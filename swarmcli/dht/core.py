@@ -30,6 +30,15 @@ from swarmcli.recent import Recent
 Reply = TypeVar("Reply", bound=msgspec.Struct)
 T = TypeVar("T")
 
+# Seconds
+CALL_TIMEOUT = 4.0  # of one call, dialing included …
+SHORTEST_TIMEOUT = 2.0  # … to a near node; a busy machine is not a dead one
+SLOW_AFTER = 0.5  # a search asks another node too when an answer takes longer
+SLOW_LINK = 64 << 10  # bytes per second that records are given to arrive
+JITTER = 0.25  # periods differ by up to this fraction, so that nodes started together do not act together
+# A search takes so many paths where the neighbourhood of its target is not known, as many as it asks at a time …
+PATHS = 3
+SMALL_NETWORK = 3  # … unless the table has less than so many buckets full of contacts: some 80 nodes
 _BREATH = 64  # records that are checked before other work on the loop gets its turn
 _GONE = Prefix("name", "gone")  # of a peer whose connection has ended while it was answered
 
@@ -67,7 +76,7 @@ class NodeCore:
         self.peer_id = endpoint.peer_id
         self.limits = limits
         self.num_replicas, self.bucket_size, self.parallel = num_replicas, bucket_size, parallel
-        self.contacts = Contacts(endpoint.peer_id, bucket_size, limits, self.prefix)
+        self.contacts = Contacts(endpoint.peer_id, bucket_size, self.prefix)
         self.storage = Storage(limits)
         self.checker = RecordChecker(limits, validators)
         self.rests = False  # see DHTNode.rest
@@ -100,7 +109,7 @@ class NodeCore:
         return self.endpoint.clock.now()
 
     def jittered(self, seconds: float) -> float:
-        return seconds * (1 + self.limits.jitter * self.endpoint.random.random())
+        return seconds * (1 + JITTER * self.endpoint.random.random())
 
     # Searching
 
@@ -139,16 +148,16 @@ class NodeCore:
         if self.cut_off:
             known += [Contact(peer, ()) for peer in self.endpoint.connected()]
         # In a small network this node knows most of the others itself, whom no liar can hide from it.
-        small = len(table) < self.limits.small_network * self.bucket_size
+        small = len(table) < SMALL_NETWORK * self.bucket_size
         return await search(
             target,
             known,
             ask,
             width=width,
             own=None if self.only_asks else Contact(self.peer_id, self.addresses),
-            paths=1 if small or around else self.limits.paths,
+            paths=1 if small or around else PATHS,
             parallel=max(self.parallel, self.num_replicas) if at_once and around else self.parallel,
-            slow_after=max(self.limits.slow_after, 2 * self._nearest_trip),
+            slow_after=max(SLOW_AFTER, 2 * self._nearest_trip),
             prefix=table.network,
             enough=enough,
         )
@@ -325,9 +334,9 @@ class NodeCore:
 
     def _timeout(self, peer: PeerID, request: msgspec.Struct) -> float:
         """Ten measured round trips, within bounds, and time for the way of what is sent over a slow link."""
-        longest = max(self.limits.call_timeout, 10 * self._nearest_trip)
+        longest = max(CALL_TIMEOUT, 10 * self._nearest_trip)
         measured = self.endpoint.round_trip(peer)
-        patience = longest if measured is None else min(longest, max(self.limits.shortest_timeout, 10 * measured))
+        patience = longest if measured is None else min(longest, max(SHORTEST_TIMEOUT, 10 * measured))
         if isinstance(request, messages.StoreRequest):
-            patience += sum(record.size for record in request.records) / self.limits.slow_link
+            patience += sum(record.size for record in request.records) / SLOW_LINK
         return patience

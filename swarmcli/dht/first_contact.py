@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from swarmcli.dht.core import NodeCore
+from swarmcli.dht.core import CALL_TIMEOUT, NodeCore
 from swarmcli.errors import BootstrapError, CallTimeout, NotAMember, OwnAddressError, SwarmError, WrongPeerError
 from swarmcli.events import Noticed
 from swarmcli.network.addresses import parse_address, place_of
@@ -101,7 +101,7 @@ class FirstContacts:
         core, pause = self._core, self._pauses.first
         while True:
             try:
-                peer = self._found[address] = await core.endpoint.connect(address, timeout=core.limits.call_timeout)
+                peer = self._found[address] = await core.endpoint.connect(address, timeout=CALL_TIMEOUT)
                 await core.ping(peer)
                 return True
             except OwnAddressError as error:

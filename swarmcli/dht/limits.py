@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DHTLimits:
-    """Bounds what a node takes from others, and how long it waits. Sizes in bytes, times in seconds."""
+    """Bounds what a node takes from others. Sizes in bytes, times in seconds."""
 
     max_key: int = 512  # of a key in UTF-8
     max_subkey: int = 256
@@ -25,38 +25,10 @@ class DHTLimits:
     max_expiration: float = 86400.0  # records live at most this long
     expiration_slack: float = 900.0  # how much longer than that a record from a wrong clock may live
     max_reply: int = 384 << 10  # of records in one message
-    writes_per_second: float = 256.0  # records from one peer
-    write_burst: float = 8192.0
-    bytes_per_second: float = 4 << 20  # of records from one peer
-    bytes_burst: float = 64 << 20
-    # One peer may have so much looked up: a question counts 1, a record in the answer and a compared key 0.1; one is 30
-    # to 100 µs of the loop.
+    # One peer may cause so much work, and all of one network prefix four times as much: a question counts 1, a record
+    # in the answer and a compared key 0.1, a record to store 2 and 1 for each 8 KiB of it. One is 30 to 100 µs of the
+    # loop.
     work_per_second: float = 500.0
     work_burst: float = 20000.0
-    prefix_factor: float = 4.0  # what all of one network prefix may do, as a multiple of what one peer may
-    call_timeout: float = 4.0  # of one call, dialing included
-    slow_after: float = 0.5  # a lookup asks another node too when an answer takes longer
     cache_entries: int = 1024
-    cache_age: float = 15.0  # how long a reader may see what was read before, with latest=False
-    probe_interval: float = 20.0  # between attempts to find lost contacts again
-    refresh_interval: float = 60.0  # between looks into a part of the network not heard of
     sync_interval: float = 120.0  # between comparisons of what the replicas of a key hold
-    sync_delay: float = 0.5  # after a change among the replicas, for others that follow at once
-    shortest_timeout: float = 2.0  # of a call to a near node; a busy machine is not a dead one
-    slow_link: float = 64 << 10  # bytes per second that records are given to arrive
-    jitter: float = 0.25  # periods differ by up to this fraction, so that nodes started together do not act together
-    # A search takes so many paths where the neighbourhood of its target is not known, as many as it asks at a time …
-    paths: int = 3
-    small_network: int = 3  # … unless the table has less than so many buckets full of contacts: some 80 nodes
-    follow_interval: float = 15.0  # after which a follower looks up the replicas anew: nearer nodes may have come
-    store_rounds: int = 8  # of replacing nodes that answered the search and then failed to store
-    renumberings: int = 3  # of one record, where its owner's earlier life has stored a higher number
-    remembered_writes: int = 1 << 14  # own records whose numbers are remembered
-    shortest_tombstone: float = 60.0  # that a withdrawal stays, at the least
-    remembered_syncs: int = 1 << 14  # keys, of each replica, that were sent whole and are not sent the same again
-    max_evicted: int = 256  # lost contacts that are remembered
-    probes: int = 4  # of these are tried at a time …
-    probe_pause: float = 1.0  # … and so long is between two rounds, at the least
-    first_probe: float = 2.0  # until a contact that did not answer is tried again: four times as long each time …
-    longest_probe: float = 600.0  # … up to this
-    ban: float = 300.0  # for which a node is not asked that has sent what no honest node sends

@@ -9,15 +9,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from swarmcli.dht.core import NodeCore
+from swarmcli.dht.core import CALL_TIMEOUT, NodeCore
 from swarmcli.dht.lookup import gather_answers
 from swarmcli.dht.records import ID_BITS, node_id
-from swarmcli.dht.routing import Change, Contact
+from swarmcli.dht.routing import MOST_LOST, Change, Contact
 from swarmcli.errors import DHTError, NetworkError, OwnAddressError
 from swarmcli.events import Event, PeerDisconnected
 from swarmcli.network.addresses import Scope
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, set_within
+
+PROBES = 4  # lost contacts that are tried at a time
+# Seconds
+PROBE_INTERVAL = 20.0  # between attempts to find lost contacts again …
+PROBE_PAUSE = 1.0  # … and at the least
+REFRESH_INTERVAL = 60.0  # between looks into a part of the network not heard of
 
 
 class Maintenance:
@@ -53,9 +59,9 @@ class Maintenance:
 
     async def keep_probing(self) -> None:
         await self._probe()
-        await asyncio.sleep(self._core.limits.probe_pause)
+        await asyncio.sleep(PROBE_PAUSE)
         until_due = max(0.0, self._core.contacts.next_probe() - loop_time())
-        pause = min(until_due, self._core.jittered(self._core.limits.probe_interval))
+        pause = min(until_due, self._core.jittered(PROBE_INTERVAL))
         if await set_within(self._somebody_lost, pause):
             self._somebody_lost.clear()
 
@@ -64,14 +70,14 @@ class Maintenance:
         random = self._core.endpoint.random
         table = self._core.contacts.table
         while True:
-            await asyncio.sleep(self._core.jittered(self._core.limits.refresh_interval))
+            await asyncio.sleep(self._core.jittered(REFRESH_INTERVAL))
             if thin := table.thin_buckets():
                 # The far end holds half of all nodes and the next bucket half of the rest, so look there first.
                 index = thin[-1 - min(len(thin) - 1, int(random.expovariate(0.5)))]
                 await self._core.explore(table.id_in_bucket(index, random.getrandbits(ID_BITS)))
 
     def _ping_soon(self, peer: PeerID) -> None:
-        if len(self._to_ping) < self._core.limits.max_evicted:
+        if len(self._to_ping) < MOST_LOST:
             self._to_ping[peer] = None
             self._somebody_to_ping.set()
 
@@ -83,12 +89,12 @@ class Maintenance:
     async def _probe(self) -> None:
         """Tries lost contacts and missing first contacts: one that is back knows others that were lost with it."""
         core = self._core
-        lost = core.contacts.lost_contacts(loop_time(), core.limits.probes)
+        lost = core.contacts.lost_contacts(loop_time(), PROBES)
         for contact in lost:
             core.endpoint.learn(contact.peer_id, contact.addresses, horizon=Scope.HOST)  # its own word, in its time
         found = await self._ping([contact.peer_id for contact in lost])
         if loop_time() >= self._first_contacts_due:
-            self._first_contacts_due = loop_time() + self._core.jittered(core.limits.probe_interval)
+            self._first_contacts_due = loop_time() + self._core.jittered(PROBE_INTERVAL)
             found += await self._ping(await self._missing_first_contacts())
         if found:
             await core.explore(node_id(core.peer_id))
@@ -107,6 +113,6 @@ class Maintenance:
 
     async def _dial(self, address: str) -> PeerID:
         try:
-            return await self._core.endpoint.connect(address, timeout=self._core.limits.call_timeout)
+            return await self._core.endpoint.connect(address, timeout=CALL_TIMEOUT)
         except OwnAddressError:
             return self._core.peer_id

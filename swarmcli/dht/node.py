@@ -39,6 +39,8 @@ from swarmcli.network.task_owner import TaskOwner
 
 logger = logging.getLogger(__name__)
 
+RENUMBERINGS = 3  # of one record, where its owner's earlier life has stored a higher number
+
 
 class DHTNode:
     """A node of the distributed hash table. Make one with `create`, end it with `shutdown`."""
@@ -257,7 +259,7 @@ class DHTNode:
         """Whether each was stored; numbers those anew that a record from an earlier life of this owner outranks."""
         stored = [False] * len(records)
         left = [index for index, record in enumerate(records) if self._is_acceptable(record)]
-        for _ in range(1 + self.core.limits.renumberings):
+        for _ in range(1 + RENUMBERINGS):
             outranked: list[int] = []
             for index, result in zip(left, await write(self.core, [records[i] for i in left]), strict=True):
                 stored[index] = result.stored > 0

@@ -31,6 +31,8 @@ from swarmcli.errors import DHTError, NetworkError, ValidationError
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 
+FOLLOW_INTERVAL = 15.0  # seconds after which a follower looks up the replicas anew: nearer nodes may have come
+
 
 @dataclass(slots=True)
 class KeyRead:
@@ -222,7 +224,7 @@ class Follower:
             (replicas,) = await read(self._core, [self._read], latest=True)
         # A search costs some kilobytes, of which a node that rests has not many to spare; it looks up replicas that are
         # lost, or that others have come before, in any case.
-        self._search_at = loop_time() + self._core.limits.follow_interval * (4 if self._core.rests else 1)
+        self._search_at = loop_time() + FOLLOW_INTERVAL * (4 if self._core.rests else 1)
         self._replicas = replicas
         current = {contact.peer_id for contact in self._replicas} | {self._core.peer_id}
         self._read.cursors = {peer: cursor for peer, cursor in self._read.cursors.items() if peer in current}

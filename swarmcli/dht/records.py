@@ -135,6 +135,8 @@ def is_owned(subkey: bytes) -> bool:
 
 
 SIGNING_PURPOSE = "dht record"
+REMEMBERED_WRITES = 1 << 14  # own records whose numbers are remembered
+SHORTEST_TOMBSTONE = 60.0  # seconds that a withdrawal stays, at the least
 TOMBSTONE = b""  # no msgpack value is empty
 
 
@@ -246,7 +248,7 @@ class Author:
         self._identities = {identity.peer_id: identity}
         self._limits = limits
         # (key, subkey) → the last number, and the latest expiration of everything written so far.
-        self._written: Recent[tuple[str, bytes], tuple[int, float]] = Recent(limits.remembered_writes)
+        self._written: Recent[tuple[str, bytes], tuple[int, float]] = Recent(REMEMBERED_WRITES)
 
     def adopt(self, identity: Identity) -> None:
         """From now on this author also writes what that identity owns."""
@@ -270,7 +272,7 @@ class Author:
         if current is not None:
             self._remember(current)
         _, latest = self._written.get((key, encode_subkey(subkey)), (0, 0.0))
-        return self._made(key, subkey, TOMBSTONE, max(latest, now + self._limits.shortest_tombstone), now)
+        return self._made(key, subkey, TOMBSTONE, max(latest, now + SHORTEST_TOMBSTONE), now)
 
     def surpass(self, record: Record, current: Record, now: float) -> Record | None:
         """The record again with a higher number than `current`, one of this owner's from an earlier life.

@@ -23,6 +23,9 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import set_within
 from swarmcli.recent import Recent
 
+SYNC_DELAY = 0.5  # seconds after a change among the replicas, for others that follow at once
+REMEMBERED_SYNCS = 1 << 14  # keys, of each replica, that were sent whole and are not sent the same again
+
 Work: TypeAlias = dict[PeerID, tuple[Contact, list[int]]]  # with whom to compare, and under which keys
 
 
@@ -35,7 +38,7 @@ class Replicator:
         self._lost: dict[PeerID, Contact] = {}
         self._news = asyncio.Event()
         # With whom a key was compared last that had to be sent whole, and as what: not every time anew.
-        self._sent: Recent[tuple[PeerID, int], int] = Recent(core.limits.remembered_syncs)
+        self._sent: Recent[tuple[PeerID, int], int] = Recent(REMEMBERED_SYNCS)
 
     def contact_changed(self, change: Change, contact: Contact) -> None:
         if change != "doubtful":
@@ -48,7 +51,7 @@ class Replicator:
         """Waits for news or for the next general comparison."""
         news = None
         if await set_within(self._news, self._core.jittered(self._core.limits.sync_interval)):
-            await asyncio.sleep(self._core.limits.sync_delay)  # a newcomer seldom comes alone
+            await asyncio.sleep(SYNC_DELAY)  # a newcomer seldom comes alone
             self._news.clear()
             news = self._appeared, self._lost
             self._appeared, self._lost = {}, {}
@@ -58,7 +61,7 @@ class Replicator:
             return  # nobody asks this node for what it may still hold
         for rank, work in sorted((await self._plan(news)).items()):
             # The nearest replica acts first; when the others compare, there is mostly nothing left to send.
-            await asyncio.sleep(rank * self._core.limits.sync_delay)
+            await asyncio.sleep(rank * SYNC_DELAY)
             await self._sync(work)
 
     async def _plan(self, news: tuple[dict[PeerID, Contact], dict[PeerID, Contact]] | None) -> dict[int, Work]:

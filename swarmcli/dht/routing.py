@@ -12,12 +12,17 @@ from typing import Literal, TypeAlias, TypeVar
 import msgspec
 
 from swarmcli.backoff import Backoff
-from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.records import ID_BITS, node_id
 from swarmcli.network.identity import PeerID
 from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.wire.messages import Addresses
 from swarmcli.recent import Recent
+
+MOST_LOST = 256  # lost contacts that are remembered, and as many that are banned
+# Seconds
+FIRST_PROBE = 2.0  # until a contact that did not answer is tried again: four times as long each time …
+LONGEST_PROBE = 600.0  # … up to this
+BAN = 300.0  # for which a node is not asked that has sent what no honest node sends
 
 # A contact is new in the table; has left it; was not heard of for long, and a newcomer waits.
 Change: TypeAlias = Literal["appeared", "lost", "doubtful"]
@@ -249,16 +254,15 @@ class Contacts:
         self,
         own: PeerID,
         bucket_size: int,
-        limits: DHTLimits,
         prefix: Callable[[Contact], Prefix | None] = of_own_network,
     ) -> None:
         self.table = RoutingTable(own, bucket_size, prefix)
         self.listeners: list[Callable[[Change, Contact], None]] = []
         self._own = own
-        self._lost: Recent[PeerID, Contact] = Recent(limits.max_evicted)
+        self._lost: Recent[PeerID, Contact] = Recent(MOST_LOST)
         # Until a lost contact is probed: it may only have been busy.
-        self._probes = Backoff[PeerID](limits.first_probe, limits.longest_probe, growth=4.0, most=limits.max_evicted)
-        self._bans = Backoff[PeerID](limits.ban, limits.ban, most=limits.max_evicted)
+        self._probes = Backoff[PeerID](FIRST_PROBE, LONGEST_PROBE, growth=4.0, most=MOST_LOST)
+        self._bans = Backoff[PeerID](BAN, BAN, most=MOST_LOST)
 
     def heard_from(self, contact: Contact, now: float) -> None:
         """A peer has called or answered, and this is where it has answered before or says that it is: never what others

@@ -21,6 +21,8 @@ from swarmcli.network.token_bucket import Meter
 # Each byte of a large value counts as so much of a question: 100 KiB of lists take 25 ms, mostly of the collector,
 # which looks at what a peer made since it began (at all of a process without `startup.over`: some 150 ms).
 _VALUE_WORK = 1 / 256
+_STORE_WORK, _BYTE_WORK = 2.0, 1 / 8192  # for one record to store, and for each byte of it
+_PREFIX_FACTOR = 4.0  # what all of one network prefix may do, as a multiple of what one peer may
 _RECORD_WORK = 0.1  # of a question's, for one record in an answer and for one key that is compared
 
 
@@ -35,14 +37,8 @@ class DHTService:
 
     def __init__(self, core: NodeCore) -> None:
         self._core = core
-        limits, factor = core.limits, core.limits.prefix_factor  # how many times a peer's budget is a prefix's
-
-        def meter(rate: float, burst: float) -> Meter:
-            return Meter(peer=(rate, burst), prefix=(factor * rate, factor * burst))
-
-        self._records = meter(limits.writes_per_second, limits.write_burst)
-        self._bytes = meter(limits.bytes_per_second, limits.bytes_burst)
-        self._work = meter(limits.work_per_second, limits.work_burst)
+        rate, burst = core.limits.work_per_second, core.limits.work_burst
+        self._work = Meter(peer=(rate, burst), prefix=(_PREFIX_FACTOR * rate, _PREFIX_FACTOR * burst))
         self._serving = False
 
     def start(self) -> None:
@@ -97,12 +93,10 @@ class DHTService:
         async for record in breathing(request.records):
             if record.size > LARGE_VALUE:
                 await asyncio.sleep(0)
-            work = 0 if is_bytes(record.value) else max(0, record.size - LARGE_VALUE) * _VALUE_WORK
-            allowed = (
-                self._records.take(now, 1, **keys)
-                and self._bytes.take(now, record.size, **keys)
-                and self._work.take(now, work, **keys)
-            )
+            work = _STORE_WORK + record.size * _BYTE_WORK
+            if not is_bytes(record.value):
+                work += max(0, record.size - LARGE_VALUE) * _VALUE_WORK
+            allowed = self._work.take(now, work, **keys)
             outcome = self._judge(writer, peer, record) if allowed else Outcome(StoreVerdict.BUSY)
             if outcome.current is not None:
                 room -= outcome.current.size

@@ -296,6 +296,9 @@ def _is_word_of(record: Record, peer: PeerID | None) -> bool:
     return not isinstance(subkey, OwnedSubkey) or subkey.owner == peer
 
 
+CACHE_AGE = 15.0  # seconds for which a reader may see what was read before, with latest=False
+
+
 class ReadCache:
     """Bounded by entries, by bytes (a quarter of the storage's bound) and by age. Keys are ids."""
 
@@ -318,7 +321,7 @@ class ReadCache:
     def get(self, number: int, now: float, loop_time: float) -> list[Record] | None:
         """The cached records if they are young and at least one of them is alive at swarm time `now`."""
         records, read_at = self._entries.get(number, ([], 0.0))
-        if records and loop_time - read_at > self._limits.cache_age:
+        if records and loop_time - read_at > CACHE_AGE:
             self.drop(number)
             return None
         if not any(record.expiration > now for record in records):

@@ -15,6 +15,8 @@ from swarmcli.dht.storage import StoreVerdict
 from swarmcli.errors import ConnectionLost, DHTError, NetworkError, ValidationError
 from swarmcli.network.identity import PeerID
 
+STORE_ROUNDS = 8  # of replacing nodes that answered the search and then failed to store
+
 
 @dataclass(slots=True)
 class StoreResult:
@@ -71,7 +73,7 @@ async def write(core: NodeCore, records: Sequence[Record]) -> list[StoreResult]:
             except (NetworkError, DHTError):
                 failed.add(contact.peer_id)
 
-        for _ in range(core.limits.store_rounds):
+        for _ in range(STORE_ROUNDS):
             before = len(failed)
             nearest = await core.search(target, seek)
             lacking = [each for each in nearest if any((each.peer_id, i) not in tried for i in of_key[target])]

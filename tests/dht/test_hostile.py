@@ -172,7 +172,7 @@ async def store(stranger: Endpoint, node: DHTNode, record: Record) -> Outcome:
 @simulated
 async def test_large_values_are_charged_by_the_work_of_reading_them() -> None:
     async with Swarm() as swarm:
-        node = await swarm.node("node", limits=DHTLimits(work_burst=1000.0))
+        node = await swarm.node("node", limits=DHTLimits(work_burst=1100.0))
         stranger = await swarm.stranger(node)
         for value, allowed in (([[]] * 125_000, 2), (b"x" * 125_000, 4), (1, 4)):
             records = [Record(f"{allowed} {n}", NO_SUBKEY, encode_value(value), soon(node)) for n in range(4)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swarmcli.dht import DHTLimits
+from swarmcli.dht import DHTLimits, storage
 from swarmcli.dht.records import Record, encode_subkey
 from swarmcli.dht.schema import SchemaValidator
 from tests.simulation import simulated
@@ -209,7 +209,7 @@ async def test_reading_without_latest_may_answer_from_what_was_read_lately() -> 
         assert (await client.get("key")).value == "new"  # type: ignore[union-attr]
         await client.store("key", "own", soon(client, 300.0))
         assert (await client.get("key")).value == "own"  # type: ignore[union-attr]
-        await asyncio.sleep(DHTLimits().cache_age + 1)
+        await asyncio.sleep(storage.CACHE_AGE + 1)
         before = client.endpoint.statistics().calls_made
         await client.get("key")
         assert client.endpoint.statistics().calls_made > before, "what is cached grows old"
@@ -238,7 +238,7 @@ async def test_validators_judge_writes_here_writes_there_and_reads() -> None:
 @simulated
 async def test_a_peer_that_writes_too_much_is_held_back() -> None:
     async with Swarm() as swarm:
-        limits = DHTLimits(writes_per_second=1.0, write_burst=10.0)
+        limits = DHTLimits(work_per_second=1.0, work_burst=22.0)
         keeper = await swarm.node("keeper", limits=limits)
         client = await swarm.node("client", client_mode=True)
         keys = [f"{number}" for number in range(15)]

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from swarmcli.dht.limits import DHTLimits
+from swarmcli.dht import routing
 from swarmcli.dht.records import ID_BITS, node_id
 from swarmcli.dht.routing import Contact, Contacts, RoutingTable
 
@@ -76,11 +76,11 @@ def _bucket(each: Contact) -> int:
 Heard = list[tuple[str, Contact]]
 
 
-def made(bucket_size: int = 20, **limits: int) -> tuple[Contacts, Heard]:
+def made(bucket_size: int = 20) -> tuple[Contacts, Heard]:
     """Contacts, with a list of the changes that they told of."""
     heard: Heard = []
     own = contact(0).peer_id
-    contacts = Contacts(own, bucket_size, DHTLimits(**limits))
+    contacts = Contacts(own, bucket_size)
     contacts.listeners.append(lambda change, contact: heard.append((change, contact)))
     return contacts, heard
 
@@ -103,8 +103,9 @@ def test_lost_contacts_are_probed_ever_less_often_until_they_are_heard_from() ->
     assert contacts.next_probe() == math.inf and contacts.last_resort(5) == []
 
 
-def test_the_banned_are_not_taken_in_for_a_while() -> None:
-    contacts, heard = made(max_evicted=2)
+def test_the_banned_are_not_taken_in_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "MOST_LOST", 2)
+    contacts, heard = made()
     peer = contact(1).peer_id
     contacts.heard_from(contact(1), 0.0)
     contacts.ban(peer, now=0.0)
