@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,7 +29,7 @@ from swarmcli.peer.home import BEGAN
 from swarmcli.peer.uploads import Uploads, hub
 from swarmcli.sharding.zero.state import copied_to_cpu
 from swarmcli.threads import on_all_threads, on_one_thread
-from swarmcli.training import STREAM, Batch, CheckpointStore, Compute
+from swarmcli.training import Batch, CheckpointStore, Compute
 from swarmcli.training.adapters import is_adapted
 from swarmcli.training.device import on_host
 from swarmcli.training.loop import EvaluationResult, evaluate
@@ -55,14 +54,11 @@ def write_card(collaboration: Collaboration, path: Path, measured: Evaluated) ->
 
 
 def store_of(collaboration: Collaboration) -> CheckpointStore:
-    """The checkpoints in a peer's home, each with what the task needs beside the model, a model card, and
-    where the peer's own stream of data was."""
+    """The checkpoints in a peer's home, each with what the task needs beside the model, and a model card."""
     peer = collaboration.peer
     recipe, directory = peer.recipe, peer.home.path / "checkpoints"
 
     def describe(directory: Path, epoch: int, samples: int | None) -> None:
-        if (peer.home.path / STREAM).exists():
-            shutil.copyfile(peer.home.path / STREAM, directory / STREAM)
         describe_model(directory, recipe, collaboration.task, epoch, samples, **_at_present(collaboration))
 
     settings = recipe.checkpoint

@@ -151,8 +151,6 @@ def train(
             stream_seed(recipe.seed, peer.peer_id),
             recipe.accumulation_steps,
             stream_file=peer.home.path / STREAM,
-            # A home that is new, for a peer that is not: its own last checkpoint knows. Others' are not followed.
-            older_streams=[collaboration.resumed / STREAM] if collaboration.resumed else [],
             compile=recipe.local.torch_compile,
         ),
         compute=collaboration.compute,

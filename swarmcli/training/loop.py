@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -56,7 +56,6 @@ class LoopSettings:
     stream_seed: int  # of the data (see `stream_seed`) and, with the number of starts, of dropout
     accumulation_steps: int = 1  # forward passes per step of the optimizer
     stream_file: Path | None = None  # remembers where the stream is; see RememberedStream
-    older_streams: Sequence[Path] = ()
     compile: bool = False  # the model, for this machine
     batches_ahead: int = 2  # are made while the device computes; 0: each when it is wanted
 
@@ -218,9 +217,7 @@ class TrainingLoop:
         optimizer raise.
         """
         settings = self._settings
-        batches = RememberedStream(
-            self._task, settings.stream_seed, settings.stream_file, settings.older_streams, settings.batches_ahead
-        )
+        batches = RememberedStream(self._task, settings.stream_seed, settings.stream_file, settings.batches_ahead)
         torch.manual_seed(batches.dropout_seed)
         self._model.zero_grad()
         try:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,42 +15,35 @@ from swarmcli.training.task import Batch, BatchStream, Task
 
 logger = logging.getLogger(__name__)
 
-STREAM = "stream.json"  # in a home, and beside the model in a checkpoint
+STREAM = "stream.json"  # in a home; of an earlier version beside the model in a checkpoint, too
 
 
 class RememberedStream:
     """Micro-batches of one task, from where the process before stood when it last called `remember`.
 
-    The position belongs to a stream, and so to a peer (and a rank of its site): another one's file is not followed, or
-    all peers that resume from one checkpoint would read the same. With a file that is torn, or of other data, the
-    stream begins at its beginning, and a warning says so.
+    The position belongs to a stream, and so to a peer (and a rank of its site): another one's file is not followed.
+    With a file that is torn, or of other data, the stream begins at its beginning, and a warning says so.
     """
 
-    def __init__(
-        self, task: Task, seed: int, file: Path | None = None, older: Sequence[Path] = (), ahead: int = 0
-    ) -> None:
-        """`seed`: of the stream (see `stream_seed`). `file` is written; where it does not exist, `older` ones are
-        tried, in a checkpoint for example. Without a file nothing is remembered. `ahead`: so many batches are made
-        before they are asked for. Raises DataError."""
+    def __init__(self, task: Task, seed: int, file: Path | None = None, ahead: int = 0) -> None:
+        """`seed`: of the stream (see `stream_seed`). Without a file nothing is remembered. `ahead`: so many batches are
+        made before they are asked for. Raises DataError."""
         self._seed, self._file = seed, file
         self._written = True  # or so it was at the last try
         position: Mapping[str, Any] | None = None
         self._starts = 0  # of this stream, before this one
-        for place in [*([file] if file is not None else []), *older]:
+        if file is not None:
             try:
-                found = _read(place, seed)
+                self._starts, position = _read(file, seed) or (0, None)
             except ValueError as error:
-                _warn(place, error)
+                _warn(file, error)
                 self._starts = int.from_bytes(os.urandom(4), "big")  # dropout of its own all the same
-                break
-            if found is not None:
-                self._starts, position = found
-                break
         self._batches: BatchStream
         try:
             self._batches = task.batches(seed, position)
         except ValueError as error:
-            _warn(place, error)
+            assert file is not None
+            _warn(file, error)
             self._batches = task.batches(seed, None)
         self._prefetched = PrefetchedStream(self._batches, ahead) if ahead else None
         self._batches = self._prefetched or self._batches
