@@ -15,8 +15,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
-
 from swarmcli.checkpoints.layout import BEST, EVALUATION, LATEST, MANIFEST, NAME, REPLACED, epoch_of, read_manifest
 from swarmcli.errors import CheckpointError
 from swarmcli.files.durable import discard, flush, write_file
@@ -136,8 +134,12 @@ class CheckpointDirectory:
                 self._undo_copy(link)
         self._point(LATEST, self._newest())
         self._point(BEST, self._best())
-        for left in self.path.glob(".*-*"):
-            self._clear(left)
+        for left in self.path.glob(".*-*"):  # nobody but this process writes here: its home is locked
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                with suppress(OSError):
+                    left.unlink()
         if rules_of(self.path) != self.keep:
             with suppress(OSError):  # a full disk costs no more than the words of a list
                 write_file(self.path / RULES, f"{json.dumps(asdict(self.keep))}\n".encode())
@@ -150,17 +152,6 @@ class CheckpointDirectory:
             with suppress(OSError):
                 link.rename(place)  # fails where that is there
             discard(link)
-
-    def _clear(self, left: Path) -> None:
-        """Nobody but this process writes here, and it writes one at a time: its own number was another process's, as
-        happens in containers."""
-        number = left.name.rpartition("-")[2]
-        if number.isdecimal() and (int(number) == os.getpid() or not psutil.pid_exists(int(number))):
-            if left.is_dir() and not left.is_symlink():
-                shutil.rmtree(left, ignore_errors=True)
-            else:
-                with suppress(OSError):
-                    left.unlink()
 
     def remember_loss(self, place: Path, loss: float, samples: int, metrics: Mapping[str, float] | None = None) -> bool:
         """Writes down what a checkpoint was evaluated at; whether it is the best one now."""
