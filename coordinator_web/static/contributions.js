@@ -2,7 +2,7 @@
 
 import { again, get } from "/static/api.js";
 import { $, cell, element, peerPath, row, say, write } from "/static/dom.js";
-import { bytes, count, duration, hours, percent, plural } from "/static/format.js";
+import { bytes, count, duration, percent, plural } from "/static/format.js";
 import { follow, here } from "/static/live.js";
 import { pagesOf } from "/static/paging.js";
 
@@ -46,7 +46,7 @@ function update(node, each) {
   who.querySelector(".tag").hidden = each.peer !== here.state?.me.peer_id;
   write(who.querySelector(".sub"), each.members !== undefined ? plural(each.members, "peer") : each.team ? `team ${each.team}` : each.peer.slice(0, 10));
   write(samples, whole > 0 ? `${count(each.samples)} (${percent(each.samples / whole)})` : count(each.samples));
-  write(time, hours(each.hours));
+  write(time, duration(3600 * each.hours));
   write(rounds, count(each.rounds));
   write(reduced, bytes(each.reduced_bytes));
   write(there, duration(each.uptime));

@@ -111,9 +111,3 @@ const WAYS = { direct: "connected directly", punched: "connected directly, opene
 export function reached(peer) {
   return [peer.client_mode ? "behind a firewall" : "", WAYS[peer.way] ?? ""].filter(Boolean).join(" · ");
 }
-
-export function hours(value) {
-  if (value === null || value === undefined) return NONE;
-  if (value < 0.995) return `${Math.round(value * 60)} min`;
-  return `${value < 10 ? value.toFixed(1) : whole.format(value)} h`;
-}

@@ -104,9 +104,9 @@ class Told:
             shown = ordered(found, wanted.sort)[: wanted.last]
             out.print(contributions_table(shown, sum(each.samples for each in found), narrow=narrow))
         if found:
-            err.print(f"\n{LEGEND}", soft_wrap=True)
+            err.print(f"\n{LEGEND}")
         for line in self.rests_on:
-            err.print(printable(line, 400), soft_wrap=True)
+            err.print(printable(line, 400))
 
     def as_json(self, wanted: Shown) -> dict[str, Any]:
         return {
@@ -233,16 +233,10 @@ def thanks(summary: Summary, standing: Attestation | None) -> str:
         given.append(f"{format_size(entry.reduced_bytes)} added up for others in {plural(entry.rounds, 'round')}")
     if not given:
         return ""
-    given.append(_hours(entry.hours))
+    given.append(format_duration(3600 * entry.hours))
     if standing.rank and standing.peers > 1:
         given.append(f"place {standing.rank:,} of {standing.peers:,}")
     return f"in all your starts: {', '.join(given)}, by one peer's count; thank you"
-
-
-def _hours(hours: float) -> str:
-    if hours < 1:
-        return plural(max(1, round(hours * 60)), "minute")
-    return f"{hours:,.1f} hours"
 
 
 # certificates
@@ -291,8 +285,8 @@ def write(
         raise SwarmError(f"no certificate was written: {made.fault}")
     made.write(to)
     for line in in_words(made):
-        out.print(printable(line, 400), soft_wrap=True)
-    err.print(f"wrote {to}; anybody can check it with: swarm certificate verify {to}", soft_wrap=True)
+        out.print(printable(line, 400))
+    err.print(f"wrote {to}; anybody can check it with: swarm certificate verify {to}")
 
 
 @certificate.command("verify")
@@ -313,7 +307,7 @@ def check(
         typer.echo(json.dumps(_as_json(found), indent=2))
     elif not fault:
         for line in in_words(found):
-            out.print(printable(line, 400), soft_wrap=True)
+            out.print(printable(line, 400))
     if fault:
         raise SwarmError(f"{file} does not hold: {fault}")
 
@@ -329,7 +323,7 @@ def in_words(made: ContributionCertificate) -> list[str]:
         since = f"counted since epoch {each.since:,}, " if each.since else ""
         lines.append(
             f"  the peer {each.monitor.short} says, on {day(each.time)[:10]}: {since}{entry.samples:,.0f} of "
-            f"{each.until.samples:,} samples and {entry.hours:,.1f} hours (claimed, accepted by rounds); "
+            f"{each.until.samples:,} samples and {format_duration(3600 * entry.hours)} (claimed, accepted by rounds); "
             f"{plural(entry.rounds, 'round')}, {format_size(entry.reduced_bytes)} added up, "
             f"there for {format_duration(entry.uptime)} (seen)"
         )
@@ -392,12 +386,12 @@ def _attestation(home: Path, peers: Sequence[str]) -> Attestation | None:
         found = visit(contacts, lambda node: ask_for_attestation(node, link.run_id, about), visitor)
     except (OSError, SwarmError) as error:
         found = None
-        err.print(f"the run could not be asked ({printable(str(error).splitlines()[0], 200)})", soft_wrap=True)
+        err.print(f"the run could not be asked ({printable(str(error).splitlines()[0], 200)})")
     if found is not None or kept is None or kept.fault:
         return found
     said = max(kept.attestations, key=lambda each: each.entry.samples)
     when = day(said.time)
-    err.print(f"nobody answers who keeps count; this was signed on {when}, when the peer left last", soft_wrap=True)
+    err.print(f"nobody answers who keeps count; this was signed on {when}, when the peer left last")
     return said
 
 
@@ -423,6 +417,6 @@ def _identity(home: Path, about: Attestation) -> Any:
     try:
         identity = Identity(read_key_file(home / "identity.key", "identity", "restore your copy of it"))
     except (OSError, SwarmError) as error:
-        err.print(f"the peer's own key is not used: {printable(str(error), 200)}", soft_wrap=True)
+        err.print(f"the peer's own key is not used: {printable(str(error), 200)}")
         return None
     return identity if identity.peer_id == about.peer else None

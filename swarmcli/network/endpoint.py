@@ -37,7 +37,7 @@ from swarmcli.network.task_owner import keep
 from swarmcli.network.transports.base import Connection, DirectTransport, Family, Join, LocalPort, Purpose, Transport
 from swarmcli.network.twins import METHOD, Presence, TwinSeen, was_first
 from swarmcli.network.wire.messages import MAX_METHOD, AddressesChanged
-from swarmcli.words import printable
+from swarmcli.words import format_duration, printable
 
 logger = logging.getLogger(__name__)
 
@@ -611,7 +611,7 @@ class Endpoint:
         """Others have given up the connections from before, and routers have forgotten them: nothing would come, and
         the keepalive, which counts only the seconds in which this machine was awake, would take as long as ever to
         notice. The loop's clock may have stood still, so the swarm's raw clock has to tell."""
-        reason = f"this machine slept for {seconds:.0f} s"
+        reason = f"this machine slept for {format_duration(seconds)}"
         self._since = self.clock.raw()
         self.events.emit(WokeUp(seconds))
         for bulk in self._streams.channels():

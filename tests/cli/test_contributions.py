@@ -51,11 +51,11 @@ def table(ada: float, bob: float = 0.0, since: int = 0) -> ContributionTable:
 
 def test_the_last_line_of_a_trainer_says_what_it_gave_and_how_it_stands() -> None:
     said = thanks(summary(), attestation())
-    whole = "in all your starts: 12,400 of 98,000 samples, 3.1 hours, place 3 of 7, by one peer's count; thank you"
+    whole = "in all your starts: 12,400 of 98,000 samples, 3.1 h, place 3 of 7, by one peer's count; thank you"
     assert said == whole
-    assert "20 minutes" in thanks(summary(), attestation(hours=1 / 3))
+    assert "20 min" in thanks(summary(), attestation(hours=1 / 3))
     said = thanks(summary(), msgspec.structs.replace(attestation(), since=40))
-    assert "12,400 of 98,000 samples (counted since epoch 40), 3.1 hours" in said
+    assert "12,400 of 98,000 samples (counted since epoch 40), 3.1 h" in said
 
 
 def test_without_a_monitor_the_last_line_says_whose_count_it_is_and_an_auxiliary_is_thanked_for_what_it_added() -> None:

@@ -14,6 +14,7 @@ from swarmcli.events import RoundFinished
 from swarmcli.journal import Failure
 from swarmcli.run.source import RunStatus
 from swarmcli.run.values import CheckpointShown, History, Rounds
+from swarmcli.words import format_duration, format_size, roughly
 
 from .conftest import PATIENCE, Open, Serve, expect_text
 from .fake_source import JOIN_LINE, OTHERS, REACH, TRAINERS, FakeRun, peer_row
@@ -44,6 +45,18 @@ def test_the_epoch_rises_on_an_open_page(serve: Serve, open_page: Open) -> None:
     )
     expect_text(page, "#loss-sub", re.compile(r"^[\d.]+, accuracy 0\.75\d* on data kept aside"))
     assert page.locator("#rounds tr").first.locator("td").nth(2).inner_text() == "41"
+
+
+def test_sizes_and_durations_read_as_in_a_terminal(serve: Serve, open_page: Open) -> None:
+    page = open_page(serve(FakeRun(finished_epochs=1)).url)
+    script = 'async ([name, values]) => values.map((await import("/static/format.js"))[name])'
+    sizes, seconds = (
+        [0, 999, 1000, 9940, 9960, 1.77e6, 463e3, 3.2e12],
+        [0.0, 0.08, 1.24, 9.96, 99.4, 100, 7000, 200_000],
+    )
+    assert page.evaluate(script, ["bytes", sizes]) == [*map(format_size, sizes)]
+    assert page.evaluate(script, ["duration", seconds]) == [*map(format_duration, seconds)]
+    assert page.evaluate(script, ["roughly", seconds]) == [*map(roughly, seconds)]
 
 
 def test_a_run_that_stands_is_told_and_no_rate_beside_it(serve: Serve, open_page: Open) -> None:
