@@ -15,7 +15,7 @@ from swarmcli.cli.ending import INTERRUPTS, ExitCode, end_soon
 from swarmcli.errors import MembershipError
 from swarmcli.events import Event, MembershipEnded, Noticed
 from swarmcli.journal import printable
-from swarmcli.peer.activity import STAYS
+from swarmcli.peer.activity import STAYS_ASKED, STAYS_HURRIED
 from swarmcli.peer.peer import RunPeer
 from swarmcli.run.watch import RunWatch
 
@@ -54,7 +54,7 @@ class Leaving:
         activity, by_hand = self._peer.activity, number in INTERRUPTS
         # Ctrl-C after `swarm stop` is as good as a second one.
         now = again or (by_hand and activity.status().state == "stopping")
-        stays = STAYS.asked if number == signal.SIGINT else STAYS.hurried
+        stays = STAYS_ASKED if number == signal.SIGINT else STAYS_HURRIED
         status = activity.stop(0.0 if now else min(stays, self._patience))
         self._hurry(status.keeps)
         if again:

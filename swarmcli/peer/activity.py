@@ -20,18 +20,10 @@ from swarmcli.words import roughly
 State = Literal["running", "pausing", "paused", "stopping"]
 
 
-@dataclass(frozen=True, slots=True)
-class StaySeconds:
-    """For so long at most a peer that is to leave stays for what it has computed."""
-
-    asked: float = 600.0  # where a person has asked for the end, sees that it takes long, and can ask again
-    hurried: float = 60.0  # where the machine asks (shutdown, logout, a service's manager), which kills later
-    hasty: float = (
-        10.0  # under torchrun, which kills its processes 30 seconds after it has asked them: they save as well
-    )
-
-
-STAYS = StaySeconds()
+# For so many seconds at most a peer that is to leave stays for what it has computed: where a person has asked for the
+# end, sees that it takes long, and can ask again; where the machine asks (shutdown, logout, a service's manager), which
+# kills later; and under torchrun, which kills its processes 30 seconds after it has asked them: they save as well.
+STAYS_ASKED, STAYS_HURRIED, STAYS_HASTY = 600.0, 60.0, 10.0
 
 
 def asked(until: float | None = None) -> Reason:
@@ -92,7 +84,7 @@ class Activity:
             self._reasons.pop(kind, None)
         return self._tell()
 
-    def stop(self, stays: float = STAYS.asked) -> ActivityStatus:
+    def stop(self, stays: float = STAYS_ASKED) -> ActivityStatus:
         """The peer hands in what it has computed, as for a pause, for which it `stays` so many seconds at most, and
         leaves the run. 0: it leaves after its present step, and hands in nothing more. Either way it saves what nobody
         else holds. `swarm stop` and all signals come here. What is asked later can only shorten the time."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from swarmcli.errors import ControlError
 from swarmcli.events import ActivityStatus
-from swarmcli.peer.activity import STAYS, Activity, asked
+from swarmcli.peer.activity import STAYS_ASKED, Activity, asked
 from swarmcli.recipe.limit_store import LimitStore
 
 OF_CARD = ("gpu",)
@@ -53,7 +53,7 @@ class PeerControls:
         self._activity.release("asked")
 
     def stop(self, *, now: bool) -> None:
-        self._activity.stop(0.0 if now else STAYS.asked)
+        self._activity.stop(0.0 if now else STAYS_ASKED)
         self._ask_to_stop()
 
     def end(self) -> None:

@@ -24,7 +24,7 @@ import msgspec
 from torch import Tensor, nn
 
 from swarmcli.optim.modes.base import SiteHooks
-from swarmcli.peer.activity import STAYS
+from swarmcli.peer.activity import STAYS_HASTY
 from swarmcli.peer.collaboration import Collaboration
 from swarmcli.peer.lifetime import come_into_step, pauses_of, train
 from swarmcli.peer.peer import RunPeer
@@ -148,7 +148,7 @@ def run_site_leader(
         wants_to_stop=stop,
         has_ended=collaboration.has_ended,
         in_step=[pauses.rest],
-        heed=lambda: peer.activity.stop(STAYS.hasty),
+        heed=lambda: peer.activity.stop(STAYS_HASTY),
     ) as leader:
         try:
             leader.await_ranks()

@@ -21,7 +21,7 @@ from swarmcli.errors import AddressError, BootstrapError, ControlError, ListenEr
 from swarmcli.events import MembershipEnded
 from swarmcli.machine import client
 from swarmcli.machine.registry import LocalPeer, LocalPeers
-from swarmcli.peer.activity import STAYS, Activity, PendingWork
+from swarmcli.peer.activity import STAYS_ASKED, STAYS_HURRIED, Activity, PendingWork
 from swarmcli.peer.home import LINK
 from swarmcli.peer.joining import ReadyPeer
 from swarmcli.peer.summary import Summary
@@ -143,14 +143,14 @@ def test_a_signal_stops_as_the_verb_does_and_a_second_hurries(
     hear(number, False)
     sooner = "Ctrl-C again or `swarm stop --now` leaves without it\n"
     assert number != signal.SIGINT or capsys.readouterr().err == sooner
-    stays = STAYS.asked if number == signal.SIGINT else STAYS.hurried
+    stays = STAYS_ASKED if number == signal.SIGINT else STAYS_HURRIED
     assert activity.status().state == "stopping" and activity.status().stays == stays
     hear(signal.SIGTERM, True)
     assert activity.status().stays == 0
     behind = Activity()
     behind.stop()  # by the verb
     signalled(behind)(number, False)
-    assert behind.status().stays == (0.0 if number == signal.SIGINT else STAYS.hurried)
+    assert behind.status().stays == (0.0 if number == signal.SIGINT else STAYS_HURRIED)
 
 
 def test_who_has_not_come_into_the_run_is_gone_soon_whatever_holds_up_its_goodbye(

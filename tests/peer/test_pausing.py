@@ -12,7 +12,7 @@ import pytest
 
 from swarmcli.events import ActivityStatus, Reason
 from swarmcli.optim import Optimizer
-from swarmcli.peer.activity import STAYS, Activity, PendingWork, asked
+from swarmcli.peer.activity import STAYS_ASKED, STAYS_HURRIED, Activity, PendingWork, asked
 from swarmcli.peer.pausing import Pauses
 
 BATTERY = Reason("battery", "on battery")
@@ -88,7 +88,7 @@ def test_a_loop_rests_as_long_as_something_holds_it_and_then_comes_into_step() -
 
 def test_who_is_to_leave_waits_for_the_round_but_not_where_none_can_be_expected() -> None:
     def leaves(
-        handed_in: bool = False, round_at: float = math.inf, stays: float = STAYS.asked, goes_at: float = math.inf
+        handed_in: bool = False, round_at: float = math.inf, stays: float = STAYS_ASKED, goes_at: float = math.inf
     ) -> tuple[float, str, str]:
         """After how many seconds, what it says when it is asked to, and why; the others have gone after `goes_at`."""
         optimizer, said, now = FakeOptimizer(), list[str](), [100.0]
@@ -120,7 +120,7 @@ def test_who_is_to_leave_waits_for_the_round_but_not_where_none_can_be_expected(
     far = "the next round is expected in about 15 min, which is too long to wait"
     assert leaves(round_at=900.0) == (0.0, "leaving", far)
     for seconds, after in ((59.0, 60.0), (90.0, 0.0)):  # where the machine waits no longer
-        assert leaves(round_at=seconds, stays=STAYS.hurried)[0] == after
+        assert leaves(round_at=seconds, stays=STAYS_HURRIED)[0] == after
 
 
 @pytest.mark.parametrize(("turns_out", "leaves_at"), [(math.inf, 360.0), (1200.0, 1.0)])
@@ -136,7 +136,7 @@ def test_a_machine_that_shuts_down_shortens_the_wait_and_a_round_that_is_further
         now[0] += 1.0
         optimizer.tracker.seconds_to_round = turns_out
         if now[0] == 300.0:
-            activity.stop(STAYS.hurried)
+            activity.stop(STAYS_HURRIED)
 
     optimizer.in_step = second
     with pauses:
@@ -160,7 +160,7 @@ def test_who_is_to_leave_hands_in_first_but_for_one_that_leaves_now_and_around_t
         assert pauses.rest()
         assert stop.is_set() and optimizer.calls.count("step") == 1 and not said
     assert "come into step" not in optimizer.calls
-    for before in ([], [STAYS.asked]):
+    for before in ([], [STAYS_ASKED]):
         optimizer, activity = FakeOptimizer(), Activity()
         pauses, stop = pauses_of(optimizer, activity)
         with pauses:
@@ -247,7 +247,7 @@ def test_stopping_is_final_and_told_once_but_may_become_urgent():
     activity.stop()
     activity.stop()
     activity.release("asked")
-    activity.stop(STAYS.hurried)
+    activity.stop(STAYS_HURRIED)
     assert activity.stop(0.0) == ActivityStatus("stopping", (), 1000.0, stays=0.0)
     assert activity.stop().stays == 0.0, "a later wish lengthens nothing"
     assert heard == [False, False, True]

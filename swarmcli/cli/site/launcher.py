@@ -24,6 +24,7 @@ from swarmcli.cli.ending import HANGUP, ExitCode
 from swarmcli.cli.processes import VARIABLE as PARENT
 from swarmcli.cli.site.process import VARIABLE, WAITS, Launch, SitePast
 from swarmcli.errors import SiteError
+from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.peer.home import Home
 from swarmcli.recipe import Recipe
 
@@ -53,8 +54,12 @@ def start_site(recipe: Recipe, home: Path | None, processes: int, arguments: Seq
         err.print(text, soft_wrap=True)
 
     with Home.at(home) if home else Home.claim(recipe.output_dir / recipe.run_id, "trainer") as held:
+        # `swarm stop` waits for the launcher too, and `--now` ends it with its processes instead of having it start
+        # others.
+        entered = LocalPeers().entered(LocalPeer.here("site", recipe.run_id, held.path))
         try:
-            return run_site(held.path.absolute(), processes, ["-m", "swarmcli", *arguments], say)
+            with entered:
+                return run_site(held.path.absolute(), processes, ["-m", "swarmcli", *arguments], say)
         finally:
             shutil.rmtree(held.path / MEETING, ignore_errors=True)
             if not (held.summary.exists() or SitePast.file_in(held.path).exists()):

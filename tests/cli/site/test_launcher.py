@@ -134,6 +134,8 @@ def test_a_signal_is_passed_on_and_ends_the_site_in_order(site: Site, number: st
 
 
 def test_processes_that_hand_in_what_they_have_computed_are_not_killed_for_that(site: Site) -> None:
+    if "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" not in environment(Launch("", "", 0)):
+        pytest.skip("this torch waits for 30 seconds")
     actions = """
 signal.signal(signal.SIGINT, lambda *_: None)
 (home / f"ready-{rank}").touch()
