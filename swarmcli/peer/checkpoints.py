@@ -32,7 +32,7 @@ from swarmcli.threads import on_all_threads, on_one_thread
 from swarmcli.training import Batch, CheckpointStore, Compute
 from swarmcli.training.adapters import is_adapted
 from swarmcli.training.device import on_host
-from swarmcli.training.loop import EvaluationResult, evaluate
+from swarmcli.training.loop import evaluate
 from swarmcli.training.model_card import describe_model, model_card
 from swarmcli.training.schedule import averages_in
 
@@ -98,15 +98,14 @@ class Evaluation:
         tells that, once. `model` is one that nobody else uses."""
         try:
             self._batches = self._batches or self._task.evaluation_batches()
-            measured = self._measure(model)
+            result = self._measure(model, epoch)
         except (SwarmError, OSError, RuntimeError) as error:  # the last is what torch says
             if str(error) != self._told:
                 self._told = str(error)
                 self._events.emit(Noticed("warning", f"epoch {epoch} was not evaluated: {error}"))
             return None
-        if measured is None:
+        if result is None:
             return None
-        result = Evaluated(epoch, measured.loss, measured.samples, measured.metrics)
 
         def tell(core: OptimizerCore) -> None:
             core.metrics.note_evaluation(result.epoch, result.loss, result.samples, result.metrics)
@@ -116,14 +115,14 @@ class Evaluation:
         self._optimizer.call(tell)
         return result
 
-    def _measure(self, model: nn.Module) -> EvaluationResult | None:
+    def _measure(self, model: nn.Module, epoch: int) -> Evaluated | None:
         try:
-            return evaluate(self._task, model, self._batches, self._compute, self._stopped)
+            return evaluate(self._task, model, self._batches, self._compute, self._stopped, epoch)
         except torch.OutOfMemoryError:  # beside the training there is no room for a second model on the device
             if is_adapted(model):  # there is no second one of its base, and that does not move
                 raise
             self._compute = Compute(torch.device("cpu"))
-            return evaluate(self._task, model, self._batches, self._compute, self._stopped)
+            return evaluate(self._task, model, self._batches, self._compute, self._stopped, epoch)
 
 
 class BackgroundCheckpoints:

@@ -4,7 +4,6 @@ from swarmcli.training.checkpoint import Checkpoint, CheckpointStore, load_check
 from swarmcli.training.device import Compute, choose_compute
 from swarmcli.training.loop import (
     CollaborativeOptimizer,
-    EvaluationResult,
     LoopResult,
     LoopSettings,
     TrainingLoop,
@@ -29,7 +28,6 @@ __all__ = [
     "CheckpointStore",
     "CollaborativeOptimizer",
     "Compute",
-    "EvaluationResult",
     "LoopResult",
     "LoopSettings",
     "MeasuredTask",

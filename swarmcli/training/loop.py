@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from swarmcli.errors import TrainingError
+from swarmcli.events import Evaluated
 from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.training.device import Compute, LossScaler
 from swarmcli.training.stream import RememberedStream
@@ -124,20 +125,16 @@ class MeanLoss:
         return self._sum / self._weight if self._weight else None
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluationResult:
-    """An evaluation tells this of a model."""
-
-    loss: float  # mean over the samples, or over what the task weighs
-    samples: int
-    metrics: Mapping[str, float]  # those of the task, as far as they are finite
-
-
 @torch.no_grad()
 def evaluate(
-    task: Task, model: nn.Module, batches: Iterable[Batch], compute: Compute, stopped: Callable[[], bool]
-) -> EvaluationResult | None:
-    """Evaluates a model on data that nobody trains on. None once `stopped` says so, between two batches.
+    task: Task,
+    model: nn.Module,
+    batches: Iterable[Batch],
+    compute: Compute,
+    stopped: Callable[[], bool],
+    epoch: int = 0,
+) -> Evaluated | None:
+    """Evaluates the model of an epoch on data that nobody trains on. None once `stopped` says so, between two batches.
 
     The model is moved to the device of `compute`, and is in the mode for inference while this runs. Raises
     torch.OutOfMemoryError, and what the task raises.
@@ -167,7 +164,7 @@ def evaluate(
         return None
     values = {name: float(each.compute()) for name, each in metrics.items() if each.update_called}
     finite = {name: value for name, value in values.items() if math.isfinite(value)}
-    return EvaluationResult(mean.value, samples, finite)
+    return Evaluated(epoch, mean.value, samples, finite)
 
 
 class TrainingLoop:
