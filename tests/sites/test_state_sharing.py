@@ -117,46 +117,6 @@ def test_from_a_site_to_a_plain_peer_and_back(kind: str) -> None:
         asyncio.run(main())
 
 
-def while_training() -> int:
-    with site_state("amsgrad", shapes=LARGE) as site:
-        if site is None:
-            return 0
-        newcomers = [plain_state("amsgrad", seed=seed, shapes=LARGE) for seed in range(2)]
-        twin = plain_state("amsgrad", shapes=LARGE)
-
-        async def main() -> int:
-            async with peers(site, *newcomers) as (donor, *others):
-                advance(site, 2)
-                wanted, steps = site.position, 0
-                for other in others:
-                    other.endpoint.learn(donor.endpoint.peer_id, donor.endpoint.addresses)
-                async with asyncio.TaskGroup() as tasks:
-                    ids = [donor.endpoint.peer_id]
-                    coming = [
-                        tasks.create_task(other.exchange.download(wanted, ids, timeout=20, reason="for a test"))
-                        for other in others
-                    ]
-                    await donor.captured.wait()
-                    while not all(task.done() for task in coming):
-                        await donor.replica.change(lambda: advance(site, 1, seed=7))
-                        steps += 1
-                advance(twin, 2)
-                for newcomer in newcomers:
-                    expect_equal(twin.capture(), newcomer.capture())
-                for _ in range(steps):
-                    advance(twin, 1, seed=7)
-                expect_equal(twin.capture(), site.capture())
-                return steps
-
-        return asyncio.run(main())
-
-
-@pytest.mark.e2e  # steps that follow each other without a pause leave threads of the same process no time
-def test_several_downloads_at_once_while_the_site_trains_on(worlds: Worlds) -> None:
-    steps, _ = worlds(2).run(while_training)
-    assert steps > 1
-
-
 @ranks(2)
 def test_a_site_and_a_plain_peer_give_parts_of_one_state() -> None:
     with site_state("adamw") as site:
@@ -175,25 +135,6 @@ def test_a_site_and_a_plain_peer_give_parts_of_one_state() -> None:
                 expect_equal(twin.capture(), newcomer.capture())
 
         asyncio.run(main())
-
-
-@ranks(2)
-def test_a_state_that_does_not_fit_is_refused_before_it_comes() -> None:
-    with site_state("adamw") as site:
-        if site is None:
-            return
-        advance(site, 2)
-        before = site.capture().clone()
-        donor = plain_state("adamw", shapes=[(300, 40), (8,), (50, 50), (), (4000,)])
-
-        async def main() -> None:
-            async with peers(donor, site) as (first, second):
-                with pytest.raises(StateDownloadError, match="parameter/1"):
-                    await second.take_over(first)
-                assert any(isinstance(event, PeerRefused) for event in second.events)
-
-        asyncio.run(main())
-        expect_equal(before, site.capture())
 
 
 def lose_a_rank(silently: bool) -> list[str]:

@@ -35,20 +35,6 @@ class Side:
 Case: TypeAlias = Callable[[Side], Awaitable[list[torch.Tensor]]]
 
 
-async def means_of_the_group(side: Side) -> list[torch.Tensor]:
-    tensor = torch.full((5,), float(side.number))
-    near = await side.average(0, [tensor], 2)
-    assert tensor.tolist() == [0.5 if side.number < 2 else 2.5] * 5
-    far = await side.average(1, [tensor], 4)
-    assert tensor.tolist() == [1.5] * 5
-    assert [(each.level, each.step, each.members, each.averaged) for each in (near, far)] == [
-        (0, 2, 2, True),
-        (1, 4, 4, True),
-    ]
-    assert near.group != far.group
-    return [tensor]
-
-
 async def shapes_types_and_places(side: Side) -> list[torch.Tensor]:
     fill = float(side.number)
     tensors = [
@@ -75,15 +61,6 @@ async def equal_bits(side: Side) -> list[torch.Tensor]:
     return [tensor]
 
 
-async def means_of_equals_change_nothing(side: Side) -> list[torch.Tensor]:
-    tensor = torch.randn(1000, generator=torch.Generator().manual_seed(5))
-    before = tensor.clone()
-    for step in range(4):
-        await side.average(step % 2, [tensor], step)
-    assert torch.equal(tensor, before)
-    return [tensor]
-
-
 async def nothing_with_a_gradient(side: Side) -> list[torch.Tensor]:
     average = await side.average(1, [], 8)
     assert not average.averaged
@@ -102,10 +79,8 @@ async def other_parameters_later(side: Side) -> list[torch.Tensor]:
 CASES: Mapping[str, Case] = {
     case.__name__: case
     for case in (
-        means_of_the_group,
         shapes_types_and_places,
         equal_bits,
-        means_of_equals_change_nothing,
         nothing_with_a_gradient,
         other_parameters_later,
     )

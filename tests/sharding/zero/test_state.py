@@ -107,29 +107,6 @@ def test_a_consolidated_state_is_a_copy() -> None:
 
 
 @ranks(2)
-def test_a_share_may_be_taken_out_and_put_in() -> None:
-    """What those do who keep a file per rank: the share out, the share in, nobody in between."""
-    ours, whole = make_parameters(), make_parameters()
-    optimizer, reference = ZeroRedundancyOptimizer(ours, Adam, lr=0.01), Adam(whole, lr=0.01)
-    trained(optimizer, ours, range(3))
-    trained(reference, whole, range(3))
-    kept = {
-        index: {name: value.clone() for name, value in values.items()}
-        for index, values in optimizer.local_state().items()
-    }
-    restored = ZeroRedundancyOptimizer(ours, Adam, lr=0.01)
-    with pytest.raises(ValueError, match="does not own: see owner_of"):
-        restored.install_state({index: {} for index in restored.indices_of(1 - restored.rank)})
-    assert restored.local_state() == {}
-    restored.install_state(kept)
-    trained(restored, ours, range(3, 5))
-    trained(reference, whole, range(3, 5))
-    assert_bitwise(ours, whole)
-    restored.install_state({})
-    assert restored.local_state() == {} and len(restored.state) == 0
-
-
-@ranks(2)
 def test_what_does_not_fit_is_refused_before_anything_changes() -> None:
     parameters = make_parameters()
     optimizer = ZeroRedundancyOptimizer(groups_of(parameters), Adam, lr=0.01)
