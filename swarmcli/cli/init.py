@@ -17,8 +17,8 @@ from swarmcli.cli.console import err, out
 from swarmcli.errors import RecipeError, UsageError
 from swarmcli.recipe import Recipe, load_recipe, parse_recipe
 from swarmcli.recipe.dataset import DATA_SUFFIXES
+from swarmcli.recipe.patterns import MODEL_ON_HUB
 from swarmcli.recipe.pretrained import commit_of
-from swarmcli.recipe.rules import HUB_NAME
 from swarmcli.recipe.run_key import RunKey
 from swarmcli.recipe.schema import RUN_ID
 from swarmcli.recipe.task_names import BUILT_IN
@@ -102,7 +102,7 @@ def init(
     chosen = Data() if data in (None, STDLIB) else _data(file, str(data), shipped)
     texts: dict[str, Any] = {"dataset": chosen.item, "data_dir": chosen.begins, "labels": chosen.labels}
     if base_model is not None:
-        if not HUB_NAME.fullmatch(base_model):
+        if not MODEL_ON_HUB.fullmatch(base_model):
             raise UsageError(
                 f"--base-model {base_model!r} is no model of the Hugging Face Hub: those are called owner/name"
             )

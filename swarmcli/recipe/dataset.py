@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
+from swarmcli.recipe.patterns import ON_HUB
 from swarmcli.recipe.section import REQUIRED, Conflict, Section, advised, shared, tags_of
 
 # Formats of the library `datasets`: others read files that can run code.
@@ -24,7 +25,6 @@ DATA_SUFFIXES |= {".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}
 ALL_FILES = "**/*"  # of a directory
 UTF_8 = "utf-8"
 _ENDING = re.compile(r"\.(gz|bz2|xz)$")  # of a compressed file
-_ON_HUB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
 
 CHATML = "chatml"  # the one template that has a name
@@ -143,7 +143,7 @@ def with_source(value: Any) -> Any:
     suffix = format_of(path)
     if suffix is not None and "data_files" not in item:
         return {**item, "source": "huggingface", "path": suffix, "data_files": [path]}
-    on_hub = _ON_HUB.fullmatch(path) or (path in LOCAL_BUILDERS and "data_files" in item)
+    on_hub = ON_HUB.fullmatch(path) or (path in LOCAL_BUILDERS and "data_files" in item)
     return {**item, "source": "huggingface" if on_hub else "files"}
 
 

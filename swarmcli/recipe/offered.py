@@ -31,6 +31,7 @@ from swarmcli.recipe.document import entries_of, is_section
 from swarmcli.recipe.fingerprint import agreed_values, contents_of, digest_of, preprocessing_of, values_of
 from swarmcli.recipe.link import Link
 from swarmcli.recipe.load import recipe_of
+from swarmcli.recipe.patterns import NAME, ON_HUB
 from swarmcli.recipe.pretrained import (
     COMMIT,
     CONFIG,
@@ -47,10 +48,8 @@ from swarmcli.words import harmless, listed, printable, some
 MAX_OFFERED = 1 << 18  # bytes of a recipe; of the config and hashes beside it likewise
 DATA = "data"  # where datasets of files begin there: beside the peers' own files, which are not to be learned from
 
-_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _OWN_NAMES = {DATA, MODELS, "recipe.yaml", "agreed.json", "invitation"}
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?|.*\.")  # on Windows
-_HUB_NAME = re.compile(f"{_NAME}/{_NAME}")  # of a dataset
 _PIECES = re.compile("layer|block|expert|depth|stage")
 _LOADS = re.compile("^_|implementation|kernel|remote_code|quantization|pretrained")
 # Saved configs have these, which say nothing of the model that is built.
@@ -187,7 +186,7 @@ def _as_links_name(directories: list[Pretrained]) -> dict[str, str]:
     names: dict[str, str] = {}  # by the directory
     for saved in directories:
         name = Path(saved.text).expanduser().name
-        name = f"{MODELS}/{name if re.fullmatch(_NAME, name) else 'model'}"
+        name = f"{MODELS}/{name if re.fullmatch(NAME, name) else 'model'}"
         names.setdefault(saved.text, f"{name}-{saved.key}" if name in names.values() else name)
     return {saved.key: names[saved.text] for saved in directories}
 
@@ -337,7 +336,7 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     if recipe.run_id.lower() in _OWN_NAMES or _RESERVED.fullmatch(recipe.run_id):
         yield ("run_id",), f"is {recipe.run_id!r}, a name that this computer uses itself; the run needs another one"
     for saved in _directories(recipe):
-        if not re.fullmatch(f"{MODELS}/{_NAME}", saved.text):
+        if not re.fullmatch(f"{MODELS}/{NAME}", saved.text):
             yield (saved.key,), f"is a path of another computer; a link carries {MODELS}/ and a name"
     for key in ("revision", "tokenizer_revision"):
         if not COMMIT.fullmatch(getattr(recipe, key) or "0" * 40):
@@ -388,7 +387,7 @@ def _hub_problems(dataset: HuggingFaceDataset) -> Iterator[tuple[tuple[str | int
     if dataset.path in FORMATS:
         if not dataset.data_files:
             yield ("path",), f"{dataset.path!r} reads files, and none is named; add data_files"
-    elif not _HUB_NAME.fullmatch(dataset.path):
+    elif not ON_HUB.fullmatch(dataset.path):
         yield ("path",), f"must be owner/name of a dataset on the Hub, or one of {', '.join(FORMATS)} with data_files"
     for number, file in enumerate(dataset.data_files):
         if "://" in file and not _is_public(file):

@@ -1,9 +1,14 @@
-"""Regular expressions of strangers, which this computer matches."""
+"""Names as the Hugging Face Hub and file systems have them, and regular expressions of strangers, which this computer
+matches."""
 
 from __future__ import annotations
 
 import re
 
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"  # a part of a name of the Hub, or of a file, that hides nothing
+ON_HUB = re.compile(f"{NAME}/{NAME}")  # owner/name
+# The first pages of the Hub are no owners of models; `models/NAME` is how links name a directory.
+MODEL_ON_HUB = re.compile(f"(?!(models|datasets|spaces)/){NAME}/{NAME}")
 MOST_CHARACTERS = 200
 # The tries for one name grow with the name's length to the power of these.
 MOST_CHOICES = 4  # of * + ? { |

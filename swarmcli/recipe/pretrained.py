@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from swarmcli.errors import HubError, HubUnreachable, RecipeError, UnknownCommit
-from swarmcli.recipe.rules import HUB_NAME
+from swarmcli.recipe.patterns import MODEL_ON_HUB, NAME
 from swarmcli.recipe.schema import Recipe
 from swarmcli.words import first_words
 
@@ -61,7 +61,7 @@ class Pretrained:
         RecipeError, also for a name of the Hub without a commit, which the error names if the Hub answers."""
         if self.revision is None:
             place = self.recipe.locate(self.text)
-            if HUB_NAME.fullmatch(self.text) and not place.exists():
+            if MODEL_ON_HUB.fullmatch(self.text) and not place.exists():
                 raise self._needs_commit("main", f"{self.text!r} is no directory here")
             return place
         if not COMMIT.fullmatch(self.revision):
@@ -142,7 +142,7 @@ class Pretrained:
 def is_preprocessing(name: str) -> bool:
     """Whether a tokenizer's directory may hold such a file, and nothing else is hidden in its name."""
     known = any(fnmatchcase(name, pattern) for pattern in (CONFIG, *PREPROCESSING))
-    return known and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}", name) is not None
+    return known and re.fullmatch(NAME, name) is not None
 
 
 def saved_model(recipe: Recipe) -> Pretrained | None:

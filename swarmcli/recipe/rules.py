@@ -3,12 +3,12 @@ that contradict each other. Each is told with the key to point at, the reason an
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from swarmcli.recipe.dataset import UTF_8, AnyDataset, HuggingFaceDataset
 from swarmcli.recipe.optimizers import OPTIMIZERS
+from swarmcli.recipe.patterns import MODEL_ON_HUB
 from swarmcli.recipe.section import Section, tags_of
 from swarmcli.recipe.task_names import BUILT_IN
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from swarmcli.recipe.schema import Recipe
 
 Contradictions = Iterator[tuple[str, str]]  # the path of a key, and what is said of it
-# The first pages of the Hub are no owners of models; `models/NAME` is how links name a directory.
-HUB_NAME = re.compile(r"(?!(models|datasets|spaces)/)[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
 
 def without_meaning(section: Section, path: str = "") -> Contradictions:
@@ -66,7 +64,7 @@ def _of_model(recipe: Recipe) -> Contradictions:
         ("revision", "base_model", base),
         ("tokenizer_revision", "tokenizer", recipe.tokenizer),
     ):
-        if getattr(recipe, key) is not None and not (isinstance(name, str) and HUB_NAME.fullmatch(name)):
+        if getattr(recipe, key) is not None and not (isinstance(name, str) and MODEL_ON_HUB.fullmatch(name)):
             yield key, f"{key} is a commit of a {of} of the Hugging Face Hub; remove it, or write `{of}: owner/name`"
     if recipe.load_in_8bit and recipe.load_in_4bit:
         yield of_saved, "a base is loaded in 8 bits or in 4; remove one of load_in_8bit and load_in_4bit"

@@ -24,7 +24,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.recipe.dataset import Dataset
 from swarmcli.recipe.limits import Limits
 from swarmcli.recipe.optimizers import OPTIMIZERS, check_args
-from swarmcli.recipe.patterns import check_pattern
+from swarmcli.recipe.patterns import ON_HUB, check_pattern
 from swarmcli.recipe.section import REQUIRED, Conflict, Section, advised, own, shared
 
 
@@ -215,7 +215,7 @@ class UploadSettings(Section):
     repo: str | None = own(
         None,
         "owner/name on the Hugging Face Hub, to which whoever writes a checkpoint sends its model; null: none",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}$",
+        pattern=f"^{ON_HUB.pattern}$",
     )
     private: bool = own(True, "whether only you see a repository that is made for it")
     when: Literal["each", "best"] = own("each", "each: after every checkpoint; best: when it evaluates better than all")
