@@ -7,7 +7,6 @@ import itertools
 import random
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -154,19 +153,6 @@ async def test_the_only_donor_is_asked_once_more() -> None:
 
 
 @simulated
-async def test_a_donor_that_names_false_hashes_is_not_asked_again() -> None:
-    """Its manifest comes first, so the others are put aside, until it is caught."""
-    async with Swarm(3, bandwidth=100_000) as swarm:
-        true = PinnedState(swarm.states[1]).digests
-        swarm.states[0] = replace(swarm.states[0], digests=[*true[:5], *(bytes(32) for _ in true[5:])])
-        for peer in swarm.ids[1:]:
-            swarm.network.set_bandwidth(peer, 60_000)
-        check(await swarm.download(), swarm.states[1])
-        assert [event.peer for event in swarm.events if isinstance(event, PeerRefused)] == [swarm.ids[0].text]
-        assert swarm.provided[0] == 1
-
-
-@simulated
 async def test_only_the_wanted_version() -> None:
     async with Swarm(3) as swarm:
         swarm.states[0] = Snapshot(b"v0", None, make_state(seed=5))
@@ -267,12 +253,10 @@ async def test_donors_that_drip_hold_up_nothing(
         assert not [event for event in swarm.events if isinstance(event, PeerRefused)], "slow is no lie"
 
 
-@pytest.mark.parametrize("apart", [0, 1])
 @simulated
-async def test_the_first_donor_drips_a_state_of_its_own(monkeypatch: pytest.MonkeyPatch, apart: int) -> None:
-    """With 0 only bits of it differ."""
+async def test_the_first_donor_drips_a_state_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Swarm(3, bandwidth=100_000) as swarm:
-        swarm.states[0] = Snapshot(b"v1", {"epoch": 3 + apart}, a_bit_apart(*range(29)))
+        swarm.states[0] = Snapshot(b"v1", {"epoch": 3}, a_bit_apart(*range(29)))
         for peer in swarm.ids[1:]:
             swarm.network.set_bandwidth(peer, 20_000)  # it comes first
         drip(monkeypatch, swarm.ids[:1], MANIFEST + 3 * CHUNK)
