@@ -79,7 +79,7 @@ def main(picture: Path) -> None:
             "SWARM_CACHE_DIR": f"{place}/cache",
             "SWARM_CONFIG": f"{place}/c",
         }
-        subprocess.run([*SWARM, "init", f"{place}/night-shift", "--yes", "--quiet"], check=True, capture_output=True)
+        subprocess.run([*SWARM, "init", f"{place}/night-shift", "--quiet"], check=True, capture_output=True)
         words = [*SWARM, "monitor", f"{place}/night-shift/recipe.yaml", "--web", "0", "--port", "0"]
         with Terminal(words, columns=400, environment=environment) as monitor:
             found = re.search(r'swarm join "(\S+)"', monitor.until(lambda text: "swarm join" in text))

@@ -69,6 +69,7 @@ def init(
         bool,
         typer.Option("--invite/--open", help="Closed: only whom you invite takes part, and the run key is made too."),
     ] = False,
+    yes: Annotated[bool, typer.Option("--yes", hidden=True, help="For scripts: nothing is asked any more.")] = False,
 ) -> None:
     """Begin a run of your own: write a recipe with comments, and for a closed run its key.
 
