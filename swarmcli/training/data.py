@@ -11,9 +11,9 @@ from swarmcli.errors import DataError, RecipeError
 from swarmcli.machine.places import data_directory
 from swarmcli.recipe import AnyDataset, FilesDataset, Recipe, StdlibDataset
 from swarmcli.recipe.dataset import LOCAL_BUILDERS
-from swarmcli.training.samples import Example, Mixed, Packed, SampleMaker, SampleStream
+from swarmcli.training.samples import Example, MixturePosition, SampleMaker, SamplePosition, SampleStream
 from swarmcli.training.sources import USUAL, DataOptions, FileSource, HuggingFaceSource, Split, TextSource
-from swarmcli.training.task import Batch, Reading
+from swarmcli.training.task import Batch, PartChooser
 
 
 def place_of(recipe: Recipe, dataset: AnyDataset) -> tuple[str | int, ...]:
@@ -78,11 +78,11 @@ def sample_stream(
     maker: SampleMaker,
     seed: int,
     position: Mapping[str, Any] | None = None,
-    reading: Reading | None = None,
+    chooser: PartChooser | None = None,
     *,
     rows: bool = False,
 ) -> SampleStream:
-    """One peer's endless stream of micro-batches, the same for the same seed and choices of `reading`; `rows`: the
+    """One peer's endless stream of micro-batches, the same for the same seed and choices of `chooser`; `rows`: the
     maker reads whole rows.
 
     Raises DataError, and ValueError for a `position` of other data.
@@ -100,7 +100,7 @@ def sample_stream(
         batch_size=recipe.micro_batch,
         block=block,
         position=position,
-        reading=reading,
+        chooser=chooser,
     )
 
 
@@ -116,8 +116,10 @@ def evaluation_batches(
     total = sum(dataset.weight for dataset, _ in sources)
     for dataset, source in sources:
         maker = maker_of([dataset])
-        documents = ((document, Mixed(1, (0,), (document.place,))) for document in source.documents("swarm/evaluation"))
-        made = maker.samples(documents, Packed(Mixed.beginning(1), (), 0))
+        documents = (
+            (document, MixturePosition(1, (0,), (document.place,))) for document in source.documents("swarm/evaluation")
+        )
+        made = maker.samples(documents, SamplePosition(MixturePosition.beginning(1), (), 0))
         wanted = max(1, round(recipe.evaluation.samples * dataset.weight / total))
         samples += [sample for sample, _, _ in islice(made, wanted)]
     if not samples and rows:

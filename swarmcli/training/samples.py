@@ -28,7 +28,7 @@ import torch
 
 from swarmcli.errors import DataError
 from swarmcli.training.sources import USUAL, BadRow, Content, DataOptions, Document, PassPart, Place, TextSource
-from swarmcli.training.task import Batch, Parts, Reading
+from swarmcli.training.task import Batch, PartChooser, Parts
 from swarmcli.training.tokenizer import Tokenizer, Tokens
 from swarmcli.words import printable
 
@@ -38,7 +38,7 @@ Example: TypeAlias = Mapping[str, npt.NDArray[Any]]  # one sample: arrays withou
 
 
 @dataclass(frozen=True)
-class Mixed:
+class MixturePosition:
     """Where a stream of documents from several sources is: how many were drawn, and each source's pass and place.
 
     Of passes that peers share also: the parts begun, of which the last is the one that the place is in, and how many
@@ -52,7 +52,7 @@ class Mixed:
     choices: int = 0
 
     @classmethod
-    def beginning(cls, sources: int) -> Mixed:
+    def beginning(cls, sources: int) -> MixturePosition:
         return cls(0, (0,) * sources, ((),) * sources, ((),) * sources)
 
     @property
@@ -61,12 +61,15 @@ class Mixed:
         return min(self.passes) > 0 and not 0 < self.choices <= USUAL.most_parts
 
 
+PlacedDocuments: TypeAlias = Iterator[tuple[Document, MixturePosition]]  # each with where the stream is behind it
+
+
 @dataclass
 class Choices:
     """The parts that a stream reads one after the other. The latest stay, so that a stream that goes on where this one
     was reads them again, and chooses afterwards."""
 
-    reading: Reading
+    chooser: PartChooser
     first: int = 0  # the number of the first that stays
     made: list[tuple[int, int, int]] = field(default_factory=list)  # source, pass, part
 
@@ -74,7 +77,7 @@ class Choices:
         """The choice of this number: of those that stay, or a new one."""
         if count - self.first < len(self.made):
             return self.made[count - self.first][1:]
-        chosen = self.reading.next_part(source, parts, number, begun)
+        chosen = self.chooser.next_part(source, parts, number, begun)
         self.made.append((source, *chosen))
         return chosen
 
@@ -84,8 +87,12 @@ class Choices:
 
 
 def mix(
-    sources: Sequence[TextSource], weights: Sequence[float], seed: str, where: Mixed, choices: Choices | None = None
-) -> Iterator[tuple[Document, Mixed]]:
+    sources: Sequence[TextSource],
+    weights: Sequence[float],
+    seed: str,
+    where: MixturePosition,
+    choices: Choices | None = None,
+) -> PlacedDocuments:
     """Documents of all sources without end, each with where the stream is behind it.
 
     Each is drawn from a source with a chance by its weight; one that has come to its end begins another pass in another
@@ -101,7 +108,7 @@ def mix(
         if not begun[n]:
             return iter(())
         part = PassPart(begun[n][-1], parts[n])
-        return sources[n].documents(f"{choices.reading.seed}/{n}/{passes[n]}", places[n], part)
+        return sources[n].documents(f"{choices.chooser.seed}/{n}/{passes[n]}", places[n], part)
 
     def go_on(n: int) -> None:
         nonlocal chosen
@@ -124,19 +131,20 @@ def mix(
             go_on(n)
             streams[n], empty = opened(n), empty + 1
         places[n], drawn = document.place, drawn + 1
-        yield document._replace(source=n), Mixed(drawn, tuple(passes), tuple(places), tuple(begun), chosen)
+        yield document._replace(source=n), MixturePosition(drawn, tuple(passes), tuple(places), tuple(begun), chosen)
 
 
 @dataclass(frozen=True)
-class Packed:
+class SamplePosition:
     """Where a stream of samples is: before a document, with a rest of the ones before, and how many samples on."""
 
-    before: Mixed
+    before: MixturePosition
     rest: tuple[int, ...]  # tokens, fewer than a sample has
     behind: int  # samples that begin in this rest and that document
 
 
-Made: TypeAlias = tuple[Example, Packed, tuple[int, ...]]  # a sample, where the stream is behind it, in which passes
+# A sample, where the stream is behind it, and in which passes.
+PlacedSample: TypeAlias = tuple[Example, SamplePosition, tuple[int, ...]]
 
 
 class CountedRows:
@@ -193,7 +201,7 @@ class SampleMaker(Protocol):
     most_rest: int  # tokens that may be left of one document for the next
     by_rows: bool  # a sample is a row, or some of them; otherwise a piece of a text beside other pieces of it
 
-    def samples(self, documents: Iterator[tuple[Document, Mixed]], where: Packed) -> Iterator[Made]:
+    def samples(self, documents: PlacedDocuments, where: SamplePosition) -> Iterator[PlacedSample]:
         """All samples of the documents, which begin at `where.before`, from `where` on. Raises DataError when none can
         be made of a whole pass."""
 
@@ -205,13 +213,13 @@ class SampleMaker(Protocol):
 
 
 def pack(
-    documents: Iterator[tuple[Document, Mixed]],
+    documents: PlacedDocuments,
     tokenizer: Tokenizer,
     sequence_len: int,
-    where: Packed,
+    where: SamplePosition,
     options: DataOptions = USUAL,
     marks: tuple[Sequence[int], Sequence[int]] | None = None,
-) -> Iterator[tuple[Tokens, Packed, tuple[int, ...]]]:
+) -> Iterator[tuple[Tokens, SamplePosition, tuple[int, ...]]]:
     """Cuts the stream of tokens into sequences (sequence_len,), each with where the stream is behind it, and the
     sources' passes where it ends.
 
@@ -248,7 +256,7 @@ def pack(
             for sequence in rest[:whole].reshape(-1, sequence_len):
                 count += 1
                 if count > skipped:
-                    yield sequence, Packed(before, first, count), behind.passes
+                    yield sequence, SamplePosition(before, first, count), behind.passes
             rest = rest[whole:]
         before, skipped = behind, 0
 
@@ -263,7 +271,7 @@ class TextRun:
         self._tokenizer = tokenizer
         self._sequence_len = sequence_len
 
-    def samples(self, documents: Iterator[tuple[Document, Mixed]], where: Packed) -> Iterator[Made]:
+    def samples(self, documents: PlacedDocuments, where: SamplePosition) -> Iterator[PlacedSample]:
         packed = pack(documents, self._tokenizer, self._sequence_len, where, marks=self._marks)
         # Copied: a view would keep its whole document alive.
         return (({"input_ids": tokens.copy()}, place, passes) for tokens, place, passes in packed)
@@ -300,7 +308,7 @@ class RowByRow:
         self._identity = identity
         self._begun = begun
 
-    def samples(self, documents: Iterator[tuple[Document, Mixed]], where: Packed) -> Iterator[Made]:
+    def samples(self, documents: PlacedDocuments, where: SamplePosition) -> Iterator[PlacedSample]:
         none = not where.before.drawn  # so far, as far as is known
         before, skipped = where.before, where.behind
         for behind, examples in self._encoded(documents):
@@ -313,11 +321,11 @@ class RowByRow:
             for number, example in enumerate(examples, 1):
                 none = False
                 if number > skipped:
-                    yield example, Packed(before, (), number), behind.passes
+                    yield example, SamplePosition(before, (), number), behind.passes
             before, skipped = behind, 0
 
-    def _encoded(self, documents: Iterator[tuple[Document, Mixed]]) -> Iterator[tuple[Mixed, Iterator[Example]]]:
-        begun: deque[tuple[Mixed, Iterator[Example]]] = deque()
+    def _encoded(self, documents: PlacedDocuments) -> Iterator[tuple[MixturePosition, Iterator[Example]]]:
+        begun: deque[tuple[MixturePosition, Iterator[Example]]] = deque()
         try:
             for document, behind in documents:
                 begun.append((behind, self._encoders[document.source](document.content, document.where)))
@@ -346,7 +354,7 @@ class Packs:
         self._sequence_len = sequence_len
         self.collate = rows.collate
 
-    def samples(self, documents: Iterator[tuple[Document, Mixed]], where: Packed) -> Iterator[Made]:
+    def samples(self, documents: PlacedDocuments, where: SamplePosition) -> Iterator[PlacedSample]:
         fitting: list[Example] = []
         place, passes, free = where, where.before.passes, self._sequence_len  # behind those that fit
         for example, behind, seen in self._rows.samples(documents, where):
@@ -407,18 +415,18 @@ class SampleStream:
         batch_size: int,
         block: int,
         position: Mapping[str, Any] | None = None,
-        reading: Reading | None = None,
+        chooser: PartChooser | None = None,
     ) -> None:
-        """`block`: the number of samples that are shuffled together. `reading`: chooses parts of passes that peers
+        """`block`: the number of samples that are shuffled together. `chooser`: chooses parts of passes that peers
         share; None: each reads all by itself. `position`: see there; one that is of other data, or that cannot be read,
         raises ValueError."""
         self._seed, self._batch_size, self._block_size = f"swarm/{seed}", batch_size, block
         self._maker = maker
-        shared = reading.seed if reading is not None else None
+        shared = chooser.seed if chooser is not None else None
         data = [maker.identity(), list(weights), [source.identity() for source in sources], shared]
         self._data = hashlib.sha256(json.dumps(data).encode()).hexdigest()
-        self._choices = Choices(reading) if reading is not None else None
-        self._begin = Packed(Mixed.beginning(len(sources)), (), 0)  # of the block
+        self._choices = Choices(chooser) if chooser is not None else None
+        self._begin = SamplePosition(MixturePosition.beginning(len(sources)), (), 0)  # of the block
         self._size, self._number, self._drawn = block, 0, 0  # of the block; blocks before it; samples drawn of it
         if position is not None:
             self._go_to(position, len(sources))
@@ -426,7 +434,7 @@ class SampleStream:
         self._samples = maker.samples(documents, self._begin)
         self._block: list[Example] = []
         self._least = USUAL.least_block if len(sources) > 1 else 1
-        self._ahead: Made | None = None  # the first sample of the next block
+        self._ahead: PlacedSample | None = None  # the first sample of the next block
         self._end = self._begin  # of the block
 
     def __iter__(self) -> SampleStream:
@@ -456,7 +464,7 @@ class SampleStream:
         try:
             passes, places, rest, begun = (position[name] for name in ("passes", "places", "rest", "begun"))
             chosen, made = position["choices"]
-            before = Mixed(
+            before = MixturePosition(
                 _count(position["drawn"]),
                 _counts(passes),
                 tuple(map(_counts, places)),
@@ -464,7 +472,7 @@ class SampleStream:
                 _count(chosen),
             )
             choices = [(source, number, part) for source, number, part in map(_counts, made)]
-            begin = Packed(before, _counts(rest), _count(position["behind"]))
+            begin = SamplePosition(before, _counts(rest), _count(position["behind"]))
             number, size, drawn = _counts(position["block"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"it cannot be read ({error})") from error
@@ -477,7 +485,7 @@ class SampleStream:
         self._begin, self._number, self._size, self._drawn = begin, number, size, drawn
         if self._choices is not None:
             self._choices.first, self._choices.made = before.choices, choices
-            self._choices.reading.settle(before.passes, before.begun)
+            self._choices.chooser.settle(before.passes, before.begun)
 
     def _draw(self) -> Example:
         if not self._block:
@@ -486,7 +494,7 @@ class SampleStream:
             self._begin, self._number, self._size, self._drawn = self._end, self._number + 1, self._block_size, 0
             if self._choices is not None:
                 self._choices.forget(self._begin.before.choices)
-                self._choices.reading.settle(self._begin.before.passes, self._begin.before.begun)
+                self._choices.chooser.settle(self._begin.before.passes, self._begin.before.begun)
             self._fill()
         self._drawn += 1
         return self._block[self._drawn - 1]

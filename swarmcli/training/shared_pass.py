@@ -95,7 +95,7 @@ class SharedPass:
             return PassRecord(sources=[_told(self._own.get(n, _Own(0))) for n in numbers])
 
     def settle(self, passes: Sequence[int], begun: Sequence[Parts]) -> None:
-        """See Reading. The last piece of each source is still being read."""
+        """See PartChooser. The last piece of each source is still being read."""
         with self._lock:
             for n, (number, parts) in enumerate(zip(passes, begun, strict=True)):
                 own = self._own.setdefault(n, _Own(number))
@@ -104,7 +104,7 @@ class SharedPass:
                     own.hand = own.hand - own.done | set(parts[-1:])
 
     def next_part(self, source: int, parts: int, number: int, begun: Parts) -> tuple[int, int]:
-        """See Reading."""
+        """See PartChooser."""
         with self._lock:
             own = self._own.setdefault(source, _Own(number))
             own.parts = parts

@@ -54,7 +54,7 @@ class Task(Protocol):
 Parts: TypeAlias = tuple[int, ...]  # of one pass over a source, which this peer has begun, in its order
 
 
-class Reading(Protocol):
+class PartChooser(Protocol):
     """Chooses which part of a source this peer reads next, of a pass that it shares with others."""
 
     seed: str  # all peers draw the order of a pass from it
@@ -70,8 +70,8 @@ class Reading(Protocol):
 class SharesPasses(Protocol):
     """A task, if its streams can read what other peers of the run have not read."""
 
-    def share(self, reading: Reading) -> None:
-        """All streams that `batches` makes from now on read parts of passes that peers share, as `reading` chooses."""
+    def share(self, chooser: PartChooser) -> None:
+        """All streams that `batches` makes from now on read parts of passes that peers share, as `chooser` chooses."""
 
 
 @runtime_checkable

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from swarmcli.errors import DataError
 from swarmcli.training import ByteTokenizer, build_task, stream_seed
 from swarmcli.training.data import open_source
-from swarmcli.training.samples import Mixed, Packed, SampleStream, TextRun, mix, pack
+from swarmcli.training.samples import MixturePosition, SamplePosition, SampleStream, TextRun, mix, pack
 from swarmcli.training.sources import Document, FileSource, HuggingFaceSource, Place
 
 from .small_tasks import small
@@ -39,12 +39,12 @@ class ListSource:
         return "/".join(self.texts)
 
 
-def numbered(texts: Iterable[str]) -> Iterator[tuple[Document, Mixed]]:
+def numbered(texts: Iterable[str]) -> Iterator[tuple[Document, MixturePosition]]:
     """Documents with places, as `mix` gives them."""
-    return ((Document(text, True, (n,)), Mixed(n, (0,), ((n,),))) for n, text in enumerate(texts, 1))
+    return ((Document(text, True, (n,)), MixturePosition(n, (0,), ((n,),))) for n, text in enumerate(texts, 1))
 
 
-START = Packed(Mixed.beginning(1), (), 0)
+START = SamplePosition(MixturePosition.beginning(1), (), 0)
 
 
 def stream(
@@ -77,8 +77,8 @@ def test_packing_loses_only_the_last_rest_and_goes_on_where_it_was(texts: list[s
 
 def test_pieces_of_a_file_are_not_ended() -> None:
     documents = [
-        (Document("ab", False, (1,)), Mixed(1, (0,), ((1,),))),
-        (Document("cd", True, (2,)), Mixed(2, (0,), ((2,),))),
+        (Document("ab", False, (1,)), MixturePosition(1, (0,), ((1,),))),
+        (Document("cd", True, (2,)), MixturePosition(2, (0,), ((2,),))),
     ]
     (row, *_), *rest = pack(iter(documents), ByteTokenizer(), 5, START)
     assert row.tolist() == [97, 98, 99, 100, 256] and not rest
@@ -108,7 +108,7 @@ def test_a_pass_gives_each_sequence_once_and_the_next_has_another_order(block: i
 
 def test_sources_are_drawn_by_weight_and_repeated() -> None:
     often, seldom = ListSource("o", "o"), ListSource("s")
-    mixed = mix([often, seldom], [3.0, 1.0], "1", Mixed.beginning(2))
+    mixed = mix([often, seldom], [3.0, 1.0], "1", MixturePosition.beginning(2))
     drawn = [document.content for document, _ in itertools.islice(mixed, 4000)]
     assert drawn.count("o") == pytest.approx(3000, abs=150)
     assert often.passes > 100 and seldom.passes > 100

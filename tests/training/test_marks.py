@@ -17,7 +17,7 @@ from swarmcli.errors import RecipeError
 from swarmcli.recipe import HuggingFaceDataset, parse_recipe
 from swarmcli.training import ByteTokenizer, build_task
 from swarmcli.training.chat import IGNORED, ChatReader, TextReader
-from swarmcli.training.samples import Mixed, Packed, pack
+from swarmcli.training.samples import MixturePosition, SamplePosition, pack
 from swarmcli.training.sources import DataOptions, Document
 from swarmcli.training.tokenizer import SavedTokenizer
 
@@ -42,12 +42,12 @@ def test_pieces_of_a_text_have_the_tokens_of_the_whole_and_its_marks_once(
     end = theirs.eos_token_id
     right = [id for ids in whole for id in ([*ids, end] if end not in (None, ids[-1]) else ids)]
 
-    def packed(length: int, where: Packed) -> list[Any]:
-        documents = ((Document(text, True, (n,)), Mixed(n, (0,), ((n,),))) for n, text in enumerate(texts, 1))
+    def packed(length: int, where: SamplePosition) -> list[Any]:
+        documents = ((Document(text, True, (n,)), MixturePosition(n, (0,), ((n,),))) for n, text in enumerate(texts, 1))
         later = itertools.islice(documents, where.before.drawn, None)
         return list(pack(later, SavedTokenizer(theirs), length, where, DataOptions(segment_bytes=40)))
 
-    start = Packed(Mixed.beginning(1), (), 0)
+    start = SamplePosition(MixturePosition.beginning(1), (), 0)
     assert [int(row[0]) for row, *_ in packed(1, start)] == right
     rows = packed(7, start)
     for n, (_, where, _) in enumerate(rows):

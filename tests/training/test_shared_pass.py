@@ -42,13 +42,13 @@ class Numbers:
         return str(self.rows)
 
 
-def stream(reading: SharedPass | None, seed: int, position: Any = None) -> SampleStream:
+def stream(shared: SharedPass | None, seed: int, position: Any = None) -> SampleStream:
     def encode(row: Any) -> Iterator[Any]:
         yield {name: np.array(value) for name, value in row.items()}
 
     maker = RowByRow([CountedRows("numbers", encode, "")], stacked, "numbers")
     return SampleStream(
-        [Numbers()], [1.0], maker, seed=seed, batch_size=4, block=1024, position=position, reading=reading
+        [Numbers()], [1.0], maker, seed=seed, batch_size=4, block=1024, position=position, chooser=shared
     )
 
 
@@ -242,10 +242,8 @@ def test_samples_longer_than_a_block_of_parts_are_made() -> None:
         def identity(self) -> str:
             return "short"
 
-    reading = SharedPass("swarm/1", rng=random.Random(1))
-    made = SampleStream(
-        [Short()], [1.0], TextRun(ByteTokenizer(), 200), seed=1, batch_size=1, block=64, reading=reading
-    )
+    shared = SharedPass("swarm/1", rng=random.Random(1))
+    made = SampleStream([Short()], [1.0], TextRun(ByteTokenizer(), 200), seed=1, batch_size=1, block=64, chooser=shared)
     for _ in range(5):
         assert next(made)["input_ids"].shape == (1, 200)
 
@@ -260,8 +258,8 @@ def test_a_source_in_which_nothing_can_be_read_ends_a_shared_stream_with_its_rea
         for number in range(20):
             (tmp_path / str(number)).write_bytes(b"\0")
         source = FileSource.below(tmp_path)
-    reading = SharedPass("swarm/1", rng=random.Random(1))
-    made = SampleStream([source], [1.0], TextRun(ByteTokenizer(), 8), seed=1, batch_size=1, block=4, reading=reading)
+    shared = SharedPass("swarm/1", rng=random.Random(1))
+    made = SampleStream([source], [1.0], TextRun(ByteTokenizer(), 8), seed=1, batch_size=1, block=4, chooser=shared)
     with pytest.raises(DataError, match=r"no text can be read \(the data: of \d+ rows, \d+ left out"):
         next(made)
 

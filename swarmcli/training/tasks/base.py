@@ -27,7 +27,7 @@ from swarmcli.training.device import Compute
 from swarmcli.training.models import ModelKind, ModelSource
 from swarmcli.training.samples import CountedRows, Example, RowByRow, SampleMaker, SampleStream, padded
 from swarmcli.training.sources import Content
-from swarmcli.training.task import Batch, Reading
+from swarmcli.training.task import Batch, PartChooser
 from swarmcli.training.tokenizer import load_tokenizer
 from swarmcli.words import listed
 
@@ -60,7 +60,7 @@ class ModelTask(ABC):
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
-        self._reading: Reading | None = None
+        self._chooser: PartChooser | None = None
         self._check_columns()
         self._models = ModelSource(
             recipe, self.kind, defaults=self.defaults, decided=self.decided(), refuse=self.refuse
@@ -186,11 +186,11 @@ class ModelTask(ABC):
 
     def batches(self, seed: int, position: Mapping[str, Any] | None = None) -> SampleStream:
         maker = self.maker(self.recipe.datasets)
-        return sample_stream(self.recipe, maker, seed, position, self._reading, rows=bool(self.columns))
+        return sample_stream(self.recipe, maker, seed, position, self._chooser, rows=bool(self.columns))
 
-    def share(self, reading: Reading) -> None:
+    def share(self, chooser: PartChooser) -> None:
         """See SharesPasses."""
-        self._reading = reading
+        self._chooser = chooser
 
     def evaluation_batches(self) -> list[Batch]:
         return evaluation_batches(self.recipe, self.maker, rows=bool(self.columns))

@@ -13,8 +13,7 @@ from swarmcli.errors import RecipeError
 from swarmcli.recipe import AnyDataset, Recipe
 from swarmcli.training.chat import IGNORED
 from swarmcli.training.models import ModelKind
-from swarmcli.training.samples import Example, Made, Mixed, Packed, SampleMaker, TextRun
-from swarmcli.training.sources import Document
+from swarmcli.training.samples import Example, PlacedDocuments, PlacedSample, SampleMaker, SamplePosition, TextRun
 from swarmcli.training.tasks.base import TextTask
 from swarmcli.training.tokenizer import Tokenizer, Tokens, marks_of
 
@@ -39,7 +38,7 @@ class MaskedRun(TextRun):
         self._mask = mask
         self._words = np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.specials)
 
-    def samples(self, documents: Iterator[tuple[Document, Mixed]], where: Packed) -> Iterator[Made]:
+    def samples(self, documents: PlacedDocuments, where: SamplePosition) -> Iterator[PlacedSample]:
         for example, place, passes in super().samples(documents, where):
             tokens = np.concatenate([self._begin, example["input_ids"], self._end]).astype(np.int32)
             yield self._with_gaps(tokens, passes), place, passes
