@@ -103,14 +103,9 @@ def _told(state: dict[str, Any]) -> Iterator[str]:
     yield f"  run    {', '.join(filter(None, _run(run, counts)))}"
     if me["samples"] or me["share"] is not None:
         yield f"  mine   {', '.join(filter(None, _mine(me)))}"
-    if run.get("evaluated"):
-        yield f"  model  {run['evaluated']}"
-    if run.get("moved"):
-        yield f"  moved  {run['moved']}"
-    if run.get("seat"):
-        yield f"  seat   {run['seat']}"
-    if run.get("waits"):
-        yield f"  waits  {run['waits']}"
+    for label, name in (("model", "evaluated"), ("moved", "moved"), ("seat ", "seat"), ("waits", "waits")):
+        if run.get(name):
+            yield f"  {label}  {run[name]}"
     for text in (run["alarm"], run["notice"], *(alert["text"] for alert in state["alerts"])):
         if text:
             yield f"  alarm  {text}"

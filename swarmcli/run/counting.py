@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PRESENCE = 30.0  # seconds between two notes of who is there
-FRESH = 1.0  # seconds for which sums are told as they are: who leaves asks for what it has just given
+FRESH = 5.0  # seconds for which sums are told as they are, …
+BEHIND = 1.0  # … and where an epoch has been counted since: who leaves asks for what it has just given
 REFRESH = 10.0  # seconds after which a reader asks again, at the earliest
 ASK = 2.0  # seconds for a peer's own row, when it leaves
 LISTED = 128  # rows of a table that a page shows of another peer's
@@ -165,7 +166,8 @@ class ContributionKeeper(ContributionReader):
         """Returns the journal's sums; it may wait for the disk. From any thread."""
         with self._lock:
             now = self._around.clock()
-            if not self._read_at <= now < self._read_at + FRESH:
+            lasting = BEHIND if self._sums[0].until.epoch < self._counted.epoch else FRESH
+            if not self._read_at <= now < self._read_at + lasting:
                 self._read_at = now
                 self._journal.flush(1.0)
                 try:

@@ -106,6 +106,7 @@ def monitors(count: int) -> Callable[[Callable[[Run], Coroutine[Any, Any, None]]
     def decorate(check: Callable[[Run], Coroutine[Any, Any, None]]) -> Callable[..., None]:
         async def test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(counting, "PRESENCE", 1.0)  # simulated peers cost processor time
+            monkeypatch.setattr(counting, "FRESH", 1.0)
             async with nodes(count) as peers:
                 run = Run(peers[1:], tmp_path)
                 try:
@@ -197,7 +198,7 @@ async def test_a_peer_learns_its_own_part_signed_by_the_monitors(run: Run) -> No
     bob = run.nodes[0].peer_id
     event = EpochCredited(1, 100, {ADA: 75.0, bob.text: 25.0}, {}, 60.0)
     monitor.node.endpoint.events.emit(event)
-    await asyncio.sleep(counting.FRESH)
+    await asyncio.sleep(counting.BEHIND)
     standing = await run.reader(run.nodes[0]).standing()
     assert standing is not None
     assert (standing.entry.samples, standing.rank, standing.peers, standing.until.samples) == (25.0, 2, 2, 100)
