@@ -6,7 +6,6 @@ import { clock, decimal } from "/static/format.js";
 
 const SILENCE_MS = 6000; // a stream that says nothing for this long is taken for lost
 const RETRY_MS = [500, 1000, 2000, 3000, 5000];
-const ALERTS = { stalled: "The run stands still", "no donor": "Nobody can hand out the model", diverged: "The loss has risen" };
 
 export const here = { state: null }; // the last Overview
 
@@ -89,7 +88,7 @@ function drawFrame({ run, alerts }) {
 }
 
 function createAlert(alert) {
-  return element("p", "alarm", element("strong", "", `${ALERTS[alert.kind] ?? "Look at this run"}, since ${clock(alert.since)}. `), element("bdi"));
+  return element("p", "alarm", element("strong", "", `Since ${clock(alert.since)}: `), element("bdi"));
 }
 
 // ---- notifications of the browser, once somebody has asked for them. Browsers offer them to pages of this machine and to
@@ -101,7 +100,7 @@ const wanted = () => "Notification" in window && Notification.permission === "gr
 function notify(alert) {
   if (told.has(alert.id)) return;
   told.add(alert.id);
-  if (opened && wanted()) new Notification(`${ALERTS[alert.kind] ?? "Alert"} · ${here.state?.run.run_id ?? "swarm"}`, { body: alert.text, tag: alert.id });
+  if (opened && wanted()) new Notification(here.state.run.run_id, { body: alert.text, tag: alert.id });
 }
 
 function offerNotifications() {

@@ -4,13 +4,11 @@ import { again, get, NEEDS_TOKEN } from "/static/api.js";
 import { Chart } from "/static/chart.js";
 import { canControl, send } from "/static/control.js";
 import { $, say, write } from "/static/dom.js";
-import { count, moment, plural, rate, roughly } from "/static/format.js";
+import { capital, count, moment, plural, rate, roughly } from "/static/format.js";
 import { offerLimits, showLimits } from "/static/limits.js";
 import { follow, here } from "/static/live.js";
 
 const HISTORY_SECONDS = 5; // between two looks at the own history
-const ACTIVITIES = { running: "Running", pausing: "Pausing", paused: "Paused", stopping: "Leaving" };
-const IDLE = { following: "Computing nothing", standing: "Waiting", synchronizing: "Joining" }; // though it may run
 
 let allowed = null; // to change something; null: not known yet
 let seen = false; // a state has come
@@ -38,7 +36,7 @@ function drawActivity(me) {
   const { state, reasons, keeps } = me.activity;
   document.body.dataset.activity = state;
   write($("sentence"), me.sentence);
-  write($("activity"), (state === "running" && IDLE[here.state?.run.state]) || (ACTIVITIES[state] ?? state));
+  write($("activity"), capital(state === "running" ? here.state.run.state_in_words : state));
   const until = reasons.map((reason) => reason.until).filter((time) => time !== null);
   write($("until"), state === "paused" && until.length === reasons.length && until.length > 0 ? `It goes on by itself: ${moment(Math.max(...until))}.` : "");
   const asked = reasons.some((reason) => reason.kind === "asked");

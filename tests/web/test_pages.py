@@ -58,7 +58,7 @@ def test_a_volunteer_pauses_goes_on_and_leaves_by_click(serve: Serve, open_page:
     assert controls.asked[-1] == ("pause", pytest.approx(controls.now + 3600, abs=600))
     page.wait_for_selector("#resume:focus")  # the stream may tell of the pause before the answer to the click comes
     page.keyboard.press("Enter")
-    expect_text(page, "#activity", "Running")
+    expect_text(page, "#activity", "Training")
 
     page.get_by_label("How long to pause").select_option("until …")
     page.get_by_label("Until when to pause").fill("18:00")
@@ -71,7 +71,7 @@ def test_a_volunteer_pauses_goes_on_and_leaves_by_click(serve: Serve, open_page:
     assert controls.asked[-1][0] == "pause"
     page.get_by_role("button", name="Leave the run").click()
     page.get_by_role("button", name="Hand in, then leave").click()
-    expect_text(page, "#activity", "Leaving")
+    expect_text(page, "#activity", "Stopping")
     assert controls.asked[-1] == ("stop", False)
     expect_text(page, "#sentence", "Handing in, about 4 min left (1,200 samples)")
     page.get_by_role("button", name="Leave at once…").click()
@@ -160,9 +160,9 @@ def test_a_limit_that_leaves_no_part_says_so_where_it_is_set_until_that_is_over(
     page.keyboard.press("Tab")
     expect_text(page, "#limits .limit:has(#limit-upload) .seat", seat)
     expect_text(page, "#seat", seat)
-    expect_text(page, "#activity", "Computing nothing")
+    expect_text(page, "#activity", "Computing nothing: its samples cannot count")
     run.seat, run.state = "", "training"
-    expect_text(page, "#activity", "Running")
+    expect_text(page, "#activity", "Training")
     page.wait_for_selector("#limits .limit:has(#limit-upload) .seat", state="hidden")
 
 
@@ -250,7 +250,7 @@ def test_an_alert_stands_on_every_page_and_is_notified_once_where_that_is_wanted
     page.get_by_role("button", name="Alerts: on").wait_for()
     run.alerts = [replace(STALLED, text=ATTACK)]
     page.wait_for_function("() => notified.length === 1")
-    assert page.evaluate("notified") == [["The run stands still · stdlib-lm", ATTACK]]
+    assert page.evaluate("notified") == [["stdlib-lm", ATTACK]]
     expect_text(page, "#alerts bdi", ATTACK)  # the state comes behind the alert
     assert page.evaluate("window.owned") is None
     context.close()
