@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,46 +23,28 @@ def end_with_parent_of_environment() -> None:
     given = os.environ.pop(VARIABLE, None)  # processes that this one starts have another parent
     if given is None:
         return
-    _end_with(int(given))
     if sys.platform != "linux":
-        _watch(int(given), threading.Event(), os._exit, every=0.5)
+        end_with_parent(int(given))
+        return
+    # The kernel kills this process when the parent's main thread ends: also one that is stopped, or stuck where no
+    # thread of Python's runs. A parent that was gone before the kernel was told is noticed too.
+    ctypes.CDLL(None).prctl(1, ctypes.c_ulong(signal.SIGKILL))  # PR_SET_PDEATHSIG
+    if os.getppid() != int(given):
+        os._exit(1)
 
 
-def _end_with(parent: int) -> None:
-    """Has the kernel kill this process when the parent's main thread ends: also one that is stopped, or stuck where
-    no thread of Python's runs. Only Linux can. A parent that was gone before the kernel was told is noticed too."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, ctypes.c_ulong(signal.SIGKILL))  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:
-            os._exit(1)
-
-
-@contextmanager
-def ends_with_parent(*, end_process: Callable[[int], object] = os._exit, every: float = 0.5) -> Iterator[None]:
-    """Within this block the process ends when its parent is gone, whatever it does. For one that torchrun started,
-    whose parent told it nothing: it looks `every` so many seconds."""
-    over = threading.Event()
-    thread = _watch(os.getppid(), over, end_process, every)
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-def _watch(parent: int, over: threading.Event, end_process: Callable[[int], object], every: float) -> threading.Thread:
+def end_with_parent(parent: int) -> None:
+    """From now on this process ends when its parent has ended, whatever it does: also one that a foreign launcher
+    started, of whose threads any may end."""
     import psutil
 
     def watch() -> None:
-        while not over.wait(every):
-            # On Windows a process keeps the number of a parent that has ended.
-            if os.getppid() != parent or not psutil.pid_exists(parent):
-                end_process(1)
-                return
+        # On Windows a process keeps the number of a parent that has ended.
+        while os.getppid() == parent and psutil.pid_exists(parent):
+            time.sleep(0.5)
+        os._exit(1)
 
-    thread = threading.Thread(target=watch, name="swarm-parent-watch", daemon=True)
-    thread.start()
-    return thread
+    threading.Thread(target=watch, name="swarm-parent-watch", daemon=True).start()
 
 
 # Windows knows no sessions, but groups of processes, and asks them to stop by a key.

@@ -110,7 +110,7 @@ def ready_peer(
         processors = leaving.enter_context(sharing_processors(recipe, role, home.path))
         contacts = tuple(contacts) or recipe.network.initial_peers or contacts_beside(recipe, role, home)
         events, members = Events(), RunMembers()
-        acquaintances = Acquaintances(home, recipe.run_id, offer.digest, contacts, lambda: members.others().keys())
+        acquaintances = Acquaintances(home, contacts, lambda: members.others().keys())
         dht = network_of(recipe, role, home, contacts, acquaintances, events, port=port, patience=patience)
         leaving.callback(dht.shutdown)
         dht.membership = membership_of(recipe, home.path, dht.identity, dht.clock.now)
@@ -225,7 +225,7 @@ def network_of(
         relay_rate=local.relay_rate,
         identity_path=local.identity_path or home.identity,
         startup_timeout=math.inf if remembered(home.path) else patience,
-        further_peers=partial(acquaintances.here, everywhere=True),
+        further_peers=acquaintances.here,
         events=events,
     )
 

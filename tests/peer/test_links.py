@@ -16,7 +16,6 @@ import pytest
 from swarmcli.dht.first_contact import ContactPauses
 from swarmcli.errors import BootstrapError, ListenError
 from swarmcli.events import Event, Events, Noticed
-from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.optim import PeerDescription, PeerReport
 from swarmcli.optim.config import Role
 from swarmcli.optim.peers.report import PeerMetrics, describe
@@ -204,32 +203,6 @@ def test_a_newcomer_gives_up_and_who_has_been_in_the_run_waits_for_it_and_says_s
         with peer(tmp_path / "a", "monitor") as again:
             assert joined.result(60.0).dht.run_coroutine(connected(joined.result(), again))
             back.__exit__(None, None, None)
-
-
-def test_who_lost_its_contact_finds_another_peer_of_the_run_that_runs_on_this_computer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its home lies elsewhere, and another run has the same name."""
-    monkeypatch.setattr(
-        ContactPauses.__init__, "__kwdefaults__", {**ContactPauses.__init__.__kwdefaults__, "look": 0.1}
-    )
-    with ExitStack() as running:
-        with peer(tmp_path / "a", "monitor") as first:
-            contact = first.dht.get_visible_addresses()[0]
-            with rejoining(tmp_path / "c", contact, lambda event: None) as trainer:
-                pass
-            trainer.home.release()
-        other = running.enter_context(peer(tmp_path / "d", "monitor", "seed=4"))
-        same = running.enter_context(peer(tmp_path / "e", "monitor"))
-        for each in (other, same):
-            each.links.tell()
-        processes = [
-            LocalPeer(1, 1.0, "monitor", "small", str(p.home.path), born=n) for n, p in enumerate((other, same))
-        ]
-        monkeypatch.setattr(LocalPeers, "living", lambda self: processes)
-        with rejoining(tmp_path / "c", contact, lambda event: None) as back:
-            assert back.dht.run_coroutine(connected(back, same))
-            assert not back.dht.run_coroutine(connected(back, other))
 
 
 async def connected(client: RunPeer, other: RunPeer) -> bool:

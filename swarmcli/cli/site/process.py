@@ -16,7 +16,7 @@ import msgspec
 import typer
 
 from swarmcli.cli.ending import ExitCode, exit_code, words
-from swarmcli.cli.processes import ends_with_parent
+from swarmcli.cli.processes import end_with_parent
 from swarmcli.errors import BootstrapError, ListenError, SiteError, SwarmError
 from swarmcli.files.durable import write_file
 
@@ -115,8 +115,8 @@ class SiteProcess:
     def running(self) -> Iterator[None]:
         """Whatever goes wrong inside of it is told to the launcher, and ends in an exit code."""
         if self._launch is None:
-            with ends_with_parent():
-                yield
+            end_with_parent(os.getppid())  # which told it nothing
+            yield
             return
         try:
             with self.telling():

@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from pathlib import Path
 
 import pytest
 import typer
 
-from swarmcli.cli.processes import ends_with_parent
 from swarmcli.cli.site.process import Launch, SitePast, SiteProcess, WorldRank, world_rank_of_process
 from swarmcli.errors import BootstrapError, CheckpointError, FingerprintError, SiteError
 
@@ -71,28 +69,16 @@ def test_the_home_keeps_what_a_restart_must_know(tmp_path: Path) -> None:
 
 
 def test_under_torchrun_errors_go_their_way_and_its_patience_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = SiteProcess(RANK, None)
+    process, ends = SiteProcess(RANK, None), list[int]()
+    monkeypatch.setattr("swarmcli.cli.site.process.end_with_parent", ends.append)
     with pytest.raises(SiteError), process.running(), process.telling():
         raise SiteError("rank 0 is gone")
+    assert ends == [os.getppid()], "and with torchrun it ends"
     assert process.patience == 10.0 and process.store is None and not process.restarted
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert process.restarted
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "300")
     assert process.patience == 280.0
-
-
-def test_an_orphan_of_torchrun_ends_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended, codes = threading.Event(), []
-    parents = iter([1, 1, 1])
-    monkeypatch.setattr(os, "getppid", lambda: next(parents, 2))
-
-    def end(code: int) -> None:
-        codes.append(code)
-        ended.set()
-
-    with ends_with_parent(end_process=end, every=0.01):
-        assert ended.wait(60)
-    assert codes == [1]
 
 
 def test_its_place_is_what_torchrun_says_and_a_lone_process_is_no_site() -> None:
