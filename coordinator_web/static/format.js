@@ -111,3 +111,7 @@ const WAYS = { direct: "connected directly", punched: "connected directly, opene
 export function reached(peer) {
   return [peer.client_mode ? "behind a firewall" : "", WAYS[peer.way] ?? ""].filter(Boolean).join(" · ");
 }
+
+export function hours(value) {
+  return duration(value === null || value === undefined ? null : 3600 * value);
+}

@@ -52,3 +52,9 @@ def test_texts_and_signs_stand_out_from_their_grounds(scheme: str) -> None:
 def test_every_colour_of_a_text_is_one_of_those_that_were_compared() -> None:
     used = set(re.findall(r"[; {](?:color|fill): var\(--([\w-]+)\)", (STATIC / "style.css").read_text()))
     assert used <= {text for texts in TEXT_ON_GROUND.values() for text in texts}
+
+
+def test_every_value_of_a_page_is_written_by_a_function_that_there_is() -> None:
+    """One name that is missing stops the whole page."""
+    named = {each for page in STATIC.glob("*.html") for each in re.findall(r'data-of="\S+ (\w+)"', page.read_text())}
+    assert named and named <= set(re.findall(r"export function (\w+)", (STATIC / "format.js").read_text()))
