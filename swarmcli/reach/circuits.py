@@ -43,7 +43,7 @@ from swarmcli.network.transports.base import Accept, Connection, Purpose
 from swarmcli.network.transports.tcp import handshake
 from swarmcli.network.transports.tcp.connection import Shared, TCPConnection
 from swarmcli.network.transports.tcp.handshake import GreetingKind, Message, bytes_missing, expect, take_message
-from swarmcli.reach.relay_messages import COME, JOIN, Come, Coming, Join, Joining
+from swarmcli.reach.relay_messages import COME, JOIN, Come, Coming, Joining, JoinRequest
 
 logger = logging.getLogger(__name__)
 
@@ -191,7 +191,9 @@ class RelayTransport:
         """A token for a circuit. Raises NetworkError."""
         self._needed[relay] += 1
         try:
-            joining = await self._endpoint.call(relay, JOIN, Join(target), Joining, timeout=self.limits.dial_timeout)
+            joining = await self._endpoint.call(
+                relay, JOIN, JoinRequest(target), Joining, timeout=self.limits.dial_timeout
+            )
             return joining.token
         finally:
             self._needed[relay] -= 1

@@ -44,7 +44,7 @@ class Reserved(msgspec.Struct, frozen=True):
     seconds: Annotated[float, msgspec.Meta(ge=0, le=86400)]
 
 
-class Join(msgspec.Struct, frozen=True):
+class JoinRequest(msgspec.Struct, frozen=True):
     """Join me with `target`."""
 
     target: PeerID

@@ -250,7 +250,7 @@ class Relay:
         self.budgets = _affordable(self.budgets)
         self._endpoint.serve(messages.OFFER, messages.AskForOffer, self._offer)
         self._endpoint.serve(messages.RESERVE, messages.Reserve, self._reserve)
-        self._endpoint.serve(messages.JOIN, messages.Join, self._join)
+        self._endpoint.serve(messages.JOIN, messages.JoinRequest, self._join)
         self._endpoint.serve_stream(messages.OLD_CONNECT, messages.OldConnect, _tell_the_version)
         self._endpoint.on_join(self._said)
         if self._publish is not None:
@@ -316,7 +316,7 @@ class Relay:
 
     # Circuits
 
-    async def _join(self, source: PeerID, request: messages.Join) -> messages.Joining:
+    async def _join(self, source: PeerID, request: messages.JoinRequest) -> messages.Joining:
         target = request.target
         circuit = _Circuit(self, (source, target), self._admitted(source, target))
         self._circuits.add(circuit)

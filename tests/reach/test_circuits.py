@@ -18,7 +18,7 @@ from swarmcli.errors import (
 )
 from swarmcli.network import Endpoint, Identity, PeerID, Purpose, Stream
 from swarmcli.network.transports.tcp.handshake import GreetingKind, Message, expect
-from swarmcli.reach.relay_messages import JOIN, OLD_CONNECT, Join, Joining, OldConnect
+from swarmcli.reach.relay_messages import JOIN, OLD_CONNECT, Joining, JoinRequest, OldConnect
 from swarmcli.reach.relaying import Relay, RelayBudgets, _End
 from swarmcli.testing import MemoryNetwork
 from tests.network.worlds import Number, reaches, slow
@@ -64,8 +64,8 @@ class LyingRelay(Relay):
         self.heard: list[bytes] = []
         self._swap, self._twist = swap, twist
 
-    async def _join(self, source: PeerID, request: Join) -> Joining:
-        return await super()._join(source, Join(self._swap.get(request.target, request.target)))
+    async def _join(self, source: PeerID, request: JoinRequest) -> Joining:
+        return await super()._join(source, JoinRequest(self._swap.get(request.target, request.target)))
 
     def _said(self, token: bytes) -> _End:
         end = super()._said(token)
@@ -176,7 +176,7 @@ async def test_what_cannot_be_dialed_is_refused_with_a_reason() -> None:
             await dial(endpoint.addresses[0])
         for target in (endpoint.peer_id, a.peer_id):
             with pytest.raises(CallRefused, match="three peers"):
-                await a.endpoint.call(endpoint.peer_id, JOIN, Join(target), Joining, timeout=5)
+                await a.endpoint.call(endpoint.peer_id, JOIN, JoinRequest(target), Joining, timeout=5)
         assert relay.statistics().circuits == 0
 
 
@@ -188,7 +188,7 @@ async def test_who_comes_with_another_version_or_no_token_hears_so_in_the_clear(
         await a.endpoint.connect(endpoint.addresses[0], timeout=5)
         b = await peers.client(1)
         await b.reserve(endpoint)
-        token = (await a.endpoint.call(endpoint.peer_id, JOIN, Join(b.peer_id), Joining, timeout=5)).token
+        token = (await a.endpoint.call(endpoint.peer_id, JOIN, JoinRequest(b.peer_id), Joining, timeout=5)).token
         first = Word(token)
         await a.endpoint.dial_plain(endpoint.peer_id, first, timeout=5)
         expect(GreetingKind.JOINED, await first.answer)

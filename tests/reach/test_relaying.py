@@ -19,8 +19,8 @@ from swarmcli.reach.relay_messages import (
     AskForOffer,
     Come,
     Coming,
-    Join,
     Joining,
+    JoinRequest,
     RelayOffer,
     Reserve,
     Reserved,
@@ -122,7 +122,7 @@ async def test_a_flood_of_connects_is_refused_and_others_get_through() -> None:
         async def attempt() -> str:
             """A circuit for which nobody comes."""
             try:
-                await attacker.endpoint.call(endpoint.peer_id, JOIN, Join(b.peer_id), Joining, timeout=30)
+                await attacker.endpoint.call(endpoint.peer_id, JOIN, JoinRequest(b.peer_id), Joining, timeout=30)
             except CallRefused as error:
                 return error.code
             return "token"
@@ -155,7 +155,7 @@ async def test_circuits_that_are_silent_or_half_over_end() -> None:
         b.endpoint.serve(COME, Come, come)
 
         async def circuit() -> Word:
-            joining = await a.endpoint.call(endpoint.peer_id, JOIN, Join(b.peer_id), Joining, timeout=5)
+            joining = await a.endpoint.call(endpoint.peer_id, JOIN, JoinRequest(b.peer_id), Joining, timeout=5)
             near = Word(joining.token)
             await a.endpoint.dial_plain(endpoint.peer_id, near, timeout=5)
             await near.answer
@@ -195,7 +195,7 @@ async def test_a_circuit_does_not_lead_through_another_one() -> None:
         with pytest.raises(CallRefused, match="without a relay"):
             await a.endpoint.call(second.peer_id, RESERVE, Reserve(), Reserved, timeout=5)
         with pytest.raises((CallRefused, ConnectionLost)):
-            await a.endpoint.call(second.peer_id, JOIN, Join(b.peer_id), Joining, timeout=5)
+            await a.endpoint.call(second.peer_id, JOIN, JoinRequest(b.peer_id), Joining, timeout=5)
 
 
 @simulated
