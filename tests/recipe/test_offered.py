@@ -169,6 +169,7 @@ def test_datasets_that_volunteers_can_read_travel(dataset: Any) -> None:
         (b'{"run_id": "small", "run_id": "small"}', "that has each key once"),
         # What would take YAML long is refused before it reads it.
         (b'{"a": {"x": [' + b"{}," * 9000 + b'1], "x": 1}}', "that has each key once"),
+        (b'{"a": [' + b"0," * 9000 + b"0]}", "more than 5000 values, so"),
         (b'{"a": ["\\ud800"]}', "no JSON object in UTF-8"),
         (b'{"a": ' + b"[" * 100 + b"]" * 100 + b"}", "nested too deeply, so"),
     ],
