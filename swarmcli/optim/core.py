@@ -17,7 +17,7 @@ from swarmcli.optim.config import IDLE_WAIT, PeerContext
 from swarmcli.optim.epoch.end import LOOK_AROUND, EpochEnd, LastMoment
 from swarmcli.optim.epoch.group import EpochRule, PreformedGroup
 from swarmcli.optim.epoch.keeper import StateKeeper
-from swarmcli.optim.modes.base import SiteHooks, Timing, Trained, tell_lost
+from swarmcli.optim.modes.base import Timing, Trained, tell_lost
 from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.participant import Participant
 from swarmcli.optim.peers.catch_up import STRANDED_AFTER, CatchUp
@@ -40,13 +40,11 @@ class OptimizerCore(Participant):
     own are left as they were.
     """
 
-    def __init__(
-        self, peer: PeerContext, trained: Trained, mode: Mode | None = None, site: SiteHooks | None = None
-    ) -> None:
+    def __init__(self, peer: PeerContext, trained: Trained, mode: Mode | None = None) -> None:
         super().__init__(peer, mode)
         config = self.config
         self.phase = "joining"
-        self.work = self.mode.build(peer, trained, site or SiteHooks())
+        self.work = self.mode.build(peer, trained)
         self.replica = self.work.replica
         averager = self.work.averager
         size = self.mode.target_group_size

@@ -26,10 +26,10 @@ from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.epoch.seat import SeatLost
 from swarmcli.optim.frameworks import look_at_callers, refuse_partial_sums
 from swarmcli.optim.grad_scaler import GradScaler, ScaledSteps, check_grad_scaler, refuse_plain_scaler
-from swarmcli.optim.gradients.accumulator import Weighed
+from swarmcli.optim.gradients.accumulator import GradientAccumulator, Weighed
 from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.modes import Outer, choose_mode
-from swarmcli.optim.modes.base import SiteHooks, StateOptions, Trained
+from swarmcli.optim.modes.base import StateOptions, Trained
 from swarmcli.optim.peers.progress import GlobalTrainingProgress, LocalTrainingProgress
 from swarmcli.optim.peers.report import PeerReport
 from swarmcli.optim.state.averaging import state_slots
@@ -102,15 +102,15 @@ class Optimizer(torch.optim.Optimizer):
         verbose: bool = False,
         description: PeerDescription | None = None,
         fingerprint: Mapping[str, str] | None = None,
-        site: SiteHooks | None = None,
+        make_accumulator: Callable[..., GradientAccumulator] = GradientAccumulator,
     ) -> None:
         """Makes the peer known to the run; it joins at its first step, or when `load_state_from_peers` is called.
 
         Times are seconds and upper bounds. docs/optimizer.md tells what each argument does.
         `description` is what people see of this peer, `fingerprint` maps each key that the peers of a run must agree
         on to a hash; groups refuse another one; of `frozen_parameters` those count that are not trained, and whoever
-        joins with others than `frozen_digest` downloads them; `site` is for one of several processes that are one
-        peer. Raises ValueError or TypeError, which name the argument, for what cannot work together.
+        joins with others than `frozen_digest` downloads them; `make_accumulator` is for one of several processes
+        that are one peer. Raises ValueError or TypeError, which name the argument, for what cannot work together.
         """
         check_flags(auxiliary=auxiliary, delay_state_averaging=delay_state_averaging, verbose=verbose)
         if isinstance(extra_tensors, torch.Tensor) or isinstance(average_opt_statistics, str):
@@ -192,8 +192,8 @@ class Optimizer(torch.optim.Optimizer):
             states = list(state_slots(self._parameters, self.opt, self.mode.state.statistics, extra_tensors))
             self._core = AuxiliaryCore(peer, self._parameters, self.mode, states, extra_tensors)
         else:
-            trained = Trained(self.opt, self.scheduler, extra_tensors, placement, frozen)
-            self._core = core = OptimizerCore(peer, trained, self.mode, site)
+            trained = Trained(self.opt, self.scheduler, extra_tensors, placement, frozen, make_accumulator)
+            self._core = core = OptimizerCore(peer, trained, self.mode)
             self.scaled_steps = ScaledSteps(core, self._parameters, self._run, gradients_are_sums=reuse_grad_buffers)
         # Reports of the others, whose claims count, and how far the epoch is: for looking, from any thread.
         self.directory, self.claims, self.tracker = self._core.directory, self._core.claims, self._core.tracker

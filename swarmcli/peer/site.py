@@ -23,7 +23,6 @@ from typing import Any
 import msgspec
 from torch import Tensor, nn
 
-from swarmcli.optim.modes.base import SiteHooks
 from swarmcli.peer.activity import STAYS_HASTY
 from swarmcli.peer.collaboration import Collaboration
 from swarmcli.peer.lifetime import come_into_step, pauses_of, train
@@ -70,7 +69,7 @@ def leading_options(
         sums.append(SiteAccumulator(commands, parameters, reuse=reuse))
         return sums[0]
 
-    return options if recipe.local_updates.enabled else {"site": SiteHooks(accumulator), **options}
+    return options if recipe.local_updates.enabled else {"make_accumulator": accumulator, **options}
 
 
 def following(recipe: Recipe, site: Site, model: nn.Module, stop: threading.Event) -> SiteMember:

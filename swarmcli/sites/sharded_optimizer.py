@@ -103,7 +103,7 @@ class SiteOptimizer(torch.optim.Optimizer):
             install()
 
 
-class ShareOfOptimizer:
+class ShareOfOptimizer(ShareOfStatistics):
     """At the other ranks: their share of rank 0's SiteOptimizer, stepped by its commands while main threads wait."""
 
     def __init__(
@@ -114,14 +114,12 @@ class ShareOfOptimizer:
         site: Site,
         **defaults: Any,
     ) -> None:
-        self.zero = _share(site, params, optimizer_class, defaults)
-        self._site = site
-        self._statistics = ShareOfStatistics(site, self.zero)
+        super().__init__(site, _share(site, params, optimizer_class, defaults))
 
     @property
     def handlers(self) -> Handlers:
         """For this rank's SiteMember."""
-        return {StepShares: self._step, **self._statistics.handlers}
+        return {StepShares: self._step, **super().handlers}
 
     def _step(self, command: StepShares) -> None:
         apply_settings(self.zero.param_groups, command.groups)

@@ -26,11 +26,10 @@ from swarmcli.sites.links import receive_message, receive_tensors, send_message,
 from swarmcli.sites.site import Site
 from swarmcli.state.assembly import FileTensor
 from swarmcli.state.distant import PIECE, AnyTensor, fill
-from swarmcli.state.snapshot import TensorEntry
+from swarmcli.state.snapshot import ChunkLayout, TensorEntry
 from swarmcli.state.unnamed_file import UnnamedFile, usual_directory
 
 T = TypeVar("T")
-ALIGNMENT = 64  # bytes, at which the share of each rank begins in the file
 
 
 class SendStatistics(Command, frozen=True):
@@ -51,7 +50,7 @@ class EndStaging(Command, frozen=True):
 
 
 class Outline(msgspec.Struct, frozen=True):
-    """The statistics in a share, by place. Tensors with longer elements are sent first."""
+    """The statistics in a share, by place."""
 
     entries: list[TensorEntry]
     numbers: dict[str, Any]
@@ -79,10 +78,9 @@ class ShareOfStatistics:
         return {place: each for place, each in places.items() if self.zero.owner_of(read_place(place)[0]) == rank}
 
     def outlined(self) -> tuple[Outline, list[torch.Tensor]]:
-        """This rank's share as it is, and its tensors in the order in which they are sent."""
+        """This rank's share as it is, and its tensors in the order of the outline."""
         tensors, numbers = by_place(self.zero.local_state())
-        entries = [TensorEntry.of(place, each) for place, each in tensors.items()]
-        return Outline(entries, numbers), [tensors[entry.name] for entry in _as_sent(entries)]
+        return Outline([TensorEntry.of(place, each) for place, each in tensors.items()], numbers), [*tensors.values()]
 
     def stage(self, entries: Sequence[TensorEntry], numbers: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Makes room for what of these is this rank's; by place, in their order."""
@@ -138,14 +136,16 @@ class SiteStatistics:
         self._commands, self._share = commands, share
 
     def capture(self) -> tuple[dict[str, AnyTensor], dict[str, Any]]:
-        copies, numbers = self._copied()
-        return {**copies.tensors()}, numbers
+        file, layout, numbers = self._copied()
+        places = zip(layout.entries, layout.offsets, strict=False)
+        return {e.name: FileTensor(e.header.descriptor(), file, offset) for e, offset in places}, numbers
 
     def state(self) -> dict[int, dict[str, Any]]:
         """The same as an optimizer has it, by parameter; tensors are views of the file."""
-        copies, numbers = self._copied()
+        file, layout, numbers = self._copied()
+        tensors = layout.tensors(file.map(layout.nbytes)) if layout.nbytes else {}
         state: dict[int, dict[str, Any]] = {}
-        for place, value in [*copies.views().items(), *numbers.items()]:
+        for place, value in [*tensors.items(), *numbers.items()]:
             index, name = read_place(place)
             state.setdefault(index, {})[name] = value
         return state
@@ -189,85 +189,46 @@ class SiteStatistics:
             if not installed and self._commands.failed is None:
                 end(install=False)
 
-    def _copied(self) -> tuple[StatisticsFile, dict[str, Any]]:
+    def _copied(self) -> tuple[UnnamedFile, ChunkLayout, dict[str, Any]]:
+        """The statistics of this moment in a file without a name, how they lie there, and the numbers."""
         assert self.spool is not None
-        copies = StatisticsFile(self.spool)
-        numbers = self._commands.run(SendStatistics(), lambda: self._write(copies))
-        if copies.failed is not None:
-            raise copies.failed
-        return copies, _by_index(numbers)
+        file, unwritten = UnnamedFile(self.spool), list[OSError]()
+        layout, numbers = self._commands.run(SendStatistics(), lambda: self._gather(file, unwritten))
+        if unwritten:
+            raise unwritten[0]
+        return file, layout, numbers
 
-    def _write(self, copies: StatisticsFile) -> dict[str, Any]:
-        """The shares of all ranks, one behind the other; those that the disk has no room for are taken all the same,
-        since their ranks are sending."""
+    def _gather(self, file: UnnamedFile, unwritten: list[OSError]) -> tuple[ChunkLayout, dict[str, Any]]:
+        """Takes the shares of all ranks, also what the disk has no room for: their ranks are sending."""
         site, (own, tensors) = self._commands.site, self._share.outlined()
-        copies.begin(own.entries)
-        for tensor in tensors:
-            copies.append(tensor_memory(tensor))
-        numbers = own.numbers
-        room = torch.empty(SIZES.piece, dtype=torch.uint8)
-        for rank in site.others:
-            outline = receive_message(Outline, site.group, rank, site.timeout)
-            copies.begin(outline.entries)
-            for runs in runs_of([entry.nbytes for entry in _as_sent(outline.entries)], SIZES.piece):
-                piece = room[: sum(run.stop - run.start for run in runs)]
-                receive_tensors(site.group, [piece], rank, site.timeout)
-                copies.append(tensor_memory(piece))
-            numbers = {**numbers, **outline.numbers}
-        return numbers
+        others = [receive_message(Outline, site.group, rank, site.timeout) for rank in site.others]
+        entries = _by_index({entry.name: entry for outline in [own, *others] for entry in outline.entries})
+        layout = ChunkLayout(tuple(entries.values()), chunk_size=PIECE)
+        places = dict(zip(entries, layout.offsets, strict=False))
 
+        def write(place: int, tensor: torch.Tensor) -> None:
+            try:
+                if not unwritten:
+                    file.write(place, tensor_memory(tensor))
+            except OSError as error:
+                unwritten.append(error)
 
-class StatisticsFile:
-    """A file without a name into which the statistics of a moment are written; gone with the last of its tensors."""
-
-    def __init__(self, directory: Path) -> None:
-        """Raises OSError."""
-        self._file = UnnamedFile(directory)
-        self._end = 0
-        self._entries: list[TensorEntry] = []
-        self._offsets: dict[str, int] = {}  # by place
-        self.failed: OSError | None = None  # the disk is full: what comes is dropped
-
-    def begin(self, entries: Sequence[TensorEntry]) -> None:
-        """What is appended next are the tensors of this share, as they are sent."""
-        self._end = offset = -(-self._end // ALIGNMENT) * ALIGNMENT
-        for entry in _as_sent(entries):
-            self._offsets[entry.name] = offset
-            offset += entry.nbytes
-        self._entries += entries
-        self._try(lambda: self._file.resize(offset))
-
-    def append(self, content: memoryview) -> None:
-        self._try(lambda: self._file.write(self._end, content))
-        self._end += content.nbytes
-
-    def tensors(self) -> dict[str, FileTensor]:
-        """By place."""
-        found = {e.name: FileTensor(e.header.descriptor(), self._file, self._offsets[e.name]) for e in self._entries}
-        return _by_index(found)
-
-    def views(self) -> dict[str, torch.Tensor]:
-        """The same as tensors whose memory is the file's."""
-        if not self._end:
-            return {}
-        memory, found = self._file.map(self._end), {}
-        for entry in self._entries:
-            offset, descriptor = self._offsets[entry.name], entry.header.descriptor()
-            part = memory[offset : offset + entry.nbytes]
-            found[entry.name] = part.view(descriptor.dtype).reshape(descriptor.shape)
-        return _by_index(found)
-
-    def _try(self, write: Callable[[], object]) -> None:
         try:
-            if self.failed is None:
-                write()
+            file.resize(layout.nbytes)
         except OSError as error:
-            self.failed = error
-
-
-def _as_sent(entries: Sequence[TensorEntry]) -> list[TensorEntry]:
-    """Longer elements first: so each tensor of a share begins at a multiple of its elements' size."""
-    return sorted(entries, key=lambda entry: -entry.header.descriptor().dtype.itemsize)
+            unwritten.append(error)
+        for entry, tensor in zip(own.entries, tensors, strict=True):
+            write(places[entry.name], tensor)
+        room = torch.empty(SIZES.piece, dtype=torch.uint8)
+        for rank, outline in zip(site.others, others, strict=True):
+            for runs in runs_of([entry.nbytes for entry in outline.entries], SIZES.piece):
+                lengths = [run.stop - run.start for run in runs]
+                piece = room[: sum(lengths)]
+                receive_tensors(site.group, [piece], rank, site.timeout)
+                for run, part in zip(runs, piece.split(lengths), strict=True):
+                    write(places[outline.entries[run.tensor].name] + run.start, part)
+        numbers = {place: value for outline in [own, *others] for place, value in outline.numbers.items()}
+        return layout, _by_index(numbers)
 
 
 def _read(tensor: AnyTensor, run: Run, unread: list[OSError]) -> torch.Tensor:

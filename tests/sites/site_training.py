@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from swarmcli.dht import DHT
 from swarmcli.optim import Optimizer
-from swarmcli.optim.modes.base import SiteHooks
 from swarmcli.sites.commands import LeaderCommands
 from swarmcli.sites.gradients import SiteAccumulator
 from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
@@ -157,7 +156,7 @@ def _leader(
         optimizer = Optimizer(
             dht=dht, run_id="site", target_batch_size=plan.target_batch_size,
             optimizer=sharded if plan.zero else lambda params: made(params, **settings), params=trained,
-            scheduler=schedule, site=SiteHooks(accumulator), **{"offload_optimizer": False, **options},
+            scheduler=schedule, make_accumulator=accumulator, **{"offload_optimizer": False, **options},
         )  # fmt: skip
         with SiteLeader(
             commands, optimizer, net, trained, sums[0] if sums else None, wants_to_stop=wants_to_stop

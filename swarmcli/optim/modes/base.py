@@ -69,20 +69,15 @@ class Trained:
         extra_tensors: Sequence[torch.Tensor] = (),
         placement: ParameterPlacement | None = None,
         frozen: FrozenWeights | None = None,
+        make_accumulator: Callable[..., GradientAccumulator] = GradientAccumulator,
     ) -> None:
         """`placement` says where the model's parameters are if the optimizer's are others; `frozen` are those of the
-        model that nobody trains, if the optimizer does not have them all."""
+        model that nobody trains, if the optimizer does not have them all. `make_accumulator(parameters, reuse=…)` makes
+        what sums their gradients (`reuse`: in their own `.grad`); of a site that is another one."""
         self.optimizer, self.scheduler, self.extra_tensors = optimizer, scheduler, extra_tensors
         self.placement = placement or InPlace([p for group in optimizer.param_groups for p in group["params"]])
         self.frozen = frozen or frozen_of(self.placement.model_parameters)
-
-
-@dataclass(frozen=True, slots=True)
-class SiteHooks:
-    """Where the processes of a site take part in what one process does otherwise."""
-
-    # Makes what sums the gradients of these parameters (`reuse`: in their own `.grad`).
-    make_accumulator: Callable[..., GradientAccumulator] = GradientAccumulator
+        self.make_accumulator = make_accumulator
 
 
 @dataclass(frozen=True, slots=True)

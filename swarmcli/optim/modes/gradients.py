@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig, RoundResult
     from swarmcli.dht import DHTNode
     from swarmcli.optim.config import PeerContext
-    from swarmcli.optim.modes.base import SiteHooks, Trained
+    from swarmcli.optim.modes.base import Trained
     from swarmcli.optim.modes.outer import Riders
     from swarmcli.optim.state.differences import Differences
     from swarmcli.optim.state.lineage import LineagePosition
@@ -69,10 +69,10 @@ class Mode:
         """How the gradients are averaged, and `beside` as they are."""
         return GradientMethod(means, beside)
 
-    def build(self, peer: PeerContext, trained: Trained, site: SiteHooks) -> GradientWork:
+    def build(self, peer: PeerContext, trained: Trained) -> GradientWork:
         """Makes a trainer's work in its epochs."""
         parameters = [p for p in trained.placement.model_parameters if p.requires_grad]
-        accumulator = site.make_accumulator(parameters, reuse=self.reuse_grad_buffers)
+        accumulator = trained.make_accumulator(parameters, reuse=self.reuse_grad_buffers)
         buffers = Buffers(trained.extra_tensors)
         method = self.method(accumulator.means, buffers.means)
         shared = dict(method.shared)

@@ -30,7 +30,7 @@ from swarmcli.optim.state.training_state import TrainingState
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig, RoundResult
     from swarmcli.optim.config import PeerContext
-    from swarmcli.optim.modes.base import SiteHooks, Trained
+    from swarmcli.optim.modes.base import Trained
     from swarmcli.optim.state.lineage import LineagePosition
     from swarmcli.optim.state.norms import StepNorms
 
@@ -106,7 +106,7 @@ class OuterSteps(Mode):
     def room_for_riders(self, trained: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [torch.zeros_like(each, device="cpu") for each in trained for _ in dict.fromkeys(self.state.statistics)]
 
-    def build(self, peer: PeerContext, trained: Trained, site: SiteHooks) -> GradientWork:
+    def build(self, peer: PeerContext, trained: Trained) -> GradientWork:
         if not (self.local or isinstance(trained.placement, InPlace)):
             raise ValueError("offload_optimizer: with outer steps the optimizer makes inner steps, of the model itself")
         place = Anchored(trained.placement, self.outer.make)
