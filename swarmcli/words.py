@@ -4,6 +4,7 @@ row, how much there is of something, how long it takes."""
 from __future__ import annotations
 
 import re
+import time
 import unicodedata
 from collections.abc import Sequence
 
@@ -88,3 +89,10 @@ def format_duration(seconds: float) -> str:
 def roughly(seconds: float) -> str:
     """The same of an estimate, in whole seconds: nobody needs their tenths."""
     return f"{max(1.0, seconds):.0f} s" if seconds < 99.5 else format_duration(seconds)
+
+
+def format_moment(seconds: float) -> str:
+    """When by this computer's calendar, to the minute: the day too where it is not today. A stranger may have set it
+    beyond every calendar's end, which is then told as the year 9892."""
+    then, now = time.localtime(min(seconds, 250_000_000_000)), time.localtime()
+    return time.strftime("%H:%M" if then[:3] == now[:3] else "%Y-%m-%d %H:%M", then)

@@ -1,5 +1,7 @@
 """What strangers write reaches terminals, logs and the dashboard without what could steer them."""
 
+import time
+
 import msgspec
 import pytest
 
@@ -8,7 +10,18 @@ from swarmcli.events import Event, Events, PeerDisconnected
 from swarmcli.network import Identity
 from swarmcli.network.wire.codec import decode
 from swarmcli.network.wire.messages import HandlerFailed, raised
-from swarmcli.words import format_duration, format_rate, format_size, harmless, listed, plural, printable, roughly, some
+from swarmcli.words import (
+    format_duration,
+    format_moment,
+    format_rate,
+    format_size,
+    harmless,
+    listed,
+    plural,
+    printable,
+    roughly,
+    some,
+)
 
 EVIL = "\x1b[2J\x07safe\u202eevil\u2066\u200b\x9b31m"
 TAME = "[2Jsafeevil31m"
@@ -77,6 +90,8 @@ def test_sizes_rates_and_durations_are_as_exact_as_they_are_long() -> None:
         "0 ms", "80 ms", "9.9 s", "10 s", "99 s", "2 min", "99 min", "2.0 h", "47 h", "2.3 days", "10 days"
     ]  # fmt: skip
     assert [roughly(each) for each in (0.0, 3.4, 200.0, 200_000)] == ["1 s", "3 s", "3 min", "2.3 days"]
+    soon, far = time.time() + 60, 4e17
+    assert format_moment(soon)[-5:] == time.strftime("%H:%M", time.localtime(soon)) and format_moment(far) > "9892"
     assert [plural(1, "peer"), plural(1200, "peer"), plural(2, "auxiliary", "auxiliaries")] == [
         "1 peer", "1,200 peers", "2 auxiliaries"
     ]  # fmt: skip

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from swarmcli.checkpoints.layout import OWNER, position_of
 from swarmcli.cli import contributions
-from swarmcli.cli.console import err, moment, out, plain_table
+from swarmcli.cli.console import err, out, plain_table
 from swarmcli.cli.contributions import Told
 from swarmcli.cli.link import links_of
 from swarmcli.cli.peers import Overrides, Peers
@@ -37,7 +37,7 @@ from swarmcli.recipe.offered import data_in_words
 from swarmcli.recipe.run_key import RunKey, is_owners_position
 from swarmcli.recipe.ticket import Ticket
 from swarmcli.run.asking import ask_for_tables, visit
-from swarmcli.words import plural
+from swarmcli.words import format_moment, plural
 
 RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="The recipe file of the run.")]
 KeyFile = Annotated[
@@ -88,7 +88,7 @@ def invite(
         if whom
         else f"for whoever takes it up first, so give it to one person, in private; {host.peer_id.short}… must run then"
     )
-    err.print(f"invitation {ticket.invitation.id.hex()}, until {moment(until)}, {terms}")
+    err.print(f"invitation {ticket.invitation.id.hex()}, until {format_moment(until)}, {terms}")
     if needed := data_in_words(loaded):
         err.print(needed)
 
@@ -334,7 +334,7 @@ def _invitations_table(found: list[RunMember], ledger: InvitationLedger) -> Tabl
 
 
 def _until(seconds: int) -> str:
-    return moment(seconds) if seconds else ""
+    return format_moment(seconds) if seconds else ""
 
 
 def _waiting(what: str) -> AbstractContextManager[object]:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swarmcli.cli.console import err, moment
+from swarmcli.cli.console import err
 from swarmcli.errors import RecipeError
 from swarmcli.journal import printable
 from swarmcli.machine.places import VARIABLE
@@ -31,7 +31,7 @@ from swarmcli.recipe.pretrained import saved_tokenizer
 from swarmcli.recipe.task_names import task_in_words
 from swarmcli.recipe.ticket import Ticket
 from swarmcli.training.demand import Demand
-from swarmcli.words import format_duration, format_size, plural
+from swarmcli.words import format_duration, format_moment, format_size, plural
 
 QUESTIONS = {"trainer": "Train along?", "auxiliary": "Help this run?", "monitor": "Follow this run?"}
 JOURNAL_BYTES = 8 << 20  # "some megabytes": a peer's journal, logs and small files of its first days
@@ -70,7 +70,7 @@ def sheet(
 def invitation_in_words(ticket: Ticket) -> str:
     """Says what an invitation to a closed run allows."""
     whom = "whoever takes it up first, and for that peer alone" if ticket.secret else "this computer's peer alone"
-    until = moment(ticket.invitation.until)
+    until = format_moment(ticket.invitation.until)
     return f"a closed run, in which all are invited by its owner; this invitation is for {whom}, until {until}"
 
 

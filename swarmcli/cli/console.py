@@ -96,11 +96,6 @@ def day(time: float) -> str:
     return datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def moment(time: float) -> str:
-    """To the minute. A stranger may have set it beyond every calendar's end, which is then told as the year 9892."""
-    return datetime.fromtimestamp(min(time, 250_000_000_000)).strftime("%Y-%m-%d %H:%M")
-
-
 def number(value: float | None, digits: int = 4) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 

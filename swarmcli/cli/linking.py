@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from swarmcli.cli.console import aloud, err, moment
+from swarmcli.cli.console import aloud, err
 from swarmcli.cli.ending import ExitCode
 from swarmcli.errors import AddressError, MembershipError, RecipeError, SwarmError, UsageError
 from swarmcli.machine.places import files_of_homes
@@ -37,7 +37,7 @@ from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.recipe.offered import UNKNOWN, RunEstimate, check_data_here
 from swarmcli.recipe.schema import Setting
 from swarmcli.recipe.ticket import Ticket
-from swarmcli.words import format_size
+from swarmcli.words import format_moment, format_size
 
 if TYPE_CHECKING:
     from torch import nn
@@ -199,7 +199,7 @@ def check_not_ended(ticket: Ticket) -> None:
     """Raises MembershipError: here, and not after a minute, by a refusal."""
     if ticket.invitation.until <= time.time():
         raise MembershipError(
-            f"the invitation of this link held until {moment(ticket.invitation.until)}; ask the owner of the "
+            f"the invitation of this link held until {format_moment(ticket.invitation.until)}; ask the owner of the "
             "run for another link (`swarm invite`)"
         )
 

@@ -15,7 +15,7 @@ from swarmcli.cli.local import HOW_TO_JOIN, NOBODY, AskedPeers, spread
 from swarmcli.errors import ControlError
 from swarmcli.machine import client
 from swarmcli.machine.registry import LocalPeer, LocalPeers
-from swarmcli.words import plural, printable, roughly
+from swarmcli.words import format_moment, plural, printable, roughly
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def text(found: list[dict[str, Any]]) -> str:
 
 
 def _lines(report: dict[str, Any]) -> Iterator[str]:
-    yield f"{report['name']}, {report['role']} of {report['run_id']}, since {_moment(report['started'])}"
+    yield f"{report['name']}, {report['role']} of {report['run_id']}, since {format_moment(report['started'])}"
     if "error" in report:
         yield f"  {report['error']}"
     elif "joining" in report:
@@ -125,12 +125,6 @@ def _mine(me: dict[str, Any]) -> Iterator[str]:
     yield f"{me['samples']:,} samples"
     yield f"{me['share']:.0%} of the last epochs" if me["share"] is not None else ""
     yield f"number {me['rank']} of {me['ranked']} {me['told_by']}".rstrip() if me["rank"] and me["ranked"] > 1 else ""
-
-
-def _moment(seconds: float) -> str:
-    """The time of day, with the date if it is another one."""
-    then, now = time.localtime(seconds), time.localtime()
-    return time.strftime("%H:%M" if then[:3] == now[:3] else "%Y-%m-%d %H:%M", then)
 
 
 def _watch(look: Callable[[], list[dict[str, Any]]], *, as_json: bool, every: float = 1.0) -> None:

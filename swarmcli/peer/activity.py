@@ -15,7 +15,7 @@ from typing import Literal
 
 from swarmcli.clock import Clock
 from swarmcli.events import ActivityStatus, Reason, ReasonKind
-from swarmcli.words import roughly
+from swarmcli.words import format_moment, roughly
 
 State = Literal["running", "pausing", "paused", "stopping"]
 
@@ -30,10 +30,7 @@ def asked(until: float | None = None) -> Reason:
     """The user wants a pause, until that moment or until told otherwise."""
     if until is None:
         return Reason("asked", "you asked for it")
-    moment, now = time.localtime(until), time.localtime()
-    same_day = moment[:3] == now[:3]
-    shown = time.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M", moment)
-    return Reason("asked", f"you asked for it, until {shown}", until)
+    return Reason("asked", f"you asked for it, until {format_moment(until)}", until)
 
 
 @dataclass(frozen=True, slots=True)
