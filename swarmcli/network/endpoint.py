@@ -25,13 +25,14 @@ from swarmcli.errors import CallTimeout, ConnectError, ConnectionLost, ProtocolV
 from swarmcli.events import GOODBYE, Events, MembershipEnded, Noticed, OwnAddressesChanged, WokeUp
 from swarmcli.network.addresses import Scheme, Scope, is_direct, parse_address, scope_of
 from swarmcli.network.context import EndpointContext, Handler, PunchBulk, Traffic
-from swarmcli.network.control.pool import ControlPool
+from swarmcli.network.control_pool import ControlPool
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import set_within
 from swarmcli.network.membership import Membership
+from swarmcli.network.peers import Peers
 from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.rates import LinkRates
-from swarmcli.network.streams.pool import StreamPool
+from swarmcli.network.stream_pool import StreamPool
 from swarmcli.network.streams.stream import Stream
 from swarmcli.network.task_owner import keep
 from swarmcli.network.transports.base import Connection, DirectTransport, Family, Join, LocalPort, Purpose, Transport
@@ -114,8 +115,9 @@ class Endpoint:
         self._more_transports: list[Transport] = []
         self.never_listens = client_mode  # by its user's wish
         self._started = False
-        self._control = ControlPool(context)
-        self._streams = StreamPool(context, self._control)
+        self._peers = Peers(context.limits)
+        self._control = ControlPool(context, self._peers)
+        self._streams = StreamPool(context, self._peers, self._control)
         self._calls_made = 0
         # Bytes so far by the first word of a stream's method, of calls below "": as of the last beat, from any thread.
         self.moved: Mapping[str, Traffic] = {}
@@ -205,7 +207,8 @@ class Endpoint:
         if relayed is not None:
             self._context.relayed = tuple(relayed)
         if self._context.addresses != before and not self._closed:
-            self._control.tell(AddressesChanged(self._context.addresses))
+            for channel in self._peers.controls():
+                channel.post(AddressesChanged(self._context.addresses))
             self.events.emit(OwnAddressesChanged(self._context.addresses))
 
     async def close(self) -> None:
@@ -214,7 +217,7 @@ class Endpoint:
             return
         self._closed = True
         await self._control.farewell(GOODBYE)
-        for channel in self._streams.channels():
+        for channel in self._peers.bulk():
             channel.reset(GOODBYE)
         await self._context.tasks.close()
         for transport in (*reversed(self._more_transports), self._transport):
@@ -256,7 +259,7 @@ class Endpoint:
         self._calls_made += 1
         try:
             async with asyncio.timeout(timeout):
-                channel = self._control.current(peer) or await self._control.control(peer)
+                channel = self._peers.current(peer) or await self._control.control(peer)
                 return await channel.call(method, request, response_type)
         except TimeoutError:
             raise CallTimeout(f"{peer.short} did not answer {method} within {timeout:g} s") from None
@@ -320,7 +323,7 @@ class Endpoint:
 
     def seen(self, peer: PeerID) -> SeenPeer | None:
         """Where the two ends of the current control connection see each other; None: there is none."""
-        channel = self._control.current(peer)
+        channel = self._peers.current(peer)
         if channel is None:
             return None
         at = channel.connection
@@ -332,7 +335,7 @@ class Endpoint:
 
         Whoever comes through a relay counts in a bucket of the relay's network, however many identities relay there.
         """
-        channel = self._control.current(peer)
+        channel = self._peers.current(peer)
         return channel.prefix if channel is not None else None
 
     async def connect(self, address: str, *, timeout: float) -> PeerID:
@@ -429,10 +432,10 @@ class Endpoint:
 
     def connected(self) -> tuple[PeerID, ...]:
         """The peers to which there is a control connection."""
-        return tuple(dict.fromkeys(channel.peer_id for channel in self._control.channels()))
+        return tuple(peer.id for peer in self._peers if peer.controls)
 
     def is_connected(self, peer: PeerID) -> bool:
-        return self._control.current(peer) is not None
+        return self._peers.current(peer) is not None
 
     def is_on_this_computer(self, peer: PeerID) -> bool:
         """Whether the control connection with this peer stays within this computer, or the last one did."""
@@ -448,10 +451,10 @@ class Endpoint:
 
     def disconnect(self, peer: PeerID, reason: str) -> None:
         """Ends every connection with this peer, and what is under way on them. The other end hears the reason."""
-        for bulk in self._streams.channels():
+        for bulk in self._peers.bulk():
             if bulk.peer_id == peer:
                 bulk.reset(reason)
-        for control in self._control.channels():
+        for control in self._peers.controls():
             if control.peer_id == peer:
                 self._context.tasks.spawn(control.connection.close(reason))
         for connection in [probe for probe in self._probes if probe.peer_id == peer]:
@@ -474,8 +477,10 @@ class Endpoint:
 
         They grow as long as the peer lives: while someone waits for `lost`, each second of silence is asked about.
         """
-        channel = self._control.current(peer)
-        return channel.connection.bytes_received + self._streams.received_from(peer) if channel is not None else None
+        known = self._peers.get(peer)
+        if known is None or known.current is None:
+            return None
+        return known.current.connection.bytes_received + known.bulk_received
 
     def round_trip(self, peer: PeerID) -> float | None:
         """Smoothed seconds from a question to its answer, without the time that the peer says it took. None: not known.
@@ -483,7 +488,7 @@ class Endpoint:
         A peer can claim to be nearer than it is; see `ping_time`. One that answers late is believed up to
         `Limits.longest_round_trip`.
         """
-        channel = self._control.current(peer)
+        channel = self._peers.current(peer)
         return channel.round_trip if channel is not None else None
 
     def ping_time(self, peer: PeerID) -> float | None:
@@ -501,18 +506,18 @@ class Endpoint:
 
     def _moved(self) -> dict[str, Traffic]:
         moved = dict(self._context.streamed)
-        for channel in self._streams.channels():
+        for channel in self._peers.bulk():
             if channel.service:
                 moved[channel.service] = moved.get(channel.service, Traffic()) + channel.moved
         return moved | {"": self._traffic() - sum(moved.values(), Traffic())}
 
     def statistics(self) -> EndpointStatistics:
         """For tests, benchmarks and debugging."""
-        controls, bulk = self._control.channels(), self._streams.channels()
+        controls, bulk = self._peers.controls(), self._peers.bulk()
         return EndpointStatistics(
             control_connections=len(controls),
             bulk_connections=len(bulk),
-            idle_bulk_connections=self._streams.idle_count(),
+            idle_bulk_connections=sum(len(peer.idle) for peer in self._peers),
             known_peers=len(self._context.book),
             calls_waiting=sum(channel.calls_waiting for channel in controls),
             calls_serving=sum(channel.calls_serving for channel in controls),
@@ -532,8 +537,8 @@ class Endpoint:
         table[method] = handler
 
     def _connections(self) -> list[Connection]:
-        controls = [channel.connection for channel in self._control.channels()]
-        return controls + [channel.connection for channel in self._streams.channels()]
+        controls = [channel.connection for channel in self._peers.controls()]
+        return controls + [channel.connection for channel in self._peers.bulk()]
 
     def _traffic(self) -> Traffic:
         """Since the start, on connections that have ended and those that stand, and what was passed on for others."""
@@ -614,9 +619,9 @@ class Endpoint:
         reason = f"this machine slept for {format_duration(seconds)}"
         self._since = self.clock.raw()
         self.events.emit(WokeUp(seconds))
-        for bulk in self._streams.channels():
+        for bulk in self._peers.bulk():
             bulk.reset(reason)
-        for channel in self._control.channels():
+        for channel in self._peers.controls():
             channel.connection.abort(reason)
 
     def leave_network(self, hosts: Collection[str]) -> set[PeerID]:
@@ -628,10 +633,10 @@ class Endpoint:
             return host is not None and host not in hosts and scope_of(host) is not Scope.HOST
 
         reason = "this machine has left that network"
-        for channel in self._streams.channels():
+        for channel in self._peers.bulk():
             if is_gone(channel.connection):
                 channel.reset(reason)
-        left = [control for control in self._control.channels() if is_gone(control.connection)]
+        left = [control for control in self._peers.controls() if is_gone(control.connection)]
         for control in left:
             control.connection.abort(reason)
         return {control.peer_id for control in left}
@@ -644,10 +649,9 @@ class Endpoint:
         while True:
             await asyncio.sleep(interval)
             self._look_whether_it_slept()
-            for channel in self._control.channels():
-                peer = channel.peer_id
-                watched = self._control.watched(peer) or self._streams.in_use(peer)
-                channel.tick(watched, self._streams.received_from(peer))
+            for peer in self._peers:
+                for channel in list(peer.controls):
+                    channel.tick(peer.watched or peer.in_use, peer.bulk_received)
             self._control.close_surplus()
             self._streams.tick()
             self.expel()

@@ -55,7 +55,7 @@ async def test_a_dead_process_gives_its_place_within_seconds_and_a_sleeper_finds
         old = await made.peer(9, "5.3.0.1", clock=clock)
         await old.connect(contact.addresses[0], timeout=5)
         await asyncio.sleep(60)
-        old._control.channels()[0].reading_wanted = lambda: False  # type: ignore[method-assign]  # it hears nothing any more
+        old._peers.controls()[0].reading_wanted = lambda: False  # type: ignore[method-assign]  # it hears nothing any more
         new = await made.peer(9, "5.4.0.1", seed=10)
         heard = heard_by(contact)
         await new.connect(contact.addresses[0], timeout=5)
@@ -65,7 +65,7 @@ async def test_a_dead_process_gives_its_place_within_seconds_and_a_sleeper_finds
         await asyncio.sleep(60)
         slept[0] = 3600.0  # it wakes up, and is the older one by its start
         for _ in range(2):
-            for channel in old._control.channels():
+            for channel in old._peers.controls():
                 channel.connection.abort("nothing comes on it")
             await asyncio.sleep(0.1)
             if not old.gave_way:

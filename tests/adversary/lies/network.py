@@ -145,7 +145,7 @@ def steering_words(liar: Liar) -> None:
 @lie("pings without end", "network", at_most="one answer at a time: a pong that is not sent yet answers all")
 def ping_flood(liar: Liar) -> None:
     async def attack(endpoint: Endpoint, peer: PeerID) -> None:
-        while (channel := endpoint._control.current(peer)) is not None:
+        while (channel := endpoint._peers.current(peer)) is not None:
             for _ in range(100):  # not its own numbers: what comes back must not look like an answer to none
                 await channel.connection.send(wire.encode(Ping(1 << 61)))
             await asyncio.sleep(0.01)
@@ -156,7 +156,7 @@ def ping_flood(liar: Liar) -> None:
 @lie("addresses of other people's hosts", "network", at_most="the budget of dials that fail; no host name is dialed")
 def invented_addresses(liar: Liar) -> None:
     async def attack(endpoint: Endpoint, peer: PeerID) -> None:
-        channel = endpoint._control.current(peer)
+        channel = endpoint._peers.current(peer)
         for number in range(100):
             hosts = [f"tcp://203.0.113.{liar.random.randrange(1, 255)}:{1024 + number}" for _ in range(60)]
             if channel is not None:

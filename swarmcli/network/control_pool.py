@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 from swarmcli.errors import AddressError, CallError, ConnectError, ConnectionLost, OwnAddressError, PeerUnreachable
 from swarmcli.events import PeerConnected, PeerDisconnected, WayChanged
@@ -22,6 +21,7 @@ from swarmcli.network.context import EndpointContext
 from swarmcli.network.control.channel import ControlChannel, Reaction
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
+from swarmcli.network.peers import Peer, Peers
 from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.transports.base import Connection, Purpose
 from swarmcli.network.twins import METHOD, PATIENCE, Presence, TwinSeen, was_first
@@ -32,46 +32,20 @@ from swarmcli.recent import Recent
 logger = logging.getLogger(__name__)
 
 
-class _Pair:
-    """This endpoint and one peer: their connections, of which one is used, and who waits for what."""
-
-    def __init__(self, peer: PeerID) -> None:
-        self.peer = peer
-        self.channels: list[ControlChannel] = []
-        self.current: ControlChannel | None = None
-        self.boot_id: bytes | None = None  # of the process that is this peer, once it has greeted
-        self.opening: asyncio.Future[ControlChannel] | None = None
-        self.watchers: list[asyncio.Future[str]] = []
-
-    def prefer(self, own_id: PeerID) -> None:
-        """Chooses the current channel by the rule that both ends share."""
-        same = [c for c in self.channels if c.boot_id == self.boot_id] or self.channels
-        direct = [c for c in same if not c.connection.relayed] or same
-        smaller_dialed = [c for c in direct if c.connection.dialed == (own_id < self.peer)]
-        candidates = smaller_dialed or direct
-        self.current = candidates[-1] if candidates else None
-
-
 class ControlPool:
     """Finds the control connection to each peer.
 
-    `reactions` are to messages that concern more than their channel; `peer_lost(peer, reason)` is called when the last
-    connection to a peer has gone. Others add to both before the first connection comes about.
+    `reactions` are to messages that concern more than their channel. Others add to them before the first connection
+    comes about.
     """
 
-    def __init__(self, context: EndpointContext) -> None:
+    def __init__(self, context: EndpointContext, peers: Peers) -> None:
         self.reactions: dict[type, Reaction] = {ControlHello: self._greeted, AddressesChanged: self._moved}
-        self.peer_lost: list[Callable[[PeerID, str], None]] = []
-        self._context = context
+        self._context, self._peers = context, peers
         context.dialer.round_trip = self.ping_time  # it compares relays, whose word on that counts for nothing
-        self._pairs: dict[PeerID, _Pair] = {}
         self._near: Recent[PeerID, bool] = Recent(context.limits.max_known_peers)  # see `is_on_this_computer`
         self._farthest = Scope.HOST  # the widest scope in which a connected peer was ever seen
         self._closed = ""  # why this endpoint takes up no connections any more
-
-    def current(self, peer: PeerID) -> ControlChannel | None:
-        pair = self._pairs.get(peer)
-        return pair.current if pair is not None else None
 
     def is_on_this_computer(self, peer: PeerID) -> bool:
         """See Endpoint.is_on_this_computer."""
@@ -79,15 +53,12 @@ class ControlPool:
 
     def ping_time(self, peer: PeerID) -> float | None:
         """See Endpoint.ping_time."""
-        channel = self.current(peer)
+        channel = self._peers.current(peer)
         return channel.ping_time if channel is not None else None
-
-    def channels(self) -> list[ControlChannel]:
-        return [channel for pair in self._pairs.values() for channel in pair.channels]
 
     def horizon(self, source: PeerID | None) -> Scope:
         """See Endpoint.horizon."""
-        channel = self.current(source) if source is not None else None
+        channel = self._peers.current(source) if source is not None else None
         if channel is not None:
             return _horizon(channel.connection)
         return self._farthest
@@ -95,38 +66,31 @@ class ControlPool:
     def prefix_of(self, connection: Connection) -> Prefix:
         """See Endpoint.prefix; for one connection."""
         relay = parse_address(connection.remote_address).relay if connection.relayed else None
-        through = self.current(relay) if relay is not None else None
+        through = self._peers.current(relay) if relay is not None else None
         if through is not None and not through.connection.relayed:
             # It counts in the relay's own network: relays are identities too, so their ids alone would bound nothing.
             return Prefix("relay", prefix_of_address(through.connection.remote_address).network)
         return prefix_of_address(connection.remote_address)
 
-    def tell(self, message: AddressesChanged) -> None:
-        """To every connected peer."""
-        for channel in self.channels():
-            channel.post(message)
-
-    async def control(self, peer: PeerID) -> ControlChannel:
+    async def control(self, peer_id: PeerID) -> ControlChannel:
         """The channel to this peer, dialed if there is none. Raises PeerUnreachable, ConnectionLost and ValueError."""
-        pair = self._pairs.get(peer)
-        if pair is not None and pair.current is not None:
-            return pair.current
+        if (current := self._peers.current(peer_id)) is not None:
+            return current
         if self._closed:
             raise ConnectionLost(f"this endpoint is closed: {self._closed}")
-        if peer == self._context.peer_id:
+        if peer_id == self._context.peer_id:
             raise ValueError("a peer cannot call itself over the network")
-        if pair is None:
-            pair = self._pairs[peer] = _Pair(peer)
-        if pair.opening is None:
-            pair.opening = asyncio.get_running_loop().create_future()
-            self._context.tasks.spawn(self._open(pair))
-        opened = await asyncio.shield(pair.opening)
-        return pair.current or opened  # a better one may have come meanwhile
+        peer = self._peers.of(peer_id)
+        if peer.opening is None:
+            peer.opening = asyncio.get_running_loop().create_future()
+            self._context.tasks.spawn(self._open(peer))
+        opened = await asyncio.shield(peer.opening)
+        return peer.current or opened  # a better one may have come meanwhile
 
     async def connect(self, address: str, timeout: float) -> PeerID:
         """Dials an address whose peer may be unknown. Raises ConnectError, AddressError."""
         expected = parse_address(address).peer_id
-        if expected is not None and self.current(expected) is not None:
+        if expected is not None and self._peers.current(expected) is not None:
             return expected
         connection = await self._context.dialer.dial(address, expected, Purpose.CONTROL, timeout)
         if connection.peer_id == self._context.peer_id:
@@ -153,21 +117,16 @@ class ControlPool:
         self._take_up(channel)
         connection.start(channel)
 
-    def lost(self, peer: PeerID) -> asyncio.Future[str]:
+    def lost(self, peer_id: PeerID) -> asyncio.Future[str]:
         """See Endpoint.lost."""
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        pair = self._pairs.get(peer)
-        if pair is None or pair.current is None:
+        peer = self._peers.get(peer_id)
+        if peer is None or peer.current is None:
             future.set_result("not connected")
         else:
-            pair.watchers = [watcher for watcher in pair.watchers if not watcher.done()]
-            pair.watchers.append(future)
+            peer.watchers = [watcher for watcher in peer.watchers if not watcher.done()]
+            peer.watchers.append(future)
         return future
-
-    def watched(self, peer: PeerID) -> bool:
-        """Whether anyone wants to know soon when this peer is gone."""
-        pair = self._pairs.get(peer)
-        return pair is not None and any(not watcher.done() for watcher in pair.watchers)
 
     def close_surplus(self) -> None:
         """Called at each keepalive interval: closes connections besides the one that both ends prefer.
@@ -176,8 +135,8 @@ class ControlPool:
         call that it began just before: it may still be on its way here.
         """
         now = loop_time()
-        for channel in self.channels():
-            better = self.current(channel.peer_id)
+        for channel in self._peers.controls():
+            better = self._peers.current(channel.peer_id)
             if channel.boot_id is None and now - channel.opened_at >= self._context.limits.handshake_timeout:
                 channel.connection.abort("it never greeted")
                 continue
@@ -192,7 +151,7 @@ class ControlPool:
     async def farewell(self, reason: str) -> None:
         """Tells all peers, and closes. Takes at most the time that the limits allow."""
         self._closed = self._closed or reason
-        channels = self.channels()
+        channels = self._peers.controls()
         await _say_goodbye_to_all(channels, reason, self._context.limits.goodbye_timeout)
         for channel in channels:
             channel.connection.abort(reason)
@@ -200,97 +159,94 @@ class ControlPool:
     # Inside
 
     def _take_up(self, channel: ControlChannel) -> None:
-        pair = self._pairs.setdefault(channel.peer_id, _Pair(channel.peer_id))
-        first = not pair.channels
-        pair.channels.append(channel)
+        peer = self._peers.of(channel.peer_id)
+        first = not peer.controls
+        peer.controls.append(channel)
         self._farthest = max(self._farthest, _horizon(channel.connection))
-        self._prefer(pair)
+        self._prefer(peer)
         ledger = self._context.ledgers.connections
         ledger.charge_anyway(channel.peer_id, channel.prefix, 1)
-        if len(pair.channels) > ledger.budget.identity:
-            _end_one(pair)
+        if len(peer.controls) > ledger.budget.identity:
+            _end_one(peer)
         if first:
             self._emit_connected(channel)
         self._make_room(channel.prefix)
-        if pair.opening is not None:
-            opening, pair.opening = pair.opening, None
+        if peer.opening is not None:
+            opening, peer.opening = peer.opening, None
             if not opening.done():
-                opening.set_result(pair.current or channel)
+                opening.set_result(peer.current or channel)
 
     def _greeted(self, channel: ControlChannel, hello: ControlHello) -> None:
-        pair = self._pairs[channel.peer_id]
-        if pair.boot_id not in {each.boot_id for each in pair.channels} - {None}:
-            pair.boot_id = hello.boot_id  # the first, or the one that was here has no connection any more
+        peer = self._peers.of(channel.peer_id)
+        if peer.boot_id not in {each.boot_id for each in peer.controls} - {None}:
+            peer.boot_id = hello.boot_id  # the first, or the one that was here has no connection any more
         self._moved(channel, hello)
-        self._prefer(pair)
-        if pair.current is not None and pair.boot_id != hello.boot_id:
-            self._context.tasks.spawn(self._settle(pair, pair.current, channel))
+        self._prefer(peer)
+        if peer.current is not None and peer.boot_id != hello.boot_id:
+            self._context.tasks.spawn(self._settle(peer, peer.current, channel))
 
     def _moved(self, channel: ControlChannel, message: ControlHello | AddressesChanged) -> None:
         """The peer says where it can be dialed. What it says below the horizon that it shares with us is left out."""
         channel.addresses = message.addresses
-        pair = self._pairs[channel.peer_id]
-        if channel.boot_id == pair.boot_id:
+        peer = self._peers.of(channel.peer_id)
+        if channel.boot_id == peer.boot_id:
             # Not that of this very connection: what a peer says over a relay, too, is worth what its direct one shows.
-            horizon = min(_horizon(each.connection) for each in pair.channels)
+            horizon = min(_horizon(each.connection) for each in peer.controls)
             self._context.book.told(channel.peer_id, message.addresses, horizon)
 
-    async def _settle(self, pair: _Pair, first: ControlChannel, second: ControlChannel) -> None:
+    async def _settle(self, peer: Peer, first: ControlChannel, second: ControlChannel) -> None:
         """Finds out which of two processes with one key is this peer from now on, and lets both know."""
         first_id, second_id = first.boot_id or b"", second.boot_id or b""
         stays = await _tell(first, TwinSeen(second_id, second.connection.remote_address))
         comes = stays and await _tell(second, TwinSeen(first_id, first.connection.remote_address, stays))
         if comes:
             await _tell(first, TwinSeen(second_id, second.connection.remote_address, comes))
-        if second.error is not None or second_id == pair.boot_id:
+        if second.error is not None or second_id == peer.boot_id:
             return  # it is gone, or another connection of it was quicker
         if stays is None or (comes and was_first(comes.age, second_id, stays.age, first_id)):
-            self._replace(pair, second)
+            self._replace(peer, second)
         else:
             await second.connection.close("another process with this peer's key is here")
 
-    def _replace(self, pair: _Pair, channel: ControlChannel) -> None:
+    def _replace(self, peer: Peer, channel: ControlChannel) -> None:
         """A peer that started anew has forgotten its older connections: they are dead, and listeners hear of the loss,
         because the peer has also forgotten everything that it was told on them."""
-        outdated = [other for other in pair.channels if other.boot_id not in (None, channel.boot_id)]
-        pair.boot_id = channel.boot_id
+        outdated = [other for other in peer.controls if other.boot_id not in (None, channel.boot_id)]
+        peer.boot_id = channel.boot_id
         self._moved(channel, AddressesChanged(channel.addresses))
-        self._prefer(pair)
-        self._emit_lost(pair, "the peer started anew")
+        self._prefer(peer)
+        self._emit_lost(peer, "the peer started anew")
         self._emit_connected(channel)
         for other in outdated:
             other.connection.abort("the peer started anew")
 
     def _channel_lost(self, channel: ControlChannel, error: ConnectionLost) -> None:
-        pair = self._pairs[channel.peer_id]
-        pair.channels.remove(channel)
+        peer = self._peers.of(channel.peer_id)
+        peer.controls.remove(channel)
         self._context.ledgers.connections.give_back(channel.peer_id, channel.prefix, 1)
         self._context.connection_ended(channel.connection, error)
-        self._prefer(pair)
-        if pair.current is None:
-            self._emit_lost(pair, error.reason)
-            if pair.opening is None:
-                del self._pairs[pair.peer]
-            for tell in self.peer_lost:
-                tell(pair.peer, error.reason)
+        self._prefer(peer)
+        if peer.current is None:
+            self._emit_lost(peer, error.reason)
+            peer.lose_bulk(error.reason)
+            self._peers.forget(peer)
 
-    async def _open(self, pair: _Pair) -> None:
-        """Dials for `pair.opening`, unless the peer's own dial comes before."""
-        opening = pair.opening
+    async def _open(self, peer: Peer) -> None:
+        """Dials for `peer.opening`, unless the peer's own dial comes before."""
+        opening = peer.opening
         if opening is None:
             return  # the peer's dial has come before this task began
         problem: ConnectError | ConnectionLost | None = None
         dialer = self._context.dialer
         try:
-            await self.establish(await dialer.dial_peer(pair.peer, dialer.addresses_of(pair.peer), Purpose.CONTROL))
+            await self.establish(await dialer.dial_peer(peer.id, dialer.addresses_of(peer.id), Purpose.CONTROL))
         except (ConnectError, ConnectionLost) as error:
             problem = error
         finally:
             if not opening.done():
-                pair.opening = None
-                if not pair.channels:
-                    self._pairs.pop(pair.peer, None)
-                failure = PeerUnreachable(f"{pair.peer.short} cannot be reached: {problem}")
+                peer.opening = None
+                self._peers.forget(peer)
+                failure = PeerUnreachable(f"{peer.id.short} cannot be reached: {problem}")
                 failure.__cause__ = problem
                 opening.set_exception(failure)
                 opening.exception()  # the caller may be gone
@@ -298,7 +254,7 @@ class ControlPool:
     def _make_room(self, prefix: Prefix) -> None:
         """Gives up a connection when there are too many: in this prefix, or in the one that uses the most."""
         crowded = self._context.ledgers.connections.crowded(prefix, 0)
-        candidates = [c for c in self.channels() if c.prefix == crowded and not c.ending]
+        candidates = [c for c in self._peers.controls() if c.prefix == crowded and not c.ending]
         if candidates:
             victim = min(candidates, key=self._standing)
             victim.ending = True
@@ -309,7 +265,7 @@ class ControlPool:
 
         Calls of the other end come last, since it can always have some under way.
         """
-        ours = channel.connection.dialed or channel.calls_waiting > 0 or self.watched(channel.peer_id)
+        ours = channel.connection.dialed or channel.calls_waiting > 0 or self._peers.of(channel.peer_id).watched
         lasting = loop_time() - channel.opened_at >= self._context.limits.budgets.standing
         return ours, lasting, channel.unfinished, channel.used_at
 
@@ -323,26 +279,26 @@ class ControlPool:
         finally:
             channel.connection.abort(reason)
 
-    def _prefer(self, pair: _Pair) -> None:
+    def _prefer(self, peer: Peer) -> None:
         """Chooses the current channel anew, and tells when that is another way to the peer."""
-        before = pair.current
-        pair.prefer(self._context.peer_id)
-        now = pair.current
+        before = peer.current
+        peer.prefer(self._context.peer_id)
+        now = peer.current
         if now is not None:
-            self._near[pair.peer] = now.connection.on_this_computer
+            self._near[peer.id] = now.connection.on_this_computer
         if before is not None and now is not None and before.connection.relayed != now.connection.relayed:
-            way = WayChanged(pair.peer.text, now.connection.remote_address, now.connection.relayed)
+            way = WayChanged(peer.id.text, now.connection.remote_address, now.connection.relayed)
             self._context.events.emit(way)
 
     def _emit_connected(self, channel: ControlChannel) -> None:
         self._context.events.emit(PeerConnected(channel.peer_id.text, channel.connection.remote_address))
 
-    def _emit_lost(self, pair: _Pair, reason: str) -> None:
-        watchers, pair.watchers = pair.watchers, []
+    def _emit_lost(self, peer: Peer, reason: str) -> None:
+        watchers, peer.watchers = peer.watchers, []
         for watcher in watchers:
             if not watcher.done():
                 watcher.set_result(reason)
-        self._context.events.emit(PeerDisconnected(pair.peer.text, reason))
+        self._context.events.emit(PeerDisconnected(peer.id.text, reason))
 
 
 def _horizon(connection: Connection) -> Scope:
@@ -359,10 +315,10 @@ def _horizon(connection: Connection) -> Scope:
     return Scope.INTERNET if found is None else found
 
 
-def _end_one(pair: _Pair) -> None:
+def _end_one(peer: Peer) -> None:
     """Ends the oldest connection of a peer that dials on and on, one without calls before others."""
     # One that has been ended is in the list until the loop says so: several may come before that.
-    others = [channel for channel in pair.channels if channel is not pair.current and not channel.ending]
+    others = [channel for channel in peer.controls if channel is not peer.current and not channel.ending]
     if others:
         oldest = min(others, key=lambda channel: channel.unfinished)
         oldest.ending = True

@@ -12,11 +12,12 @@ from swarmcli.errors import ConnectError, ConnectionLost, NetworkError, PeerUnre
 from swarmcli.network.addresses import is_direct, parse_address
 from swarmcli.network.context import EndpointContext
 from swarmcli.network.control.channel import ControlChannel
-from swarmcli.network.control.pool import ControlPool
+from swarmcli.network.control_pool import ControlPool
 from swarmcli.network.identity import PeerID
 from swarmcli.network.ledger import HandshakeRates
-from swarmcli.network.limits import MAX_ADDRESSES, NetworkLimits
+from swarmcli.network.limits import MAX_ADDRESSES
 from swarmcli.network.loop_thread import loop_time
+from swarmcli.network.peers import Peer, Peers
 from swarmcli.network.prefix import Prefix
 from swarmcli.network.streams.channel import Role, StreamChannel
 from swarmcli.network.streams.stream import Stream
@@ -25,58 +26,28 @@ from swarmcli.network.wire.codec import encode
 from swarmcli.network.wire.messages import BulkDenied, BulkOffer, BulkWanted
 
 
-class _PeerStreams:
-    """The bulk connections with one peer."""
-
-    def __init__(self, limits: NetworkLimits) -> None:
-        self.channels: dict[StreamChannel, None] = {}
-        self.idle: list[StreamChannel] = []  # of those that streams are opened on here
-        self.slots = asyncio.Semaphore(limits.max_streams_per_peer)  # one for each stream that is opened here
-        self.opening = 0  # streams that wait for a slot or a connection
-        self.requests: dict[int, asyncio.Future[StreamChannel]] = {}  # token → the connection that the peer dials
-        self.dialing = 0  # connections that the peer has asked for
-
-
 class StreamPool:
     """Finds a bulk connection for each stream."""
 
-    def __init__(self, context: EndpointContext, control: ControlPool) -> None:
+    def __init__(self, context: EndpointContext, peers: Peers, control: ControlPool) -> None:
         self._context = context
         self._limits = context.limits
-        self._control = control
-        self._peers: dict[PeerID, _PeerStreams] = {}
+        self._control, self._peers = control, peers
         self._next_token = 0
         self._rates = HandshakeRates(context.limits.budgets)  # of dials that others ask for
         control.reactions[BulkWanted] = self._bulk_wanted
         control.reactions[BulkDenied] = self._bulk_denied
-        control.peer_lost.append(self._peer_lost)
 
-    def channels(self) -> list[StreamChannel]:
-        return [channel for streams in self._peers.values() for channel in streams.channels]
-
-    def idle_count(self) -> int:
-        return sum(len(streams.idle) for streams in self._peers.values())
-
-    def in_use(self, peer: PeerID) -> bool:
-        """Whether a stream to or from this peer is open, or waits for its connection."""
-        streams = self._peers.get(peer)
-        return streams is not None and (streams.opening > 0 or any(c.stream is not None for c in streams.channels))
-
-    def received_from(self, peer: PeerID) -> int:
-        """A count that changes whenever a byte comes from this peer on a bulk connection."""
-        streams = self._peers.get(peer)
-        return sum(channel.connection.bytes_received for channel in streams.channels) if streams is not None else 0
-
-    async def open(self, peer: PeerID, method: str, request: Any) -> tuple[StreamChannel, Stream]:
+    async def open(self, peer_id: PeerID, method: str, request: Any) -> tuple[StreamChannel, Stream]:
         """Begins a stream. Raises PeerUnreachable, ConnectionLost."""
-        streams = self._streams(peer)
-        streams.opening += 1
+        peer = self._peers.of(peer_id)
+        peer.streams_opening += 1
         try:
-            await streams.slots.acquire()
+            await peer.slots.acquire()
             try:
-                channel = await self._opener(peer, streams)
+                channel = await self._opener(peer)
             except BaseException:  # a cancellation too: no channel is there yet whose end would release the slot
-                streams.slots.release()
+                peer.slots.release()
                 raise
             channel.holds_slot = True  # from here on the slot is the channel's: its end releases it
             try:
@@ -85,8 +56,8 @@ class StreamPool:
                 channel.reset("the stream was given up while it was opened")
                 raise
         finally:
-            streams.opening -= 1
-            self._drop_if_empty(peer)
+            peer.streams_opening -= 1
+            self._peers.forget(peer)
 
     def accepted(self, connection: Connection) -> None:
         ledger, peer = self._context.ledgers.bulk, connection.peer_id
@@ -104,14 +75,14 @@ class StreamPool:
     def made(self, connection: Connection) -> None:
         """Keeps a connection that this end has dialed by other means for the next stream."""
         channel = self._take_up(connection, Role.OPENER)
-        self._streams(connection.peer_id).idle.append(channel)
+        self._peers.of(connection.peer_id).idle.append(channel)
 
     def tick(self) -> None:
         """Called at each keepalive interval: closes what is not used."""
         self._feed_the_starved()  # first: each channel's tick lets its stream try again, and then nobody seems to wait
-        for channel in self.channels():
+        for channel in self._peers.bulk():
             quiet = channel.tick() * self._limits.keepalive_interval
-            alive = self._control.current(channel.peer_id) is not None
+            alive = self._peers.current(channel.peer_id) is not None
             if not alive and quiet >= self._limits.keepalive_timeout:
                 channel.reset("no control connection to this peer")
             elif channel.role is Role.UNKNOWN and quiet >= self._limits.keepalive_timeout:
@@ -124,11 +95,11 @@ class StreamPool:
     def _feed_the_starved(self) -> None:
         """Where payloads wait for memory, the connection gives way that has held most of it for long, in the prefix
         that is full or, where everyone's memory is taken, in the one that uses the most."""
-        starved = [c for c in self.channels() if c.stream is not None and c.stream.starved]
+        starved = [c for c in self._peers.bulk() if c.stream is not None and c.stream.starved]
         ledger = self._context.ledgers.payloads
         for crowded in {ledger.crowded(each.prefix, self._limits.max_payload) for each in starved}:
             patient = self._limits.budgets.patience / self._limits.keepalive_interval
-            holders = [c for c in self.channels() if c.prefix == crowded and c.unread_ticks >= patient]
+            holders = [c for c in self._peers.bulk() if c.prefix == crowded and c.unread_ticks >= patient]
             if holders:
                 most = max(holders, key=lambda c: (ledger.of_identity(c.peer_id), c.account.held))
                 most.reset("its memory is needed")
@@ -136,95 +107,83 @@ class StreamPool:
     # Called by channels, and for peers
 
     def _offered(self, channel: StreamChannel, token: int) -> bool:
-        future = self._streams(channel.peer_id).requests.pop(token, None)
+        future = self._peers.of(channel.peer_id).requests.pop(token, None)
         if future is None or future.done():
             return False
         future.set_result(channel)
         return True
 
     def _channel_idle(self, channel: StreamChannel) -> None:
-        streams = self._streams(channel.peer_id)
-        self._release(streams, channel)
+        peer = self._peers.of(channel.peer_id)
+        self._release(peer, channel)
         if channel.role is Role.OPENER and channel.error is None:
-            streams.idle.append(channel)
-            if len(streams.idle) > self._limits.max_idle_bulk_per_peer:
-                self._retire(streams.idle[0])
+            peer.idle.append(channel)
+            if len(peer.idle) > self._limits.max_idle_bulk_per_peer:
+                self._retire(peer.idle[0])
 
     def _channel_lost(self, channel: StreamChannel, error: ConnectionLost) -> None:
-        streams = self._streams(channel.peer_id)
-        streams.channels.pop(channel, None)
+        peer = self._peers.of(channel.peer_id)
+        peer.bulk.pop(channel, None)
         self._context.ledgers.bulk.give_back(channel.peer_id, channel.prefix, 1)
-        if channel in streams.idle:
-            streams.idle.remove(channel)
-        self._release(streams, channel)
+        if channel in peer.idle:
+            peer.idle.remove(channel)
+        self._release(peer, channel)
         self._context.connection_ended(channel.connection, error)
-        self._drop_if_empty(channel.peer_id)
-
-    def _peer_lost(self, peer: PeerID, reason: str) -> None:
-        """Without its control connection nobody would notice that a peer is gone: everything else goes too."""
-        streams = self._peers.get(peer)
-        if streams is None:
-            return
-        for future in streams.requests.values():
-            if not future.done():
-                future.set_exception(ConnectionLost(reason))
-        for channel in list(streams.channels):
-            channel.reset(reason)
+        self._peers.forget(peer)
 
     def _bulk_wanted(self, control: ControlChannel, wanted: BulkWanted) -> None:
-        streams = self._streams(control.peer_id)
+        peer = self._peers.of(control.peer_id)
         addresses = self._where_seen(control)
         # Dials that succeed cost the asker nothing: without the second bound they could take all files of this process,
         # and without the rate its processor, by connections that the asker ends as soon as they are there.
         full = (
-            streams.dialing >= self._limits.max_streams_per_peer
-            or len(streams.channels) + streams.dialing >= self._limits.budgets.bulk.identity
+            peer.dialing >= self._limits.max_streams_per_peer
+            or len(peer.bulk) + peer.dialing >= self._limits.budgets.bulk.identity
         )
         if full or not addresses or not self._rates.take(control.prefix, loop_time()):
             control.reply(BulkDenied(wanted.token))
-            self._drop_if_empty(control.peer_id)
+            self._peers.forget(peer)
             return
-        streams.dialing += 1
-        self._context.tasks.spawn(self._dial_for(control, streams, wanted, addresses))
+        peer.dialing += 1
+        self._context.tasks.spawn(self._dial_for(control, peer, wanted, addresses))
 
     def _bulk_denied(self, control: ControlChannel, denied: BulkDenied) -> None:
-        future = self._streams(control.peer_id).requests.pop(denied.token, None)
+        peer = self._peers.of(control.peer_id)
+        future = peer.requests.pop(denied.token, None)
         if future is not None and not future.done():
             future.set_exception(PeerUnreachable(f"{control.peer_id.short} did not dial this peer"))
-        self._drop_if_empty(control.peer_id)
+        self._peers.forget(peer)
 
     # Inside
 
-    async def _opener(self, peer: PeerID, streams: _PeerStreams) -> StreamChannel:
+    async def _opener(self, peer: Peer) -> StreamChannel:
         """An idle channel, or a new one. Who dialed the control connection is the likelier to succeed again."""
-        if (channel := _take_idle(streams, relayed=False)) is not None:
+        if (channel := peer.take_idle(relayed=False)) is not None:
             return channel
-        control = await self._control.control(peer)
-        if control.connection.relayed and (channel := _take_idle(streams, relayed=True)) is not None:
+        control = await self._control.control(peer.id)
+        if control.connection.relayed and (channel := peer.take_idle(relayed=True)) is not None:
             return channel
-        ways = self._ways(control, streams)
         problems = []
-        for way in ways:
+        for way in self._ways(control, peer):
             try:
                 return await way()
             except PeerUnreachable as problem:
                 problems.append(problem)
         if not problems:
-            raise PeerUnreachable(f"neither this peer nor {peer.short} can be dialed")
+            raise PeerUnreachable(f"neither this peer nor {peer.id.short} can be dialed")
         raise PeerUnreachable("; ".join(map(str, problems))) from problems[0]
 
-    def _ways(self, control: ControlChannel, streams: _PeerStreams) -> list[Callable[[], Awaitable[StreamChannel]]]:
+    def _ways(self, control: ControlChannel, peer: Peer) -> list[Callable[[], Awaitable[StreamChannel]]]:
         """In the order in which they are tried; a relay is the last, even where a connection through one is idle."""
-        peer, came = control.peer_id, not control.connection.dialed
-        addresses = self._context.dialer.addresses_of(peer)
+        came, addresses = not control.connection.dialed, self._context.dialer.addresses_of(peer.id)
         direct = tuple(filter(is_direct, addresses))
         relays = addresses[len(direct) :]
-        ways: list[Callable[[], Awaitable[StreamChannel]]] = [partial(self._dial, peer, direct)] if direct else []
+        ways: list[Callable[[], Awaitable[StreamChannel]]] = [partial(self._dial, peer.id, direct)] if direct else []
         if control.connection.punched:
-            return [partial(self._punch, peer), *ways, partial(self._relay, peer, relays)]
+            return [partial(self._punch, peer.id), *ways, partial(self._relay, peer, relays)]
         # The end that has dialed the control connection knows where, whatever this peer announces.
         if self._context.direct or (came and not control.connection.relayed):
-            ways.insert(0 if came else len(ways), partial(self._ask, control, streams))
+            ways.insert(0 if came else len(ways), partial(self._ask, control, peer))
         return [*ways, partial(self._relay, peer, relays)] if relays else ways
 
     def _where_seen(self, control: ControlChannel) -> tuple[str, ...]:
@@ -258,14 +217,14 @@ class StreamPool:
             raise PeerUnreachable(f"{peer.short} and this peer could not dial each other: {error}") from error
         return self._take_up(connection, Role.OPENER)
 
-    async def _relay(self, peer: PeerID, relays: tuple[str, ...]) -> StreamChannel:
-        idle = _take_idle(self._streams(peer), relayed=True)
-        return idle if idle is not None else await self._dial(peer, relays)
+    async def _relay(self, peer: Peer, relays: tuple[str, ...]) -> StreamChannel:
+        idle = peer.take_idle(relayed=True)
+        return idle if idle is not None else await self._dial(peer.id, relays)
 
-    async def _ask(self, control: ControlChannel, streams: _PeerStreams) -> StreamChannel:
+    async def _ask(self, control: ControlChannel, peer: Peer) -> StreamChannel:
         """Has the other end dial. It names our token on the new connection; see `_offered`."""
         token, self._next_token = self._next_token, self._next_token + 1
-        future = streams.requests[token] = asyncio.get_running_loop().create_future()
+        future = peer.requests[token] = asyncio.get_running_loop().create_future()
         control.post(BulkWanted(token))
         try:
             return await future
@@ -275,10 +234,10 @@ class StreamPool:
                 future.result().reset("nobody waits for this connection any more")
             raise
         finally:
-            streams.requests.pop(token, None)
+            peer.requests.pop(token, None)
 
     async def _dial_for(
-        self, control: ControlChannel, streams: _PeerStreams, wanted: BulkWanted, addresses: tuple[str, ...]
+        self, control: ControlChannel, peer: Peer, wanted: BulkWanted, addresses: tuple[str, ...]
     ) -> None:
         try:
             connection = await self._context.dialer.dial_peer(control.peer_id, addresses, Purpose.BULK)
@@ -289,8 +248,8 @@ class StreamPool:
         except ConnectionLost:
             pass  # the asker hears of it: its request ends with the control connection or its deadline
         finally:
-            streams.dialing -= 1
-            self._drop_if_empty(control.peer_id)
+            peer.dialing -= 1
+            self._peers.forget(peer)
 
     def _take_up(self, connection: Connection, role: Role) -> StreamChannel:
         prefix = self._control.prefix_of(connection)
@@ -303,43 +262,24 @@ class StreamPool:
             idle=self._channel_idle,
             lost=self._channel_lost,
         )
-        self._streams(channel.peer_id).channels[channel] = None
+        self._peers.of(channel.peer_id).bulk[channel] = None
         self._context.ledgers.bulk.charge_anyway(channel.peer_id, prefix, 1)
         connection.start(channel)
         return channel
 
     def _give_up_one_of(self, crowded: Prefix) -> bool:
         """Ends the connection of this prefix that has been unused for longest, if there is one."""
-        unused = [c for c in self.channels() if c.prefix == crowded and c.spare]
+        unused = [c for c in self._peers.bulk() if c.prefix == crowded and c.spare]
         if not unused:
             return False
         max(unused, key=lambda c: (c.role is Role.UNKNOWN, c.quiet_ticks)).reset("too many bulk connections")
         return True
 
     def _retire(self, channel: StreamChannel) -> None:
-        self._streams(channel.peer_id).idle.remove(channel)
+        self._peers.of(channel.peer_id).idle.remove(channel)
         self._context.tasks.spawn(channel.connection.close("idle"))
 
-    def _release(self, streams: _PeerStreams, channel: StreamChannel) -> None:
+    def _release(self, peer: Peer, channel: StreamChannel) -> None:
         if channel.holds_slot:
             channel.holds_slot = False
-            streams.slots.release()
-
-    def _streams(self, peer: PeerID) -> _PeerStreams:
-        if peer not in self._peers:
-            self._peers[peer] = _PeerStreams(self._limits)
-        return self._peers[peer]
-
-    def _drop_if_empty(self, peer: PeerID) -> None:
-        streams = self._peers.get(peer)
-        if streams is not None and not (streams.channels or streams.opening or streams.requests or streams.dialing):
-            del self._peers[peer]
-
-
-def _take_idle(streams: _PeerStreams, *, relayed: bool) -> StreamChannel | None:
-    """The last one that became idle and still stands."""
-    for channel in [each for each in reversed(streams.idle) if each.connection.relayed == relayed]:
-        streams.idle.remove(channel)
-        if channel.error is None:
-            return channel
-    return None
+            peer.slots.release()
