@@ -7,7 +7,7 @@ is the state of that manifest to the last bit.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,9 +132,11 @@ class Assembly:
         self._asked.update(dict.fromkeys(range(first, last + 1), now))
         return range(first, last + 1), aside
 
-    def put_back(self, chunks: Iterable[int]) -> None:
-        """These will not come from whom they were asked of, who writes to their places no more."""
-        back = {chunk for chunk in chunks if self._asked.pop(chunk, None) is not None}
+    def put_back(self, taken: Mapping[int, bool]) -> None:
+        """These (chunk → whether aside) will not come from whom they were asked of, who writes to their places no more.
+        Whoever fetched one aside leaves its place to the visit that may still write there."""
+        own = (chunk for chunk, aside in taken.items() if not aside)
+        back = {chunk for chunk in own if self._asked.pop(chunk, None) is not None}
         self._open = deque(sorted(back.union(self._open)))
 
     def is_true(self, chunk: int, content: memoryview, *, aside: bool) -> bool:

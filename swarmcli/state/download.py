@@ -324,7 +324,7 @@ class _Download:
                     await self._fetch(donor, assembly, stream, arrived)
         finally:
             if assembly is not None:  # not before the stream is closed: until then its chunks might still be written
-                assembly.put_back(chunk for chunk, aside in donor.taken.items() if not aside)
+                assembly.put_back(donor.taken)
             donor.taken.clear()
 
     async def _wait_in_line(self, donor: _Donor, stream: Stream) -> tuple[ManifestHeader, memoryview]:
