@@ -113,5 +113,5 @@ export function reached(peer) {
 }
 
 export function hours(value) {
-  return duration(value === null || value === undefined ? null : 3600 * value);
+  return duration(value ? 3600 * value : null);
 }

@@ -171,7 +171,7 @@ class RunWatch:
             link=str(link or ""),
             install=package_of(recipe),
             link_reach=reach,
-            reach=peer.dht.reach.sentence() if peer.dht.is_alive() else "",
+            reach=peer.dht.reach.sentence() if peer.dht.is_alive() else "not known yet",
             waits="" if peer.dht.is_alive() else self._said,
             moved=moved_in_words(peer.dht.moved),
             result=peer.saved,

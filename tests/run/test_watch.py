@@ -145,7 +145,7 @@ def test_it_tells_the_last_evaluation_of_this_peer_and_who_can_dial_it() -> None
     watch._peer.dht.is_alive = lambda: False
     hear(watch, Noticed("warning", "nobody answers"))
     watch.follow(cast(Any, None))
-    assert (watch.look().waits, watch.look().reach, status.waits) == ("nobody answers", "", "")
+    assert (watch.look().waits, watch.look().reach, status.waits) == ("nobody answers", "not known yet", "")
 
 
 def test_what_others_have_measured_is_shown_with_their_name_the_best_and_the_end_that_the_evaluator_names() -> None:
