@@ -142,7 +142,7 @@ def keys_to_write(recipe: Recipe, advice: Advice) -> list[str]:
         return []
     lines = [f"target_batch_size: {chosen.samples}"]
     fewer = chosen.samples / recipe.target_batch_size
-    if recipe.max_epochs and fewer > 1:
+    if recipe.max_epochs and fewer != 1:
         lines.append(f"max_epochs: {max(LEAST_EPOCHS, int(recipe.max_epochs / fewer))}")
     return [*lines, *chosen.sections]
 
@@ -154,7 +154,7 @@ def further_advice(recipe: Recipe, advice: Advice) -> list[str]:
         told.append("Remove gradient_averaging.")
     if recipe.outer.takes_steps and chosen.way.steps == 1:
         told.append("Remove outer.")
-    if (fewer := chosen.samples / recipe.target_batch_size) > 1:
+    if (fewer := chosen.samples / recipe.target_batch_size) != 1:
         told.append(
             f"An epoch has {fewer:.3g} times the samples then: divide lr_scheduler.warmup_epochs and each every_epochs "
             "by that."
