@@ -6,7 +6,6 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 from swarmcli.dht.core import CALL_TIMEOUT, NodeCore
@@ -20,18 +19,15 @@ MOST_TOLD = 4  # of the addresses that do not answer
 MOST_ADDRESSES = 64  # that a search without an end takes up on its way
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContactPauses:
-    """How often a search tries, looks around and speaks. Times in seconds."""
-
-    first: float = 0.1  # between two attempts at one address; it doubles …
-    longest: float = 1.0  # … up to this, since somebody who starts several peers looks on …
-    share: float = 0.1  # … or up to this share of the time that a search without an end has taken …
-    calmest: float = 15.0  # … but never beyond: a peer that is back is found within this time
-    look: float = 5.0  # between two looks for others who could answer by now
-    tell: float = 5.0  # until a search without an end first says whom it tries; then whenever its time has doubled
-    quiet: float = 3600.0  # … and at least so often
-    alone: float = 30.0  # after which a node that is a first contact itself begins without those that it knew
+# Seconds
+FIRST_PAUSE = 0.1  # between two attempts at one address; it doubles …
+LONGEST_PAUSE = 1.0  # … up to this, since somebody who starts several peers looks on …
+PATIENT_SHARE = 0.1  # … or up to this share of the time that a search without an end has taken …
+CALMEST_PAUSE = 15.0  # … but never beyond: a peer that is back is found within this time
+LOOK = 5.0  # between two looks for others who could answer by now
+TELL = 5.0  # until a search without an end first says whom it tries; then whenever its time has doubled
+QUIET = 3600.0  # … and at least so often
+ALONE = 30.0  # after which a node that is a first contact itself begins without those that it knew
 
 
 class FirstContacts:
@@ -42,15 +38,14 @@ class FirstContacts:
         core: NodeCore,
         timeout: float,
         others: Callable[[], Iterable[str]] = tuple,
-        pauses: ContactPauses = ContactPauses(),
     ) -> None:
         """`timeout`: seconds; infinity: the search goes on until somebody answers, and then `others` is asked now and
         then for addresses that were not known before."""
-        self._core, self._timeout, self._others, self._pauses = core, timeout, others, pauses
+        self._core, self._timeout, self._others = core, timeout, others
         self._patient = math.isinf(timeout)
         self._began = loop_time()
         self._since = core.now()
-        self._tell_at = self._began + pauses.tell
+        self._tell_at = self._began + TELL
         self._found: dict[str, PeerID | None] = {}
         self._failures: dict[str, SwarmError] = {}
 
@@ -68,7 +63,7 @@ class FirstContacts:
             try:
                 async with asyncio.timeout(None if self._patient else self._timeout):
                     while waiting and not answered:
-                        look = self._pauses.look if self._patient else None
+                        look = LOOK if self._patient else None
                         done, waiting = await asyncio.wait(waiting, timeout=look, return_when=asyncio.FIRST_COMPLETED)
                         answered = any(task.result() for task in done)
                         if self._patient and not (answered := answered or self._met()):
@@ -88,7 +83,7 @@ class FirstContacts:
         those that it knew: others that come now look for it."""
         own = self._core.peer_id in self._found.values()
         waited = loop_time() - self._began
-        return len(self._core.contacts.table) > 0 or (own and waited >= self._pauses.alone)
+        return len(self._core.contacts.table) > 0 or (own and waited >= ALONE)
 
     def _new(self, addresses: Iterable[str]) -> list[str]:
         """Those that are to be tried from now on. Raises AddressError."""
@@ -98,7 +93,7 @@ class FirstContacts:
 
     async def _keep_trying(self, address: str) -> bool:
         """Whether it answered. Returns False only where every further try would end in the same way."""
-        core, pause = self._core, self._pauses.first
+        core, pause = self._core, FIRST_PAUSE
         while True:
             try:
                 peer = self._found[address] = await core.endpoint.connect(address, timeout=CALL_TIMEOUT)
@@ -122,9 +117,9 @@ class FirstContacts:
 
     def _longest_pause(self) -> float:
         if not self._patient:
-            return self._pauses.longest
+            return LONGEST_PAUSE
         waited = loop_time() - self._began
-        return min(max(self._pauses.longest, self._pauses.share * waited), self._pauses.calmest)
+        return min(max(LONGEST_PAUSE, PATIENT_SHARE * waited), CALMEST_PAUSE)
 
     def _note(self, address: str, error: SwarmError) -> None:
         """The first failure at each peer's last address is told at once, since the wait may be long; who waits without
@@ -146,12 +141,12 @@ class FirstContacts:
         now = loop_time()
         if now < self._tell_at:
             return
-        self._tell_at = now + min(max(self._pauses.tell, now - self._began), self._pauses.quiet)
+        self._tell_at = now + min(max(TELL, now - self._began), QUIET)
         since = time.strftime("%H:%M:%S", time.localtime(self._since))
         tried = [f"{place_of(each)} ({_why(each, error)})" for each, error in self._failures.items()]
         more = f" and {len(tried) - MOST_TOLD} more" if len(tried) > MOST_TOLD else ""
         self._say(  # what helps comes first: a long list is cut at its end
-            f"nobody answers since {since}; trying on, at least every {self._pauses.calmest:g} s, until one does or "
+            f"nobody answers since {since}; trying on, at least every {CALMEST_PAUSE:g} s, until one does or "
             "Ctrl-C. It helps to start one of these again, or to name another peer (--peer, or a new link): "
             f"{', '.join(tried[:MOST_TOLD])}{more}"
         )

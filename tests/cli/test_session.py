@@ -16,7 +16,7 @@ import pytest
 from swarmcli.cli.leaving import Leaving
 from swarmcli.cli.page import PageOptions
 from swarmcli.cli.session import GONE, join_line, session_of, twin_of
-from swarmcli.dht.first_contact import ContactPauses
+from swarmcli.dht import first_contact
 from swarmcli.errors import AddressError, BootstrapError, ControlError, ListenError, MembershipError
 from swarmcli.events import MembershipEnded
 from swarmcli.machine import client
@@ -85,9 +85,8 @@ def test_a_copy_of_a_running_peer_that_hears_so_before_it_has_met_anybody_is_ref
 def test_a_peer_that_looks_for_its_contacts_can_be_asked_and_what_is_asked_holds_from_its_start_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        ContactPauses.__init__, "__kwdefaults__", {**ContactPauses.__init__.__kwdefaults__, "tell": 0.2, "look": 0.1}
-    )
+    monkeypatch.setattr(first_contact, "TELL", 0.2)
+    monkeypatch.setattr(first_contact, "LOOK", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as free:
         contact = f"127.0.0.1:{free.getsockname()[1]}"
     recipe = small("local.host=127.0.0.1", f"output_dir={tmp_path}", directory=tmp_path)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmcli.dht.first_contact import ContactPauses
+from swarmcli.dht import first_contact
 from swarmcli.errors import BootstrapError, ListenError
 from swarmcli.events import Event, Events, Noticed
 from swarmcli.optim import PeerDescription, PeerReport
@@ -175,9 +175,8 @@ def test_a_newcomer_gives_up_and_who_has_been_in_the_run_waits_for_it_and_says_s
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that was killed: it has written down whom it knew while it ran."""
-    monkeypatch.setattr(
-        ContactPauses.__init__, "__kwdefaults__", {**ContactPauses.__init__.__kwdefaults__, "tell": 0.2, "look": 0.1}
-    )
+    monkeypatch.setattr(first_contact, "TELL", 0.2)
+    monkeypatch.setattr(first_contact, "LOOK", 0.1)
     with peer(tmp_path / "a", "monitor") as first:
         contact = first.dht.get_visible_addresses()[0]
         place = contact.split("/")[2]
