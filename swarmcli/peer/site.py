@@ -28,7 +28,7 @@ from swarmcli.peer.collaboration import Collaboration
 from swarmcli.peer.lifetime import come_into_step, pauses_of, train
 from swarmcli.peer.peer import RunPeer
 from swarmcli.peer.processors import sharing_processors
-from swarmcli.peer.site_state import SiteState
+from swarmcli.peer.site_state import SiteState, rationed
 from swarmcli.recipe import Recipe
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.run.watch import RunWatch
@@ -176,10 +176,11 @@ def _lead(
     state.forget_later()
     optimizer, seen = collaboration.optimizer, collaboration.optimizer.local_epoch
     with saving as saved:
+        save = rationed(saved.look)
 
         def look() -> None:
             nonlocal seen
-            saved.look()
+            save()
             if optimizer.local_epoch != seen:
                 seen = optimizer.local_epoch
                 on_epoch(seen)

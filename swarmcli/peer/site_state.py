@@ -7,6 +7,8 @@ the other ranks then (swarmcli/sites/statistics.py).
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from swarmcli.training import Checkpoint, CheckpointStore, load_checkpoint
 logger = logging.getLogger(__name__)
 
 LAST = "site"  # the directory of the last states
+MOST_COPYING = 0.1  # of the time of a site, while its ranks wait: where copies take more, epochs are left out
 
 
 class SiteState:
@@ -116,3 +119,19 @@ class SiteState:
             raise not_saved(self._home / "checkpoints")
         if not self._ended and self._saving is not None and self._saving.failed:
             raise not_saved(self._last.directory)
+
+
+def rationed(
+    work: Callable[[], object], share: float = MOST_COPYING, clock: Callable[[], float] = time.monotonic
+) -> Callable[[], None]:
+    """Makes of `work` what does nothing where it would take more than this share of the time."""
+    rests_until = -math.inf
+
+    def run() -> None:
+        nonlocal rests_until
+        if (began := clock()) >= rests_until:
+            work()
+            ended = clock()
+            rests_until = ended + (ended - began) / share
+
+    return run
