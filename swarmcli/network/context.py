@@ -64,7 +64,7 @@ class EndpointContext:
         self.boot_id = dice.randbytes(16)  # drawn anew by each start: who restarted has forgotten older connections
         self.call_handlers: dict[str, Handler] = {}  # a method has one handler, in one of the two
         self.stream_handlers: dict[str, Handler] = {}
-        self.punch_bulk: PunchBulk | None = None  # see Endpoint.punch_bulk
+        self.punch_bulk: PunchBulk | None = None  # see Endpoint.on_bulk_wanted
         self.tasks = TaskOwner()
         self.ledgers = Ledgers.of(self.limits.budgets)
         self.book = AddressBook(self.limits.max_known_peers, loop_time)

@@ -378,14 +378,9 @@ class Endpoint:
         """A port from which several connections can be dialed. Raises OSError."""
         return self._transport.local_port(family)
 
-    @property
-    def punch_bulk(self) -> PunchBulk | None:
-        """Makes a bulk connection with a peer whose control connection both ends dialed, or raises NetworkError; then,
-        and where this is None, a relay carries it."""
-        return self._context.punch_bulk
-
-    @punch_bulk.setter
-    def punch_bulk(self, punch: PunchBulk | None) -> None:
+    def on_bulk_wanted(self, punch: PunchBulk | None) -> None:
+        """From now on `punch(peer)` makes each bulk connection with a peer whose control connection both ends dialed,
+        or raises NetworkError; then, and with None, a relay carries it."""
         self._context.punch_bulk = punch
 
     def on_join(self, join: Join | None) -> None:
@@ -425,10 +420,6 @@ class Endpoint:
             self._streams.made(connection)
         else:
             self._streams.accepted(connection)
-
-    def can_reach(self, peer: PeerID) -> bool:
-        """Whether a call could work: there is a connection or an address."""
-        return self.is_connected(peer) or bool(self._context.dialer.addresses_of(peer))
 
     def connected(self) -> tuple[PeerID, ...]:
         """The peers to which there is a control connection."""

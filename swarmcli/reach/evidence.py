@@ -11,17 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Literal
 
 import psutil
 
-from swarmcli.errors import AddressError, ConnectError
 from swarmcli.network.addresses import Address, format_address, parse_address
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESSES
 from swarmcli.network.loop_thread import loop_time
-from swarmcli.network.transports.base import LocalPort
 from swarmcli.reach.verdict import (
     AskedContact,
     ContactSighting,
@@ -215,44 +212,3 @@ async def _resolved(addresses: Sequence[str]) -> tuple[tuple[str, ...], dict[str
             logger.warning("%s is announced, but %s cannot be resolved: %s", text, place.host, error)
         literals.update(dict.fromkeys(names[text]))
     return tuple(literals), names
-
-
-# How routers translate. Two listeners are dialed from one local port. If both see the same outer port, the translation
-# is *independent* of whom one dials (RFC 4787, section 4.1), and a third peer can be told where to dial. If they see
-# different ones, it is *dependent*: nobody knows at which port the next one would see this peer.
-Translation = Literal["none", "independent", "dependent"]
-
-
-async def outer_address(port: LocalPort, listeners: Sequence[str]) -> str | None:
-    """Where the first of these listeners that answers sees the port. None: nobody says."""
-    for address in listeners:
-        seen = await _probe(port, address)
-        if seen is not None:
-            return seen
-    return None
-
-
-async def find_translation(
-    port: LocalPort, listeners: Sequence[str], own_hosts: frozenset[str]
-) -> tuple[str | None, Translation | None]:
-    """Where one of the listeners sees the port, and what it says that another one, on an unlike host, sees it so too or
-    not. `own_hosts` are those of this machine's interfaces. (None, None): nobody answers; None as the kind: only one
-    does, and sees a translated host."""
-    first, *others = listeners
-    unlike = [each for each in others if parse_address(each).host != parse_address(first).host]
-    found = await asyncio.gather(_probe(port, first), *(_probe(port, each) for each in unlike[:1]))
-    seen = [address for address in found if address is not None]
-    if not seen:
-        return None, None
-    if len(set(seen)) > 1:
-        return seen[0], "dependent"
-    if parse_address(seen[0]).host in own_hosts:
-        return seen[0], "none"
-    return seen[0], "independent" if len(seen) > 1 else None
-
-
-async def _probe(port: LocalPort, address: str) -> str | None:
-    try:
-        return await port.probe(address, timeout=5.0)
-    except (ConnectError, AddressError):
-        return None

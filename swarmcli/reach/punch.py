@@ -21,8 +21,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import closing
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -30,16 +30,16 @@ import msgspec
 from swarmcli.backoff import Backoff
 from swarmcli.errors import CallRefused, ConnectError, NetworkError
 from swarmcli.events import Event, PeerConnected
-from swarmcli.network.addresses import Address, is_direct, parse_address, scope_of
+from swarmcli.network.addresses import is_direct
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, set_within
 from swarmcli.network.task_owner import TaskOwner
-from swarmcli.network.transports.base import Connection, Family, LocalPort, Purpose
+from swarmcli.network.transports.base import Connection, LocalPort, Purpose
 from swarmcli.reach.budgets import ASK_LIMITS, BULK_LIMITS, CONTROL_LIMITS, NEAR_LIMITS, TRIES
-from swarmcli.reach.evidence import Translation, find_translation, outer_address
+from swarmcli.reach.outside import Outside, OwnEnd
 from swarmcli.reach.punch_rules import Pair, Patience, behind_one_router, nearby, pairs_of
-from swarmcli.reach.verdict import Surroundings, family_of, host_of
+from swarmcli.reach.verdict import Surroundings, host_of
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +68,6 @@ _KEPT = 64  # attempts of others at the same time …
 _KEPT_PER_PEER = 16
 _OWN_CONTROL = 4  # own attempts at control connections at the same time
 _OWN_BULK = 12  # the same of bulk connections; fewer than _KEPT_PER_PEER
-_LISTENERS = 4  # that are asked how a port is seen, one after the other
-_TRANSLATION = 600.0  # for which the kind of translation is taken to stay as it is
 _BULK_PAUSE = 30.0  # of circuits for a pair after a bulk connection could not be made directly
 _LOOK_ANYWAY = 30.0  # a direct connection may be lost beside a relayed one, which is no event
 _TOO_NEW = 0.25  # until a new connection's round trip is known
@@ -107,28 +105,10 @@ class Went(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class _OwnEnd:
-    """This end of a connection to be: a port for each family, and where it is seen; if everyone sees it elsewhere, that
-    says at least which router is in front of it."""
-
-    ports: dict[Family, LocalPort] = field(default_factory=dict)
-    seen: dict[Family, str] = field(default_factory=dict)
-    dependent: dict[Family, str] = field(default_factory=dict)
-
-    @property
-    def anywhere(self) -> list[str]:
-        return [*self.seen.values(), *self.dependent.values()]
-
-    def close(self) -> None:
-        for port in self.ports.values():
-            port.close()
-
-
-@dataclass
 class _Kept:
     """An asked end keeps this until it is told to go."""
 
-    end: _OwnEnd
+    end: OwnEnd
     purpose: Purpose
     expiry: asyncio.TimerHandle
     tries: int = 0
@@ -143,14 +123,13 @@ class Puncher:
         self.successes = 0  # … that worked
         self._endpoint = endpoint
         self._around = around
+        self.outside = Outside(endpoint, around)
         self._patience = Patience()
         self._bulk_pauses = Backoff[PeerID](_BULK_PAUSE, _BULK_PAUSE)
         self._dials = {Purpose.CONTROL: CONTROL_LIMITS.meter(), Purpose.BULK: BULK_LIMITS.meter()}
         self._asks = {Purpose.CONTROL: ASK_LIMITS.meter(), Purpose.BULK: BULK_LIMITS.meter()}
         self._near_dials = NEAR_LIMITS.meter()
         self._bulk_turns = asyncio.Semaphore(_OWN_BULK)
-        self._translations: dict[Family, tuple[Translation, float]] = {}  # with the time at which it was found
-        self._outer_hosts: dict[Family, str] = {}  # where this peer was seen last, when somebody said so
         self._relayed: set[PeerID] = set()  # of these, as far as it was noticed …
         self._looked_at = float("-inf")  # … when all were looked at
         self._under_way: set[PeerID] = set()
@@ -162,12 +141,12 @@ class Puncher:
     async def start(self) -> None:
         self._endpoint.serve(ASK, PunchAsk, self._asked)
         self._endpoint.serve(GO, Go, self._go)
-        self._endpoint.punch_bulk = self.bulk
+        self._endpoint.on_bulk_wanted(self.bulk)
         self._tasks.hear(self._endpoint.events, self._on_event)
         self._tasks.keep(self._endpoint.events, self._keep)
 
     async def close(self) -> None:
-        self._endpoint.punch_bulk = None
+        self._endpoint.on_bulk_wanted(None)
         self._endpoint.withdraw(ASK, GO)
         await self._tasks.close()
         for key in list(self._kept):
@@ -176,15 +155,9 @@ class Puncher:
     def forget(self) -> None:
         """This machine is in another network: nothing that was found out about routers holds."""
         self._patience.forget()
-        self._translations.clear()
-        self._outer_hosts.clear()
+        self.outside.forget()
         self._bulk_pauses.clear()
         self._event.set()
-
-    def translation(self, family: Family) -> Translation | None:
-        """How this peer's routers translate, as far as it was found out in the last ten minutes."""
-        kind, at = self._translations.get(family, (None, 0.0))
-        return kind if kind is not None and loop_time() - at < _TRANSLATION else None
 
     # ---- when
 
@@ -274,7 +247,7 @@ class Puncher:
     async def _punch(self, peer: PeerID, purpose: Purpose) -> Connection | None:
         """A connection that both ends dialed; None: an ordinary one has come about instead. Raises NetworkError."""
         number, self._next_number = self._next_number, self._next_number + 1
-        with closing(_OwnEnd()) as own:
+        with closing(OwnEnd()) as own:
             ready = await self._both_ready(own, peer, PunchAsk(number, purpose))
             if purpose is Purpose.CONTROL and await self._meet_nearby(peer, number, own, ready):
                 return None
@@ -288,10 +261,10 @@ class Puncher:
                     return connection
         raise ConnectError(f"{TRIES} times the two ends did not meet")
 
-    async def _both_ready(self, own: _OwnEnd, peer: PeerID, ask: PunchAsk) -> Ready:
+    async def _both_ready(self, own: OwnEnd, peer: PeerID, ask: PunchAsk) -> Ready:
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._prepare(own))
+                group.create_task(self.outside.prepare(own))
                 ready = group.create_task(self._endpoint.call(peer, ASK, ask, Ready, timeout=_ASKING))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
@@ -322,7 +295,7 @@ class Puncher:
             logger.debug("%s did not go: %s", peer.short, error)
             return None
 
-    async def _meet_nearby(self, peer: PeerID, number: int, own: _OwnEnd, ready: Ready) -> bool:
+    async def _meet_nearby(self, peer: PeerID, number: int, own: OwnEnd, ready: Ready) -> bool:
         """Whether the two, seen at one host, are connected inside their network, whichever of them could dial."""
         pairs = pairs_of(own.anywhere, (*ready.seen, *ready.dependent))
         if not behind_one_router(pairs):
@@ -348,9 +321,9 @@ class Puncher:
         if not self._asks[ask.purpose].take(loop_time(), peer=peer, network=""):
             raise CallRefused("budget", "ports were opened often enough for now")
         expiry = asyncio.get_running_loop().call_later(_KEPT_FOR, self._drop, key)
-        kept = self._kept[key] = _Kept(_OwnEnd(), ask.purpose, expiry)
+        kept = self._kept[key] = _Kept(OwnEnd(), ask.purpose, expiry)
         try:
-            await self._prepare(kept.end)
+            await self.outside.prepare(kept.end)
         except ConnectError as error:
             self._drop(key)
             raise CallRefused("unseen", str(error)) from error
@@ -390,64 +363,6 @@ class Puncher:
             kept.end.close()
 
     # ---- both
-
-    async def _prepare(self, end: _OwnEnd) -> None:
-        """Opens a port in each family and finds out how it is seen. Raises ConnectError."""
-        listeners = self._listeners()
-        for family in listeners:
-            with suppress(OSError):  # this machine has no such addresses now
-                end.ports[family] = self._endpoint.local_port(family)
-        async with asyncio.TaskGroup() as group:
-            for family, port in end.ports.items():
-                group.create_task(self._look(end, family, port, listeners[family]))
-        if not end.anywhere:
-            self._guess(end)
-        if not end.anywhere:
-            raise ConnectError("nobody outside says how it is seen")
-
-    def _guess(self, end: _OwnEnd) -> None:
-        """Nobody is left who says how a port is seen. Most routers leave it as it is, so the two try that."""
-        for family, host in self._outer_hosts.items():
-            with suppress(OSError):
-                port = end.ports.get(family) or self._endpoint.local_port(family)
-                end.ports[family] = port
-                end.seen[family] = port.guess(host)
-
-    async def _look(self, end: _OwnEnd, family: Family, port: LocalPort, listeners: Sequence[str]) -> None:
-        kind = self.translation(family)
-        if kind is None:
-            seen, kind = await find_translation(port, listeners, self._around().hosts)
-            if kind is not None:
-                self._translations[family] = kind, loop_time()
-        else:
-            seen = await outer_address(port, listeners)
-        if seen is not None and family_of(host_of(seen)) == family:
-            (end.dependent if kind == "dependent" else end.seen)[family] = seen
-            if kind != "dependent":
-                self._outer_hosts[family] = host_of(seen)
-
-    def _listeners(self) -> dict[Family, list[str]]:
-        """Where peers outside this network have answered this one's dials, the nearest first, by family: strangers have
-        these dialed, so not where a peer merely says that it is."""
-        found: dict[Family, dict[Address, None]] = {}
-        around = self._around()
-        trip = self._endpoint.round_trip
-        for peer in sorted(self._endpoint.connected(), key=lambda peer: trip(peer) or float("inf")):
-            seen = self._endpoint.seen(peer)
-            if seen is None or not seen.dialed or seen.relayed or seen.punched:
-                continue
-            for address in (seen.remote_address, *filter(is_direct, self._endpoint.first_hand(peer))):
-                place = replace(parse_address(address), peer_id=peer)
-                if not around.is_near(place.host):
-                    found.setdefault(family_of(place.host), {})[place] = None
-        listeners: dict[Family, list[str]] = {}
-        for family, places in found.items():
-            # Those of the widest scope: somebody in a provider's network, between two routers, sees another host than
-            # the internet does.
-            scopes = {place: scope_of(place.host) or 0 for place in places}
-            farthest = [str(place) for place, scope in scopes.items() if scope == max(scopes.values())]
-            listeners[family] = farthest[:_LISTENERS]
-        return listeners
 
     def _allowed(self, peer: PeerID, purpose: Purpose, pairs: list[Pair]) -> list[Pair]:
         """Further connections lead to where the first one has proved that the peer is."""

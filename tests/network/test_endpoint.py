@@ -49,7 +49,7 @@ class Busy:
 @simulated
 async def test_a_client_is_called_back_by_whom_it_dialed_and_by_nobody_else() -> None:
     async with endpoints(MemoryNetwork(), 3, clients=(1, 2)) as [a, client, other]:
-        assert client.addresses == () and not a.can_reach(client.peer_id)
+        assert client.addresses == () and not a.addresses_of(client.peer_id)
         with pytest.raises(PeerUnreachable):
             await reaches(a, client)
         assert now() == 0  # it is known at once

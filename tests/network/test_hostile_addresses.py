@@ -95,7 +95,7 @@ async def test_in_one_lan_peers_find_each_other_by_addresses_of_the_lan() -> Non
         b.learn(c.peer_id, c.addresses, horizon=b.horizon(a.peer_id))
         assert await reaches(b, c)
         b.learn(ABSENT, ["memory://127.0.0.1:22"], horizon=b.horizon(a.peer_id))
-        assert not b.can_reach(ABSENT), "another machine of the LAN means itself by that"
+        assert not b.addresses_of(ABSENT), "another machine of the LAN means itself by that"
 
 
 @simulated
@@ -106,11 +106,11 @@ async def test_once_strangers_from_beyond_were_met_records_name_no_inner_hosts()
         await b.connect(a.addresses[0], timeout=5)
         await asyncio.sleep(1)
         a.learn(ABSENT, ["memory://192.168.1.9:1"])
-        assert a.can_reach(ABSENT)
+        assert a.addresses_of(ABSENT)
         await place.stranger(a, STRANGER)
         other = Identity.from_seed(405).peer_id
         a.learn(other, ["memory://192.168.1.9:1"])
-        assert not a.can_reach(other)
+        assert not a.addresses_of(other)
 
 
 @simulated

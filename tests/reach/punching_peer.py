@@ -128,7 +128,7 @@ class Home:
         return self._figures()
 
     def _figures(self) -> dict[str, Any]:
-        kinds = {family: self.puncher.translation(family) for family in ("IPv4", "IPv6")}  # type: ignore[arg-type]
+        kinds = {family: self.puncher.outside.translation(family) for family in ("IPv4", "IPv6")}  # type: ignore[arg-type]
         return {"attempts": self.puncher.attempts, "translation": kinds}
 
     def _way(self, peer: PeerID) -> str:

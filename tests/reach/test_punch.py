@@ -132,7 +132,7 @@ async def test_where_one_router_shows_each_connection_at_another_port_the_relay_
         assert await reaches(a.endpoint, b.endpoint)
         await asyncio.sleep(60)
         assert not world.direct() and await reaches(b.endpoint, a.endpoint)
-        assert world.puncher(world.clients[1]).translation("IPv4") == "dependent"
+        assert world.puncher(world.clients[1]).outside.translation("IPv4") == "dependent"
         assert world.dials("5.2.0.1", "5.3.0.1") == 0, "it was known before that this cannot work"
 
 

@@ -19,8 +19,8 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.transports.tcp.interfaces import announced_addresses
 from swarmcli.peer.linked import visitor_of
-from swarmcli.reach.evidence import find_translation
 from swarmcli.reach.mapping import NOT_ASKED, Mapping, PortMapping, default_gateway
+from swarmcli.reach.outside import find_translation
 from swarmcli.reach.rates import measure
 from swarmcli.reach.reach import Reach
 from swarmcli.reach.verdict import Family, ReachVerdict, family_of, host_of
