@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -104,18 +104,15 @@ def stop(options: StopOptions) -> None:
     registry, silently = LocalPeers(), options.quiet or options.as_json
     peers = options.peers_of(registry)
     results = [_asked(each, partial(_ask_to_stop, registry, each, options.now)) for each in peers]
-    asked = [each for each, result in zip(peers, results, strict=True) if "error" not in result]
     if not silently:
         _say_what_takes_time(results)
     with _shown(silently) as show:
-        left = _wait_for_end(registry, asked, show)
-    unasked = {each.home for each in peers} - {each.home for each in asked}
-    silent = _left_after(STOP.answer, registry, unasked)
+        left = _wait_for_end(registry, dict(zip(peers, results, strict=True)), show)
     for each, result in zip(peers, results, strict=True):
-        if "error" in result and each.home not in silent:
-            del result["error"]  # it was leaving by itself, and had hung up already
         if each.home in left:
-            result["error"] = "it has not ended yet; it may be saving; `swarm stop --now` ends it"
+            result.setdefault("error", "it has not ended yet; it may be saving; `swarm stop --now` ends it")
+        else:
+            result.pop("error", None)  # it was leaving by itself, and had hung up already
         result["stopped"] = "error" not in result
     _tell(results, options)
 
@@ -167,30 +164,24 @@ def _stopping(activity: Any) -> str:
     return printable(str(activity["sentence"])) if _hands_in(activity) else "stopping"
 
 
-def _wait_for_end(registry: LocalPeers, peers: list[LocalPeer], show: Callable[[str], object]) -> set[str]:
-    """The homes of those that still run when they have had the time to hand in and to save. What is waited for is
-    shown."""
+def _wait_for_end(
+    registry: LocalPeers, asked: Mapping[LocalPeer, Mapping[str, Any]], show: Callable[[str], object]
+) -> set[str]:
+    """The homes of those that still run when they have had the time to hand in and to save; one that could not be asked
+    has less. What is waited for is shown."""
     began = time.monotonic()
-    until = {each.home: began + STOP.save for each in peers}
+    until = {each.home: began + (STOP.answer if "error" in result else STOP.save) for each, result in asked.items()}
     while True:
         living, now = {each.home for each in registry.living()}, time.monotonic()
-        left = [each for each in peers if each.home in living and now < until[each.home]]
+        left = [each for each in asked if each.home in living and now < until[each.home]]
         if not left:
             return until.keys() & living
-        activities = [_activity(registry, each) for each in left]
+        activities = [None if "error" in asked[each] else _activity(registry, each) for each in left]
         for each, activity in zip(left, activities, strict=True):
             if _hands_in(activity):
                 until[each.home] = min(now, began + STOP.hand_in) + STOP.save
         show("\n".join(f"{described(each)}: {_stopping(said)}" for each, said in zip(left, activities, strict=True)))
         time.sleep(STOP.look)
-
-
-def _left_after(seconds: float, registry: LocalPeers, homes: set[str]) -> set[str]:
-    """Which of these homes somebody still runs in after so many seconds at the most."""
-    deadline = time.monotonic() + seconds
-    while (left := homes & {each.home for each in registry.living()}) and time.monotonic() < deadline:
-        time.sleep(STOP.look)
-    return left
 
 
 def _activity(registry: LocalPeers, peer: LocalPeer) -> Any:
