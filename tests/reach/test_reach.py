@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -12,11 +14,12 @@ from swarmcli.errors import CallRefused
 from swarmcli.events import Noticed, WokeUp
 from swarmcli.network.addresses import Scope
 from swarmcli.network.endpoint import SeenPeer
-from swarmcli.network.identity import PeerID
+from swarmcli.network.identity import Identity, PeerID
 from swarmcli.reach.budgets import DialLimits
-from swarmcli.reach.checks import PATIENCE
+from swarmcli.reach.checks import PATIENCE, Checks
 from swarmcli.reach.dialback import DIAL_BACK, DialBackReply, DialBackRequest
 from swarmcli.reach.reach import REST
+from swarmcli.reach.verdict import AskedContact, Family, Surroundings
 from swarmcli.testing.memory_router import MemoryRouter
 from tests.reach.homes import PORT, Homes
 from tests.simulation import now, simulated
@@ -319,3 +322,53 @@ async def test_a_wake_up_is_a_reason_to_ask_again():
         home.endpoint.events.emit(WokeUp(7200.0))
         await asyncio.sleep(10)
         assert home.reach.dialable and home.reach.checks == checks + 1
+
+
+class FakeContact:
+    """Stands where the endpoint and the evidence stand: one contact, connected over IPv4, that also listens at IPv6."""
+
+    def __init__(self, peer: PeerID) -> None:
+        self.peer, self.asked = peer, list[DialBackRequest]()
+        self.random = random.Random(1)
+        self.around = Surroundings()
+
+    def families(self) -> list[Family]:
+        return ["IPv6"]
+
+    def port(self, family: Family) -> int:
+        return PORT
+
+    def candidates(self, family: Family, without: set[PeerID], most: int) -> list[tuple[PeerID, str]]:
+        return [] if self.peer in without else [(self.peer, "2a00:9::/32")]
+
+    def seen(self, peer: PeerID) -> SeenPeer:
+        return SeenPeer("tcp://5.9.0.1:4000", "tcp://5.2.0.1:33000", dialed=True, relayed=False, punched=False)
+
+    def addresses_of(self, peer: PeerID) -> tuple[str, ...]:
+        return "tcp://5.9.0.1:4000", "tcp://[2a00:9::1]:4000"
+
+    async def probe(self, address: str, peer: PeerID, *, timeout: float) -> str:
+        assert address == "tcp://[2a00:9::1]:4000"
+        return "tcp://[2a00:2::2]:33001"
+
+    def round_trip(self, peer: PeerID) -> float:
+        return 0.01
+
+    async def call(self, peer: PeerID, method: str, request: DialBackRequest, kind: type, *, timeout: float) -> Any:
+        self.asked.append(request)
+        return DialBackReply(request.address)
+
+
+@simulated
+async def test_in_a_family_in_which_no_contact_is_connected_the_asker_finds_out_where_it_is_seen_and_names_that():
+    contact = FakeContact(Identity.from_seed(b"contact").peer_id)
+    checks = Checks(contact, contact, lambda: None)  # type: ignore[arg-type]
+    check = asyncio.create_task(checks.run())
+    await asyncio.sleep(0.1)
+    [request] = contact.asked
+    assert request.address == f"tcp://[2a00:2::2]:{PORT}"
+    checks.heard(contact.peer, "tcp://5.9.0.1:40000", bytes(16))  # no nonce of ours
+    assert checks.asked("IPv6") == []
+    checks.heard(contact.peer, "tcp://[2a00:9::1]:40000", request.nonce)
+    await check
+    assert checks.asked("IPv6") == [AskedContact("2a00:9::/32", request.address, proved=True)]
