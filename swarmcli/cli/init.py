@@ -29,7 +29,7 @@ SUFFIXES = (".yaml", ".yml")
 LABELLED_BY = {"token_classification": "tags"}  # the column with names of classes, where it is not `label`
 
 
-class Data(NamedTuple):
+class TrainingData(NamedTuple):
     """What `--data` names. `item`: of `datasets`; None: the shipped one. `begins`: where its relative path begins on
     this computer, "" beside the recipe. `labels`: None where the shipped ones are."""
 
@@ -100,7 +100,7 @@ def init(
     if template == "lora" and base_model is None:
         raise UsageError("lora trains beside a model that is there; name one of the Hub: --base-model owner/name")
     shipped = load_recipe(SHIPPED / f"{template}.yaml")
-    chosen = Data() if data in (None, STDLIB) else _data(file, str(data), shipped)
+    chosen = TrainingData() if data in (None, STDLIB) else _data(file, str(data), shipped)
     texts: dict[str, Any] = {"dataset": chosen.item, "data_dir": chosen.begins, "labels": chosen.labels}
     if base_model is not None:
         if not MODEL_ON_HUB.fullmatch(base_model):
@@ -151,25 +151,25 @@ def _usual_name(file: Path) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", found).strip("-._") or "my-run"
 
 
-def _data(file: Path, data: str, shipped: Recipe) -> Data:
+def _data(file: Path, data: str, shipped: Recipe) -> TrainingData:
     """`data`: a dataset of the Hub, or a file or directory of this computer, for the task of the shipped recipe."""
     path, images = Path(data).expanduser(), shipped.task == "image_classification"
     labelled = BUILT_IN[shipped.task].labelled
     if not path.exists():
         if data.startswith(".") or not re.fullmatch(r"[\w.-]+/[\w.-]+", data):
             raise UsageError(f"{data} is nothing on this computer, nor the name of a dataset (owner/name)")
-        return Data(_item(data, shipped), labels=() if labelled else None)
+        return TrainingData(_item(data, shipped), labels=() if labelled else None)
     absolute, base = path.resolve(), file.absolute().parent.resolve()
     beside = absolute.is_relative_to(base)
     begins = "" if beside else absolute.parent.as_posix()
     named = f"./{absolute.relative_to(base).as_posix() if beside else absolute.name}"
     labels = _labels_in(path, LABELLED_BY.get(shipped.task, "label")) if labelled else None
     if images:
-        return Data({"path": "imagefolder", "data_files": [f"{named}/**"], "streaming": False}, begins, labels)
+        return TrainingData({"path": "imagefolder", "data_files": [f"{named}/**"], "streaming": False}, begins, labels)
     if shipped.datasets[0].source == "huggingface" and shipped.adapter is None and path.suffix not in DATA_SUFFIXES:
         kinds = ", ".join(DATA_SUFFIXES)
         raise UsageError(f"{data} is no file of rows, as {shipped.run_id} reads them; name a {kinds}")
-    return Data(_item(named, shipped), begins, labels)
+    return TrainingData(_item(named, shipped), begins, labels)
 
 
 def _item(path: str, shipped: Recipe) -> dict[str, Any]:

@@ -56,14 +56,14 @@ def recipe_schema() -> dict[str, Any]:
 
 
 def _forbid_without_meaning(section: dict[str, Any]) -> None:
-    """Where a tag is written with a value beside which a key means nothing, the key can only be switched off. A tag
-    that is not written may be so in a file that this one includes."""
+    """Where a selector is written with a value beside which a key means nothing, the key can only be switched off. A
+    selector that is not written may be so in a file that this one includes."""
     rules = []
     for key, field in section.get("properties", {}).items():
-        for tag, values in field.pop("of", {}).items():
+        for selector, values in field.pop("of", {}).items():
             # Another package's task knows itself what it reads.
-            others = {"enum": sorted(BUILT_IN.keys() - {*values})} if tag == "task" else {"not": {"enum": values}}
-            beside = {"required": [tag], "properties": {tag: others}}
+            others = {"enum": sorted(BUILT_IN.keys() - {*values})} if selector == "task" else {"not": {"enum": values}}
+            beside = {"required": [selector], "properties": {selector: others}}
             rules.append({"if": beside, "then": {"properties": {key: {"enum": [None, False, []]}}}})
     if rules:
         section["allOf"] = rules

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from swarmcli.recipe.patterns import ON_HUB
-from swarmcli.recipe.section import REQUIRED, Conflict, Section, advised, shared, tags_of
+from swarmcli.recipe.section import REQUIRED, Conflict, Section, advised, selectors_of, shared
 
 # Formats of the library `datasets`: others read files that can run code.
 FORMATS = ("json", "parquet", "csv", "text", "imagefolder")
@@ -125,7 +125,7 @@ class HuggingFaceDataset(DatasetSettings):
 
 
 # Of conversations: how they are read.
-CHAT_KEYS = frozenset(name for name, info in HuggingFaceDataset.model_fields.items() if tags_of(info) == _CHAT)
+CHAT_KEYS = frozenset(name for name, info in HuggingFaceDataset.model_fields.items() if selectors_of(info) == _CHAT)
 AnyDataset: TypeAlias = FilesDataset | StdlibDataset | HuggingFaceDataset
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from swarmcli.recipe.dataset import UTF_8, AnyDataset, HuggingFaceDataset
 from swarmcli.recipe.optimizers import OPTIMIZERS
 from swarmcli.recipe.patterns import MODEL_ON_HUB
-from swarmcli.recipe.section import Section, tags_of
+from swarmcli.recipe.section import Section, selectors_of
 from swarmcli.recipe.task_names import BUILT_IN
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ Contradictions = Iterator[tuple[str, str]]  # the path of a key, and what is sai
 
 
 def without_meaning(section: Section, path: str = "") -> Contradictions:
-    """The keys that are written where they mean nothing, by the tags of the schema. What is switched off is let pass:
-    files of other trainers say that too."""
+    """The keys that are written where they mean nothing, by the selectors of the schema. What is switched off is let
+    pass: files of other trainers say that too."""
     for name, info in type(section).model_fields.items():
         value, key = getattr(section, name), f"{path}{name}"
         if isinstance(value, Section):
@@ -29,17 +29,18 @@ def without_meaning(section: Section, path: str = "") -> Contradictions:
             for index, item in enumerate(value):
                 yield from without_meaning(item, f"{key}.{index}.")
         elif name in section.model_fields_set and value is not None and value is not False and value != ():
-            yield from ((key, f"{key} {said}") for said in _beside_tags(section, tags_of(info)))
+            yield from ((key, f"{key} {said}") for said in _beside_selectors(section, selectors_of(info)))
 
 
-def _beside_tags(section: Section, tags: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    for tag, values in tags.items():
-        chosen = getattr(section, tag)
-        if chosen in values or (tag == "task" and chosen not in BUILT_IN):  # another package's task knows what it reads
+def _beside_selectors(section: Section, selectors: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    for selector, values in selectors.items():
+        chosen = getattr(section, selector)
+        # The task of another package knows itself what it reads.
+        if chosen in values or (selector == "task" and chosen not in BUILT_IN):
             continue
-        beside = f"beside {tag}: {chosen}" if chosen else f"without {tag}"
+        beside = f"beside {selector}: {chosen}" if chosen else f"without {selector}"
         choices = " or ".join(filter(None, [", ".join(values[:-1]), values[-1]]))
-        yield f"has no meaning {beside}; remove it, or take {tag}: {choices}"
+        yield f"has no meaning {beside}; remove it, or take {selector}: {choices}"
 
 
 def conflicts_in(recipe: Recipe) -> Contradictions:
@@ -180,7 +181,7 @@ def _of_steps(recipe: Recipe) -> Contradictions:
         larger = f"is larger than an outer step of the whole swarm ({target})"
         yield "outer.inner_batch_size", f"an inner step of {inner} samples of one peer {larger}; {fix}"
     known = OPTIMIZERS[optimizer].statistics
-    for each in set(recipe.averaging.average_opt_statistics) - set(known):
+    for each in (each for each in recipe.averaging.average_opt_statistics if each not in known):
         said = f"{optimizer} keeps no statistic {each!r}; it has {' and '.join(known)}"
         yield "averaging.average_opt_statistics", said
     if recipe.delay.grad_averaging and recipe.delay.optimizer_step is False:

@@ -4,8 +4,8 @@
 `advised` ones as well, but a volunteer who joins by a link begins with the run's.
 
 Keys are flat, by axolotl's names, so a key says itself where it means something: `of={"method": ("powersgd",
-"poweref")}` is one that has a meaning for these values of the key `method` beside it, its tag. Whoever writes it with
-another is told the values that it belongs to (`rules.conflicts_in`).
+"poweref")}` is one that has a meaning for these values of the key `method` beside it, its selector. Whoever writes it
+with another is told the values that it belongs to (`rules.without_meaning`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from pydantic.fields import FieldInfo
 REQUIRED: Any = ...
 
 
-Tags: TypeAlias = Mapping[str, Sequence[str]]
+Selectors: TypeAlias = Mapping[str, Sequence[str]]
 
 
-def shared(default: Any, meaning: str, *, of: Tags | None = None, **constraints: Any) -> Any:
+def shared(default: Any, meaning: str, *, of: Selectors | None = None, **constraints: Any) -> Any:
     """A field that must agree between all peers."""
-    extra: dict[str, Any] = {"agree": True} | ({"of": {tag: list(values) for tag, values in of.items()}} if of else {})
+    extra: dict[str, Any] = {"agree": True} | (
+        {"of": {selector: list(values) for selector, values in of.items()}} if of else {}
+    )
     return Field(default, description=meaning, json_schema_extra=extra, **constraints)
 
 
@@ -44,7 +46,7 @@ def is_shared(info: FieldInfo) -> bool:
     return isinstance(extra, dict) and bool(extra["agree"])
 
 
-def tags_of(info: FieldInfo) -> Tags:
+def selectors_of(info: FieldInfo) -> Selectors:
     """For which values of which keys beside it a field has a meaning; {}: for all."""
     extra = info.json_schema_extra
     return dict(extra.get("of", {})) if isinstance(extra, dict) else {}  # type: ignore[arg-type]

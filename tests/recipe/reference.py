@@ -24,7 +24,7 @@ from swarmcli.recipe import (
 from swarmcli.recipe.dataset import DatasetSettings
 from swarmcli.recipe.document import arms, is_section
 from swarmcli.recipe.problems import as_written
-from swarmcli.recipe.section import is_shared, tags_of
+from swarmcli.recipe.section import is_shared, selectors_of
 from swarmcli.recipe.settings import (
     AveragingSettings,
     CheckpointSettings,
@@ -86,7 +86,8 @@ def _default(info: FieldInfo) -> str:
 
 
 def _meaning(info: FieldInfo) -> str:
-    meaning = (info.description or "") + "".join(f" ({tag}: {', '.join(of)})" for tag, of in tags_of(info).items())
+    belongs = (f" ({selector}: {', '.join(values)})" for selector, values in selectors_of(info).items())
+    meaning = (info.description or "") + "".join(belongs)
     choices = [choice for arm in arms(info.annotation) for choice in get_args(arm) if isinstance(choice, str)]
     if len(choices) < 2 or set(choices) <= set(re.findall(r"\w+", meaning)):
         return meaning

@@ -13,7 +13,7 @@ from swarmcli.recipe import HuggingFaceDataset, Recipe, differing_keys, digest_o
 from swarmcli.recipe.adapters import KEYS, adapter_fields
 from swarmcli.recipe.document import arms, at
 from swarmcli.recipe.problems import all_keys, as_written
-from swarmcli.recipe.section import tags_of
+from swarmcli.recipe.section import selectors_of
 
 from .recipes import SMALL, refused, small
 
@@ -135,22 +135,24 @@ BESIDE = {
     "sample_packing": "seq2seq",
     "labels": "causal_lm",
 }
-TAGGED = {key: tags_of(info) for key, info in all_keys(Recipe).items() if tags_of(info) and "evaluation" not in key}
+KEYS_OF = {key: selectors_of(info) for key, info in all_keys(Recipe).items() if "evaluation" not in key}
+SELECTED = {key: selectors for key, selectors in KEYS_OF.items() if selectors}
 
 
-@pytest.mark.parametrize("key", TAGGED)
+@pytest.mark.parametrize("key", SELECTED)
 def test_a_key_is_refused_beside_each_value_with_which_it_means_nothing_and_told_where_it_belongs(key: str) -> None:
     section, _, name = key.replace("datasets.", "datasets.0.").replace("groups.", "groups.0.").rpartition(".")
     here = f"{section}." if section else ""
     value = VALUES.get(name) or as_written(all_keys(Recipe)[key].default)
     rows = ["datasets.0={path: a.jsonl}"] if section == "datasets.0" else []
-    ((tag, values),) = TAGGED[key].items()
-    annotation = (HuggingFaceDataset if rows else at(Recipe, section.split(".") if section else [])).model_fields[tag]
+    ((selector, values),) = SELECTED[key].items()
+    model = HuggingFaceDataset if rows else at(Recipe, section.split(".") if section else [])
+    annotation = model.model_fields[selector]
     others = {each for arm in arms(annotation.annotation) for each in get_args(arm)} - {*values}
-    others = others or {BESIDE.get(name) or BESIDE[tag]}
+    others = others or {BESIDE.get(name) or BESIDE[selector]}
     for other in others:
-        said = refused(SMALL, *rows, f"{here}{tag}={other}", f"{here}{name}={value}")
-        without = "without" if other == "null" else f"beside {tag}: {other}"
+        said = refused(SMALL, *rows, f"{here}{selector}={other}", f"{here}{name}={value}")
+        without = "without" if other == "null" else f"beside {selector}: {other}"
         assert f"--set {here}{name}={value}: {here}{name} has no meaning {without}" in said
         assert all(each in said.partition("; remove it, or take ")[2] for each in values)
 

@@ -152,5 +152,5 @@ KEPT = json.loads((Path(__file__).parents[1] / "kept" / "recipes.json").read_tex
 
 @pytest.mark.parametrize(("overrides", "digest"), KEPT)
 def test_recipes_of_former_builds_are_read_and_keep_their_fingerprint(overrides: list[str], digest: str) -> None:
-    """One with each section. Made by `digest_of(small(*overrides))` of the build before keys had tags (c5552e47)."""
+    """One with each section. Made by `digest_of(small(*overrides))` of the build c5552e47."""
     assert digest_of(small(*overrides)) == digest
