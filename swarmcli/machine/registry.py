@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 VARIABLE = "SWARM_RUNTIME_DIR"
 OF_USERS = Path("/run/user")  # where Linux has a directory for each user who is logged in
 MAX_BYTES = 1 << 16  # of a file
-OURS = re.compile(r"(\d{1,10})-(\d{15,19})\.(?:json|token|writing|wishes)")  # former versions have fewer digits
+OURS = re.compile(r"(\d{1,10})-(\d{15,19})\.(?:json|token|writing|wishes)")  # and of former versions
 LOOPBACK = re.compile(r"http://127\.0\.0\.1:(\d{1,5})")  # no other computer, and no name that leads elsewhere
 
 

@@ -105,13 +105,6 @@ wait()
     assert site.run("sys.exit(2) if rank == 1 else wait()") == 2
 
 
-def test_a_site_that_dies_again_and_again_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "STARTS", 3)
-    with pytest.raises(SiteError, match=r"process 0 of this site has a fault; that was the end number 3 of this site"):
-        site.run("if rank == 0:\n    tell(75, 'has a fault')\n    sys.exit(75)\nwait()")
-    assert site.lives() == 3 and len(site.said) == 2
-
-
 def test_epochs_between_deaths_make_a_site_worth_starting_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "STARTS", 2)
     actions = """

@@ -3,12 +3,15 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
+from swarmcli.cli.site import launcher
 from swarmcli.cli.site.process import Launch, SitePast, SiteProcess, WorldRank, world_rank_of_process
 from swarmcli.errors import BootstrapError, CheckpointError, FingerprintError, SiteError
+from swarmcli.peer.activity import STAYS_ASKED
 
 RANK = WorldRank(1, 2, 1)
 
@@ -88,3 +91,34 @@ def test_its_place_is_what_torchrun_says_and_a_lone_process_is_no_site() -> None
     assert world_rank_of_process(environment) == WorldRank(rank=5, size=8, local_rank=1)
     with pytest.raises(SiteError, match="RANK='first' and WORLD_SIZE='4' in the environment are no numbers"):
         world_rank_of_process({"RANK": "first", "WORLD_SIZE": "4"})
+
+
+def test_a_launcher_waits_longer_than_any_peer_stays_and_tells_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    configs = list[Any]()
+    monkeypatch.setattr(
+        "torch.distributed.launcher.api.elastic_launch", lambda config, _: configs.append(config) or list
+    )
+    launcher.launch(tmp_path, 0, 2, [])
+    (config,) = configs
+    if hasattr(config, "shutdown_timeout"):  # an older torch waits for 30 seconds, and its processes know that
+        assert config.shutdown_timeout > STAYS_ASKED + 60
+        assert SiteProcess(RANK, None).patience > STAYS_ASKED
+
+
+def test_a_site_that_dies_again_and_again_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    lives = list[int]()
+
+    def die(home: Path, life: int, *_: object) -> None:
+        lives.append(life)
+        assert life < 100
+        raise ChildFailedError("swarm", {1: ProcessFailure(1, 1234, -9, "")})
+
+    monkeypatch.setattr(launcher, "launch", die)
+    with pytest.raises(SiteError, match=r"process 1 of this site was ended by SIGKILL .* end number 6 of this site"):
+        launcher.run_site(tmp_path, 2, [], lambda text: None)
+    assert lives == list(range(6))
