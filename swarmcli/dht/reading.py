@@ -99,7 +99,9 @@ async def read(core: NodeCore, reads: Sequence[KeyRead], *, latest: bool) -> lis
             enough=lambda: not latest and bool(reading.records),
         )
 
-    return await asyncio.gather(*map(one, reads))
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(reading)) for reading in reads]
+    return [task.result() for task in tasks]
 
 
 def read_own(core: NodeCore, reading: KeyRead) -> None:

@@ -77,11 +77,15 @@ async def write(core: NodeCore, records: Sequence[Record]) -> list[StoreResult]:
             before = len(failed)
             nearest = await core.search(target, seek)
             lacking = [each for each in nearest if any((each.peer_id, i) not in tried for i in of_key[target])]
-            await asyncio.gather(*map(put, lacking))
+            async with asyncio.TaskGroup() as group:
+                for contact in lacking:
+                    group.create_task(put(contact))
             if len(failed) == before:
                 return
 
-    await asyncio.gather(*map(place, of_key))
+    async with asyncio.TaskGroup() as placing:
+        for target in of_key:
+            placing.create_task(place(target))
     return results
 
 
