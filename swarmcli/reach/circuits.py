@@ -31,6 +31,7 @@ from swarmcli.errors import (
     HandshakeError,
     NetworkError,
     OwnAddressError,
+    UnknownMethod,
     WrongPeerError,
 )
 from swarmcli.network.addresses import Address, Scheme, format_address, is_direct, parse_address
@@ -195,6 +196,8 @@ class RelayTransport:
                 relay, JOIN, JoinRequest(target), Joining, timeout=self.limits.dial_timeout
             )
             return joining.token
+        except UnknownMethod:
+            raise ConnectError("this relay is of an older version of swarm, and has to be updated") from None
         finally:
             self._needed[relay] -= 1
             self._needed += Counter()  # keeps those above 0

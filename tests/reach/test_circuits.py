@@ -342,3 +342,13 @@ async def test_a_limit_holds_for_circuits_and_nobody_on_them_is_taken_for_dead()
         for stream in streams:
             stream.cancel()
         await asyncio.wait(streams)
+
+
+@simulated
+async def test_a_relay_of_an_older_version_is_named_as_one() -> None:
+    async with scene() as peers:
+        endpoint, _ = await peers.relay()
+        a, b = await peers.pair(endpoint)
+        endpoint.withdraw(JOIN)
+        with pytest.raises(ConnectError, match="older version of swarm"):
+            await a.transport.dial(b.address(endpoint), b.peer_id, Purpose.CONTROL, 5)
