@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from swarmcli.checkpoints.directory import CheckpointDirectory, Keep
 from swarmcli.checkpoints.layout import BEST, LATEST, find_checkpoint
 from swarmcli.checkpoints.looking import CheckpointInfo, listing, verify
-from swarmcli.cli.local import Json, Quiet, in_columns
+from swarmcli.cli.console import out, plain_table
+from swarmcli.cli.local import Json, Quiet
 from swarmcli.errors import CheckpointError
 from swarmcli.machine.places import places_of_runs
 from swarmcli.words import format_size, plural, printable, roughly
@@ -56,7 +58,7 @@ def list_(path: CheckpointsPath = None, as_json: Json = False, quiet: Quiet = Fa
     if as_json:
         typer.echo(json.dumps([_plain(info) for info in found]))
     elif found:
-        typer.echo("\n".join(lines_of(found, time.time())))
+        show(found, time.time())
     elif not quiet:
         typer.echo(NONE_HERE if path is None else f"there is no checkpoint in {path}", err=True)
 
@@ -171,29 +173,30 @@ def looked_for(path: Path | None) -> list[CheckpointInfo]:
     return below or [info for info in listing(one.parent) if info.path == one]
 
 
-def lines_of(found: Sequence[CheckpointInfo], now: float) -> list[str]:
-    """A heading for each directory, and a line for each checkpoint, in columns."""
-    lines: list[str] = []
+def show(found: Sequence[CheckpointInfo], now: float) -> None:
+    """A heading for each directory, and a line for each checkpoint."""
     for directory in dict.fromkeys(info.path.parent for info in found):
         here = [info for info in found if info.path.parent == directory]
         run_id = next((info.run_id for info in here if info.run_id), "of no run that can be read")
-        rows = [("epoch", "written", "size", "loss", "stays as", "link"), *(_row(info, now) for info in here)]
-        lines += [
-            *([""] if lines else []),
-            printable(f"{run_id}: {directory}", 2000),
-            *(f"  {line}" for line in in_columns(rows, right=range(4))),
-        ]
-    return lines
+        table = plain_table()
+        for column in ("epoch", "written", "size", "loss"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for column in ("stays as", "link"):
+            table.add_column(column)
+        for info in here:
+            table.add_row(*_row(info, now))
+        out.print(Text(printable(f"{run_id}: {directory}", 2000)), soft_wrap=True)
+        out.print(table)
 
 
 def _row(info: CheckpointInfo, now: float) -> tuple[str, ...]:
     loss = "" if info.loss is None else f"{info.loss:.4f}"
     links = [name for name, is_it in (("latest", info.latest), ("best", info.best)) if is_it]
-    stays, age = ", ".join(info.kept) or "no", roughly(now - info.written)
     said = f"DAMAGED: {info.problem}" if info.problem else " ".join(links)
+    stays = ", ".join(info.kept) or "no"
     return (
         str(info.epoch),
-        f"{age} ago",
+        f"{roughly(now - info.written)} ago",
         format_size(info.bytes),
         loss,
         stays,

@@ -19,7 +19,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from swarmcli.cli.console import clock as time_of_day
-from swarmcli.cli.console import epoch_line, event_line, number
+from swarmcli.cli.console import epoch_line, event_line, number, plain_table
 from swarmcli.events import EpochAdvanced, Event, Events
 from swarmcli.journal import Line, Recorder, printable
 from swarmcli.run.values import Me, PeerStatus, RunStatus
@@ -213,7 +213,7 @@ def _peers(status: RunStatus, width: int, most: int) -> Table:
     here = [peer for peer in status.peers if peer.health not in ("left", "lost")]
     listed = sorted(here, key=lambda peer: (not peer.me, peer.role != "trainer", peer.peer_id))
     rows = [_cells(peer, status) for peer in listed[:most]]
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
+    table = plain_table()
     columns = _columns(rows, width)
     for column in columns:
         justify: JustifyMethod = "left" if column in ("peer", "role") else "right"

@@ -1,6 +1,6 @@
 """Which of this user's running peers a verb means, and how they are called. Light to import: it answers at once."""
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from inspect import signature
@@ -80,15 +80,3 @@ def spread(verb: Callable[[Any], None]) -> Callable[..., None]:
 def described(peer: LocalPeer) -> str:
     """For example: Ada (trainer of stdlib-lm)."""
     return printable(f"{peer.label} ({peer.role} of {peer.run_id})")
-
-
-def in_columns(rows: Sequence[Sequence[str]], right: Container[int]) -> list[str]:
-    """A line for each row, every column as wide as its longest cell; those whose numbers are in `right` end alike."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if n in right else cell.ljust(width)
-            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
