@@ -62,7 +62,7 @@ STATES: Mapping[State, StateInWords] = {
     "averaging": StateInWords("averaging", "good", False, "averaging with the others…"),
     "synchronizing": StateInWords("catching up with the run", "warn", True, "looking where the run is"),
     "stranded": StateInWords("waiting: out of reach of the others", "bad", True, "nobody in reach holds the model"),
-    "following": StateInWords("computing nothing: its samples cannot count", "warn"),
+    "following": StateInWords("computing nothing", "warn"),
     "standing": StateInWords("waiting: the run stands", "warn", True, "it does not end"),
     "finished": StateInWords("finished", "good", True, "the run is complete"),
 }

@@ -78,7 +78,8 @@ def sentence(status: RunStatus, activity: ActivityStatus, rate: float) -> str:
         return activity.sentence[:1].upper() + activity.sentence[1:]
     if status.state not in ("training", "averaging"):
         told = status.download if status.state == "synchronizing" else ""
-        words = told or STATES[status.state].words.replace("its samples", "your samples")
+        words = told or STATES[status.state].words
+        words += ": your samples cannot count" if status.state == "following" else ""
         return words[:1].upper() + words[1:] + ("" if status.state == "synchronizing" else f", {status.where}")
     match status.role:
         case "trainer":

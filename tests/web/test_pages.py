@@ -160,7 +160,7 @@ def test_a_limit_that_leaves_no_part_says_so_where_it_is_set_until_that_is_over(
     page.keyboard.press("Tab")
     expect_text(page, "#limits .limit:has(#limit-upload) .seat", seat)
     expect_text(page, "#seat", seat)
-    expect_text(page, "#activity", "Computing nothing: its samples cannot count")
+    expect_text(page, "#activity", "Computing nothing")
     run.seat, run.state = "", "training"
     expect_text(page, "#activity", "Training")
     page.wait_for_selector("#limits .limit:has(#limit-upload) .seat", state="hidden")
