@@ -190,20 +190,13 @@ def test_a_line_is_named_where_a_file_contradicts_itself() -> None:
 
 
 def test_what_goes_together_is_taken() -> None:
-    recipe = small(LOCAL, "delay.state_averaging=no", "compression.state_averaging=float16",
-                   "averaging={average_state_every: 2, average_opt_statistics: [exp_avg, exp_avg_sq]}")  # fmt: skip
-    assert not recipe.delay.state_averaging and recipe.averaging.average_state_every == 2
-    recipe = small("local.site={processes: 4, zero: yes}")
-    assert (recipe.local.site.processes, recipe.local.site.zero) == (4, True)
-    assert fingerprint_of(recipe) == fingerprint_of(small()), "a site is not compared with others"
+    """Beside the kept recipes of test_fingerprint.py."""
     recipe = small(SPLIT, "datasets=[{source: huggingface, path: a/b}]")
     assert isinstance(recipe.evaluation.dataset, HuggingFaceDataset) and recipe.evaluation.dataset.split == "validation"
     talks = "evaluation={every_epochs: 1, dataset: {path: chats.jsonl, type: chat_template}}"
     assert small(talks, "chat_template=chatml").chat_template == "chatml"
-    assert small("val_set_size=0.1", "evaluation.every_epochs=5", "datasets=[{path: a/b}]").held_out == 0.1
-    packed = "sample_packing=true"
-    assert small(packed, FLASH, "local.micro_batch_size=1").micro_batch == 1
-    assert small(packed, "local.attn_implementation=sdpa").micro_batch > 1
+    assert small("sample_packing=true", FLASH, "local.micro_batch_size=1").micro_batch == 1
+    assert small("sample_packing=true", "local.attn_implementation=sdpa").micro_batch > 1
 
 
 def test_a_link_brings_no_program(tmp_path: Path) -> None:
