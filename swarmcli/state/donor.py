@@ -12,7 +12,7 @@ import asyncio
 import math
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -26,7 +26,7 @@ from swarmcli.network.prefix import Prefix
 from swarmcli.state.pins import Pin, Pins, gone
 from swarmcli.state.snapshot import MAX_VERSION, PinnedState, Snapshot
 from swarmcli.state.witnesses import RootAnswer, RootQuestion, root_method
-from swarmcli.tasks import Bell, unless_stuck
+from swarmcli.tasks import Bell, beside, unless_stuck
 
 LIBRARY = f"torch {torch.__version__.partition('+')[0]}"  # by which this peer's states are made
 MAX_CHUNKS_AT_ONCE = 64  # of one request
@@ -150,8 +150,14 @@ class StateDonor:
             return idle or any(self._places(ticket) > self._places(each) + 1 for each in self._line)
 
         taking = unless_stuck(stream, PATIENCE, gives_way)
-        async with self._turn(ticket, stream), self._pins.use(request.version, asked) as pin, taking:
-            given = await self._give(pin, stream)
+        async with self._turn(ticket, stream), AsyncExitStack() as stack:
+            # A large state takes a minute to copy and hash; meanwhile the downloader hears that this peer lives.
+            async with beside(stack.enter_async_context(self._pins.use(request.version, asked))) as preparing:
+                while not (await asyncio.wait([preparing], timeout=SIGN_OF_LIFE))[0]:
+                    await stream.send(InLine())
+            pin = preparing.result()
+            async with taking:
+                given = await self._give(pin, stream)
         if given and request.version and (addresses := self._endpoint.own_word(peer)):
             self._done.setdefault(request.version, deque(maxlen=MAX_NAMED)).append(Holder(peer, addresses))
             self._news.ring()

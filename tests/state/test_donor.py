@@ -178,6 +178,20 @@ async def test_two_versions_are_downloaded_at_once_and_the_third_one_waits() -> 
 
 
 @simulated
+async def test_a_state_that_takes_minutes_to_copy_and_hash_is_waited_for() -> None:
+    async with Newcomers(1, 1, 50_000) as swarm:
+        provide = swarm.donors[0]._pins._provide
+
+        async def slowly(version: bytes) -> Snapshot | None:
+            await asyncio.sleep(150.0)
+            return await provide(version)
+
+        swarm.donors[0]._pins._provide = slowly
+        check(await swarm.download(timeout=300), swarm.states[0])
+        assert swarm.provided == [1]
+
+
+@simulated
 async def test_keys_that_trickle_keep_nobody_out() -> None:
     """Four keys have the four places, or two both versions, and ask for one chunk in 50 s."""
     for versions in ([b"v"] * 4, [b"a", b"b"]):
