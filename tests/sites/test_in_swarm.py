@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from swarmcli.errors import SiteError
 from swarmcli.optim import PowerSGDGradientAverager
 from tests.sharding.threads import in_threads
 from tests.sites.site_training import (
@@ -173,3 +174,29 @@ def test_averages_of_states_reach_all_ranks() -> None:
     assert all(torch.equal(one, other) for one, other in zip(leader[0], member[0], strict=True))
     first, last, theirs = leader[0][0], leader[0][-1], leader[1]
     assert (last - theirs).norm() < (last - first).norm()
+
+
+def fail_while_a_state_is_wanted() -> str:
+    """Rank 0's data cannot be read, while a thread of it waits for the others' next step to copy the state."""
+    said: list[str] = []
+    with pytest.raises((KeyError, SiteError)), site_rank(Plan("adamw", zero=True)) as rank:
+        rank.steps.step(batch_size=0)
+        if rank.optimizer is None:
+            rank.steps.step(batch_size=0)
+
+        def want() -> None:
+            with pytest.raises(SiteError) as failed:
+                rank.optimizer.call(lambda core: core.replica.capture())
+            said.append(str(failed.value))
+
+        wanting = in_thread(want)
+        try:
+            raise KeyError("no such file")
+        finally:
+            rank.steps.break_off()
+            wanting.join()
+    return "".join(said)
+
+
+def test_whoever_waits_for_a_step_of_a_site_that_fails_waits_for_nothing() -> None:
+    assert in_threads(2, fail_while_a_state_is_wanted) == ["rank 0 takes no further step", ""]
