@@ -18,15 +18,17 @@ from swarmcli.checkpoints.layout import BEST, LATEST, find_checkpoint
 from swarmcli.checkpoints.looking import CheckpointInfo, listing, verify
 from swarmcli.cli.console import out, plain_table
 from swarmcli.cli.local import Json, Quiet
+from swarmcli.cli.which import places_of
 from swarmcli.errors import CheckpointError
 from swarmcli.machine.places import places_of_runs
 from swarmcli.words import format_size, plural, printable, roughly
 
-CheckpointsPath = Annotated[
-    Path | None,
+Which = Annotated[
+    str | None,
     typer.Argument(
-        metavar="RUN_ID|PATH",
-        help="A run, a checkpoint, or a directory that holds some at any depth. Default: your runs on this computer.",
+        metavar="LINK|RECIPE|DIRECTORY|RUN",
+        help="Of which run: a link, a recipe, the run's name, a checkpoint, or a directory that holds some at any "
+        "depth. Default: your runs on this computer.",
     ),
 ]
 NONE_HERE = (
@@ -45,7 +47,7 @@ app = typer.Typer(
 
 
 @app.command("list")
-def list_(path: CheckpointsPath = None, as_json: Json = False, quiet: Quiet = False) -> None:
+def list_(path: Which = None, as_json: Json = False, quiet: Quiet = False) -> None:
     """Show which checkpoints there are, of which epoch and loss, and why they stay.
 
     \b
@@ -64,7 +66,7 @@ def list_(path: CheckpointsPath = None, as_json: Json = False, quiet: Quiet = Fa
 
 
 @app.command("verify")
-def verify_(path: CheckpointsPath = None, as_json: Json = False, quiet: Quiet = False) -> None:
+def verify_(path: Which = None, as_json: Json = False, quiet: Quiet = False) -> None:
     """Read checkpoints from end to end, and say whether they are what was written. Ends with 1 if one is not.
 
     \b
@@ -86,7 +88,7 @@ def verify_(path: CheckpointsPath = None, as_json: Json = False, quiet: Quiet = 
 
 @app.command()
 def prune(
-    path: CheckpointsPath = None,
+    path: Which = None,
     keep: Annotated[int | None, typer.Option(min=1, help="So many of the newest stay.")] = None,
     keep_every: Annotated[int | None, typer.Option(min=0, help="Of every so many epochs the first stays.")] = None,
     keep_best: Annotated[int | None, typer.Option(min=0, help="So many of those with the lowest loss stay.")] = None,
@@ -147,26 +149,28 @@ def _is_free(home: Path, stack: ExitStack) -> bool:
     return True
 
 
-def _some(path: Path | None) -> list[CheckpointInfo]:
+def _some(path: str | None) -> list[CheckpointInfo]:
     found = looked_for(path)
     if not found:
         raise CheckpointError(NONE_HERE if path is None else f"there is no checkpoint in {path}")
     return found
 
 
-def looked_for(path: Path | None) -> list[CheckpointInfo]:
-    """Those at or below a path, of a run if the path is its id, or this user's; of each peer the newest first. Raises
-    CheckpointError for what is neither."""
-    if path is None:
+def looked_for(what: str | None) -> list[CheckpointInfo]:
+    """Those that are meant, or this user's; of each peer the newest first. Raises CheckpointError where what is named
+    has none, and what `places_of` raises."""
+    if what is None:
         return [info for place in places_of_runs() for info in listing(place)]
-    if not path.exists():
-        found = looked_for(None)
-        if of_run := [info for info in found if info.run_id == str(path)]:
+    path = Path(what)
+    if not path.exists() or path.suffix in (".yaml", ".yml"):
+        places, run_id, _ = places_of(what)
+        found = {info.path.resolve(): info for place in places if place.is_dir() for info in listing(place)}
+        if of_run := [info for info in found.values() if info.run_id == run_id]:
             return of_run
-        runs = ", ".join(sorted({info.run_id for info in found if info.run_id})) or "none"
+        runs = ", ".join(sorted({info.run_id for info in found.values() if info.run_id})) or "none"
         raise CheckpointError(
-            f"{str(path)!r} is neither a path nor one of your runs with checkpoints ({printable(runs, 500)}); give one "
-            "of these, a checkpoint, or a directory that holds some"
+            f"no checkpoint of the run {run_id} is on this computer; there are some of: {printable(runs, 500)}; give "
+            "one of these, a checkpoint, or a directory that holds some"
         )
     one = find_checkpoint(path) if path.name in (LATEST, BEST) else path
     below = listing(one)

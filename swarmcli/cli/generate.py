@@ -168,11 +168,11 @@ class Conversation:
 def checkpoint_named(word: str) -> Path:
     """The directory of the model that a person names. Raises CheckpointError."""
     path = Path(word)
-    if path.exists():
+    if path.exists() and path.suffix not in (".yaml", ".yml"):
         if (path / CONFIG).is_file() and not (path / MANIFEST).is_file() and path.name not in (LATEST, BEST):
             return path  # a model of transformers, downloaded from the Hub perhaps
         return find_checkpoint(path)
-    found = looked_for(None if word in (LATEST, BEST) else path)
+    found = looked_for(None if word in (LATEST, BEST) else word)
     if not found:
         raise CheckpointError(NONE_HERE)
     return _best(found) if word == BEST else max(found, key=lambda info: info.written).path

@@ -32,35 +32,42 @@ Which = Annotated[
 ]
 
 
-def homes_of(what: str | None, *holding: str) -> list[Path]:
-    """The homes of this user's peers that are meant and hold one of these files: those of running peers first, then
-    monitors', which see most, then the one written last. Raises UsageError where there is none."""
-    running, link, run_id = running_homes(), None, ""
-    known = [*(home.parent if OF_ROLES.fullmatch(home.name) else home for home in running), *places_of_runs()]
+def places_of(what: str | None) -> tuple[list[Path], str, str]:
+    """Directories below which the homes that are meant may lie; the run that they are of, and its fingerprint where a
+    link names it, "": any. Raises UsageError for what is not there, AddressError and RecipeError."""
+    homes = running_homes()
+    known = [*(home.parent if OF_ROLES.fullmatch(home.name) else home for home in homes), *places_of_runs()]
     if what is None:
-        places = [Path.cwd(), *known]
-    elif "://" in what:
+        return [Path.cwd(), *known], "", ""
+    if "://" in what:
         from swarmcli.peer.linked import LinkedRun
         from swarmcli.recipe import parse_link
 
         link = parse_link(what)
-        places, run_id = [LinkedRun(link).path, *known], link.run_id
-    elif Path(what).is_file():
+        return [LinkedRun(link).path, *known], link.run_id, link.fingerprint
+    path = Path(what)
+    if path.is_file():
         from swarmcli.recipe import load_recipe
 
         recipe = load_recipe(what)
-        places, run_id = [recipe.output_dir / recipe.run_id, *known], recipe.run_id
-    elif Path(what).exists():
-        places = [Path(what)]
-    elif len(Path(what).parts) > 1 or Path(what).suffix in (".yaml", ".yml"):
+        return [recipe.output_dir / recipe.run_id, *known], recipe.run_id, ""
+    if path.exists():
+        return [path], "", ""
+    if len(path.parts) > 1 or path.suffix in (".yaml", ".yml"):
         raise UsageError(f"{what} does not exist; name a recipe, a peer's directory or one above it, or a run")
-    else:
-        places, run_id = known, what
+    return known, what, ""
+
+
+def homes_of(what: str | None, *holding: str) -> list[Path]:
+    """The homes of this user's peers that are meant and hold one of these files: those of running peers first, then
+    monitors', which see most, then the one written last. Raises UsageError where there is none."""
+    places, run_id, fingerprint = places_of(what)
+    running = running_homes()
     written: dict[Path, float] = {}
     for file in (file for place in places for name in holding for file in files_of_homes(place, name)):
         home = file.parent.resolve()
         written[home] = max(written.get(home, 0.0), file.stat().st_mtime)
-    found = [home for home in written if not run_id or _is_of(home, run_id, link)]
+    found = [home for home in written if not run_id or _is_of(home, run_id, fingerprint)]
     if not found:
         of_run = f" of the run {run_id}" if run_id else ""
         where = f"in or below {Path(what).absolute()}" if what is not None and not run_id else "on this computer"
@@ -109,10 +116,9 @@ def journal_of(which: str | None) -> Path:
     return home_of(which, JOURNAL_NAME) / JOURNAL_NAME
 
 
-def _is_of(home: Path, run_id: str, link: Link | None) -> bool:
-    own = link_of(home) if link is not None else None
-    same = link is None or own is None or own.fingerprint == link.fingerprint
-    return same and run_id in runs_of(home)
+def _is_of(home: Path, run_id: str, fingerprint: str) -> bool:
+    own = link_of(home) if fingerprint else None
+    return (own is None or own.fingerprint == fingerprint) and run_id in runs_of(home)
 
 
 def runs_of(home: Path) -> list[str]:

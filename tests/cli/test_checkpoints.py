@@ -11,6 +11,7 @@ from swarmcli.cli.checkpoints import NONE_HERE, app
 from swarmcli.errors import CheckpointError
 from tests.checkpoints.small_checkpoints import put
 from tests.cli.typed import typed
+from tests.recipe.recipes import SMALL
 
 invoke = typed(app)
 
@@ -79,7 +80,7 @@ def test_where_there_is_none_it_says_where_it_looked(
     with pytest.raises(CheckpointError, match=r"below \./runs or \./\*/runs; give the path"):
         invoke("verify")
     with pytest.raises(
-        CheckpointError, match=r"'nowhere' is neither a path nor one of your runs with checkpoints \(none\)"
+        CheckpointError, match=r"no checkpoint of the run nowhere is on this computer; there are some of: none"
     ):
         invoke("list", "nowhere")
 
@@ -89,8 +90,10 @@ def test_runs_are_found_by_their_ids_and_where_they_were_joined_or_made(
 ) -> None:
     put(CheckpointDirectory(runs / "other" / "monitor-1" / "checkpoints"), 5, 1.0, "other")
     assert [info["epoch"] for info in json.loads(run("list", "--json", "other"))] == [5]
-    assert {info["run_id"] for info in json.loads(run("verify", "--json", "small"))} == {"small"}
-    with pytest.raises(CheckpointError, match=r"'smal' is neither a path nor one .* \(other, small\)"):
+    (tmp_path / "small.yaml").write_text(SMALL)
+    for named in ("small", str(tmp_path / "small.yaml")):
+        assert {info["run_id"] for info in json.loads(run("verify", "--json", named))} == {"small"}
+    with pytest.raises(CheckpointError, match="run smal is on this computer; there are some of: other, small"):
         run("list", "smal")
     for epoch, home in ((7, "at-home/small/runs/small/monitor-1"), (8, "data/small-abc/small/trainer-1")):
         put(CheckpointDirectory(tmp_path / home / "checkpoints"), epoch, run_id="small")

@@ -59,7 +59,7 @@ def test_the_latest_checkpoint_writes_on_until_it_has_written_enough() -> None:
     texts = [said("ab", "-n", "8", "-t", "10.0", "--seed", "1") for _ in range(2)]
     assert texts[0] == texts[1]
     for word, words in (
-        ("other", r"'other' is neither a path nor one of your runs with checkpoints \(small\)"),
+        ("other", "no checkpoint of the run other is on this computer; there are some of: small"),
         ("texts", "there is no checkpoint in texts"),
     ):
         with pytest.raises(CheckpointError, match=words):
