@@ -40,7 +40,9 @@ class Memory:
     def __init__(self) -> None:
         self.newcomer = True  # this peer has been in no group yet
         self.mates: frozenset[PeerID] = frozenset()  # members of its last group, which it expects again for a while
-        self.last_tag: bytes | None = None  # of the last group
+        self.last_tag: bytes | None = None  # of the last group …
+        self.last_members: frozenset[PeerID] = frozenset()  # … who was in it …
+        self.last_began = -math.inf  # … and when it began, in swarm time
         self.only_mates = False  # of the peers that look for no group now, only mates are waited for
         self.holders: dict[PeerID, Candidate] = {}  # the peers of the bucket, as they last declared themselves
         self._finished: Recent[PeerID, bytes] = Recent(MAX_CANDIDATES)  # peer → its last search known to have ended
@@ -85,9 +87,10 @@ class Memory:
         for member in group.members:
             self.finish(member.peer_id, min(member.search, latest))
             self._missed.pop(member.peer_id, None)
-        self.mates = frozenset(member.peer_id for member in group.members) if await_mates else frozenset()
+        self.last_tag, self.last_began = group.tag, now
+        self.last_members = frozenset(member.peer_id for member in group.members)
+        self.mates = self.last_members if await_mates else frozenset()
         self.only_mates = self.newcomer = False
-        self.last_tag = group.tag
 
     def waits_for(self, peer: PeerID) -> bool:
         """Whether a group may stay open for this peer."""

@@ -65,7 +65,7 @@ FIRST_READ = 0.1  # seconds between the first two reads of the declarations; eac
 LAST_READ = 4.0  # … up to this
 BELIEF = 2.0  # seconds for which "my group is full, or has begun" is believed
 REST = 0.3  # seconds before a peer that gave no group is asked again
-CROWD = 0.5  # seconds for which a group that has its share of a crowd waits for others that do not look
+CROWD = 0.5  # seconds for which a group that has its share of a crowd waits at least for others that do not look
 BY_ITSELF = 0.5  # seconds in which a peer behind this one can have come before it is told; the first hears at once
 ACCUSED = 30.0  # seconds for which a leader is out: reports that accuse it may count samples of a peer that is gone
 LAST_MOMENT = 1.0  # seconds before the end of the time, in which a group without a reducer ends the search
@@ -234,6 +234,8 @@ class Search:
         self.call = LeaderCall(own, self.lobby, options, control, around, self.jobs)
         self._around, self._endpoint, self._trust, self._control = around, around.endpoint, around.trust, control
         self._began = loop_time()
+        # Seconds since the last group began, with what this peer computed after its round.
+        self._last_round = around.endpoint.clock.now() - around.memory.last_began
         self._wake, self._read_due = asyncio.Event(), asyncio.Event()
 
     async def run(self, draw_up: Callable[[], Group], outdated: Callable[[], bool]) -> Group | None:
@@ -388,7 +390,7 @@ class Search:
         """
         before = self._before(now)
         looking = [entry.candidate for entry in self.known.present(now)]
-        groups = self.lobby.share(self.known.others(now) if now < self._began + CROWD else looking, len(before)).groups
+        groups = self.lobby.share(self.known.others(now) if now < self._crowd_until(now) else looking, len(before)).groups
         if not before or (len(before) < groups and self.me.dialable):
             return None
         leaders, others = before[:groups], before[groups:]
@@ -396,6 +398,24 @@ class Search:
         ask = (each for each in (*leaders[drawn:], *leaders[:drawn], *others) if each.rests_until <= now)
         leader = next(ask, None)
         return leader.candidate if leader is not None else None
+
+    def _crowd_until(self, now: float) -> float:
+        """Until when a group that has its share of a crowd waits for others that do not look.
+
+        If only those look that were in the last round together, the others are in a round of their own. Both would
+        alternate for ever, and averages would not spread: so these wait until the others' round is over, if it takes no
+        longer than their own did.
+        """
+        met = {entry.peer_id for entry in self.known.present(now)}
+        if not met or not met <= self._around.memory.last_members:
+            return self._began + CROWD
+        return self._began + max(CROWD, min(self._last_round, self.options.min_matchmaking_time))
+
+    def _has_waited_in_vain(self, now: float) -> bool:
+        """Whether this peer has looked for longer than those that come need, for peers that still have not."""
+        crowd_until = self._crowd_until(now)
+        in_a_crowd = now >= crowd_until > self._began + CROWD
+        return in_a_crowd or now >= self._began + self.options.min_matchmaking_time / 2
 
     def _before(self, now: float) -> list[Entry]:
         """Those that may lead this peer, by rank."""
@@ -437,7 +457,7 @@ class Search:
             self.drop(peer, ended=False)
             return None
         now = loop_time()
-        if now >= self._began + self.options.min_matchmaking_time / 2:  # the leader has waited in vain as well
+        if self._has_waited_in_vain(now):  # and so has the leader
             self._around.memory.note_missed(self.known.missing(now).difference(members))
         return group
 
@@ -452,7 +472,7 @@ class Search:
             raise NoReducerError(self.call.unreduced)  # no time is left to find another leader
         self._tell_others(now)
         share = lobby.share(known.others(now), len(self._before(now)))
-        full, shared = len(lobby) >= share.most, len(lobby) >= share.least and now >= self._began + CROWD
+        full, shared = len(lobby) >= share.most, len(lobby) >= share.least and now >= self._crowd_until(now)
         missing = known.missing(now, holders=not shared) - lobby.followers.keys()
         # The last round's mates do not settle again.
         settled_at = now if known.mates and known.mates <= lobby.followers.keys() else known.settled_at
@@ -460,6 +480,8 @@ class Search:
         begins = due_at <= now and lobby.has_enough
         if (begins or now >= lobby.close_at) and not full:
             self._around.memory.note_missed(missing)  # later searches do not wait for them
+        elif begins and self._has_waited_in_vain(now):
+            self._around.memory.note_missed(known.missing(now).difference(lobby.followers))
         if known.outweigh(lobby.followers.keys() | {entry.peer_id for entry in known.present(now)}):
             raise RoundMissed("the round has begun without this peer")
         if begins:
