@@ -99,17 +99,15 @@ class Node:
     def writer(self, peer: PeerID) -> RecordWriter:
         return RecordWriter(peer, Prefix("host", peer.text))
 
-    async def explore(self, target: int, width: int) -> Any:
-        return SimpleNamespace(nearest=lambda: self.nearest(target, width))
+    async def explore(self, target: int, width: int) -> list[Contact]:
+        return self.nearest(target, width)
 
-    def new_lookup(self, target: int, width: int) -> Any:
-        return SimpleNamespace(target=target, finished=False, nearest=lambda: self.nearest(target, width))
+    async def search(self, target: int, ask: Any, **options: Any) -> list[Contact]:
+        nearest = self.nearest(target, REPLICAS)
+        await asyncio.gather(*(ask(contact) for contact in nearest))
+        return nearest
 
-    async def traverse(self, lookups: list[Any], ask: Any, *, all_at_once: bool) -> None:
-        for lookup in lookups:
-            await asyncio.gather(*(ask(contact, [lookup]) for contact in lookup.nearest()))
-
-    def breadth(self, lookups: list[Any]) -> int:
+    def breadth(self, targets: list[int]) -> int:
         return 0
 
     async def find(
