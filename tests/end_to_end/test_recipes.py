@@ -66,4 +66,5 @@ def test_every_mode_has_a_recipe() -> None:
         "continue-local",
         "site",  # in test_site.py
         *TASKS,  # in tests/training/test_shipped_recipes.py
+        *("small", "medium", "gpt2", "home", "slow-links"),  # `swarm init` fills them, in tests/cli/test_init.py
     }
