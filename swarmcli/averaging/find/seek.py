@@ -390,7 +390,8 @@ class Search:
         """
         before = self._before(now)
         looking = [entry.candidate for entry in self.known.present(now)]
-        groups = self.lobby.share(self.known.others(now) if now < self._crowd_until(now) else looking, len(before)).groups
+        crowd = self.known.others(now) if now < self._crowd_until(now) else looking
+        groups = self.lobby.share(crowd, len(before)).groups
         if not before or (len(before) < groups and self.me.dialable):
             return None
         leaders, others = before[:groups], before[groups:]
