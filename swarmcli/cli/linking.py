@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import threading
 import time
@@ -164,7 +165,7 @@ def recipe_of(run: LinkedRun, settings: Sequence[Setting]) -> tuple[str, Recipe,
     except SwarmError:
         if run.recipe.exists():
             with aloud():
-                err.print(earlier_version(run))
+                tell_earlier_version(run)
         raise
     text = run.text_of(fetched)
     return text, with_settings(run, text, settings), answer.going
@@ -184,15 +185,16 @@ def recipe_kept(run: LinkedRun, settings: Sequence[Setting]) -> tuple[str, Recip
         return None
 
 
-def earlier_version(run: LinkedRun) -> str:
+def tell_earlier_version(run: LinkedRun) -> None:
     """Says what helps who joined by this link when fingerprints of recipes were reckoned in another way, or has edited
     the recipe since."""
-    homes = ", ".join(map(str, sorted(home.parent for home in files_of_homes(run.path, LINK)))) or "the old directory"
-    return (
-        f"this computer has joined by that link before; {run.recipe} is of an earlier version of swarm, or was "
-        "changed, so its fingerprint is not the link's any more: ask for a new link (`swarm link` prints it there), "
-        f"and go on as the same peer with --home: {homes}"
+    err.print(
+        "this computer has joined by that link before; its recipe is of an earlier version of swarm, or was changed, "
+        "so its fingerprint is not the link's any more: ask for a new link (`swarm link` prints it there), and go on "
+        "as the same peer with its home:"
     )
+    for home in sorted(files.parent for files in files_of_homes(run.path, LINK)):
+        err.print(f"  swarm join NEW-LINK --home {shlex.quote(str(home))}", soft_wrap=True)
 
 
 def check_not_ended(ticket: Ticket) -> None:
