@@ -168,18 +168,18 @@ class NodeCore:
         answers that come late are no reason to ask others as well. 0: nobody is connected."""
         return min(filter(None, map(self.endpoint.round_trip, self.endpoint.connected())), default=0.0)
 
-    def breadth(self, targets: Sequence[int]) -> int:
+    def breadth(self, target: int) -> int:
         """How many contacts an answer should name. In a known neighbourhood as many as there are replicas, which is
         enough to show a node that is missing here; elsewhere some more, because some will be dead."""
-        around = all(map(self.contacts.table.knows_around, targets))
+        around = self.contacts.table.knows_around(target)
         return self.num_replicas + (0 if around else self.parallel)
 
     async def explore(self, target: int, width: int | None = None) -> list[Contact]:
         """Everyone near the target, so many or (None) a full bucket, hears of this node, and this node of them."""
         count = width or self.bucket_size
 
-        async def ask(contact: Contact) -> list[Contact]:
-            return await self.find_nodes(contact, [target], count)
+        async def ask(contact: Contact) -> Sequence[Contact]:
+            return await self.find_nodes(contact, target, count)
 
         return await self.search(target, ask, width=count)
 
@@ -240,26 +240,21 @@ class NodeCore:
         return contact if contact.addresses else None
 
     async def find(
-        self, contact: Contact, questions: Sequence[Question], *, contacts: int, values: bool, room: int = 0
+        self, contact: Contact, question: Question, *, contacts: int, values: bool, room: int = 0
     ) -> tuple[FindReply, Sequence[Contact]]:
-        """One message with at most MAX_TARGETS questions; also the neighbours that the answer names."""
-        request = FindRequest(self.listening, tuple(questions), contacts, values, room)
+        """One message with one question; also the neighbours that the answer names."""
+        request = FindRequest(self.listening, (question,), contacts, values, room)
         reply = await self._ask(contact, messages.FIND, request, FindReply)
-        if len(reply.answers) != (len(questions) if values else 0):
+        if len(reply.answers) != (1 if values else 0):
             raise self.impossible(contact.peer_id, "as many answers as questions were expected")
         if sum(len(answer.records) for answer in reply.answers) > messages.MAX_RECORDS:
             raise self.impossible(contact.peer_id, f"a message has at most {messages.MAX_RECORDS} records")
-        return reply, self._neighbours(contact, reply.neighbours, contacts * len(questions))
+        return reply, self._neighbours(contact, reply.neighbours, contacts)
 
-    async def find_nodes(self, contact: Contact, targets: Sequence[int], count: int) -> list[Contact]:
-        """The nodes that this contact knows near the targets."""
-        found: list[Contact] = []
-        most = messages.MAX_TARGETS
-        for start in range(0, len(targets), most):
-            questions = [Question(id_to_bytes(target)) for target in targets[start : start + most]]
-            _, neighbours = await self.find(contact, questions, contacts=count, values=False)
-            found.extend(neighbours)
-        return found
+    async def find_nodes(self, contact: Contact, target: int, count: int) -> Sequence[Contact]:
+        """The nodes that this contact knows near the target."""
+        _, neighbours = await self.find(contact, Question(id_to_bytes(target)), contacts=count, values=False)
+        return neighbours
 
     async def store(
         self, contact: Contact, records: Sequence[Record], *, contacts: int = 0

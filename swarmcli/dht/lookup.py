@@ -1,8 +1,4 @@
-"""Searches for the nodes nearest to an id (Kademlia, section 2.3), on disjoint paths (S/Kademlia, section 4.4).
-
-`search` finds them for one id. Searches for many ids run side by side and ask through one `Together`, so that one
-message to a peer serves all that ask it at the same moment.
-"""
+"""Searches for the nodes nearest to an id (Kademlia, section 2.3), on disjoint paths (S/Kademlia, section 4.4)."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from swarmcli.dht.routing import Contact, of_own_network, spread
 from swarmcli.errors import CallRefused, DHTError, NetworkError, RemoteError, UnknownMethod
@@ -28,7 +24,6 @@ MOST_MISSED = 3  # contacts that a peer has named and that are not there: what o
 
 Ask: TypeAlias = Callable[[Contact], Awaitable[Iterable[Contact]]]
 T = TypeVar("T")
-Q = TypeVar("Q")
 
 # Only a peer that is there can have caused these.
 _ANSWERS = (CallRefused, RemoteError, UnknownMethod, DHTError)
@@ -214,35 +209,6 @@ class _Search:
         if each.prefix == "unknown":
             each.prefix = self._prefix(each.contact)
         return each.prefix
-
-
-class Together(Generic[Q]):
-    """Asks each peer in one message whatever is asked of it in the same moment."""
-
-    def __init__(self, send: Callable[[Contact, Sequence[Q]], Awaitable[Sequence[Contact]]]) -> None:
-        self._send = send
-        self._batches: dict[PeerID, tuple[list[Q], asyncio.Task[Sequence[Contact]]]] = {}
-
-    async def ask(self, contact: Contact, question: Q) -> Sequence[Contact]:
-        """The contacts that the answer names. Raises what sending raises; ends with the last of those who wait."""
-        peer = contact.peer_id
-        if peer not in self._batches:
-            questions: list[Q] = []
-            self._batches[peer] = questions, asyncio.create_task(self._ask_all(contact, questions))
-        questions, task = self._batches[peer]
-        questions.append(question)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            questions.remove(question)
-            if not questions:
-                task.cancel()
-                await asyncio.wait([task])
-            raise
-
-    async def _ask_all(self, contact: Contact, questions: list[Q]) -> Sequence[Contact]:
-        del self._batches[contact.peer_id]
-        return await self._send(contact, tuple(questions))
 
 
 async def gather_answers(

@@ -120,7 +120,7 @@ class DHTNode:
         expiration_time: float | Sequence[float],
         subkeys: Sequence[Subkey] | None = None,
     ) -> dict[str | tuple[str, Subkey], bool]:
-        """Stores many, with one message per node where the nodes are known.
+        """Stores many, those of each key together.
 
         The results are by key, or by (key, subkey) where there is one.
         """
@@ -151,17 +151,22 @@ class DHTNode:
         return (await self.get_many([key], latest=latest))[key]
 
     async def get_many(self, keys: Sequence[str], latest: bool = False) -> dict[str, ValueWithExpiration | None]:
-        """Reads many keys with one message per node."""
+        """Reads many keys side by side."""
         found: dict[str, Iterable[Record]] = {}
-        for key in keys if not latest else ():
-            cached = self._cache.get(key_id(key), self.core.now(), loop_time())
-            if cached is not None:
-                found[key] = cached
-        reads = {key: KeyRead(key_id(key)) for key in keys if key not in found}
-        await read(self.core, list(reads.values()), latest=latest)
-        for key, reading in reads.items():
+
+        async def look(key: str) -> None:
+            reading = KeyRead(key_id(key))
+            await read(self.core, reading, latest=latest)
             found[key] = reading.records.values()
             self._cache.put(reading.target, reading.records, loop_time())
+
+        async with asyncio.TaskGroup() as group:
+            for key in dict.fromkeys(keys):
+                cached = None if latest else self._cache.get(key_id(key), self.core.now(), loop_time())
+                if cached is not None:
+                    found[key] = cached
+                else:
+                    group.create_task(look(key))
         now = self.core.now()
         return {key: read_records(found[key], now) for key in keys}
 
@@ -178,7 +183,7 @@ class DHTNode:
     async def withdraw(self, key: str, subkey: OwnedSubkey) -> bool:
         """Takes back what this peer stored under one of its own subkeys; whether at least one replica knows by now."""
         reading = KeyRead(key_id(key))
-        await read(self.core, [reading], latest=True)
+        await read(self.core, reading, latest=True)
         current = reading.records.get(encode_subkey(subkey))
         tombstone = self._author.withdraw(key, subkey, current, self.core.now())
         return all(await self._store_records([tombstone]))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from swarmcli.dht import messages
 from swarmcli.dht.core import NodeCore
 from swarmcli.dht.limits import DHTLimits
-from swarmcli.dht.lookup import Together, gather_answers
+from swarmcli.dht.lookup import gather_answers
 from swarmcli.dht.messages import Question
 from swarmcli.dht.records import (
     NO_SUBKEY,
@@ -79,29 +77,16 @@ class KeyRead:
         self._bytes[teller] -= record.size
 
 
-async def read(core: NodeCore, reads: Sequence[KeyRead], *, latest: bool) -> list[list[Contact]]:
-    """Fills in the records of each key from its replicas, many keys with one message to a node; returns the replicas.
-
-    With `latest` all replicas of a key are asked, else the first that holds anything is enough.
-    """
-
-    async def send(contact: Contact, asking: Sequence[KeyRead]) -> list[Contact]:
-        return await read_replica(core, contact, asking, contacts=core.breadth([each.target for each in asking]))
-
-    together = Together(send)
-
-    async def one(reading: KeyRead) -> list[Contact]:
-        read_own(core, reading)
-        return await core.search(
-            reading.target,
-            lambda contact: together.ask(contact, reading),
-            at_once=latest,
-            enough=lambda: not latest and bool(reading.records),
-        )
-
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(reading)) for reading in reads]
-    return [task.result() for task in tasks]
+async def read(core: NodeCore, reading: KeyRead, *, latest: bool) -> list[Contact]:
+    """Fills in the records of a key from its replicas; returns these. With `latest` all of them are asked, else the
+    first that holds anything is enough."""
+    read_own(core, reading)
+    return await core.search(
+        reading.target,
+        lambda contact: read_replica(core, contact, reading, contacts=core.breadth(reading.target)),
+        at_once=latest,
+        enough=lambda: not latest and bool(reading.records),
+    )
 
 
 def read_own(core: NodeCore, reading: KeyRead) -> None:
@@ -118,38 +103,33 @@ def read_own(core: NodeCore, reading: KeyRead) -> None:
 
 
 async def read_replica(
-    core: NodeCore, contact: Contact, reads: Sequence[KeyRead], *, contacts: int = 0, most: int = 0
+    core: NodeCore, contact: Contact, reading: KeyRead, *, contacts: int = 0, most: int = 0
 ) -> list[Contact]:
     """Reads what one replica holds (or has changed), page by page; also the neighbours that it names. `most`: bytes, of
     one page; 0: all."""
     peer = contact.peer_id
     found: list[Contact] = []
-    left = list(reads)
     # Twice, since records may change between two pages.
-    room, room_bytes = (2 * most * len(left) for most in (core.limits.max_subkeys, core.limits.max_entry))
-    while left:
-        now_reading = left[: messages.MAX_TARGETS]
-        questions = [each.question(peer) for each in now_reading]
-        reply, neighbours = await core.find(contact, questions, contacts=contacts, values=True, room=most)
+    room, room_bytes = 2 * core.limits.max_subkeys, 2 * core.limits.max_entry
+    while True:
+        question = reading.question(peer)
+        reply, neighbours = await core.find(contact, question, contacts=contacts, values=True, room=most)
         found.extend(neighbours)
+        (answer,) = reply.answers
         prefix = core.writer(peer).prefix
         teller = peer if prefix.shared else prefix  # identities cost nothing: those of one network tell as much as one
-        unfinished: list[KeyRead] = []
-        for each, answer in zip(now_reading, reply.answers, strict=True):
-            room -= len(answer.records)
-            size = sum(record.size for record in answer.records)
-            room_bytes -= size
-            each.taken += size
-            each.take(await core.checked(answer.records, each.target, peer), teller, core.limits)
-            each.cursors[peer], each.counts[peer] = (reply.instance, answer.cursor), answer.count
-            each.behind = answer.more
-            if answer.more and not most:
-                unfinished.append(each)
-        if min(room, room_bytes) < 0 or (unfinished and not any(answer.records for answer in reply.answers)):
+        size = sum(record.size for record in answer.records)
+        room, room_bytes = room - len(answer.records), room_bytes - size
+        reading.taken += size
+        reading.take(await core.checked(answer.records, reading.target, peer), teller, core.limits)
+        reading.cursors[peer], reading.counts[peer] = (reply.instance, answer.cursor), answer.count
+        reading.behind = answer.more
+        goes_on = answer.more and not most
+        if min(room, room_bytes) < 0 or (goes_on and not answer.records):
             raise core.impossible(peer, "an answer without an end")
-        left = unfinished + left[len(now_reading) :]
-        contacts = 0 if unfinished else contacts
-    return found
+        if not goes_on:
+            return found
+        contacts = 0
 
 
 class Follower:
@@ -223,7 +203,7 @@ class Follower:
         if room < math.inf:
             replicas = await self._core.explore(self._read.target, self._core.num_replicas)
         else:
-            (replicas,) = await read(self._core, [self._read], latest=True)
+            replicas = await read(self._core, self._read, latest=True)
         # A search costs some kilobytes, of which a node that rests has not many to spare; it looks up replicas that are
         # lost, or that others have come before, in any case.
         self._search_at = loop_time() + FOLLOW_INTERVAL * (4 if self._core.rests else 1)
@@ -245,7 +225,7 @@ class Follower:
             others = [others[self._turn % len(others)]]
         most = math.ceil(room) if room < math.inf else 0
         answers = await gather_answers(
-            [read_replica(self._core, contact, [self._read], most=most) for contact in others],
+            [read_replica(self._core, contact, self._read, most=most) for contact in others],
             (NetworkError, DHTError),
         )
         return bool(self._replicas) and all(answer is not None for answer in answers)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from swarmcli.dht import messages
 from swarmcli.dht.core import NodeCore
-from swarmcli.dht.lookup import Together
 from swarmcli.dht.records import Record, key_id
 from swarmcli.dht.routing import Contact
 from swarmcli.dht.storage import StoreVerdict
@@ -27,7 +26,7 @@ class StoreResult:
 
 
 async def write(core: NodeCore, records: Sequence[Record]) -> list[StoreResult]:
-    """Writes many records side by side, with at most one message to each node where all replicas are known.
+    """Writes many records: the keys side by side, those of one key together.
 
     One result per record. A node that fails is replaced by the next nearest that answers.
     """
@@ -35,58 +34,56 @@ async def write(core: NodeCore, records: Sequence[Record]) -> list[StoreResult]:
     of_key: dict[int, list[int]] = {}  # indices of the records of each key
     for index, record in enumerate(records):
         of_key.setdefault(key_id(record.key), []).append(index)
-    # Where the neighbourhood is known, storing is itself the search: the replies name nodes that are nearer.
-    known = {target for target in of_key if core.contacts.table.knows_around(target)}
-    tried: set[tuple[PeerID, int]] = set()  # (peer, index of record)
-    named = 0 if core.rests else core.num_replicas  # neighbours take more of a slow line than what is stored
+    async with asyncio.TaskGroup() as placing:
+        for target, indices in of_key.items():
+            there = _place(core, target, [records[i] for i in indices], [results[i] for i in indices])
+            placing.create_task(there)
+    return results
 
-    async def store(contact: Contact, targets: Sequence[int]) -> list[Contact]:
-        indices = [i for target in targets for i in of_key[target] if (contact.peer_id, i) not in tried]
-        tried.update((contact.peer_id, index) for index in indices)
+
+async def _place(core: NodeCore, target: int, records: Sequence[Record], results: Sequence[StoreResult]) -> None:
+    """Writes the records of one key, and notes what came of each."""
+    # Where the neighbourhood is known, storing is itself the search: the replies name nodes that are nearer.
+    known = core.contacts.table.knows_around(target)
+    named = 0 if core.rests else core.num_replicas  # neighbours take more of a slow line than what is stored
+    tried: set[PeerID] = set()
+    failed: set[PeerID] = set()
+
+    async def store(contact: Contact) -> list[Contact]:
+        if contact.peer_id in tried:
+            return []
+        tried.add(contact.peer_id)
         outcomes, found = list[messages.Outcome](), list[Contact]()
         if contact.peer_id == core.peer_id:
-            outcomes = [_keep(core, records[index]) for index in indices]
+            outcomes = [_keep(core, record) for record in records]
         else:
-            outcomes, found = await deliver(core, contact, [records[index] for index in indices], named)
-        for index, outcome in zip(indices, outcomes, strict=True):
-            _note(core, results[index], records[index], outcome, contact.peer_id)
+            outcomes, found = await deliver(core, contact, records, named)
+        for record, result, outcome in zip(records, results, outcomes, strict=True):
+            _note(core, result, record, outcome, contact.peer_id)
         return found
 
-    async def ask(contact: Contact, targets: Sequence[int]) -> list[Contact]:
-        unknown = [target for target in targets if target not in known]
-        found = await core.find_nodes(contact, unknown, core.breadth(unknown))
-        return found + await store(contact, [target for target in targets if target in known])
+    async def seek(contact: Contact) -> Sequence[Contact]:
+        if contact.peer_id in failed:
+            raise ConnectionLost("it has answered, and then failed to store")
+        if known:
+            return await store(contact)
+        return await core.find_nodes(contact, target, core.breadth(target))
 
-    asking, storing = Together(ask), Together(store)
+    async def put(contact: Contact) -> None:
+        try:
+            await store(contact)
+        except (NetworkError, DHTError):
+            failed.add(contact.peer_id)
 
-    async def place(target: int) -> None:
-        failed: set[PeerID] = set()
-
-        async def seek(contact: Contact) -> Sequence[Contact]:
-            if contact.peer_id in failed:
-                raise ConnectionLost("it has answered, and then failed to store")
-            return await asking.ask(contact, target)
-
-        async def put(contact: Contact) -> None:
-            try:
-                await storing.ask(contact, target)
-            except (NetworkError, DHTError):
-                failed.add(contact.peer_id)
-
-        for _ in range(STORE_ROUNDS):
-            before = len(failed)
-            nearest = await core.search(target, seek)
-            lacking = [each for each in nearest if any((each.peer_id, i) not in tried for i in of_key[target])]
-            async with asyncio.TaskGroup() as group:
-                for contact in lacking:
+    for _ in range(STORE_ROUNDS):
+        before = len(failed)
+        nearest = await core.search(target, seek)
+        async with asyncio.TaskGroup() as group:
+            for contact in nearest:
+                if contact.peer_id not in tried:
                     group.create_task(put(contact))
-            if len(failed) == before:
-                return
-
-    async with asyncio.TaskGroup() as placing:
-        for target in of_key:
-            placing.create_task(place(target))
-    return results
+        if len(failed) == before:
+            return
 
 
 def _keep(core: NodeCore, record: Record) -> messages.Outcome:

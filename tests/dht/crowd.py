@@ -119,7 +119,7 @@ class Crowd:
 
     async def found(self, core: NodeCore, key: str) -> bool:
         reading = KeyRead(key_id(key))
-        await read(core, [reading], latest=True)
+        await read(core, reading, latest=True)
         return bool(reading.records)
 
 

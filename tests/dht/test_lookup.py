@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from swarmcli.dht.lookup import MOST_MISSED, Together, search
+from swarmcli.dht.lookup import MOST_MISSED, search
 from swarmcli.dht.records import ID_BITS
 from swarmcli.dht.routing import Contact, RoutingTable, spread
 from swarmcli.errors import CallTimeout
@@ -91,52 +91,6 @@ async def test_a_silent_peer_costs_the_patience_only_and_its_call_is_cancelled()
     found = await search(0, contacts, ask, width=5, parallel=5, slow_after=0.5)
     assert asyncio.get_running_loop().time() == pytest.approx(0.5)
     assert cancelled == [silent] and found == nearest(contacts, 0, 6)[1:]
-
-
-@simulated
-async def test_one_message_serves_all_searches_that_ask_the_peer_at_the_same_moment() -> None:
-    asked: list[PeerID] = []
-
-    async def send(contact: Contact, targets: Sequence[int]) -> list[Contact]:
-        asked.append(contact.peer_id)
-        await asyncio.sleep(0.1)
-        return []
-
-    together = Together(send)
-
-    async def one(target: int) -> list[Contact]:
-        known = map(contact, range(8))
-        return await search(
-            target, known, lambda each: together.ask(each, target), width=5, parallel=5, slow_after=10.0
-        )
-
-    found = await asyncio.gather(*(one(number << 250) for number in range(20)))
-    assert all(len(each) == 5 for each in found) and len(asked) <= 8
-
-
-@simulated
-async def test_a_message_ends_with_the_last_of_those_who_wait_for_it() -> None:
-    ended = 0
-
-    async def send(contact: Contact, targets: Sequence[int]) -> list[Contact]:
-        nonlocal ended
-        try:
-            await asyncio.sleep(1.0)
-        except asyncio.CancelledError:
-            ended += 1
-            raise
-        return [contact]
-
-    together = Together(send)
-    one, two = (asyncio.create_task(together.ask(contact(0), number)) for number in range(2))
-    await asyncio.sleep(0.5)
-    one.cancel()
-    assert await two == [contact(0)] and not ended
-    alone = asyncio.create_task(together.ask(contact(0), 1))
-    await asyncio.sleep(0.5)
-    alone.cancel()
-    await asyncio.wait([alone])
-    assert ended == 1
 
 
 @pytest.mark.parametrize("silent", [False, True])
