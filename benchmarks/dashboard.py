@@ -25,7 +25,6 @@ import psutil
 
 from coordinator_web.app import create_app
 from coordinator_web.background import listen, serving, url_of
-from coordinator_web.feed import Feed
 from swarmcli.events import Contribution, EpochAdvanced, EpochReported, Events
 from swarmcli.journal import Journal, RunRecord
 from swarmcli.journal.moments import SCALES
@@ -41,7 +40,7 @@ TOLD_EPOCHS = 200  # of which every peer has reported
 MEMBERS = 8
 TURNS = 40
 VIEWERS = 8
-STREAM_SECONDS = 20.0
+PAGE_SECONDS = 20.0
 RUN = "large"
 RECIPE = Path(__file__).parents[1] / "recipes" / "stdlib-lm.yaml"
 MIB = 1 << 20
@@ -65,7 +64,7 @@ def main() -> None:
             with _serving(source) as url:
                 _measure_requests(url)
                 _measure_paint(url)
-            asyncio.run(_measure_streams(source, watch))
+                asyncio.run(_measure_pages(url))
 
 
 def _timed(work: Any) -> float:
@@ -148,6 +147,7 @@ def _watch(ids: list[PeerID], journal: Journal) -> RunWatch:
         link=lambda: None, no_link="", description=SimpleNamespace(name="monitor"), others_of_run=tuple,
         activity=SimpleNamespace(status=lambda: SimpleNamespace(state="running", reasons=(), since=None)),
         dht=SimpleNamespace(
+            is_alive=lambda: True,
             clock=SimpleNamespace(now=time.time, uncorrected=0.0),
             reach=SimpleNamespace(sentence=lambda: "others can dial this peer")
         ),
@@ -231,32 +231,28 @@ def _measure_paint(url: str) -> None:
     print(f"first paint: {statistics.median(paints):.0f} ms; with the run's figures: {statistics.median(shown):.0f} ms")
 
 
-async def _measure_streams(source: DashboardSource, watch: RunWatch) -> None:
-    """Pages that are open all at once, each told every half second, while reports keep coming."""
-    process, feed = psutil.Process(), Feed(source)
-    heard = [0]
+async def _measure_pages(url: str) -> None:
+    """Pages that are open all at once, each of which asks twice a second, while reports keep coming."""
+    process, heard = psutil.Process(), 0
 
     async def follow() -> None:
-        async for chunk in feed.stream():
-            heard[0] += len(chunk)
+        nonlocal heard
+        async with httpx.AsyncClient(base_url=url + "api/v1/") as client:
+            newest = (await client.get("rounds")).json()["rows"][-1]["id"]
+            while True:
+                for path in ("state", f"rounds?after={newest}"):
+                    heard += len((await client.get(path)).content)
+                await asyncio.sleep(0.5)
 
-    began = time.perf_counter()
-    first = feed.stream()
-    async for chunk in first:
-        if b"event: state" in chunk:
-            break
-    print(f"a stream's first messages: {(time.perf_counter() - began) * 1000:.0f} ms")
-    await first.aclose()
     tasks = [asyncio.create_task(follow()) for _ in range(VIEWERS)]
     await asyncio.sleep(3.0)
-    before, cpu = process.memory_info().rss, sum(process.cpu_times()[:2])
-    started = heard[0]
-    await asyncio.sleep(STREAM_SECONDS)
-    used = (sum(process.cpu_times()[:2]) - cpu) / STREAM_SECONDS
-    grown = (process.memory_info().rss - before) / MIB
-    rate = (heard[0] - started) / STREAM_SECONDS / 1000
-    feed.close()
-    await asyncio.gather(*tasks)
+    before, cpu, started = process.memory_info().rss, sum(process.cpu_times()[:2]), heard
+    await asyncio.sleep(PAGE_SECONDS)
+    used = (sum(process.cpu_times()[:2]) - cpu) / PAGE_SECONDS
+    grown, rate = (process.memory_info().rss - before) / MIB, (heard - started) / PAGE_SECONDS / 1000
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
     print(f"{VIEWERS} open pages: {used:.0%} of a core, {rate:.0f} kB/s in all, memory {grown:+.1f} MiB")
     print(f"the process takes {before / MIB:.0f} MiB, threads {threading.active_count()}")
 

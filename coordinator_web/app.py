@@ -1,17 +1,16 @@
-"""The web application: the page, its JSON under /api/v1/, and the stream that keeps an open page up to date."""
+"""The web application: the pages, and their JSON under /api/v1/."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from coordinator_web.archive import TarOfDirectory
-from coordinator_web.control import Controls, brings, control
-from coordinator_web.feed import Feed, encode
+from coordinator_web.control import Controls, as_json, brings, control
 from coordinator_web.guard import Guard
 from coordinator_web.pages import pages
 from coordinator_web.wheel import Wheel
@@ -50,7 +49,7 @@ def create_app(
     `controls`: what its own user may change, with the `control_token`.
     """
     app = FastAPI(title="swarm", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.source, app.state.feed = source, Feed(source)
+    app.state.source = source
     app.state.control_token = control_token if controls is not None else ""
     app.include_router(api)
     app.include_router(pages(source, addresses, token, wheel))
@@ -73,17 +72,17 @@ Source = Annotated[DashboardSource, Depends(_source)]
 
 @api.get("/status")
 def status(source: Source) -> Response:
-    return _json(source.look())
+    return as_json(source.look())
 
 
 @api.get("/state")
 def state(source: Source, request: Request) -> Response:
-    return _json(replace(source.overview(), can_control=_can_control(request) is True))
+    return as_json(replace(source.overview(), can_control=_can_control(request) is True))
 
 
 @api.get("/peers")
 def peers(source: Source, offset: Offset = 0, limit: Limit = 100, sort: Sort = "", q: Search = "") -> Response:
-    return _json(source.peers(offset=offset, limit=limit, sort=sort, query=q))
+    return as_json(source.peers(offset=offset, limit=limit, sort=sort, query=q))
 
 
 @api.get("/peers/{peer_id}")
@@ -91,32 +90,32 @@ def peer(source: Source, peer_id: str) -> Response:
     found = source.peer(peer_id)
     if found is None:
         raise HTTPException(404, "no such peer is known here")
-    return _json(found)
+    return as_json(found)
 
 
 @api.get("/history")
 def history(source: Source, begin: From = None, end: To = None, points: Limit = 300, by: Axis = "time") -> Response:
-    return _json(source.history(begin=begin, end=end, points=points, by=by))
+    return as_json(source.history(begin=begin, end=end, points=points, by=by))
 
 
 @api.get("/epochs")
 def epochs(source: Source, after: After = -1, until: After = 2**62, limit: Limit = 600) -> Response:
-    return _json(source.epochs(after=after, until=until, limit=limit))
+    return as_json(source.epochs(after=after, until=until, limit=limit))
 
 
 @api.get("/rounds")
 def rounds(source: Source, after: After = 0, limit: Limit = 100) -> Response:
-    return _json(source.round_page(after=after, limit=limit))
+    return as_json(source.round_page(after=after, limit=limit))
 
 
 @api.get("/failures")
 def failures(source: Source) -> Response:
-    return _json(source.failures())
+    return as_json(source.failures())
 
 
 @api.get("/checkpoints")
 def checkpoints(source: Source) -> Response:
-    return _json(source.checkpoints())
+    return as_json(source.checkpoints())
 
 
 @api.get("/checkpoints/{name}.tar")
@@ -134,7 +133,7 @@ def checkpoint(source: Source, name: str) -> Response:
 
 @api.get("/contributions")
 def contributions(source: Source) -> Response:
-    return _json(source.contributions())
+    return as_json(source.contributions())
 
 
 @api.get("/machine")
@@ -142,7 +141,7 @@ def machine(source: Source, request: Request) -> Response:
     """Homes, other runs and the tokens of their pages are this peer's own user's business."""
     if _can_control(request) is False:
         raise HTTPException(401, "only who may control this peer sees the others of this computer")
-    return _json(source.machine())
+    return as_json(source.machine())
 
 
 @api.get("/export/{name}.csv")
@@ -155,26 +154,13 @@ def export(source: Source, name: str) -> Response:
 
 @api.get("/events")
 def events(source: Source, after: After = 0, limit: Limit = 200) -> Response:
-    return _json(source.events(after=after, limit=limit))
-
-
-@api.get("/stream")
-async def stream(request: Request) -> Response:
-    feed: Feed = request.app.state.feed
-    if feed.full:
-        raise HTTPException(503, "too many pages are open already", {"Retry-After": "10"})
-    headers = {"X-Accel-Buffering": "no"}
-    return StreamingResponse(feed.stream(), media_type="text/event-stream", headers=headers)
+    return as_json(source.events(after=after, limit=limit))
 
 
 def _can_control(request: Request) -> bool | None:
     """Whether the request brings the token with which this peer is controlled; None: nothing controls it here."""
     token: str = request.app.state.control_token
     return brings(request.headers, token) if token else None
-
-
-def _json(value: Any) -> Response:
-    return Response(encode(value), media_type="application/json")
 
 
 def _attachment(name: str) -> dict[str, str]:

@@ -19,7 +19,6 @@ from fastapi.responses import Response
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 
-from coordinator_web.feed import encode
 from swarmcli.errors import SwarmError
 from swarmcli.events import ActivityStatus
 from swarmcli.machine.moments import LONGEST
@@ -93,7 +92,7 @@ def control(controls: Controls, token: str) -> APIRouter:
 
     @api.get("/control")
     def look() -> Response:
-        return _json({"activity": controls.activity(), "limits": controls.limits()})
+        return as_json({"activity": controls.activity(), "limits": controls.limits()})
 
     @api.post("/pause")
     async def pause(request: Request) -> Response:
@@ -121,7 +120,7 @@ def control(controls: Controls, token: str) -> APIRouter:
 
     @api.get("/limits")
     def limits() -> Response:
-        return _json(controls.limits())
+        return as_json(controls.limits())
 
     @api.patch("/limits")
     async def change(request: Request) -> Response:
@@ -165,8 +164,9 @@ async def _answer(change: Callable[[], None], look: Callable[[], object]) -> Res
         await run_in_threadpool(change)
     except SwarmError as error:
         raise HTTPException(422, str(error)) from error
-    return _json(await run_in_threadpool(look))
+    return as_json(await run_in_threadpool(look))
 
 
-def _json(value: Any) -> Response:
-    return Response(encode(value), media_type="application/json")
+def as_json(value: Any) -> Response:
+    """A value of `source`; numbers that JSON does not have become null."""
+    return Response(msgspec.json.encode(value), media_type="application/json")

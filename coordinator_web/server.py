@@ -89,7 +89,6 @@ async def serve(app: FastAPI, sockets: Sequence[socket.socket]) -> None:
     try:
         await asyncio.shield(serving)
     except asyncio.CancelledError:
-        app.state.feed.close()  # streams never end by themselves, and uvicorn waits for them
         server.should_exit = True
         await serving
         raise

@@ -2,12 +2,18 @@
 
 export const NEEDS_TOKEN = "This page may only look. To change something, type “swarm status” on the computer on which this peer runs, and open the address behind “page”: it brings the token along.";
 
+const SILENCE_MS = 6000; // a frozen process keeps its connections, and says nothing
+
 export async function asked(path, options) {
   let response;
+  const silence = new AbortController();
+  const timer = setTimeout(() => silence.abort(), SILENCE_MS);
   try {
-    response = await fetch(`/api/v1/${path}`, options);
+    response = await fetch(`/api/v1/${path}`, { ...options, signal: silence.signal });
   } catch {
     throw new Error("This peer does not answer. Has it ended?");
+  } finally {
+    clearTimeout(timer);
   }
   if (response.ok) return response.json();
   if (response.status === 401 || response.status === 403) throw new Error(NEEDS_TOKEN);
@@ -29,8 +35,8 @@ export function get(path, query = {}) {
   return asked(text ? `${path}?${text}` : path, {});
 }
 
-// Calls `work` now and again `seconds` after each end, while the page is looked at. Returns what does it at once.
-export function again(seconds, work) {
+// Calls `work` now and again `seconds` after each end, while the page is looked at, or `always`. Returns what does it at once.
+export function again(seconds, work, always = false) {
   let timer = null;
   let running = false;
   async function turn() {
@@ -38,7 +44,7 @@ export function again(seconds, work) {
     if (running) return;
     running = true;
     try {
-      if (document.visibilityState === "visible") await work();
+      if (always || document.visibilityState === "visible") await work();
     } finally {
       running = false;
       timer = setTimeout(turn, seconds * 1000);

@@ -64,4 +64,4 @@ again(REFRESH_SECONDS, async () => {
 $("given-search").addEventListener("input", draw);
 for (const choice of document.querySelectorAll("[name=by]")) choice.addEventListener("change", draw);
 
-follow({});
+follow();

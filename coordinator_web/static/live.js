@@ -1,74 +1,46 @@
-// Follows /api/v1/stream on every page: draws the frame, tells alerts, and hands what arrives to the page.
+// Asks this peer for its state on every page, twice a second: draws the frame, tells alerts, and hands the state to the page.
 
+import { again, get } from "/static/api.js";
 import "/static/control.js"; // takes the token out of the address, whichever page the link leads to
 import { $, element, fill, reconcile, say, write } from "/static/dom.js";
 import { clock, decimal } from "/static/format.js";
 
-const SILENCE_MS = 6000; // a stream that says nothing for this long is taken for lost
-const RETRY_MS = [500, 1000, 2000, 3000, 5000];
+const ASK_SECONDS = 0.5;
+const LOST_MS = 1500; // without an answer: a server that restarts in place is back before anyone reads a banner
 
 export const here = { state: null }; // the last Overview
 
-let takers = {};
-let stream = null;
-let failures = 0;
-let retry = null;
-let heard = 0;
+let heard = Date.now();
 let opened = false;
 
-// `given`: what a page does with each kind of message, by name.
-export function follow(given) {
-  takers = given;
-  setInterval(() => {
-    if (Date.now() - heard > SILENCE_MS) lose(true);
-  }, 1000);
-  window.addEventListener("online", connect);
-  document.addEventListener("visibilitychange", () => {
-    if (document.visibilityState === "visible" && document.body.dataset.connection !== "live") connect();
-  });
+// `begin` is called when the peer answers for the first time, or again; `draw` with each state.
+export function follow(draw = () => {}, begin = () => {}) {
   offerNotifications();
-  connect();
+  again(ASK_SECONDS, () => look(draw, begin), true);
 }
 
-function connect() {
-  clearTimeout(retry);
-  stream?.close();
-  stream = new EventSource("/api/v1/stream");
-  heard = Date.now();
-  for (const name of ["begin", "state", "rounds", "events"]) {
-    stream.addEventListener(name, (event) => take(name, JSON.parse(event.data)));
+async function look(draw, begin) {
+  let state;
+  try {
+    state = await get("state");
+  } catch {
+    if (Date.now() - heard > LOST_MS) tellLost();
+    return;
   }
-  stream.onerror = () => lose(failures > 0); // a server that restarts in place is back before anyone reads a banner
-}
-
-function take(name, data) {
   heard = Date.now();
-  if (name === "state") {
-    here.state = data;
-    fill(data);
-    drawFrame(data);
-    data.alerts.forEach(notify);
-    opened = true; // those that stood before are none to be notified of
-  }
-  takers[name]?.(data);
-  if (name === "state" && (failures || document.body.dataset.connection !== "live")) connected(); // it comes last
-}
-
-function connected() {
-  failures = 0;
+  here.state = state;
+  fill(state);
+  drawFrame(state);
+  state.alerts.forEach(notify);
+  opened = true; // those that stood before were none to be notified of
+  if (document.body.dataset.connection !== "live") await begin();
+  await draw(state);
   document.body.dataset.connection = "live";
   write($("connection"), "live");
   $("lost").hidden = true;
 }
 
-// EventSource tries again by itself after some failures and never after others; here it is always us.
-function lose(tell) {
-  stream.close();
-  clearTimeout(retry);
-  retry = setTimeout(connect, RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]);
-  failures += 1;
-  heard = Date.now();
-  if (!tell) return;
+function tellLost() {
   document.body.dataset.connection = "lost";
   write($("connection"), "not connected");
   const since = here.state ? ` What you see is from ${clock(here.state.run.now)}.` : "";

@@ -67,4 +67,4 @@ again(REFRESH_SECONDS, async () => {
   }
 });
 
-follow({});
+follow();

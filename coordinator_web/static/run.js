@@ -16,11 +16,6 @@ const WRITTEN_MS = 1000; // from an evaluation until the loss of its checkpoint 
 const CODE = document.body.dataset.code; // a picture of the address of /join; none where only this computer can open it
 const view = { rounds: [], events: [], epoch: null, evaluated: null };
 
-function learn(what, fresh) {
-  const known = new Map([...view[what], ...fresh].map((item) => [item.id, item]));
-  view[what] = Array.from(known.values()).slice(-MOST[what]);
-}
-
 // ---- how the run stands
 
 function drawState({ run, counts, me }) {
@@ -145,30 +140,38 @@ async function lookSlowly() {
 
 listPeers();
 
-follow({
-  begin() {
-    Object.assign(view, { rounds: [], events: [] }); // all of it comes anew
-    reloadCurves();
-  },
-  state(state) {
-    drawState(state);
-    if (view.epoch !== state.run.epoch) reloadCurves();
-    view.epoch = state.run.epoch;
-    const evaluation = state.run.evaluation?.epoch ?? null;
-    if (view.evaluated !== evaluation) setTimeout(look, WRITTEN_MS);
-    view.evaluated = evaluation;
-  },
-  rounds(data) {
-    learnNames(data.names);
-    learn("rounds", data.rows);
-    drawRounds();
-  },
-  events(data) {
-    learn("events", data);
-    showEvents(view.events.toReversed());
-  },
+// What has come since: all of it, where the page has none yet.
+async function learn(what, rowsOf = (found) => found) {
+  const found = await get(what, { after: view[what].at(-1)?.id, limit: MOST[what] });
+  const fresh = rowsOf(found);
+  view[what] = [...view[what], ...fresh].slice(-MOST[what]);
+  return fresh.length > 0;
+}
+
+async function drawNews() {
+  const rounds = await learn("rounds", (found) => {
+    learnNames(found.names);
+    return found.rows;
+  });
+  if (rounds) drawRounds();
+  if (await learn("events")) showEvents(view.events.toReversed());
+}
+
+async function draw(state) {
+  drawState(state);
+  if (view.epoch !== state.run.epoch) reloadCurves();
+  view.epoch = state.run.epoch;
+  const evaluation = state.run.evaluation?.epoch ?? null;
+  if (view.evaluated !== evaluation) setTimeout(look, WRITTEN_MS);
+  view.evaluated = evaluation;
+  await drawNews().catch(() => {}); // the connection that is lost is told already
+}
+
+follow(draw, () => {
+  Object.assign(view, { rounds: [], events: [] }); // all of it comes anew
+  reloadCurves();
 });
 
-const look = again(SLOWLY_SECONDS, () => lookSlowly().catch(() => {})); // the connection that is lost is told already
+const look = again(SLOWLY_SECONDS, () => lookSlowly().catch(() => {}));
 
 copyButtons();

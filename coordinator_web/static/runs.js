@@ -39,4 +39,4 @@ again(REFRESH_SECONDS, async () => {
   }
 });
 
-follow({});
+follow();

@@ -165,7 +165,6 @@ async function learnWhetherAllowed() {
   } catch {
     allowed = null; // it does not answer; the connection that is lost is told
   }
-  if (here.state) draw(here.state);
 }
 
-follow({ begin: learnWhetherAllowed, state: draw });
+follow(draw, learnWhetherAllowed);

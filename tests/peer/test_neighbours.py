@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator_web.feed import encode
+from coordinator_web.control import as_json
 from swarmcli.errors import ControlError
 from swarmcli.machine import client
 from swarmcli.machine.registry import LocalPeer, LocalPeers
@@ -20,11 +20,11 @@ HERE = LocalPeer(os.getpid(), time.time(), "trainer", "r", "/home/ada/r/trainer-
 
 def test_a_peer_is_shown_as_it_says_that_it_goes() -> None:
     people = [dataclasses.replace(TRAINERS[0], me=True), TRAINERS[1]]
-    state = json.loads(encode(FakeRun(finished_epochs=3, people=people).overview()))
+    state = json.loads(as_json(FakeRun(finished_epochs=3, people=people).overview()).body)
     shown = described(HERE, state, "http://127.0.0.1:1/?token=x")
     assert (shown.me, shown.answers, shown.state, shown.epoch, shown.max_epochs) == (True, True, "training", 3, 200)
     assert shown.samples_per_second == pytest.approx(212.0) and shown.sentence.startswith("Training at 212")
-    paused = json.loads(encode(FakeRun(activity=PAUSED).overview()))
+    paused = json.loads(as_json(FakeRun(activity=PAUSED).overview()).body)
     assert described(HERE, paused, "").state == "paused"
 
 

@@ -8,9 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import httpx
-import pytest
 
-from coordinator_web.feed import Feed
 from coordinator_web.pages import ASSETS, FRAMED, STATIC, qr_code
 
 from .conftest import Serve
@@ -126,17 +124,8 @@ def test_the_code_holds_the_address_of_the_page_which_a_phone_can_open(serve: Se
 
 def test_nothing_can_be_changed(serve: Serve) -> None:
     with httpx.Client(base_url=serve(FakeRun()).url) as client:
-        for path in ("/", "/join", "/join.svg", "/api/v1/state", "/api/v1/peers", "/api/v1/stream"):
+        for path in ("/", "/join", "/join.svg", "/api/v1/state", "/api/v1/peers"):
             assert {client.request(method, path).status_code for method in ("POST", "PUT", "DELETE", "PATCH")} == {405}
-
-
-def test_too_many_pages_are_turned_away_until_some_close(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Feed, "full", property(lambda feed: feed._viewers >= 1))
-    url = serve(FakeRun()).url + "api/v1/stream"
-    with httpx.stream("GET", url) as first:
-        lines = first.iter_lines()
-        assert next(lines) == "retry: 1000"
-        assert httpx.get(url).status_code == 503
 
 
 def test_other_peers_of_this_computer_are_shown_to_who_may_control_this_one(serve: Serve) -> None:

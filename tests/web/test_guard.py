@@ -18,7 +18,7 @@ def test_addresses_and_localhost_are_answered_and_a_foreign_name_that_leads_here
         for host in ("127.0.0.1:8080", "localhost", "LOCALHOST:1", "[::1]:8080", "192.0.2.7:80", "localhost."):
             assert client.get("/", headers={"host": host}).status_code == 200, host
         for host in ("evil.example", "127.0.0.1.evil.example:8080", "localhost.evil.example", "", "[evil]:1"):
-            for path in ("/", "/api/v1/status", "/api/v1/stream", "/static/app.js"):
+            for path in ("/", "/api/v1/status", "/api/v1/state", "/static/app.js"):
                 assert client.get(path, headers={"host": host}).status_code in (400, 403), (host, path)
     server = serve(FakeRun(), hosts=["Monitor.Example."])
     assert httpx.get(server.url, headers={"host": "monitor.example:8080"}).status_code == 200, "it is allowed"
@@ -37,7 +37,7 @@ def test_every_answer_carries_the_policy(serve: Serve) -> None:
 
 def test_with_a_token_nobody_looks_without_it(serve: Serve) -> None:
     with httpx.Client(base_url=serve(FakeRun(), token="secret").url) as client:
-        for path in ("/", "/api/v1/status", "/api/v1/stream", "/static/app.js", "/?token=wrong", "/?token="):
+        for path in ("/", "/api/v1/status", "/api/v1/state", "/static/app.js", "/?token=wrong", "/?token="):
             assert client.get(path).status_code == 401
         assert client.get("/api/v1/status", headers={"authorization": "Bearer wrong"}).status_code == 401
         assert client.get("/api/v1/status", headers={"authorization": "Basic secret"}).status_code == 401

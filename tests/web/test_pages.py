@@ -56,7 +56,7 @@ def test_a_volunteer_pauses_goes_on_and_leaves_by_click(serve: Serve, open_page:
     page.get_by_role("button", name="Pause").click()
     expect_text(page, "#activity", "Paused")
     assert controls.asked[-1] == ("pause", pytest.approx(controls.now + 3600, abs=600))
-    page.wait_for_selector("#resume:focus")  # the stream may tell of the pause before the answer to the click comes
+    page.wait_for_selector("#resume:focus")  # a look may tell of the pause before the answer to the click comes
     page.keyboard.press("Enter")
     expect_text(page, "#activity", "Training")
 
@@ -251,7 +251,7 @@ def test_an_alert_stands_on_every_page_and_is_notified_once_where_that_is_wanted
     run.alerts = [replace(STALLED, text=ATTACK)]
     page.wait_for_function("() => notified.length === 1")
     assert page.evaluate("notified") == [["stdlib-lm", ATTACK]]
-    expect_text(page, "#alerts bdi", ATTACK)  # the state comes behind the alert
+    expect_text(page, "#alerts bdi", ATTACK)
     assert page.evaluate("window.owned") is None
     context.close()
 

@@ -5,6 +5,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +17,8 @@ from fastapi.responses import StreamingResponse
 from coordinator_web import server as served
 from coordinator_web.app import create_app
 from coordinator_web.background import listen
-from coordinator_web.feed import Feed
 from swarmcli.errors import ListenError
+from swarmcli.run.source import RunStatus
 from tests.simulation import in_real_time
 
 from .dashboards import Dashboard
@@ -49,23 +50,36 @@ def test_in_a_thread_it_answers_at_once_and_leaves_nothing_behind() -> None:
 def test_who_connects_and_asks_for_nothing_takes_few_files_and_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     bound(monkeypatch, connections=8, request_seconds=0.2)
     server = dashboard()
-    url, port = server.url, server.port
+    port = server.port
     silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(12)]
     silent[0].sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")  # and never the end of it
     for each in silent:
         _wait_for_the_end_of(each)
+    server.stop()
+
+
+def test_an_answer_that_takes_long_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     bound(monkeypatch, request_seconds=1.0)  # in which a busy machine sends a request
-    with httpx.stream("GET", url + "api/v1/stream") as response:  # whereas a page that is open stays so
+    others_ended = threading.Event()
+
+    class Slow(FakeRun):
+        def look(self) -> RunStatus:
+            others_ended.wait(60.0)
+            return super().look()
+
+    server = Dashboard(create_app(Slow()))  # type: ignore[arg-type]
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(httpx.get, server.url + "api/v1/status", timeout=60.0)
         for _ in range(2):
-            _wait_for_the_end_of(socket.create_connection(("127.0.0.1", port)))
-        assert response.status_code == 200 and next(response.iter_lines()) == "retry: 1000"
+            _wait_for_the_end_of(socket.create_connection(("127.0.0.1", server.port)))
+        others_ended.set()
+        assert answer.result().status_code == 200
     server.stop()
 
 
 def test_who_takes_nothing_of_an_answer_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     bound(monkeypatch, request_seconds=1.0)  # in which a busy machine sends a request
     app, ended = FastAPI(), threading.Event()
-    app.state.feed = Feed(FakeRun())  # type: ignore[arg-type]
 
     async def endless() -> AsyncIterator[bytes]:
         try:
@@ -117,9 +131,8 @@ def _wait_for_the_end_of(connection: socket.socket) -> None:
 
 def test_stopping_does_not_wait_for_open_pages() -> None:
     server = dashboard()
-    with httpx.stream("GET", server.url + "api/v1/stream") as response:
-        lines = response.iter_lines()
-        assert next(lines) == "retry: 1000"
+    with httpx.Client() as page:  # which keeps its connection
+        assert page.get(server.url + "api/v1/state").status_code == 200
         server.stop()
         assert "swarm-dashboard" not in [thread.name for thread in threading.enumerate()]
 
