@@ -138,7 +138,7 @@ def _watch(ids: list[PeerID], journal: Journal) -> RunWatch:
         report=lambda: reports[ids[0]], peers=lambda: dict(others), downloading="", round_bytes=0,
         seat_lost=None, seconds_to_send=0.0,
         tracker=SimpleNamespace(expected=lambda: dict.fromkeys(ids, (1.0, 10.0))),
-        directory=SimpleNamespace(age=lambda peer: 1.0, is_there=lambda peer: True),
+        directory=SimpleNamespace(age=lambda peer: 1.0, report_age=lambda peer: 1.0, is_there=lambda peer: True),
         claims=SimpleNamespace(apart=dict),
     )  # fmt: skip
     events = Events()
@@ -148,6 +148,7 @@ def _watch(ids: list[PeerID], journal: Journal) -> RunWatch:
         activity=SimpleNamespace(status=lambda: SimpleNamespace(state="running", reasons=(), since=None)),
         dht=SimpleNamespace(
             is_alive=lambda: True,
+            moved={}, endpoint=SimpleNamespace(seen=lambda peer: None),
             clock=SimpleNamespace(now=time.time, uncorrected=0.0),
             reach=SimpleNamespace(sentence=lambda: "others can dial this peer")
         ),
