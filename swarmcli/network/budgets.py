@@ -19,9 +19,9 @@ Rows of this module are kept by a `Ledger`. Bounds of other layers stand beside 
     dials for streams that others ask for          -               32 (512) a second     -             handshake_rate
     handshakes that one relay brings               32, 16/s       -                     -             reach/circuits.py
     calls that wait, beyond four a connection      1024            2048 (4096)           8192          calls
-    dials that fail where others pointed to        64 a host       -                     256, 8/s      limits.py
+    dials that fail where others pointed to        64 a host       -                     256, 8/s      dialer.py
     dials for others: back, or by punching         6, 1 a minute   24, 1 in 10 s         120, 2/s      reach/budgets.py
-    probes held for others                         -               -                     256           limits.py
+    probes held for others                         -               -                     256           endpoint.py
     peers in the address book                      8 addresses     -                     4096 + 4096   limits.py
     reservations at a relay, its circuits          its options     32, 192               its options   reach/relaying.py
     samples of the swarm's clock, of which votes   1               4, 1 (4)              64            clock.py

@@ -17,7 +17,7 @@ from swarmcli.network.address_book import AddressBook
 from swarmcli.network.dialer import Dialer
 from swarmcli.network.identity import PeerID
 from swarmcli.network.ledger import Ledgers
-from swarmcli.network.limits import MAX_ADDRESSES
+from swarmcli.network.limits import MAX_ADDRESSES, MAX_KNOWN_PEERS
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.transports.base import Connection, Transport
@@ -67,8 +67,8 @@ class EndpointContext:
         self.punch_bulk: PunchBulk | None = None  # see Endpoint.on_bulk_wanted
         self.tasks = TaskOwner()
         self.ledgers = Ledgers.of(self.limits.budgets)
-        self.book = AddressBook(self.limits.max_known_peers, loop_time)
-        self.dialer = Dialer(transport, self.book, self.limits, loop_time)
+        self.book = AddressBook(MAX_KNOWN_PEERS, loop_time)
+        self.dialer = Dialer(transport, self.book, loop_time)
         self.ended_traffic = Traffic()  # on connections that have ended, and passed on for others
         self.streamed: dict[str, Traffic] = {}  # by service, on streams that have ended; see Endpoint.moved
         self.violations: Counter[str] = Counter()  # broken rule → connections closed for it

@@ -20,6 +20,7 @@ from swarmcli.network.addresses import Scope, parse_address, scope_of
 from swarmcli.network.context import EndpointContext
 from swarmcli.network.control.channel import ControlChannel, Reaction
 from swarmcli.network.identity import PeerID
+from swarmcli.network.limits import MAX_KNOWN_PEERS
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.peers import Peer, Peers
 from swarmcli.network.prefix import Prefix, prefix_of_address
@@ -30,6 +31,10 @@ from swarmcli.network.wire.messages import AddressesChanged, ControlHello, Goodb
 from swarmcli.recent import Recent
 
 logger = logging.getLogger(__name__)
+
+# Seconds
+_SURPLUS_LIFE = 5.0  # without a call, after which both ends are sure to use the better of two connections
+_GOODBYE = 1.0  # for the farewell to all peers when an endpoint closes
 
 
 class ControlPool:
@@ -43,7 +48,7 @@ class ControlPool:
         self.reactions: dict[type, Reaction] = {ControlHello: self._greeted, AddressesChanged: self._moved}
         self._context, self._peers = context, peers
         context.dialer.round_trip = self.ping_time  # it compares relays, whose word on that counts for nothing
-        self._near: Recent[PeerID, bool] = Recent(context.limits.max_known_peers)  # see `is_on_this_computer`
+        self._near: Recent[PeerID, bool] = Recent(MAX_KNOWN_PEERS)  # see `is_on_this_computer`
         self._farthest = Scope.HOST  # the widest scope in which a connected peer was ever seen
         self._closed = ""  # why this endpoint takes up no connections any more
 
@@ -144,15 +149,15 @@ class ControlPool:
                 continue
             # Where one end dialed several at once, the two ends may have seen different ones come last. Were
             # both as patient, each could close the one that the other prefers, at the same moment.
-            patience = self._context.limits.surplus_life * (1 if self._context.peer_id < channel.peer_id else 3)
+            patience = _SURPLUS_LIFE * (1 if self._context.peer_id < channel.peer_id else 3)
             if now - max(channel.used_at, better.opened_at) >= patience:
                 self._context.tasks.spawn(channel.connection.close("another connection is used"))
 
     async def farewell(self, reason: str) -> None:
-        """Tells all peers, and closes. Takes at most the time that the limits allow."""
+        """Tells all peers, and closes. Takes a second at most."""
         self._closed = self._closed or reason
         channels = self._peers.controls()
-        await _say_goodbye_to_all(channels, reason, self._context.limits.goodbye_timeout)
+        await _say_goodbye_to_all(channels, reason, _GOODBYE)
         for channel in channels:
             channel.connection.abort(reason)
 
@@ -272,7 +277,7 @@ class ControlPool:
     async def _part(self, channel: ControlChannel, reason: str) -> None:
         """An orderly end, within a bound: who does not read would hold the connection for as long as it likes."""
         try:
-            async with asyncio.timeout(self._context.limits.goodbye_timeout):
+            async with asyncio.timeout(_GOODBYE):
                 await _say_goodbye(channel, reason)
         except TimeoutError:
             logger.debug("%s did not read the goodbye", channel.peer_id.short)

@@ -13,19 +13,25 @@ from swarmcli.errors import AddressError, ConnectError, WrongPeerError
 from swarmcli.network.address_book import AddressBook
 from swarmcli.network.addresses import is_direct, parse_address, scope_of
 from swarmcli.network.identity import PeerID
-from swarmcli.network.limits import NetworkLimits
+from swarmcli.network.limits import DIAL_STAGGER, DIAL_TIMEOUT
 from swarmcli.network.token_bucket import Meter
 from swarmcli.network.transports.base import Connection, Purpose, Transport
 
 # Failures that say something about this machine, and nothing about the address.
 _OURS = (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE, errno.ENOBUFS)
+# Dials that may fail at addresses which other peers have named, per second in the long run and at once.
+FAILED_DIALS = 8.0, 256.0
+FAILED_DIALS_PER_HOST = 1.0, 64.0  # many honest peers may share it
+# Seconds that silent direct addresses have before a relay is tried beside them: a TLS handshake with the other side of
+# the world takes less, and a connection that is needlessly relayed costs somebody else's link for as long as it stands.
+_RELAY_PATIENCE = 1.5
 _TOO_MANY = "{} is not tried: too many addresses that others have named do not answer"
 
 
 Dial: TypeAlias = Callable[[str], Awaitable[Connection]]
 
 
-async def dial_any(dial: Dial, addresses: Sequence[str], limits: NetworkLimits = NetworkLimits()) -> Connection:
+async def dial_any(dial: Dial, addresses: Sequence[str]) -> Connection:
     """Dials all addresses, the next one while those before it are still silent; the first to answer wins. Relays stand
     behind all others, and are tried when these have failed or are silent for long.
 
@@ -43,7 +49,7 @@ async def dial_any(dial: Dial, addresses: Sequence[str], limits: NetworkLimits =
         while left or under_way:
             if left and (not under_way or loop.time() >= due):
                 under_way.add(loop.create_task(_dial(dial, left.pop(0))))
-                due = loop.time() + (limits.relay_patience if left and not is_direct(left[0]) else limits.dial_stagger)
+                due = loop.time() + (_RELAY_PATIENCE if left and not is_direct(left[0]) else DIAL_STAGGER)
             patience = max(0.0, due - loop.time()) if left else None
             done, _ = await asyncio.wait(under_way, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             for attempt in done:
@@ -83,20 +89,14 @@ async def _give_up(attempts: set[asyncio.Task[Connection]], winner: Connection |
 class Dialer:
     """Names each address's transport. Addresses that nobody has proved cost a budget where they fail."""
 
-    def __init__(
-        self, transport: Transport, book: AddressBook, limits: NetworkLimits, now: Callable[[], float]
-    ) -> None:
+    def __init__(self, transport: Transport, book: AddressBook, now: Callable[[], float]) -> None:
         self.transports: dict[str, Transport] = {transport.scheme: transport}
         self.round_trip: Callable[[PeerID], float | None] = lambda peer: None  # to a connected peer, in seconds
         self._book = book
-        self._limits = limits
         self._now = now
         # How many dials may fail where others pointed to. It refills with time, so that strangers can make this peer
         # neither search a network nor burden a victim. Dials under way count as failed.
-        self._failures = Meter(
-            host=(limits.failed_dials_per_second_per_host, limits.failed_dials_burst_per_host),
-            everyone=(limits.failed_dials_per_second, limits.failed_dials_burst),
-        )
+        self._failures = Meter(host=FAILED_DIALS_PER_HOST, everyone=FAILED_DIALS)
 
     def addresses_of(self, peer: PeerID) -> tuple[str, ...]:
         """Where this peer can be tried now, with the transports that are there."""
@@ -129,7 +129,7 @@ class Dialer:
 
         if not addresses:
             raise ConnectError("no address is known")
-        return await dial_any(attempt, sorted(addresses, key=self._distance), self._limits)
+        return await dial_any(attempt, sorted(addresses, key=self._distance))
 
     def _distance(self, address: str) -> float:
         """Direct addresses in their order, then relays, the nearest to this peer first."""
@@ -146,7 +146,7 @@ class Dialer:
         if stranger and not self._failures.take(self._now(), host=host):
             raise ConnectError(_TOO_MANY.format(address), address=address)
         try:
-            connection = await self.dial(address, peer, purpose, self._limits.dial_timeout)
+            connection = await self.dial(address, peer, purpose, DIAL_TIMEOUT)
         except (ConnectError, AddressError) as error:
             ours = isinstance(error.__cause__, OSError) and error.__cause__.errno in _OURS
             if not ours:

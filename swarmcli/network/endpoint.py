@@ -43,6 +43,8 @@ from swarmcli.words import format_duration, printable
 logger = logging.getLogger(__name__)
 
 MAX_PROBE = 4096  # bytes of the message on a probe
+_PROBES = 256  # connections for probing that others may hold at one time …
+_PROBE_LIFE = 30.0  # … and for so many seconds
 
 Req = TypeVar("Req")
 Resp = TypeVar("Resp")
@@ -295,7 +297,7 @@ class Endpoint:
     def learn(self, peer: PeerID, addresses: Iterable[str], *, horizon: Scope | None = None) -> None:
         """Takes up where a peer can be dialed, by hearsay: what cannot be read is left out, and what lies below the
         horizon; None: that of talk which comes from nobody in particular. The book is bounded; see
-        Limits.max_known_peers."""
+        MAX_KNOWN_PEERS."""
         if peer != self.peer_id:
             self._context.book.learn(peer, addresses, self.horizon(None) if horizon is None else horizon)
 
@@ -477,7 +479,7 @@ class Endpoint:
         """Smoothed seconds from a question to its answer, without the time that the peer says it took. None: not known.
 
         A peer can claim to be nearer than it is; see `ping_time`. One that answers late is believed up to
-        `Limits.longest_round_trip`.
+        `LONGEST_ROUND_TRIP`.
         """
         channel = self._peers.current(peer)
         return channel.round_trip if channel is not None else None
@@ -540,7 +542,7 @@ class Endpoint:
     def _probed(self, connection: Connection) -> None:
         """The dialer knows by now where it is seen. It holds the connection a while, since that keeps its router's
         ports as they are."""
-        if len(self._probes) >= self.limits.probes:
+        if len(self._probes) >= _PROBES:
             self._end_a_probe()
         self._probes[connection] = prefix_of_address(connection.remote_address)
         self._context.tasks.spawn(self._hold(connection))
@@ -561,7 +563,7 @@ class Endpoint:
         probe = _Probe(heard)
         connection.start(probe)
         try:
-            if not await set_within(probe.ended, self.limits.probe_life):
+            if not await set_within(probe.ended, _PROBE_LIFE):
                 await connection.close("held long enough")
         finally:
             self._probes.pop(connection, None)

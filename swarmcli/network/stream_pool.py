@@ -25,6 +25,8 @@ from swarmcli.network.transports.base import Connection, Purpose
 from swarmcli.network.wire.codec import encode
 from swarmcli.network.wire.messages import BulkDenied, BulkOffer, BulkWanted
 
+_IDLE = 60.0  # seconds for which an unused connection is kept for the next stream
+
 
 class StreamPool:
     """Finds a bulk connection for each stream."""
@@ -87,9 +89,9 @@ class StreamPool:
                 channel.reset("no control connection to this peer")
             elif channel.role is Role.UNKNOWN and quiet >= self._limits.keepalive_timeout:
                 channel.reset("opened and never used")
-            elif channel.role is Role.OPENER and channel.stream is None and quiet >= self._limits.bulk_idle_timeout:
+            elif channel.role is Role.OPENER and channel.stream is None and quiet >= _IDLE:
                 self._retire(channel)
-            elif channel.lingering and quiet >= 2 * self._limits.bulk_idle_timeout:
+            elif channel.lingering and quiet >= 2 * _IDLE:
                 channel.reset("idle for too long")
 
     def _feed_the_starved(self) -> None:

@@ -37,6 +37,7 @@ from swarmcli.errors import (
 from swarmcli.network.addresses import Address, Scheme, format_address, is_direct, parse_address
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
+from swarmcli.network.limits import DIAL_TIMEOUT
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.token_bucket import Meter
@@ -192,9 +193,7 @@ class RelayTransport:
         """A token for a circuit. Raises NetworkError."""
         self._needed[relay] += 1
         try:
-            joining = await self._endpoint.call(
-                relay, JOIN, JoinRequest(target), Joining, timeout=self.limits.dial_timeout
-            )
+            joining = await self._endpoint.call(relay, JOIN, JoinRequest(target), Joining, timeout=DIAL_TIMEOUT)
             return joining.token
         except UnknownMethod:
             raise ConnectError("this relay is of an older version of swarm, and has to be updated") from None
@@ -205,7 +204,7 @@ class RelayTransport:
     async def _join(self, relay: PeerID, token: bytes, connection: TCPConnection) -> None:
         """Has the relay join a new socket, and goes through the handshake on it. Raises NetworkError."""
         joiner = _Joiner(token)
-        await self._endpoint.dial_plain(relay, joiner, timeout=self.limits.dial_timeout)
+        await self._endpoint.dial_plain(relay, joiner, timeout=DIAL_TIMEOUT)
         try:
             expect(GreetingKind.JOINED, await joiner.answer, 0)
         except BaseException:  # a cancellation too: nobody else knows this socket

@@ -20,7 +20,7 @@ from swarmcli.averaging.round.messages import OpenExchange
 from swarmcli.errors import NetworkError
 from swarmcli.network import Identity, PeerID
 from swarmcli.network.control.channel import ControlChannel
-from swarmcli.network.limits import NetworkLimits
+from swarmcli.network.limits import LONGEST_ROUND_TRIP
 from swarmcli.testing import MemoryNetwork
 from tests.averaging.rounds import Kind, Swarm
 from tests.network.worlds import endpoints
@@ -85,7 +85,7 @@ async def test_who_answers_pings_late_stretches_no_patience(monkeypatch: pytest.
         await one.connect(other.addresses[0], timeout=5)
         await asyncio.sleep(8)
         assert (one.ping_time(late) or 0) > 4
-        assert one.round_trip(late) == pytest.approx(NetworkLimits().longest_round_trip)
+        assert one.round_trip(late) == pytest.approx(LONGEST_ROUND_TRIP)
 
 
 def test_long_arithmetic_leaves_the_loop_however_small_a_part_is(monkeypatch: pytest.MonkeyPatch) -> None:

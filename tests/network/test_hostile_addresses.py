@@ -8,8 +8,9 @@ import pytest
 
 from swarmcli.errors import PeerUnreachable
 from swarmcli.events import Event, OwnAddressesChanged
-from swarmcli.network import Endpoint, Identity, NetworkLimits, PeerID, Purpose, wire
+from swarmcli.network import Endpoint, Identity, PeerID, Purpose, wire
 from swarmcli.network.addresses import Scope
+from swarmcli.network.dialer import FAILED_DIALS, FAILED_DIALS_PER_HOST
 from swarmcli.network.wire.messages import BulkDenied, BulkWanted
 from swarmcli.testing.memory_connection import MemoryConnection
 from tests.simulation import now, simulated
@@ -117,18 +118,17 @@ async def test_once_strangers_from_beyond_were_met_records_name_no_inner_hosts()
 async def test_a_liar_with_hundreds_of_peers_makes_us_dial_a_victim_only_so_often() -> None:
     async with town() as place:
         one = await place.peer(1, VICTIM)
-        limits = NetworkLimits()
         for number in range(250):
             peer = Identity.from_seed(1000 + number).peer_id
             one.learn(peer, [f"memory://203.0.113.80:{1 + number}"])
             await fails_to_reach(one, peer)
-        spent = limits.failed_dials_burst_per_host + limits.failed_dials_per_second_per_host * now()
+        spent = FAILED_DIALS_PER_HOST[1] + FAILED_DIALS_PER_HOST[0] * now()
         assert len(place.dialed_by(one)) <= spent + 1
         for number in range(500):
             peer = Identity.from_seed(3000 + number).peer_id
             one.learn(peer, [f"memory://203.0.{number // 100}.{1 + number % 100}:22"])
             await fails_to_reach(one, peer)
-        spent = limits.failed_dials_burst + limits.failed_dials_per_second * now()
+        spent = FAILED_DIALS[1] + FAILED_DIALS[0] * now()
         assert len(place.dialed_by(one)) <= spent + 1
         honest = await place.peer(2, "203.0.113.2")
         assert await one.connect(honest.addresses[0], timeout=5) == honest.peer_id, "what its user names is dialed"

@@ -18,7 +18,7 @@ from swarmcli.clock import SAMPLE_LIFE
 from swarmcli.errors import ConnectionLost, ProtocolViolation
 from swarmcli.network.context import EndpointContext
 from swarmcli.network.control.serving import IncomingCalls
-from swarmcli.network.limits import NetworkLimits
+from swarmcli.network.limits import LONGEST_ROUND_TRIP, NetworkLimits
 from swarmcli.network.prefix import Prefix
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.wire.codec import decode_body, decode_header, encode, encode_body
@@ -308,7 +308,7 @@ class ControlChannel:
         clock.observe(self.peer_id, sent_raw, received, replied, now, network=network, shared=near, dialed=dialed)
         elapsed = self._loop.time() - sent_at
         if 0 <= replied - received <= elapsed:  # what the handler took, as the other end says
-            seconds = min(elapsed - (replied - received), self._context.limits.longest_round_trip)
+            seconds = min(elapsed - (replied - received), LONGEST_ROUND_TRIP)
             self.round_trip = _smoothed(self.round_trip, seconds)
 
     async def _send_quietly(self, data: bytes) -> None:

@@ -24,6 +24,8 @@ M = TypeVar("M")
 
 Into = Callable[[Any, int], memoryview]
 
+_WINDOW = 4 << 20  # bytes received and not yet read by the stream's owner; beyond it the sender waits
+_DIRECT = 64 << 10  # bytes of a payload; from here on a reader that names its memory is worth waiting for
 _EMPTY = memoryview(b"")
 _BOOKKEEPING = 500  # bytes that a waiting message takes beyond its own
 
@@ -66,9 +68,8 @@ class Stream:
         self.bytes_received = 0
         self.received = 0  # messages
         self._connection = connection
-        self._window = limits.stream_window
+        self._window = _WINDOW
         self._largest = limits.max_payload
-        self._direct = limits.direct
         self._reset = reset
         self._queue: deque[_Arrived] = deque()
         self._queued = 0  # bytes
@@ -233,7 +234,7 @@ class Stream:
         reader = self._reader
         # Otherwise one payload that nobody waited for in time would be copied, meanwhile the next one comes in, and all
         # of a stream that brings them quickly would be copied.
-        direct = (arrived.placed or self._places) and arrived.size >= self._direct
+        direct = (arrived.placed or self._places) and arrived.size >= _DIRECT
         arrived.size += header_size + _BOOKKEEPING
         arrived.charged += header_size + _BOOKKEEPING
         full = not self._account.charge(header_size + _BOOKKEEPING)

@@ -20,6 +20,7 @@ _PREFIX = struct.Struct("!II")  # size of the header, size of the payload
 _GOODBYE = 0xFFFF_FFFF
 _MAX_GOODBYE = 512
 _NOTHING = memoryview(b"")
+_SHORT_WORDS = 2 << 10  # bytes of a frame without a payload that waits for no turn where the link is limited
 _WHOLE = 1 << 20  # bytes of a frame that is written in one go where nothing limits the way out
 
 
@@ -179,7 +180,7 @@ class FrameWriter:
             # Before the frame, so that a sender that is cancelled while it waits has written nothing of it …
             await self.drained()
             # Words about a stream pass as control messages do: behind the debt of those, a round would wait for them.
-            if self._limited and (size or len(start) > self._limits.short_words):
+            if self._limited and (size or len(start) > _SHORT_WORDS):
                 await self._turn()
             if len(start) + size <= (self.way.piece if self._limited else _WHOLE):
                 self.write_whole(start, pieces, size)

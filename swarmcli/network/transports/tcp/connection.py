@@ -47,6 +47,7 @@ from swarmcli.network.transports.tcp.tls import TLSEngine, TLSReader, TLSWriter
 
 logger = logging.getLogger(__name__)
 
+_LINGER = 2.0  # seconds that an ending connection waits for the other end to have read everything
 _WINDOW = 0.1  # seconds of the limited rate that may be under way to here on one connection
 
 
@@ -227,7 +228,7 @@ class TCPConnection(asyncio.BufferedProtocol):
     async def close(self, reason: str = "") -> None:
         if self._phase is Phase.OPEN:
             try:
-                async with asyncio.timeout(self._shared.limits.linger), self._writer.turn:
+                async with asyncio.timeout(_LINGER), self._writer.turn:
                     self._end_in_order(ConnectionLost(f"closed by us: {reason}"), reason)
             except TimeoutError:
                 self.abort(reason)
@@ -504,7 +505,7 @@ class TCPConnection(asyncio.BufferedProtocol):
             self._socket.write_eof()
         except OSError:  # the other end was faster; there is nobody left to wait for
             self._socket.abort()
-        self._linger = self._loop.call_later(self._shared.limits.linger, self._socket.abort)
+        self._linger = self._loop.call_later(_LINGER, self._socket.abort)
 
     def _end_now(self, error: Exception) -> None:
         if self._phase is Phase.ENDED:

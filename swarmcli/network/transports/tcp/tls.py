@@ -22,6 +22,10 @@ _RECORD = 16 << 10  # bytes in one TLS record, in the clear
 _RECORD_OVERHEAD = 22  # bytes that TLS adds to a record, with AES-GCM
 _ENCRYPTED_RECORD = 17 << 10  # bytes, at most
 
+_ENOUGH = 32 << 10  # bytes, two records: worth being woken for in the middle of a payload
+_WRITE_HIGH = 512 << 10  # bytes waiting in a connection's write buffer above which senders wait …
+_WRITE_LOW = 128 << 10  # … and below which they go on
+
 
 class TLSEngine:
     """One end of a TLS connection as bytes in and bytes out. Errors are ssl.SSLError; EOFError is an orderly end."""
@@ -142,7 +146,7 @@ class TLSReader(FrameReader):
         """
         here = self._engine.bytes_fed + _ENCRYPTED_RECORD  # of the rest, at most: OpenSSL may hold a record in part
         # Encrypted it is more, so this much will come.
-        wanted = max(1, min(self._limits.enough, self.rest.nbytes - here)) if self.may_sleep else 1
+        wanted = max(1, min(_ENOUGH, self.rest.nbytes - here)) if self.may_sleep else 1
         if wanted != self._low_water:
             self._low_water = wanted
             wake_at(self._socket.get_extra_info("socket"), wanted)
@@ -163,7 +167,7 @@ class TLSWriter(FrameWriter):
 
     def attach(self, socket: asyncio.WriteTransport) -> None:
         self._socket = socket
-        socket.set_write_buffer_limits(self._limits.write_high, self._limits.write_low)
+        socket.set_write_buffer_limits(_WRITE_HIGH, _WRITE_LOW)
 
     def write(self, data: bytes | memoryview) -> None:
         if data:

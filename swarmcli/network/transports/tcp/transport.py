@@ -27,7 +27,7 @@ from swarmcli.network.addresses import Address, Scheme, parse_address
 from swarmcli.network.budgets import allow_descriptors
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.ledger import HandshakeRates, Ledger
-from swarmcli.network.limits import NetworkLimits
+from swarmcli.network.limits import DIAL_STAGGER, NetworkLimits
 from swarmcli.network.loop_thread import loop_time, set_within
 from swarmcli.network.membership import Membership
 from swarmcli.network.prefix import prefix_of
@@ -40,6 +40,7 @@ from swarmcli.network.transports.tcp.local_port import TCPLocalPort
 
 logger = logging.getLogger(__name__)
 
+_BACKLOG = 1024  # connections that the system takes in before this process does
 _TOO_MANY = "too many handshakes at once here; try again later"
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -117,7 +118,7 @@ class TCPTransport:
         family, _, _, _, place = found[0]
         dualstack = host == "::" and socket.has_dualstack_ipv6()
         try:
-            return socket.create_server(place[:2], family=family, backlog=self.limits.backlog, dualstack_ipv6=dualstack)
+            return socket.create_server(place[:2], family=family, backlog=_BACKLOG, dualstack_ipv6=dualstack)
         except OSError as error:
             # A system that knows IPv6 may have it switched off.
             if self._host or host == "0.0.0.0" or error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
@@ -231,8 +232,7 @@ class TCPTransport:
             await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
         steps.append("connect")
         connection = self._shared.leading(expected, purpose, self.membership)
-        stagger = self.limits.dial_stagger
-        await loop.create_connection(lambda: connection, place.host, place.port, happy_eyeballs_delay=stagger)
+        await loop.create_connection(lambda: connection, place.host, place.port, happy_eyeballs_delay=DIAL_STAGGER)
         steps.append("handshake")
         return await self._ready(connection)
 
