@@ -155,30 +155,24 @@ def members(
     overrides: Overrides,
     peer: Peers,
     what: Which = None,
-    sort: Annotated[
-        str, typer.Option(help="By samples, hours, rounds, reduced_bytes, uptime, last, name or team.")
-    ] = "samples",
     teams: Annotated[bool, typer.Option("--teams", help="Add up what the members of each team gave.")] = False,
-    last: Annotated[int | None, typer.Option("-n", "--most", min=1, help="Show the first so many.")] = None,
     run_key: KeyFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
 ) -> None:
     """Show what each peer has given to a run; to the owner of a closed run also who takes part, by which invitation.
 
-    Examples: swarm members; swarm members recipe.yaml --teams; swarm members --sort hours -n 10 --json
+    Examples: swarm members; swarm members recipe.yaml --teams; swarm members --json
     """
-    contributions.check_order(sort)
-    shown = contributions.Shown(sort, teams, last)
     run = _run_named(what, overrides, peer)
     if run.recipe is not None and _is_owner(run.recipe, run_key):
-        _show_closed(run.recipe, run.contacts, run_key, shown, as_json)
+        _show_closed(run.recipe, run.contacts, run_key, teams, as_json)
         return
     with _waiting("looking who has given what"):
         told = _told(run)
     if as_json:
-        typer.echo(json.dumps(told.as_json(shown), indent=2))
+        typer.echo(json.dumps(told.as_json(), indent=2))
     else:
-        told.print(shown)
+        told.print(by_team=teams)
 
 
 def _is_owner(recipe: Recipe, run_key: Path | None) -> bool:
@@ -211,9 +205,7 @@ def _told_here(run_id: str) -> Told | None:
     return Told(run_id, [Contribution(**each) for each in found], lines, {"rests_on": rests_on})
 
 
-def _show_closed(
-    recipe: Recipe, contacts: list[str], run_key: Path | None, shown: contributions.Shown, as_json: bool
-) -> None:
+def _show_closed(recipe: Recipe, contacts: list[str], run_key: Path | None, teams: bool, as_json: bool) -> None:
     key, path = load_key(recipe, run_key)
     visit = Visit(recipe, key, InvitationLedger.beside(path), contacts)
     with _waiting("looking who takes part"):
@@ -225,7 +217,7 @@ def _show_closed(
             "invited": [asdict(each) for each in visit.ledger.invited],
             "revoked": visit.ledger.revoked,
         }
-        typer.echo(json.dumps(listed | told.as_json(shown), indent=2))
+        typer.echo(json.dumps(listed | told.as_json(), indent=2))
         return
     out.print(_members_table(found))
     others = _invitations_table(found, visit.ledger)
@@ -234,7 +226,7 @@ def _show_closed(
         out.print(others)
     if told.contributions:
         out.print(Text("\nwhat each has given", style="bold"))
-        told.print(shown)
+        told.print(by_team=teams)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from swarmcli.run.certificate import ContributionCertificate
     from swarmcli.run.contributions import Attestation
 
-COLUMNS = ("samples", "hours", "rounds", "reduced_bytes", "uptime", "name", "team", "last")
 CLAIMED, SEEN = ("samples", "hours"), ("rounds", "reduced_bytes", "uptime")
 LEGEND = (
     "Samples and hours are claimed: rounds accepted them, and nobody can check more. Rounds, bytes added up and time "
@@ -65,28 +64,6 @@ def teams_of(contributions: Sequence[Contribution]) -> list[Team]:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """Which part of the list the user wants."""
-
-    sort: str = "samples"
-    by_team: bool = False
-    last: int | None = None
-
-
-def check_order(sort: str) -> None:
-    """Raises UsageError for what is no column."""
-    if sort not in COLUMNS:
-        raise UsageError(f"--sort {sort}: sort by one of {', '.join(COLUMNS)}")
-
-
-def ordered(contributions: Sequence[Contribution], sort: str) -> list[Contribution]:
-    """By a column: numbers from the greatest on, texts by the alphabet, those without one last."""
-    if sort in ("name", "team"):
-        return sorted(contributions, key=lambda each: (not getattr(each, sort), getattr(each, sort).casefold()))
-    return sorted(contributions, key=lambda each: -getattr(each, sort))
-
-
-@dataclass(frozen=True, slots=True)
 class Told:
     """The outcome of asking. `rests_on`: whose count it is, in lines; `details`: of those who keep count, for JSON."""
 
@@ -95,25 +72,28 @@ class Told:
     rests_on: Sequence[str]
     details: dict[str, Any]
 
-    def print(self, wanted: Shown) -> None:
+    @property
+    def _ordered(self) -> Sequence[Contribution]:
+        return sorted(self.contributions, key=lambda each: -each.samples)
+
+    def print(self, *, by_team: bool) -> None:
         """The table, and whose count it is."""
         found, narrow = self.contributions, out.width < 79  # columns, in which only the samples have room beside a name
-        if found and wanted.by_team:
+        if found and by_team:
             out.print(_team_table(teams_of(found), narrow=narrow))
         elif found:
-            shown = ordered(found, wanted.sort)[: wanted.last]
-            out.print(contributions_table(shown, sum(each.samples for each in found), narrow=narrow))
+            out.print(contributions_table(self._ordered, narrow=narrow))
         if found:
             err.print(f"\n{LEGEND}")
         for line in self.rests_on:
             err.print(printable(line, 400))
 
-    def as_json(self, wanted: Shown) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         return {
             "run_id": self.run_id,
             "claimed": CLAIMED,
             "seen": SEEN,
-            "contributions": [_plain(each) for each in ordered(self.contributions, wanted.sort)[: wanted.last]],
+            "contributions": [_plain(each) for each in self._ordered],
             "teams": [asdict(each) for each in teams_of(self.contributions)],
         } | self.details
 
@@ -122,9 +102,9 @@ def _plain(each: Contribution) -> dict[str, Any]:
     return {name: value for name, value in asdict(each).items() if name not in ("time", "id", "run_id")}
 
 
-def contributions_table(shown: Sequence[Contribution], total: float, *, narrow: bool = False) -> Table:
+def contributions_table(shown: Sequence[Contribution], *, narrow: bool = False) -> Table:
     """`narrow`: with what is read first only, so that nothing is cut."""
-    table = _table(("", "peer") if narrow else ("", "peer", "team"), narrow)
+    table, total = _table(("", "peer") if narrow else ("", "peer", "team"), narrow), sum(each.samples for each in shown)
     for number, each in enumerate(shown, 1):
         team = () if narrow else (printable(each.team, 16),)
         table.add_row(str(number), _called(each), *team, *_numbers(each, total, narrow))
@@ -179,28 +159,18 @@ def _called(each: Contribution) -> Text:
 
 def told_by(asked: AskedTables) -> Told:
     """The table of one who keeps count, and who counts otherwise."""
-    from swarmcli.run.contributions import fullest, told
+    from swarmcli.run.contributions import fullest, told, whose_count
 
     def called(peer: PeerID) -> str:
         report = asked.present.get(peer)
         named = report is not None and report.name and not peer.text.startswith(report.name)
         return f"{report.name} {short(peer.text)[:6]}" if report is not None and named else short(peer.text)
 
-    tables, failed = dict(told(asked.tables)), {p: why for p, why in asked.tables.items() if isinstance(why, str)}
-    lines = [f"{called(peer)} did not tell what it counts: {why}" for peer, why in failed.items()]
-    why_not = {peer.text: why for peer, why in failed.items()}
-    found = fullest(asked.tables)
+    why_not = {peer.text: why for peer, why in asked.tables.items() if isinstance(why, str)}
+    lines, found = whose_count(asked.tables, called), fullest(asked.tables)
     if found is None:
-        nobody = "nobody who keeps count of this run could be asked; `swarm monitor` begins to keep count"
-        return Told(asked.run_id, [], [nobody, *lines], {"accounted": 0.0, "monitors": [], "failed": why_not})
+        return Told(asked.run_id, [], lines, {"accounted": 0.0, "monitors": [], "failed": why_not})
     shown, table = found
-    unlike = [
-        f"{called(writer)} counts {'the same' if table.agrees(other) else f'otherwise: {other.in_words}'}."
-        for writer, other in tables.items()
-        if writer != shown
-    ]
-    alone = "" if unlike else "; nobody else confirms it"
-    lines = [f"This is the count of one peer, {called(shown)}: {table.in_words}{alone}.", *unlike, *lines]
     monitors = [
         {
             "peer": writer.text,
@@ -208,7 +178,7 @@ def told_by(asked: AskedTables) -> Told:
             "since": each.since,
             **{"epoch": each.until.epoch, "samples": each.until.samples, "witnessed": each.samples},
         }
-        for writer, each in tables.items()
+        for writer, each in told(asked.tables)
     ]
     accounted = sum(each.samples for each in table.listed) / max(1, table.until.samples)
     details = {"accounted": accounted, "monitors": monitors, "failed": why_not}
@@ -292,9 +262,8 @@ def write(
 @certificate.command("verify")
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The certificate.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print what it says as JSON.")] = False,
 ) -> None:
-    """Check the signature of a certificate, and say whose word it is. Needs no network.
+    """Check the signature of a certificate, which is JSON, and say whose word it is. Needs no network.
 
     \b
     swarm certificate verify ada.json
@@ -302,14 +271,10 @@ def check(
     from swarmcli.run.certificate import ContributionCertificate
 
     found = ContributionCertificate.read(file)
-    fault = found.fault
-    if as_json:
-        typer.echo(json.dumps(_as_json(found), indent=2))
-    elif not fault:
-        for line in in_words(found):
-            out.print(printable(line, 400))
-    if fault:
-        raise SwarmError(f"{file} does not hold: {fault}")
+    if found.fault:
+        raise SwarmError(f"{file} does not hold: {found.fault}")
+    for line in in_words(found):
+        out.print(printable(line, 400))
 
 
 def in_words(made: ContributionCertificate) -> list[str]:
@@ -334,33 +299,6 @@ def in_words(made: ContributionCertificate) -> list[str]:
     )
     lines.append("It is the word of these peers: whether they are to be believed, no signature says.")
     return lines
-
-
-def _as_json(made: ContributionCertificate) -> dict[str, Any]:
-    said = [
-        {
-            "monitor": each.monitor.text,
-            "time": each.time,
-            "run_id": each.run_id,
-            "run": each.run,
-            "run_samples": each.until.samples,
-            "rank": each.rank,
-            "of": each.peers,
-            "since": each.since or 0,
-            **{name: getattr(each.entry, name) for name in ("name", "team", *CLAIMED, *SEEN)},
-            "samples": round(each.entry.samples),
-        }
-        for each in made.attestations
-    ]
-    return {
-        "peer": made.peer.text,
-        "for": made.whom,
-        "fault": made.fault,
-        "signed_by_peer": bool(made.signature) and not made.fault,
-        "claimed": CLAIMED,
-        "seen": SEEN,
-        "monitors": said,
-    }
 
 
 def only_home() -> Path:

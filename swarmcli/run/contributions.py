@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -187,6 +187,21 @@ def fullest(tables: Tables) -> tuple[PeerID, ContributionTable] | None:
 
 def told(tables: Tables) -> Iterator[tuple[PeerID, ContributionTable]]:
     return ((writer, table) for writer, table in tables.items() if isinstance(table, ContributionTable))
+
+
+def whose_count(tables: Tables, called: Callable[[PeerID], str]) -> list[str]:
+    """Says whose table is shown, who counts otherwise, and who did not tell. `called`: how people know a peer."""
+    failed = [f"{called(p)} did not tell what it counts: {why}." for p, why in tables.items() if isinstance(why, str)]
+    if (found := fullest(tables)) is None:
+        return ["nobody who keeps count of this run could be asked; `swarm monitor` begins to keep count", *failed]
+    shown, table = found
+    unlike = [
+        f"{called(writer)} counts {'the same' if table.agrees(other) else f'otherwise: {other.in_words}'}."
+        for writer, other in told(tables)
+        if writer != shown
+    ]
+    alone = "" if unlike else "; nobody else confirms it"
+    return [f"This is the count of one peer, {called(shown)}: {table.in_words}{alone}.", *unlike, *failed]
 
 
 async def fetch_attestation(

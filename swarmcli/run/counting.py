@@ -104,15 +104,12 @@ class ContributionReader:
         if (found := given.fullest(tables)) is None:
             logger.debug("nobody told what each has given: %s", list(tables.values()))
             return
-        (writer, table), own = found, around.node.peer_id
+        (_, table), own = found, around.node.peer_id
         listed = table.listed
         if own not in table.peers and (standing := await self.standing()) is not None:
             listed.append(standing.entry.shown(own.text))
         self._listed = listed
-        others = sum(not table.agrees(other) for _, other in given.told(tables))
-        unlike = " 1 other that keeps count tells" if others == 1 else f" {others} others that keep count tell"
-        self._rests_on = f"This is the count of one peer, {writer.short}: {table.in_words}."
-        self._rests_on += f"{unlike} otherwise." if others else ""
+        self._rests_on = " ".join(given.whose_count(tables, lambda peer: peer.short))
 
     def _writers(self) -> list[PeerID]:
         """Others that keep count and answer, in an order of chance."""

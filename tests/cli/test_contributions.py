@@ -4,20 +4,9 @@ import io
 from dataclasses import replace
 
 import msgspec
-import pytest
 from rich.console import Console
 
-from swarmcli.cli.contributions import (
-    Shown,
-    check_order,
-    contributions_table,
-    in_words,
-    ordered,
-    teams_of,
-    thanks,
-    told_by,
-)
-from swarmcli.errors import UsageError
+from swarmcli.cli.contributions import Told, contributions_table, in_words, teams_of, thanks, told_by
 from swarmcli.events import Contribution
 from swarmcli.network.identity import Identity
 from swarmcli.peer.peer import Summary
@@ -68,26 +57,23 @@ def test_without_a_monitor_the_last_line_says_whose_count_it_is_and_an_auxiliary
 
 def test_the_table_tells_claimed_from_seen_and_shows_no_strangers_control_characters() -> None:
     console = Console(file=io.StringIO(), width=120)
-    console.print(contributions_table(GIVEN, 1000))
+    console.print(contributions_table(GIVEN))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "claimed" in text and "seen" in text
     assert "Ada" in text and "60%" in text and "5.0 MB" in text and "2.0 h" in text
     assert BOB.peer_id.text[:10] in text and "\x1b" not in text
     console = Console(file=io.StringIO(), width=60)
     wordy = replace(GIVEN[0], name="n" * 20, team="t" * 16, samples=123_456_789)
-    console.print(contributions_table([wordy], 2 * wordy.samples, narrow=True))
+    console.print(contributions_table([wordy, wordy], narrow=True))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "n" * 20 in text and "123,456,789" in text and "50%" in text and "…" not in text
 
 
-def test_teams_are_the_sums_of_those_who_name_them_and_lists_are_sorted_by_any_column() -> None:
+def test_teams_are_the_sums_of_those_who_name_them_and_who_gave_most_comes_first() -> None:
     (team,) = teams_of(GIVEN)
     assert (team.team, team.peers, team.samples, team.hours, team.reduced_bytes) == ("reds", 2, 900, 5.0, 5_000_000)
-
-    assert [each.samples for each in ordered(GIVEN, "hours")] == [300, 600, 100]
-    assert [each.name[:3] for each in ordered(GIVEN, "name")] == ["Ada", "Zoë", ""]
-    with pytest.raises(UsageError, match="one of samples, hours"):
-        check_order("wealth")
+    listed = Told("run", GIVEN[::-1], [], {}).as_json()["contributions"]
+    assert [each["samples"] for each in listed] == [600, 300, 100]
 
 
 def test_it_is_said_whose_count_is_shown_and_who_counts_otherwise() -> None:
@@ -96,7 +82,7 @@ def test_it_is_said_whose_count_is_shown_and_who_counts_otherwise() -> None:
     part = "45% of the run's 1,000 samples, counted since epoch 6 up to epoch 10"
     (said,) = alone.rests_on
     assert said == f"This is the count of one peer, {OTHER.peer_id.short}: {part}; nobody else confirms it."
-    assert alone.as_json(Shown())["accounted"] == 0.45
+    assert alone.as_json()["accounted"] == 0.45
     tables = {OTHER.peer_id: late, MONITOR.peer_id: whole, ADA.peer_id: whole, BOB.peer_id: "no answer"}
     told = told_by(AskedTables("run", tables, {}))
     assert [each.samples for each in told.contributions] == [600, 400], "nothing is merged"
@@ -105,9 +91,9 @@ def test_it_is_said_whose_count_is_shown_and_who_counts_otherwise() -> None:
         "counted up to epoch 10.",
         f"{OTHER.peer_id.short} counts otherwise: {part}.",
         f"{ADA.peer_id.short} counts the same.",
-        f"{BOB.peer_id.short} did not tell what it counts: no answer",
+        f"{BOB.peer_id.short} did not tell what it counts: no answer.",
     ]
-    shown = [(each["since"], each["shown"]) for each in told.as_json(Shown())["monitors"]]
+    shown = [(each["since"], each["shown"]) for each in told.as_json()["monitors"]]
     assert shown == [(6, False), (0, True), (0, False)]
     (nobody,) = told_by(AskedTables("run", {}, {})).rests_on
     assert "`swarm monitor` begins to keep count" in nobody
