@@ -286,11 +286,12 @@ class NodeCore:
         return list(self._credible(contact, neighbours))
 
     def _credible(self, source: Contact, neighbours: Sequence[Contact]) -> Iterator[Contact]:
-        """With the addresses that this source may name; who has none left is left out."""
+        """With the addresses that this source may name; who has none left is left out, and this peer itself, which does
+        not call itself."""
         horizon = self.endpoint.horizon(source.peer_id)
         for each in neighbours:
             addresses = tuple(filter(is_direct, readable(each.addresses, each.peer_id, horizon)))
-            if addresses:
+            if addresses and each.peer_id != self.peer_id:
                 yield Contact(each.peer_id, addresses)
 
     async def _ask(self, contact: Contact, method: str, request: msgspec.Struct, reply: type[Reply]) -> Reply:

@@ -105,6 +105,22 @@ async def test_malformed_answers_are_counted_and_the_search_goes_on(kind: str) -
         assert endpoint.peer_id not in nodes[1].core.contacts.table, "whoever talks nonsense is no contact"
 
 
+@simulated
+async def test_whoever_only_asks_and_is_named_to_itself_does_not_call_itself() -> None:
+    async with Swarm() as swarm:
+        await swarm.grow(2)
+        victim = await swarm.node("victim", client_mode=True)
+
+        def find(request: FindRequest) -> FindReply:
+            lie = (Contact(victim.peer_id, ("memory://203.0.113.9",)),) if request.contacts else ()
+            return msgspec.structs.replace(nothing(request), neighbours=lie)
+
+        await liar(swarm, find)
+        assert await victim.store("key", 1, soon(victim), subkey="name")
+        assert list((await victim.get("key", latest=True)).value) == ["name"]  # type: ignore[union-attr]
+        assert list(await victim.follow("key").refresh()) == ["name"]
+
+
 def forged(**changes: Any) -> Find:
     """Answers with a record of somebody's, changed after it was signed."""
     owner = identity("owner")
