@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import threading
@@ -18,13 +17,12 @@ import typer
 
 from swarmcli.cli.console import aloud, err
 from swarmcli.cli.ending import ExitCode
-from swarmcli.errors import AddressError, MembershipError, RecipeError, SwarmError, UsageError
+from swarmcli.errors import MembershipError, RecipeError, SwarmError, UsageError
 from swarmcli.machine.places import files_of_homes
 from swarmcli.peer.home import LINK
 from swarmcli.peer.linked import LinkedRun
 from swarmcli.peer.offering import fetch_recipe
 from swarmcli.recipe import (
-    Link,
     Recipe,
     differing_keys,
     digest_of,
@@ -68,7 +66,7 @@ def recipe_named(given: str, role: Role, settings: Sequence[Setting], *, yes: bo
     """
     if not is_link(given):
         return RecipeToJoin(Path(given), load_recipe(given, settings))
-    link = typed_link(given)
+    link = parse_link(given)
     run = LinkedRun(link)
     with ExitStack() as undo:
         undo.callback(run.forget)
@@ -91,19 +89,6 @@ def recipe_named(given: str, role: Role, settings: Sequence[Setting], *, yes: bo
     if link.ticket is not None:
         run.keep_invitation(link.ticket)
     return RecipeToJoin(run.recipe, recipe, link.addresses)
-
-
-def typed_link(given: str) -> Link:
-    """Reads a link from a command line. Raises AddressError also where a shell seems to have cut an older one at its
-    first `&`: what came before it is a whole link, of which the shell makes a background job."""
-    link = parse_link(given)
-    with suppress(OSError, AttributeError):  # no terminal; Windows, where nothing goes into the background like that
-        if "?" in given and "&" not in given and os.tcgetpgrp(0) != os.getpgrp():
-            raise AddressError(
-                "the shell has put this command into the background, as it does at an & outside of double quotes; "
-                f'quote the link or, if this is all of it, write "{link}"'
-            )
-    return link
 
 
 def check_at_once(role: Role, recipe: Recipe, *, yes: bool) -> None:

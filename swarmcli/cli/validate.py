@@ -12,12 +12,12 @@ import typer
 from rich.text import Text
 
 from swarmcli.cli.console import out
-from swarmcli.cli.linking import recipe_of, show_sheet, typed_link
+from swarmcli.cli.linking import recipe_of, show_sheet
 from swarmcli.cli.peers import Overrides
 from swarmcli.errors import DataError, RecipeError, UsageError
 from swarmcli.journal import printable
 from swarmcli.peer.linked import LinkedRun
-from swarmcli.recipe import Recipe, SiteSettings, fingerprint_of, is_link, load_recipe
+from swarmcli.recipe import Recipe, SiteSettings, fingerprint_of, is_link, load_recipe, parse_link
 from swarmcli.recipe.advice import COUNT, Volunteers, advise_on, further_advice, keys_to_write, on_lines_of_homes
 from swarmcli.recipe.limit_store import LimitStore, read_limits
 from swarmcli.recipe.offered import UNKNOWN, RunEstimate, check_data_here, offered
@@ -111,7 +111,7 @@ def _why_no_link(recipe: Recipe) -> str:
 def _of_link(text: str, overrides: Sequence[str], undo: ExitStack, *, told: bool) -> Recipe:
     """The recipe that a link leads to, with what a trainer would have to agree to on stderr if that is wanted. The
     files of its model lie here until `undo` is closed."""
-    run = LinkedRun(typed_link(text))
+    run = LinkedRun(parse_link(text))
     undo.callback(run.forget)
     _, recipe, going = recipe_of(run, overrides)
     if told:

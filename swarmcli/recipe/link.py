@@ -4,7 +4,7 @@
 
 It names one to four peers of the run, where each can be dialed, and what their recipe must hash to. No character of it
 means anything to bash, zsh, fish or cmd, so it needs no quotes there: IPv6 stands without brackets, and what is behind
-the last colon is the port. Older links have `?` and `&` in place of the later slashes, and brackets around IPv6.
+the last colon is the port. Homes of former versions hold links with `?` and `&` in place of the later slashes.
 A link is text that somebody was sent: it is bounded and read strictly, and believing it means no more than dialing
 these peers. A link with an invitation names one peer: the host, which alone may bind the invitation to a newcomer.
 Parameters that this version does not know are refused: they may say what joining needs, and the run's refusal later
@@ -16,7 +16,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from urllib.parse import parse_qsl
 
 from swarmcli.errors import AddressError
 from swarmcli.network.addresses import Scope, format_address, parse_address, scope_of
@@ -40,7 +39,6 @@ MOST_PEERS = 4
 MOST_PLACES = 8  # host:port pairs of one peer that are read, as many as a peer may announce
 OWN_PLACES = 4  # that a peer writes into its own link …
 OTHER_PLACES = 2  # … and those of each further peer in it
-MOST_PARAMETERS = 8  # behind the ?
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +139,7 @@ def parse_link(text: str) -> Link:
     if not slash or not RUN_ID.fullmatch(run_id):
         raise AddressError(f"the link names no run behind its addresses: {_shown(run_id)}; {_EXPECTED}")
     peer_id = PeerID.parse(peer_text)
-    fingerprint, ticket, named = _parameters("&".join(parameters))
+    fingerprint, ticket, named = _parameters(parameters)
     others = tuple(map(_other, named))
     if len({peer_id, *(peer for peer, _ in others)}) <= len(others):
         raise AddressError("the link names a peer twice; copy the link again, or ask for another one")
@@ -166,20 +164,13 @@ def _places(text: str) -> tuple[str, ...]:
 
 def _other(text: str) -> tuple[PeerID, tuple[str, ...]]:
     """A further peer: `<peer id>@host:port…`."""
-    if not (text.isascii() and text.isprintable()):  # it may have been written with %
-        raise AddressError(f"a peer of the link holds characters that no link has: {_shown(text)}; copy it again")
     peer, _, places = text.partition("@")
     return PeerID.parse(peer), _places(places)
 
 
-def _parameters(query: str) -> tuple[str, Ticket | None, list[str]]:
+def _parameters(texts: Iterable[str]) -> tuple[str, Ticket | None, list[str]]:
     """The fingerprint, the invitation, and what it says of further peers, unread."""
-    try:
-        parameters = parse_qsl(
-            query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=MOST_PARAMETERS
-        )
-    except ValueError:
-        raise AddressError("what stands behind the ? of the link cannot be read; copy all of the link") from None
+    parameters = [(name, value) for name, _, value in (text.partition("=") for text in texts)]
     for name, _ in parameters:
         if name not in (FINGERPRINT, INVITE, PEER):
             raise AddressError(

@@ -20,9 +20,9 @@ from rich.console import Console
 from torch import nn
 
 from swarmcli.cli import consent, linking
-from swarmcli.cli.linking import RecipeToJoin, recipe_named, typed_link
+from swarmcli.cli.linking import RecipeToJoin, recipe_named
 from swarmcli.cli.validate import validate
-from swarmcli.errors import AddressError, RecipeError, UsageError
+from swarmcli.errors import RecipeError, UsageError
 from swarmcli.network.identity import Identity
 from swarmcli.optim.config import Role
 from swarmcli.peer.linked import LinkedRun
@@ -318,13 +318,3 @@ def test_a_path_is_taken_as_it_is_and_processes_of_a_site_do_not_ask_again(tmp_p
     words = replace(named, contacts=["tcp://a:1"]).in_place_of(str(LINK), ["join", str(LINK), "--nproc", "2"])
     assert words == ["join", str(path), "--nproc", "2", "--peer", "tcp://a:1"]
     assert not any(map(is_link, words)) and linking.is_link is is_link
-
-
-def test_an_older_link_that_a_shell_has_cut_at_its_ampersand_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    older = str(LINK).replace("/fingerprint", "?fingerprint")
-    assert typed_link(older) == LINK, "a whole one is read"
-    monkeypatch.setattr(os, "tcgetpgrp", lambda _: 0, raising=False)  # the shell has the terminal: this is its job
-    with pytest.raises(AddressError, match="double quotes") as caught:
-        recipe_named(older, "trainer", [], yes=True)
-    assert str(LINK) in str(caught.value) and typed_link(str(LINK)) == LINK
-    assert typed_link(f"{older}&peer={Identity.from_seed(2).peer_id.text}@h:1").others

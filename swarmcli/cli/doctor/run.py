@@ -70,14 +70,14 @@ FIXES = {  # by layer, in the order in which a dial passes them
 
 def check_recipe(context: Context) -> Iterator[Finding]:
     """A file is read and checked; a link is read, and its invitation must not have ended."""
-    from swarmcli.cli.linking import check_not_ended, recipe_kept, typed_link
-    from swarmcli.recipe import is_link, load_recipe
+    from swarmcli.cli.linking import check_not_ended, recipe_kept
+    from swarmcli.recipe import is_link, load_recipe, parse_link
 
     if context.target and not is_link(context.target):
         context.recipe = load_recipe(context.target, context.overrides)
         yield Finding("recipe", "OK", f"{context.target} is in order, run {context.recipe.run_id}")
     elif context.target:
-        context.link = link = typed_link(context.target)
+        context.link = link = parse_link(context.target)
         yield Finding("link", "OK", f"leads to {link.named} in the run {link.run_id}")
         kept = recipe_kept(LinkedRun(link), context.overrides)
         context.downloaded = kept is not None
