@@ -110,7 +110,6 @@ def measure(directory: Path, profiles: Path | None) -> None:
         ):
             places = {
                 "SWARM_DATA_DIR": str(directory / kept),
-                "SWARM_CACHE_DIR": str(directory / "cache"),
                 "SWARM_RUNTIME_DIR": str(directory / "runtime-of-newcomer"),
             }
             if profiles is not None:

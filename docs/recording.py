@@ -76,7 +76,6 @@ def main(picture: Path) -> None:
         environment = {
             "SWARM_RUNTIME_DIR": f"{place}/run",
             "SWARM_DATA_DIR": f"{place}/data",
-            "SWARM_CACHE_DIR": f"{place}/cache",
             "SWARM_CONFIG": f"{place}/c",
         }
         subprocess.run([*SWARM, "init", f"{place}/night-shift", "--quiet"], check=True, capture_output=True)

@@ -31,8 +31,6 @@ gc.set_threshold(20_000, 20, 20)
 os.environ["SWARM_RUNTIME_DIR"] = str(Path(tempfile.gettempdir()) / f"swarm-tests-{getpass.getuser()}")
 # Whoever runs the tests may lend this computer to a run, with limits: they are of no concern here.
 os.environ["SWARM_CONFIG"] = str(Path(os.environ["SWARM_RUNTIME_DIR"]) / "no-config.yaml")
-# No directory can be made below a file: nothing that an earlier test found out is remembered for a later one.
-os.environ["SWARM_CACHE_DIR"] = __file__
 settings.register_profile("swarm", deadline=None, print_blob=True)  # how long an example takes says nothing here
 settings.load_profile("swarm")
 

@@ -39,8 +39,6 @@ from swarmcli.recipe.ticket import Ticket
 from swarmcli.words import format_moment, format_size
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from swarmcli.optim.config import Role  # its module brings torch along: what was mistyped is told before that
 
 
@@ -74,9 +72,8 @@ def recipe_named(given: str, role: Role, settings: Sequence[Setting], *, yes: bo
         if not run.has_agreed(role, text):
             check_at_once(role, recipe, yes=yes)  # the sheet takes a while
             with nullcontext() if yes else aloud():
-                outline = show_sheet(run, role, recipe, going)
+                show_sheet(run, role, recipe, going)
                 from swarmcli.cli.consent import ask  # it stands on torch: `show_sheet` says that it takes a while
-                from swarmcli.training.outline import keep_outline
 
                 with nullcontext() if yes else importing_ahead(role):
                     agreed = yes or ask(role)
@@ -84,7 +81,6 @@ def recipe_named(given: str, role: Role, settings: Sequence[Setting], *, yes: bo
                 err.print("not joined; nothing is kept of it on this computer")
                 raise typer.Exit(ExitCode.FAILURE)
             run.keep(role, text)
-            keep_outline(recipe, outline)  # an auxiliary is about to ask for it again
         undo.pop_all()
     if link.ticket is not None:
         run.keep_invitation(link.ticket)
@@ -191,9 +187,8 @@ def check_not_ended(ticket: Ticket) -> None:
         )
 
 
-def show_sheet(run: LinkedRun, role: Role, recipe: Recipe, going: RunEstimate) -> nn.Module:
-    """Tells what joining will do, and writes nothing. Returns the outline of the model. Raises RecipeError for what
-    could not be joined."""
+def show_sheet(run: LinkedRun, role: Role, recipe: Recipe, going: RunEstimate) -> None:
+    """Tells what joining will do, and writes nothing. Raises RecipeError for what could not be joined."""
     err.print("looking at what that takes on this computer: up to a minute")  # of imports, mostly
     from swarmcli.cli import consent
     from swarmcli.peer.collaboration import compute_of
@@ -214,7 +209,6 @@ def show_sheet(run: LinkedRun, role: Role, recipe: Recipe, going: RunEstimate) -
         came = format_size(sum(run.brought.values()))
         lines.append(("came already", f"{came} of config and tokenizer, from that peer, checked by the link"))
     consent.show(recipe, run.link.peer_id.short, lines)
-    return outline
 
 
 def with_settings(run: LinkedRun, text: str, settings: Sequence[Setting]) -> Recipe:

@@ -1,4 +1,4 @@
-"""Where a user's runs lie on this computer, and what is remembered to save time."""
+"""Where a user's runs lie on this computer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import platformdirs
 from swarmcli.machine.registry import LocalPeers
 
 VARIABLE = "SWARM_DATA_DIR"
-CACHE_VARIABLE = "SWARM_CACHE_DIR"
 USUAL = Path("runs")  # output_dir of a recipe that names none
 
 
@@ -19,13 +18,6 @@ def data_directory() -> Path:
     if chosen := os.environ.get(VARIABLE):
         return Path(chosen).expanduser().resolve()
     return platformdirs.user_data_path("swarm", appauthor=False)
-
-
-def cache_directory() -> Path:
-    """Holds what can be found out again, and may be deleted at any time: $SWARM_CACHE_DIR, or what the platform has."""
-    if chosen := os.environ.get(CACHE_VARIABLE):
-        return Path(chosen).expanduser().resolve()
-    return platformdirs.user_cache_path("swarm", appauthor=False)
 
 
 def files_of_homes(directory: Path, name: str) -> list[Path]:

@@ -52,7 +52,7 @@ from swarmcli.training.demand import COMPRESSIONS
 from swarmcli.training.freezing import check_frozen, run_weights, stored_bytes
 from swarmcli.training.memory import check_memory
 from swarmcli.training.merging import remember_base
-from swarmcli.training.outline import keep_outline, kept_outline, outline_of
+from swarmcli.training.outline import outline_of
 from swarmcli.training.resumed import Resume, by_recipe, resumed_place
 from swarmcli.training.schedule import AVERAGE, outer_steps
 from swarmcli.training.tasks.base import ModelTask
@@ -96,11 +96,7 @@ class Collaboration:
         if task is not None or not auxiliary:
             self.task = task or build_task(recipe)
             check_smoothing(recipe, self.task)
-        if task is not None:
-            outline = task.build_model(outline=True)
-        else:
-            outline = outline_of(recipe) if auxiliary else kept_outline(recipe) or self.task.build_model(outline=True)
-            keep_outline(recipe, outline)
+        outline = outline_of(recipe) if auxiliary and task is None else self.task.build_model(outline=True)
         check_memory(recipe, outline, peer.role, self.compute, limits=peer.limits.limits)
         if auxiliary:
             self.model = outline

@@ -3,9 +3,6 @@
 An auxiliary adds up tensors and computes with none: it needs shapes. Building even the outline of a model imports
 transformers, which takes some hundred megabytes and seconds of a machine that may be small. The process that imports
 it is gone again when the shapes are known.
-
-A peer that takes part in a run keeps what the process said in the user's cache directory, so that this is done once. A
-command that only looks at a run reads what is kept there, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -15,23 +12,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import psutil
 import torch
 from torch import nn
 
-import swarmcli
 from swarmcli.errors import RecipeError, SwarmError
-from swarmcli.files.durable import write_file
-from swarmcli.machine.places import cache_directory
-from swarmcli.machine.registry import is_own_directory, make_private
 from swarmcli.recipe import Recipe, digest_of, parse_recipe
 from swarmcli.training.adapters import base_dtype
 from swarmcli.training.checkpoint import saved_buffers
@@ -42,7 +32,7 @@ from swarmcli.training.schedule import parameter_groups
 class Shape(msgspec.Struct, frozen=True):
     """One parameter or buffer."""
 
-    size: list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]]
+    size: list[int]
     dtype: str  # as torch calls it
     trained: bool
 
@@ -55,8 +45,6 @@ class OutlineBounds:
     seconds: float = 120.0  # of the processor
     memory: int = 3 << 30  # bytes
     patience: float = 900.0  # seconds by the clock: a process that computes nothing has to end as well
-    files: int = 32  # that are kept, the newest
-    file_bytes: int = 1 << 20  # of each; a layer takes about 1 KB, so no usual model is larger
 
 
 BOUNDS = OutlineBounds()
@@ -73,15 +61,19 @@ class OutlineTold(msgspec.Struct, frozen=True):
     groups: list[dict[str, Any]] = []  # of the recipe's optimizer; `params` are places in `parameters`
 
 
-def outline_of(recipe: Recipe) -> nn.Module:
-    """The recipe's parameters, on the meta device, as they are kept or as a process of its own finds them out. Raises
-    RecipeError as building the model would, and for a model that takes too long or too much to outline."""
-    kept = kept_outline(recipe)
-    return outline_in_process(recipe) if kept is None else kept
+_told: dict[tuple[str, torch.dtype], OutlineTold] = {}  # to this process: whoever joins by a link asks twice
 
 
-def outline_in_process(recipe: Recipe, bounds: OutlineBounds = BOUNDS) -> nn.Module:
-    """As `outline_of`, whatever is kept."""
+def outline_of(recipe: Recipe, bounds: OutlineBounds = BOUNDS) -> nn.Module:
+    """The recipe's parameters, on the meta device, as a process of its own finds them out. Raises RecipeError as
+    building the model would, and for a model that takes too long or too much to outline."""
+    key = digest_of(recipe), base_dtype(recipe)
+    if key not in _told:
+        _told[key] = _told_by_process(recipe, bounds)
+    return module_of(_told[key])
+
+
+def _told_by_process(recipe: Recipe, bounds: OutlineBounds) -> OutlineTold:
     command = [sys.executable, "-c", "from swarmcli import startup; startup.begin(); " + ITS_WORK]
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}  # nothing is downloaded for an outline
     with subprocess.Popen(
@@ -97,17 +89,14 @@ def outline_in_process(recipe: Recipe, bounds: OutlineBounds = BOUNDS) -> nn.Mod
     told = msgspec.json.decode(output, type=OutlineTold)
     if told.refused:
         raise RecipeError(told.refused)
-    return _module_of(told)
+    return told
 
 
-def _module_of(told: OutlineTold) -> nn.Module:
-    """Raises ValueError, LookupError or RuntimeError for what no process of this module says."""
+def module_of(told: OutlineTold) -> nn.Module:
+    """The shapes as a model on the meta device."""
     outline = nn.Module()
     for index, shape in enumerate([*told.parameters, *told.buffers]):
-        dtype = getattr(torch, shape.dtype, None)
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"{shape.dtype!r} is no dtype")
-        tensor = torch.empty(shape.size, dtype=dtype, device="meta")
+        tensor = torch.empty(shape.size, dtype=getattr(torch, shape.dtype), device="meta")
         if index < len(told.parameters):
             outline.register_parameter(str(index), nn.Parameter(tensor, requires_grad=shape.trained))
         else:
@@ -120,7 +109,9 @@ def _module_of(told: OutlineTold) -> nn.Module:
     return outline
 
 
-def _told_of(recipe: Recipe, model: nn.Module) -> OutlineTold:
+def told_of(recipe: Recipe, model: nn.Module) -> OutlineTold:
+    """The shapes of the recipe's model, or of its outline."""
+
     def shapes(tensors: Iterable[torch.Tensor]) -> list[Shape]:
         return [Shape(list(t.shape), str(t.dtype).partition(".")[2], t.requires_grad) for t in tensors]
 
@@ -159,47 +150,6 @@ def _taken_by(pid: int) -> tuple[float, int]:
         return 0.0, 0
 
 
-# what is kept
-
-
-def keep_outline(recipe: Recipe, model: nn.Module) -> None:
-    """Keeps the shapes of the recipe's model, or of its outline, for the next `outline_of`. Where they cannot be
-    written nothing happens: then they are found out again."""
-    data = msgspec.json.encode(_told_of(recipe, model))
-    file = _file_of(recipe)
-    if file is None or len(data) > BOUNDS.file_bytes:
-        return
-    with suppress(OSError):
-        make_private(file.parent)
-        write_file(file, data)
-        files = sorted(file.parent.iterdir(), key=lambda each: each.stat().st_mtime, reverse=True)
-        for old in files[BOUNDS.files :]:
-            old.unlink(missing_ok=True)
-
-
-def kept_outline(recipe: Recipe) -> nn.Module | None:
-    """The shapes as `keep_outline` kept them; None: it kept none, or not whole."""
-    file = _file_of(recipe)
-    # Where others can write, what lies there may be theirs.
-    if file is None or not is_own_directory(file.parent):
-        return None
-    try:
-        with file.open("rb") as stream:
-            told = msgspec.json.decode(stream.read(BOUNDS.file_bytes), type=OutlineTold)
-        return _module_of(told) if told.groups and not told.refused else None
-    except (OSError, ValueError, LookupError, RuntimeError):
-        return None
-
-
-def _file_of(recipe: Recipe) -> Path | None:
-    """Named by all that the shapes depend on. None: they depend on more, since the model brings code of its own."""
-    if recipe.local.trust_remote_code:
-        return None
-    held = str(base_dtype(recipe)).partition(".")[2]
-    name = "-".join([digest_of(recipe), held, swarmcli.__version__, torch.__version__, version("transformers")])
-    return cache_directory() / "outlines" / f"{name}.json"
-
-
 def main() -> None:
     """Reads the recipe's source and writes the shapes, both as JSON."""
     from swarmcli.training.tasks import build_task
@@ -207,7 +157,7 @@ def main() -> None:
     text, overrides, name, directory = msgspec.json.decode(sys.stdin.buffer.read())
     try:
         recipe = parse_recipe(text, overrides, name=name, directory=directory)
-        told = _told_of(recipe, build_task(recipe).build_model(outline=True))
+        told = told_of(recipe, build_task(recipe).build_model(outline=True))
     except RecipeError as error:
         told = OutlineTold(refused=str(error))
     sys.stdout.buffer.write(msgspec.json.encode(told))

@@ -205,7 +205,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def contact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def contact(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A contact that counts how often it is asked, and no model that has to be built."""
     asked = SimpleNamespace(times=0, shown=0, recipe=small())
 
@@ -217,7 +217,6 @@ def contact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     def show(*arguments: object) -> None:
         asked.shown += 1
 
-    monkeypatch.setenv("SWARM_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("swarmcli.cli.linking.fetch_recipe", fetch)
     monkeypatch.setattr("swarmcli.training.outline.outline_of", lambda recipe: OUTLINE)
     monkeypatch.setattr(consent, "show", show)
@@ -252,12 +251,11 @@ def test_what_was_typed_before_the_question_is_no_answer_to_it(monkeypatch: pyte
         assert not select.select([terminal], [], [], 0)[0]
 
 
-def test_it_asks_once_for_each_role(contact: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_it_asks_once_for_each_role(contact: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     answered(monkeypatch, "y\n")
     named = recipe_named(str(LINK), "trainer", [], yes=False)
     assert (named.path, named.contacts) == (LinkedRun(LINK).recipe, LINK.addresses)
     assert contact.shown == contact.times == 1
-    assert len(list((tmp_path / "cache" / "outlines").iterdir())) == 1
     again = recipe_named(str(LINK), "trainer", [], yes=False)
     assert again == named
     assert contact.shown == contact.times == 1

@@ -11,15 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from swarmcli.optim.config import Role
 from swarmcli.peer import collaboration
 from swarmcli.peer.collaboration import Collaboration
 from swarmcli.peer.home import Home
 from swarmcli.peer.joining import join_run
-from swarmcli.training import Compute
-from swarmcli.training.outline import keep_outline
+from swarmcli.training import Compute, build_task
 from tests.training.small_tasks import small
 
 PROGRAM = """
@@ -43,13 +41,8 @@ print([name for name in ("transformers", "datasets", "fastapi") if name in sys.m
 
 
 @pytest.mark.e2e
-def test_an_auxiliary_has_the_outline_of_the_model_and_does_not_import_what_builds_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Tests of training/outline.py show how the process of its own finds it out, which takes seconds."""
-    monkeypatch.setenv("SWARM_CACHE_DIR", str(tmp_path / "cache"))
-    model = nn.Linear(3, 5, device="meta")
-    keep_outline(small(tmp_path), model)
+def test_an_auxiliary_has_the_outline_of_the_model_and_does_not_import_what_builds_it(tmp_path: Path) -> None:
+    model = build_task(small(tmp_path)).build_model(outline=True)
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], env=os.environ)
     outline = [(list(p.shape), str(p.dtype), p.requires_grad, "meta") for p in model.parameters()]

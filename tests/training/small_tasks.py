@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 from swarmcli.recipe import Recipe, parse_recipe
 from swarmcli.training import Batch, build_task, optimizer_factory, parameter_groups
-from swarmcli.training.outline import keep_outline, outline_of
+from swarmcli.training.outline import module_of, told_of
 
 SMALL = """\
 run_id: small
@@ -122,12 +121,9 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
     return optimizer_factory(recipe)(parameter_groups(recipe, model))
 
 
-def outlined(recipe: Recipe, directory: Path) -> nn.Module:
+def outlined(recipe: Recipe) -> nn.Module:
     """The outline that memory and traffic are told by: as a process of its own says it, said by this one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SWARM_CACHE_DIR", str(directory / "cache"))
-        keep_outline(recipe, build_task(recipe).build_model(outline=True))
-        return outline_of(recipe)
+    return module_of(told_of(recipe, build_task(recipe).build_model(outline=True)))
 
 
 def saved_bytes(model: nn.Module, compute: Callable[[], object]) -> int:

@@ -118,7 +118,7 @@ def test_checkpoints_are_pefts_own(tmp_path: Path, saved: Path) -> None:
 
 def test_what_a_volunteer_needs_and_sends_is_the_adapters(tmp_path: Path, saved: Path) -> None:
     recipe = small(tmp_path, "base_model=saved", "adapter=lora")
-    outline = outlined(recipe, tmp_path)
+    outline = outlined(recipe)
     model = build(recipe)
     learns = sum(each.nbytes for each in trained(model).values())
     demand = demand_of(recipe, outline, "trainer", Compute(CPU))

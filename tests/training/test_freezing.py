@@ -86,7 +86,7 @@ def test_the_config_of_a_saved_model_will_do_where_others_have_its_weights(tmp_p
 
 def test_memory_and_traffic_count_what_is_trained(tmp_path: Path) -> None:
     plain, recipe = small(tmp_path), small(tmp_path, HEAD)
-    outline, model = outlined(recipe, tmp_path), build(recipe)
+    outline, model = outlined(recipe), build(recipe)
     learns = sum(each.nbytes for each in model.parameters() if each.requires_grad)
     assert frozen_bytes(outline) == frozen_bytes(model) > 0
     needs = {need.what: need.nbytes for need in memory_needs(recipe, outline, "trainer", CPU)}

@@ -53,7 +53,7 @@ def test_a_model_of_the_hub_begins_with_its_weights_and_its_tokenizer(hub: Hub, 
     assert set(hub.downloads()) == SMALL_FILES, "the fingerprint needs no weights"
     local = recipe_of(f"base_model: {tiny}")
     assert differing_keys(fingerprint, fingerprint_of(local)) == ["revision"]
-    outline = outlined(recipe, tmp_path)
+    outline = outlined(recipe)
     assert set(hub.downloads()) == SMALL_FILES, "neither does the outline"
     task = build_task(recipe)
     model, same = task.build_model(), build_task(local).build_model()
