@@ -6,24 +6,21 @@ the other ranks then (swarmcli/sites/statistics.py).
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from swarmcli.checkpoints.directory import Keep
-from swarmcli.checkpoints.layout import checkpoints_below, epoch_of
 from swarmcli.errors import CheckpointError
 from swarmcli.events import Noticed
 from swarmcli.peer.checkpoints import BackgroundCheckpoints, not_saved, store_of
 from swarmcli.peer.collaboration import Collaboration
 from swarmcli.sharding.zero.state import copied_to_cpu
 from swarmcli.sites.sharded_optimizer import SiteOptimizer
-from swarmcli.training import Checkpoint, CheckpointStore, load_checkpoint
-
-logger = logging.getLogger(__name__)
+from swarmcli.training import CheckpointStore, load_checkpoint
 
 LAST = "site"  # the directory of the last states
 MOST_COPYING = 0.1  # of the time of a site, while its ranks wait: where copies take more, epochs are left out
@@ -46,47 +43,20 @@ class SiteState:
             self._copy = lambda state: state  # a copy already, in a file
 
     def load(self, resume: Path | None, *, restarted: bool) -> None:
-        """Goes on from the checkpoint `resume`, or else from the last state of a life before, unless a peer is there
-        that stands as far; a site that the launcher started again (`restarted`) does so in any case.
+        """Goes on from the checkpoint `resume`, or else as any trainer from its own (`Collaboration.resume_own`); a
+        site that the launcher started again (`restarted`) does so from the last state of the life before, if it can.
 
-        Raises CheckpointError when `resume` cannot be used, or the last state cannot and no peer is there that hands
+        Raises CheckpointError when `resume` cannot be used, or no own checkpoint can and no peer is there that hands
         out the run's.
         """
         last = list(reversed(self._last.checkpoints.all())) if restarted else []
-        if not restarted and resume is None:
-            last = checkpoints_below(self._home, self._run_id)
-        elsewhere = (
-            self._collaboration.optimizer.call(lambda core: core.succession.furthest())
-            if last and not restarted
-            else None
-        )
-        if elsewhere is not None and elsewhere >= epoch_of(last[0]):
-            last = []
-        try:
-            # The checkpoint that a user named may be of another run: the user has said so.
-            checkpoint = self._read(last, self._run_id) if last or not resume else self._read([resume], None)
-        except CheckpointError as error:
-            if not restarted and elsewhere is None:
-                raise
-            logger.warning("the site begins without its last state: %s", error)
-            return
-        if checkpoint is not None:
-            self._collaboration.restore(checkpoint)
-
-    def _read(self, places: Sequence[Path], run_id: str | None) -> Checkpoint | None:
-        problems: list[str] = []
-        for place in places:
-            try:
-                checkpoint = load_checkpoint(place, run_id)
-            except CheckpointError as error:
-                problems.append(str(error))
-                continue
-            for problem in problems:
-                logger.warning("%s was loaded instead of a newer checkpoint: %s", place, problem)
-            return checkpoint
-        if problems:
-            raise CheckpointError(f"no checkpoint can be used: {'; '.join(problems)}")
-        return None
+        if last:
+            with suppress(CheckpointError):  # told; another peer may hand out the run's state
+                self._collaboration.go_on_from(last)
+        elif resume is not None:  # it may be of another run: the user has said so
+            self._collaboration.restore(load_checkpoint(resume))
+        else:
+            self._collaboration.resume_own()
 
     def saving(self) -> BackgroundCheckpoints:
         """Writes every epoch, beside training. To be made before the run is joined."""
