@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,8 +73,7 @@ def recipe_named(given: str, role: Role, settings: Sequence[Setting], *, yes: bo
                 show_sheet(run, role, recipe, going)
                 from swarmcli.cli.consent import ask  # it stands on torch: `show_sheet` says that it takes a while
 
-                with nullcontext() if yes else importing_ahead(role):
-                    agreed = yes or ask(role)
+                agreed = yes or ask(role)
             if not agreed:
                 err.print("not joined; nothing is kept of it on this computer")
                 raise typer.Exit(ExitCode.FAILURE)
@@ -93,43 +90,6 @@ def check_at_once(role: Role, recipe: Recipe, *, yes: bool) -> None:
         raise UsageError("joining by a link asks before it begins, and there is no terminal to ask on; add --yes")
     if role == "trainer":
         check_data_here(recipe)
-
-
-_OF_ROLES = ("swarmcli.peer.lifetime", "swarmcli.cli.session")
-_OF_MODELS = (
-    "transformers",
-    "torch._dynamo",
-    "transformers.activations",
-    "transformers.modeling_utils",
-    "transformers.modeling_layers",
-)
-# An auxiliary builds no model.
-AHEAD: dict[Role, tuple[str, ...]] = {
-    "trainer": _OF_ROLES + _OF_MODELS,
-    "monitor": _OF_ROLES + _OF_MODELS,
-    "auxiliary": _OF_ROLES,
-}
-
-
-@contextmanager
-def importing_ahead(role: Role) -> Iterator[None]:
-    """While a person reads and decides, what the role will take some seconds to import. The block ends with the module
-    that is being imported then: two threads that import may each find the other's half done."""
-    decided = threading.Event()
-
-    def work() -> None:
-        for name in AHEAD[role]:
-            if not decided.is_set():
-                with suppress(Exception):  # told where it is needed
-                    import_module(name)
-
-    thread = threading.Thread(target=work, name="swarm-imports", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        decided.set()
-        thread.join()
 
 
 def recipe_of(run: LinkedRun, settings: Sequence[Setting]) -> tuple[str, Recipe, RunEstimate]:

@@ -8,7 +8,6 @@ import os
 import select
 import shutil
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -261,22 +260,6 @@ def test_it_asks_once_for_each_role(contact: SimpleNamespace, monkeypatch: pytes
     assert contact.shown == contact.times == 1
     recipe_named(str(LINK), "auxiliary", [], yes=True)
     assert (contact.shown, contact.times) == (2, 1)
-
-
-def test_what_a_role_needs_is_imported_while_a_person_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    imported, done = [], threading.Event()
-
-    def importing(name: str) -> None:
-        imported.append(name)
-        if name == "first":
-            raise ImportError("this is told where it is needed")
-        done.set()
-
-    monkeypatch.setattr(linking, "import_module", importing)
-    monkeypatch.setitem(linking.AHEAD, "trainer", ("first", "second"))
-    with linking.importing_ahead("trainer"):
-        assert done.wait(30)
-    assert imported == ["first", "second"]
 
 
 def test_without_a_terminal_the_missing_word_is_named_and_what_must_agree_cannot_be_set(
