@@ -92,13 +92,10 @@ def session_of(
             err.print(f"joining the run {recipe.run_id} as {as_what}; my files are in {own.path}", soft_wrap=True)
             if process is None and (twin := twin_of(role, recipe.run_id, own.path)):
                 err.print(twin, soft_wrap=True)
-            made = list[RunPeer]()
-            undo.push(partial(discard_unused, own, made))
             ready = undo.enter_context(
                 ready_peer(recipe, role, own, contacts=contacts, port=port, listener=ear, begins_anew=begins_anew)
             )
             peer = ready.peer
-            made.append(peer)
             watch = RunWatch(peer, partial(join_line, recipe, peer))
             undo.callback(watch.close)
             leaving = Leaving(peer, watch, of_site=bool(process), patience=process.patience if process else math.inf)
@@ -132,12 +129,6 @@ def home_of(role: Role, recipe: Recipe, home: Path | None, process: SiteProcess 
     if process and process.home:
         return Home(process.home, None)
     return Home.at(home) if home else Home.claim(recipe.output_dir / recipe.run_id, role)
-
-
-def discard_unused(home: Home, made: Sequence[RunPeer], kind: object, error: object, trace: object) -> None:
-    """A try that failed before it did anything leaves no directory behind."""
-    if error is not None and not any(peer.summary.has_trained for peer in made):
-        home.discard()
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import shutil
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -36,11 +35,10 @@ LINK = "link"  # with the last link that this peer gave out, and below it what e
 class Home:
     """A claimed directory. The claim lasts until `release` or the end of the process, however that ends."""
 
-    def __init__(self, path: Path, claim: BaseFileLock | None, *, new: bool = False) -> None:
-        """`claim`: None where the process that started this one holds it. `new`: this claim made the directory."""
+    def __init__(self, path: Path, claim: BaseFileLock | None) -> None:
+        """`claim`: None where the process that started this one holds it."""
         self.path = path
         self._claim = claim
-        self._new = new
 
     identity = property(lambda self: self.path / "identity.key")
     journal = property(lambda self: self.path / "journal.sqlite")
@@ -66,7 +64,6 @@ class Home:
     @classmethod
     def _try(cls, path: Path) -> Home | None:
         try:
-            new = not path.exists()
             path.mkdir(parents=True, exist_ok=True)
             claim = FileLock(path / "in-use", timeout=0, thread_local=False)
             claim.acquire()
@@ -79,7 +76,7 @@ class Home:
                 or "name another: --home, output_dir, or SWARM_DATA_DIR for links"
             )
             raise SwarmError(f"{path} cannot be used as a peer's directory: {error.strerror}; {fix}") from error
-        return cls(path, claim, new=new)
+        return cls(path, claim)
 
     def dashboard_token(self) -> str:
         """A browser has to bring this to look at the peer's dashboard from elsewhere: drawn once, so that a link to it
@@ -109,12 +106,6 @@ class Home:
         except (OSError, ValueError):
             return 0
         return port if 0 < port < 65536 else 0
-
-    def discard(self) -> None:
-        """Removes a directory that this claim made: the peer never came into the run, so nothing in it is of worth.
-        A home that was there before stays as it is."""
-        if self._new:
-            shutil.rmtree(self.path, ignore_errors=True)
 
     def release(self) -> None:
         """Gives the home back. Idempotent."""

@@ -17,13 +17,6 @@ def test_each_peer_takes_the_first_free_home(tmp_path: Path) -> None:
     with Home.claim(tmp_path, "trainer") as first, Home.claim(tmp_path, "trainer") as second:
         assert first.path == tmp_path / "trainer-1"
         assert second.path == tmp_path / "trainer-2"
-    for path, remains in ((tmp_path / "old", True), (tmp_path / "new", False)):
-        if remains:
-            path.mkdir()
-        with Home.at(path) as home:
-            (path / "journal.sqlite").write_text("")
-            home.discard()
-        assert path.exists() is remains, "it discards what it has made, and no other"
     with Home.claim(tmp_path, "trainer") as again, Home.claim(tmp_path, "monitor") as monitor:
         assert (again.path.name, monitor.path.name) == ("trainer-1", "monitor-1"), "roles do not share homes"
 

@@ -62,8 +62,6 @@ def start_site(recipe: Recipe, home: Path | None, processes: int, arguments: Seq
                 return run_site(held.path.absolute(), processes, ["-m", "swarmcli", *arguments], say)
         finally:
             shutil.rmtree(held.path / MEETING, ignore_errors=True)
-            if not (held.summary.exists() or SitePast.file_in(held.path).exists()):
-                held.discard()
 
 
 def run_site(home: Path, processes: int, command: Sequence[str], say: Callable[[str], object]) -> int:
