@@ -203,8 +203,8 @@ async def _ask_each(link: Link, visitor: Visitor | None, directory: Path) -> Fet
     async def ask(one: Link) -> Fetched | None:
         known: dict[str, Any] = {}
         try:
-            async with _met(one, visitor, FETCH.recipe) as endpoint:
-                answer = await _recipe_from(endpoint, one, FETCH.recipe)
+            async with _met(one, visitor) as endpoint:
+                answer = await _recipe_from(endpoint, one)
                 data = answer.recipe.encode(errors="replace")
                 try:
                     recipe = read_offered(data, one, directory, answer.contents, known.update)
@@ -274,29 +274,23 @@ async def _in_turn(turn: asyncio.Lock, patience: float) -> AsyncIterator[None]:
             turn.release()
 
 
-async def ask_for_recipe(link: Link, visitor: Visitor | None = None, *, timeout: float = FETCH.recipe) -> RecipeOffered:
-    """Gets what the first peer that the link names hands out, unread. The asker is nobody: an identity of its own for
-    this one question, unless it is a visitor of a closed run. `timeout`: seconds, for the dial and for the answer."""
-    async with _met(link, visitor, timeout) as endpoint:
-        return await _recipe_from(endpoint, link, timeout)
-
-
-async def _recipe_from(endpoint: Endpoint, link: Link, timeout: float) -> RecipeOffered:
+async def _recipe_from(endpoint: Endpoint, link: Link) -> RecipeOffered:
     wanted = RecipeWanted(link.run_id)
-    answer = await endpoint.call(link.peer_id, METHOD, wanted, RecipeOffered, timeout=timeout)
+    answer = await endpoint.call(link.peer_id, METHOD, wanted, RecipeOffered, timeout=FETCH.recipe)
     pace = answer.epoch_seconds
     sane = math.isfinite(pace) and 0.0 <= pace <= 7 * 86_400.0 and 0 <= answer.epoch < 1 << 53
     return answer if sane else msgspec.structs.replace(answer, epoch=0, epoch_seconds=0.0)
 
 
 @asynccontextmanager
-async def _met(link: Link, visitor: Visitor | None, timeout: float) -> AsyncIterator[Endpoint]:
-    """A connection to the first peer that the link names. What fails in the block is told as of the recipe."""
+async def _met(link: Link, visitor: Visitor | None) -> AsyncIterator[Endpoint]:
+    """A connection to the first peer that the link names, by an identity of its own for this one question unless a
+    visitor of a closed run asks. What fails in the block is told as of the recipe."""
     identity, membership = (visitor.identity, visitor.membership) if visitor else (Identity.generate(), None)
     endpoint = Endpoint(TCPTransport(identity), client_mode=True, membership=membership)
     try:
         await endpoint.start()
-        await _dial(endpoint, link.each[0].addresses, timeout)
+        await _dial(endpoint, link.each[0].addresses)
         yield endpoint
     except CallRefused as error:
         raise FingerprintError(
@@ -316,13 +310,13 @@ async def _met(link: Link, visitor: Visitor | None, timeout: float) -> AsyncIter
         identity.close()
 
 
-async def _dial(endpoint: Endpoint, addresses: Sequence[str], timeout: float) -> None:
+async def _dial(endpoint: Endpoint, addresses: Sequence[str]) -> None:
     """Connects at whichever of the addresses answers first; all of them are one peer's."""
     failures: dict[str, Exception] = {}
 
     async def dial(address: str) -> PeerID | None:
         try:
-            return await endpoint.connect(address, timeout=timeout)
+            return await endpoint.connect(address, timeout=FETCH.recipe)
         except NetworkError as error:
             failures[address] = error
             return None

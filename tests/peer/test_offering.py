@@ -16,7 +16,7 @@ from swarmcli.events import EpochAdvanced
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.transports.tcp.transport import TCPTransport
-from swarmcli.peer.offering import METHOD, RecipeOffered, RecipeService, RecipeWanted, ask_for_recipe, fetch_recipe
+from swarmcli.peer.offering import METHOD, RecipeOffered, RecipeService, RecipeWanted, fetch_recipe
 from swarmcli.recipe import Link, Recipe, digest_of, offered
 from swarmcli.recipe.link import places_of
 from swarmcli.recipe.offered import UNKNOWN, RunEstimate
@@ -39,12 +39,16 @@ async def contact(serve: Serve) -> AsyncIterator[Link]:
         await endpoint.close()
 
 
-def asking(serve: Serve, change: Callable[[Link], Link] = lambda link: link, timeout: float = 10.0) -> RecipeOffered:
-    async def ask() -> RecipeOffered:
+def fetching(serve: Serve, change: Callable[[Link], Link] = lambda link: link) -> tuple[Recipe, RecipeOffered]:
+    async def fetch() -> tuple[Recipe, RecipeOffered]:
         async with contact(serve) as link:
-            return await ask_for_recipe(change(link), timeout=timeout)
+            return await asyncio.to_thread(fetch_recipe, change(link), Path("mine"))
 
-    return asyncio.run(ask())
+    return asyncio.run(fetch())
+
+
+def asking(serve: Serve, change: Callable[[Link], Link] = lambda link: link) -> RecipeOffered:
+    return fetching(serve, change)[1]
 
 
 def answering(answer: object) -> Serve:
@@ -125,22 +129,15 @@ def test_another_peer_at_the_address_is_not_believed() -> None:
     assert asking(serve, among_others).recipe == TEXT, "by the address that answers"
 
 
-def test_what_was_fetched_is_checked(tmp_path: Path) -> None:
-    def fetching(serve: Serve) -> Recipe:
-        async def main() -> Recipe:
-            async with contact(serve) as link:
-                return (await asyncio.to_thread(fetch_recipe, link, tmp_path))[0]
-
-        return asyncio.run(main())
-
-    recipe = fetching(lambda endpoint: RecipeService(endpoint, "small", TEXT))
-    assert digest_of(recipe) == digest_of(small()) and recipe.directory == tmp_path
+def test_what_was_fetched_is_checked_and_not_written() -> None:
+    recipe, _ = fetching(lambda endpoint: RecipeService(endpoint, "small", TEXT))
+    assert digest_of(recipe) == digest_of(small()) and recipe.directory == Path("mine")
     with pytest.raises(RecipeError, match="not the one that the link speaks of"):
         fetching(lambda endpoint: RecipeService(endpoint, "small", offered(small("seed=5"))))
     newer = RecipeOffered(TEXT.replace("{", '{"novelty": 1,', 1), version="99.1")
     with pytest.raises(RecipeError, match=r"unknown key novelty; this run uses swarm 99\.1, you have .*pipx install"):
         fetching(answering(newer))
-    assert list(tmp_path.iterdir()) == []
+    assert not Path("mine").exists()
 
 
 def with_others(link: Link, *others: Link) -> Link:
