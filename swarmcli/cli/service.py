@@ -15,11 +15,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 from xml.etree import ElementTree
-from xml.sax.saxutils import escape
 
 import typer
 
@@ -73,9 +71,6 @@ class Manager(Protocol):
     def text(self, service: Service) -> str: ...
     def start(self, name: str) -> None: ...
     def stop(self, name: str) -> None: ...
-    def word(self, word: str) -> str:
-        """How `text` writes a word of a command, with what stands around it."""
-
     def look(self, name: str) -> tuple[bool, str]:
         """Whether it runs, and how the manager says it."""
 
@@ -99,21 +94,16 @@ class Systemd(Manager):
 
     def text(self, service: Service) -> str:
         environment = "".join(
-            f"Environment={self.word(f'{key}={value}')}\n" for key, value in service.environment.items()
+            f"Environment={_quoted(f'{key}={value}')}\n" for key, value in service.environment.items()
         )
         return (
             f"[Unit]\nDescription={service.description}\nStartLimitIntervalSec=0\n\n"
-            f"[Service]\nExecStart={' '.join(map(self.word, service.command))}\n{environment}"
+            f"[Service]\nExecStart={' '.join(map(_quoted, service.command))}\n{environment}"
             f"Restart=on-failure\nRestartSec={RETRY_SECONDS}\n"
             f"RestartPreventExitStatus={' '.join(map(str, FINAL_CODES))}\n"
             f"TimeoutStopSec={STOP_SECONDS}\nNice=10\n\n"
             "[Install]\nWantedBy=default.target\n"
         )
-
-    def word(self, word: str) -> str:
-        """In quotes a percent sign and a dollar mean something to systemd (systemd.unit(5)), so both double."""
-        escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
-        return f'"{escaped}"'
 
     def start(self, name: str) -> None:
         _ask("systemctl", "--user", "daemon-reload")
@@ -163,9 +153,6 @@ class Launchd(Manager):
             }
         ).decode()
 
-    def word(self, word: str) -> str:
-        return f"<string>{escape(word)}</string>"
-
     def start(self, name: str) -> None:
         self.stop(name)
         _ask("launchctl", "bootstrap", self._domain(), str(self.file(name)))
@@ -214,9 +201,6 @@ class TaskScheduler(Manager):
         _element(_element(task, "Actions"), "Exec", Command="cmd.exe", Arguments=f'/d /c "{line}"')
         return ElementTree.tostring(task, encoding="unicode")
 
-    def word(self, word: str) -> str:
-        return f" {escape(subprocess.list2cmdline([word]))} "
-
     def start(self, name: str) -> None:
         _ask("schtasks", "/Create", "/F", "/TN", self._task(name), "/XML", str(self.file(name)))
         _ask("schtasks", "/Run", "/TN", self._task(name))
@@ -264,6 +248,12 @@ def log_file(name: str) -> Path:
     from swarmcli.machine.places import data_directory
 
     return data_directory() / f"service-{name}.log"
+
+
+def _quoted(word: str) -> str:
+    """For systemd: in quotes a percent sign and a dollar mean something to it (systemd.unit(5)), so both double."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"'
 
 
 def _element(parent: ElementTree.Element, tag: str, **children: str) -> ElementTree.Element:
@@ -318,8 +308,8 @@ def install(
 ) -> None:
     """Start a peer now and at each login, and again when it fails; it goes on when you log out.
 
-    It asks the same question as swarm join, once. A peer that the run refuses, or whose recipe cannot be used, is not
-    started again; swarm stop ends it until the next login.
+    It asks the same question as swarm join, once. A service of the same run id and role is replaced. A peer that the
+    run refuses, or whose recipe cannot be used, is not started again; swarm stop ends it until the next login.
 
     Examples:
 
@@ -330,10 +320,12 @@ def install(
     system, given = manager(), typed_here(options)
     named = _agreed(role, [recipe, *given, *(["--yes"] if yes else [])])
     path = named.path.absolute()
-    name = _name(system, named.recipe.run_id + ("" if role == "trainer" else f"-{role}"), path)
+    name = named.recipe.run_id + ("" if role == "trainer" else f"-{role}")
     contacts = [part for address in named.contacts for part in ("--peer", address)]
     command = [sys.executable, "-m", "swarmcli", VERBS[role], str(path), "--quiet", *contacts, *given]
     file = system.file(name)
+    if file.exists():
+        err.print(f"the service {name} is there already; from now on it starts {path}", soft_wrap=True)
     _write(file, system.text(Service(name, command, _environment(), log_file(name))))
     try:
         system.start(name)
@@ -356,15 +348,6 @@ def _agreed(role: Role, words: Sequence[str]) -> RecipeToJoin:
     typed = main.load(VERBS[role]).make_context(f"swarm {VERBS[role]}", list(words)).params
     err.quiet = quiet  # `-q` behind the dashes is the service's
     return kinds[role](**typed).agreed(role, typed.get("nproc"))
-
-
-def _name(system: Manager, usual: str, recipe: Path) -> str:
-    """The usual one, or with a number where services of that name start other runs."""
-    word, names = system.word(str(recipe)), chain([usual], (f"{usual}-{number}" for number in count(2)))
-    files = ((name, system.file(name)) for name in names)
-    return next(
-        name for name, file in files if not file.exists() or word in file.read_text(encoding=ENCODING, errors="replace")
-    )
 
 
 @app.command()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import plistlib
 import sys
-from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from swarmcli.cli import service
-from swarmcli.cli.service import Launchd, Manager, Service, Systemd, TaskScheduler
+from swarmcli.cli.service import Launchd, Service, Systemd, TaskScheduler
 from swarmcli.errors import RecipeError, SwarmError, UsageError
 from swarmcli.recipe.templates import compose
 from tests.cli.typed import typed
@@ -111,18 +110,12 @@ def test_what_stands_behind_the_dashes_is_checked_as_the_verb_would(here: Path) 
     assert [file.name for file in here.rglob("*.service")] == ["swarm-other.service"]
 
 
-def test_two_runs_of_one_id_have_a_service_each(here: Path) -> None:
+def test_one_of_the_same_run_is_replaced(here: Path) -> None:
     stand_in(here, "")
-    (here / "an&other.yaml").write_text(compose("my.yaml", "my-run"))
-    for recipe in ("my.yaml", "an&other.yaml", "my.yaml", "an&other.yaml"):
-        said("install", recipe)
-    files = {file.name: file.read_text() for file in here.rglob("*.service")}
-    assert files.keys() == {"swarm-my-run.service", "swarm-my-run-2.service"}
-    assert "/my.yaml" in files["swarm-my-run.service"] and "an&other" in files["swarm-my-run-2.service"]
-
-
-@pytest.mark.parametrize("system", [Systemd(), Launchd(), TaskScheduler()])
-def test_a_recipe_is_found_again_in_what_starts_it(system: Manager) -> None:
-    text = system.text(replace(SERVICE, command=["swarm", "join", "/r & s/100%/$HOME <1>.yaml", "--quiet"]))
-    assert system.word("/r & s/100%/$HOME <1>.yaml") in text
-    assert system.word("/r & s/100%/$HOME <1>") not in text and system.word("& s/100%/$HOME <1>.yaml") not in text
+    (here / "another.yaml").write_text(compose("my.yaml", "my-run"))
+    assert "already" not in typed(service.app)("install", "my.yaml").stderr
+    assert f"the service my-run is there already; from now on it starts {here / 'another.yaml'}" in typed(service.app)(
+        "install", "another.yaml"
+    ).stderr.replace("\n", "")
+    (file,) = here.rglob("*.service")
+    assert "another.yaml" in file.read_text() and "my.yaml" not in file.read_text()
