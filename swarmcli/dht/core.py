@@ -16,7 +16,7 @@ from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.lookup import Ask, search
 from swarmcli.dht.messages import FindReply, FindRequest, Question
 from swarmcli.dht.records import LARGE_VALUE, Record, id_to_bytes, key_id
-from swarmcli.dht.routing import Contact, Contacts, of_own_network, spread
+from swarmcli.dht.routing import BUCKET_SIZE, Contact, Contacts, of_own_network, spread
 from swarmcli.dht.schema import RecordChecker, RecordValidator
 from swarmcli.dht.storage import OWN, RecordWriter, Storage, StoreVerdict
 from swarmcli.events import PeerRefused
@@ -38,6 +38,7 @@ SLOW_LINK = 64 << 10  # bytes per second that records are given to arrive
 JITTER = 0.25  # periods differ by up to this fraction, so that nodes started together do not act together
 # A search takes so many paths where the neighbourhood of its target is not known, as many as it asks at a time …
 PATHS = 3
+PARALLEL = 3  # nodes that a search asks at a time: Kademlia's alpha
 SMALL_NETWORK = 3  # … unless the table has less than so many buckets full of contacts: some 80 nodes
 _BREATH = 64  # records that are checked before other work on the loop gets its turn
 _GONE = Prefix("name", "gone")  # of a peer whose connection has ended while it was answered
@@ -66,17 +67,14 @@ class NodeCore:
         validators: Iterable[RecordValidator] = (),
         *,
         num_replicas: int = 5,
-        bucket_size: int = 20,
-        parallel: int = 3,
     ) -> None:
-        """`parallel` is Kademlia's alpha, `bucket_size` its k."""
-        if min(num_replicas, bucket_size, parallel) < 1:
-            raise ValueError(f"{num_replicas=}, {bucket_size=}, {parallel=}: each is at least 1")
+        if num_replicas < 1:
+            raise ValueError(f"num_replicas is at least 1, got {num_replicas}")
         self.endpoint = endpoint
         self.peer_id = endpoint.peer_id
         self.limits = limits
-        self.num_replicas, self.bucket_size, self.parallel = num_replicas, bucket_size, parallel
-        self.contacts = Contacts(endpoint.peer_id, bucket_size, self.prefix)
+        self.num_replicas = num_replicas
+        self.contacts = Contacts(endpoint.peer_id, BUCKET_SIZE, self.prefix)
         self.storage = Storage(limits)
         self.checker = RecordChecker(limits, validators)
         self.rests = False  # see DHTNode.rest
@@ -116,7 +114,7 @@ class NodeCore:
     def nearest(self, target: int, count: int) -> list[Contact]:
         """The nearest nodes as far as this one knows, in unlike networks, itself among them if it listens: whoever
         looks for replicas of this target finds these."""
-        found = self.contacts.table.nearest_apart(target, max(count, self.bucket_size))
+        found = self.contacts.table.nearest_apart(target, max(count, BUCKET_SIZE))
         if not self.only_asks:
             own = Contact(self.peer_id, self.addresses)
             found = sorted([*found, own], key=lambda contact: contact.node ^ target)
@@ -142,13 +140,13 @@ class NodeCore:
         probably known. `enough`: see lookup.search."""
         table, width = self.contacts.table, width or self.num_replicas
         around = table.knows_around(target)
-        known = table.nearest_apart(target, max(width, self.bucket_size))
+        known = table.nearest_apart(target, max(width, BUCKET_SIZE))
         if not len(table):
-            known += self.contacts.last_resort(self.bucket_size)
+            known += self.contacts.last_resort(BUCKET_SIZE)
         if self.cut_off:
             known += [Contact(peer, ()) for peer in self.endpoint.connected()]
         # In a small network this node knows most of the others itself, whom no liar can hide from it.
-        small = len(table) < SMALL_NETWORK * self.bucket_size
+        small = len(table) < SMALL_NETWORK * BUCKET_SIZE
         return await search(
             target,
             known,
@@ -156,7 +154,7 @@ class NodeCore:
             width=width,
             own=None if self.only_asks else Contact(self.peer_id, self.addresses),
             paths=1 if small or around else PATHS,
-            parallel=max(self.parallel, self.num_replicas) if at_once and around else self.parallel,
+            parallel=max(PARALLEL, self.num_replicas) if at_once and around else PARALLEL,
             slow_after=max(SLOW_AFTER, 2 * self._nearest_trip),
             prefix=table.network,
             enough=enough,
@@ -172,11 +170,11 @@ class NodeCore:
         """How many contacts an answer should name. In a known neighbourhood as many as there are replicas, which is
         enough to show a node that is missing here; elsewhere some more, because some will be dead."""
         around = self.contacts.table.knows_around(target)
-        return self.num_replicas + (0 if around else self.parallel)
+        return self.num_replicas + (0 if around else PARALLEL)
 
     async def explore(self, target: int, width: int | None = None) -> list[Contact]:
         """Everyone near the target, so many or (None) a full bucket, hears of this node, and this node of them."""
-        count = width or self.bucket_size
+        count = width or BUCKET_SIZE
 
         async def ask(contact: Contact) -> Sequence[Contact]:
             return await self.find_nodes(contact, target, count)

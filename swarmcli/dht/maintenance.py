@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from swarmcli.dht.core import CALL_TIMEOUT, NodeCore
 from swarmcli.dht.lookup import gather_answers
 from swarmcli.dht.records import ID_BITS, node_id
-from swarmcli.dht.routing import MOST_LOST, Change, Contact
+from swarmcli.dht.routing import BUCKET_SIZE, MOST_LOST, Change, Contact
 from swarmcli.errors import DHTError, NetworkError, OwnAddressError
 from swarmcli.events import Event, PeerDisconnected
 from swarmcli.network.addresses import Scope
@@ -41,7 +41,7 @@ class Maintenance:
         """A neighbour whose connection is gone is asked at once: if it is dead, its records want a new home."""
         if isinstance(event, PeerDisconnected):
             own = node_id(self._core.peer_id)
-            for contact in self._core.contacts.table.nearest(own, self._core.bucket_size):
+            for contact in self._core.contacts.table.nearest(own, BUCKET_SIZE):
                 if contact.peer_id.text == event.peer:
                     self._ping_soon(contact.peer_id)
 

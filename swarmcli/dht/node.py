@@ -65,8 +65,6 @@ class DHTNode:
         *,
         initial_peers: Sequence[str] = (),
         num_replicas: int = 5,
-        bucket_size: int = 20,
-        parallel: int = 3,
         cache_locally: bool = True,
         record_validators: Iterable[RecordValidator] = (),
         startup_timeout: float = 15.0,
@@ -86,8 +84,6 @@ class DHTNode:
             limits if cache_locally else replace(limits, cache_entries=0),
             record_validators,
             num_replicas=num_replicas,
-            bucket_size=bucket_size,
-            parallel=parallel,
         )
         node = cls(core, owns_endpoint=owns_endpoint)
         try:

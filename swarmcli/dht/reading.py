@@ -40,7 +40,6 @@ class KeyRead:
     records: dict[bytes, Record] = field(default_factory=dict)
     # How far each replica has been read: which life of it, and up to which of its numbers.
     cursors: dict[PeerID, tuple[int, int]] = field(default_factory=dict)
-    outdated: int = 0  # records that came after a newer one of the same owner
     counts: dict[PeerID, int] = field(default_factory=dict)  # of all records that each replica holds
     taken: int = 0  # bytes of records that replicas have sent
     behind: bool = False  # the last replica had more than was wanted
@@ -56,7 +55,6 @@ class KeyRead:
         without end would fill this peer's memory."""
         for record in records:
             known = self.records.get(record.subkey)
-            self.outdated += known is not None and known.sequence > record.sequence
             own = known if known is not None and self._tellers[record.subkey] == teller else None
             count = self._count[teller] + (own is None)
             size = self._bytes[teller] + record.size - (0 if own is None else own.size)
@@ -154,11 +152,6 @@ class Follower:
         self._turn = int.from_bytes(core.peer_id[:2])  # readers begin with unlike replicas
         self._seen: dict[bytes, tuple[Record, Subkey, ValueWithExpiration]] = {}
         self.refused = core.checker.watch(key)  # rule → how many records under the key did not pass it here
-
-    @property
-    def outdated(self) -> int:
-        """How often a replica told of a record whose owner had replaced it: it lags, or repeats old ones on purpose."""
-        return self._read.outdated
 
     @property
     def taken(self) -> int:

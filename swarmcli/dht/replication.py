@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from swarmcli.dht.core import NodeCore, breathing
+from swarmcli.dht.core import PARALLEL, NodeCore, breathing
 from swarmcli.dht.messages import MAX_RECORDS
 from swarmcli.dht.records import id_to_bytes
 from swarmcli.dht.routing import Change, Contact
@@ -85,7 +85,7 @@ class Replicator:
         return plan
 
     async def _sync(self, work: Work) -> None:
-        limit = asyncio.Semaphore(self._core.parallel)
+        limit = asyncio.Semaphore(PARALLEL)
 
         async def one(contact: Contact, targets: Sequence[int]) -> None:
             async with limit:

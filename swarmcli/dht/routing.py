@@ -18,6 +18,7 @@ from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.wire.messages import Addresses
 from swarmcli.recent import Recent
 
+BUCKET_SIZE = 20  # contacts: Kademlia's k
 MOST_LOST = 256  # lost contacts that are remembered, and as many that are banned
 # Seconds
 FIRST_PROBE = 2.0  # until a contact that did not answer is tried again: four times as long each time …
@@ -92,7 +93,7 @@ class RoutingTable:
     """The contacts of a node, without I/O: the caller pings the doubtful ones and reports with `seen` and `failed`."""
 
     def __init__(
-        self, own: PeerID, bucket_size: int = 20, prefix: Callable[[Contact], Prefix | None] = of_own_network
+        self, own: PeerID, bucket_size: int = BUCKET_SIZE, prefix: Callable[[Contact], Prefix | None] = of_own_network
     ) -> None:
         """`prefix` says which network a contact is in; None: one that strangers share."""
         self._own = own

@@ -10,7 +10,7 @@ from swarmcli.dht import messages
 from swarmcli.dht.core import NodeCore, breathing
 from swarmcli.dht.messages import FindAnswer, Outcome
 from swarmcli.dht.records import LARGE_VALUE, Record, id_from_bytes, is_bytes, is_owned, key_id
-from swarmcli.dht.routing import Contact
+from swarmcli.dht.routing import BUCKET_SIZE, Contact
 from swarmcli.dht.storage import RecordWriter, StoreVerdict
 from swarmcli.errors import CallRefused
 from swarmcli.network.identity import PeerID
@@ -153,7 +153,7 @@ class DHTService:
 
     async def _neighbours(self, asker: PeerID, targets: Sequence[int], count: int) -> tuple[Contact, ...]:
         """The nearest known nodes of each target, once each, without the asker."""
-        count = min(max(0, count), self._core.bucket_size)
+        count = min(max(0, count), BUCKET_SIZE)
         found: dict[PeerID, Contact] = {}
         async for target in breathing(targets):
             if count and len(found) + count <= messages.MAX_CONTACTS:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 from swarmcli.recent import Recent
 
 Bound: TypeAlias = tuple[float, float]  # tokens per second in the long run, and at once
+MOST_KEYS = 4096
 
 
 class TokenBucket:
@@ -59,12 +60,12 @@ class Meter:
     Identities cost nothing, so name theirs first: the other bounds are not touched by what an identity is refused.
     """
 
-    def __init__(self, *, everyone: Bound | None = None, most: int = 4096, **bounds: Bound | None) -> None:
-        """A bound is None where there is none. Of more than `most` keys of a bound those that were quiet longest are
+    def __init__(self, *, everyone: Bound | None = None, **bounds: Bound | None) -> None:
+        """A bound is None where there is none. Of more than MOST_KEYS of a bound those that were quiet longest are
         forgotten first."""
         self._everyone = None if everyone is None else TokenBucket(*everyone)
         self._bounds = bounds
-        self._buckets: dict[str, Recent[Hashable, TokenBucket]] = {name: Recent(most) for name in bounds}
+        self._buckets: dict[str, Recent[Hashable, TokenBucket]] = {name: Recent(MOST_KEYS) for name in bounds}
 
     def take(self, now: float, amount: float = 1, **keys: Hashable) -> bool:
         """Whether all of these have so much left; only then it is counted."""

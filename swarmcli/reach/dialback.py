@@ -23,7 +23,8 @@ from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
-from swarmcli.reach.budgets import LEAST_PORT, DialLimits
+from swarmcli.network.token_bucket import Meter
+from swarmcli.reach.budgets import BACK_LIMITS, BACK_UNDER_WAY, LEAST_PORT
 from swarmcli.reach.verdict import family_of, network_of
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,6 @@ DIAL_BACK = "reach.dialback"
 NONCE_BYTES = 16
 
 _DIAL = 5.0  # seconds that a dial for somebody may take
-_LIMITS = DialLimits()
 
 Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 AddressText = Annotated[str, msgspec.Meta(max_length=128)]
@@ -57,9 +57,9 @@ class DialBackService:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._seen = _LIMITS.meter()  # dials to hosts at which this peer sees the asker …
+        self._seen = Meter(**BACK_LIMITS)  # dials to hosts at which this peer sees the asker …
         # … and to those that askers name: what is only named must not use up what its neighbours ask for themselves.
-        self._named, self._namers = _LIMITS.meter(), _LIMITS.meter()
+        self._named, self._namers = Meter(**BACK_LIMITS), Meter(**BACK_LIMITS)
         self._dials = TaskOwner()
 
     def start(self) -> None:
@@ -84,7 +84,7 @@ class DialBackService:
             allowed = allowed and self._named.take(now, peer=peer, network=there)
         else:
             allowed = self._seen.take(now, peer=peer, network=here)
-        if not allowed or len(self._dials) >= _LIMITS.under_way:
+        if not allowed or len(self._dials) >= BACK_UNDER_WAY:
             raise CallRefused("busy", "enough dials for now; ask again in some minutes")
         self._dials.spawn(self._dial(peer, address, request.nonce))
         return DialBackReply(address)

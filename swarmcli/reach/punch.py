@@ -35,6 +35,7 @@ from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, set_within
 from swarmcli.network.task_owner import TaskOwner
+from swarmcli.network.token_bucket import Meter
 from swarmcli.network.transports.base import Connection, LocalPort, Purpose
 from swarmcli.reach.budgets import ASK_LIMITS, BULK_LIMITS, CONTROL_LIMITS, NEAR_LIMITS, TRIES
 from swarmcli.reach.outside import Outside, OwnEnd
@@ -119,16 +120,15 @@ class Puncher:
 
     def __init__(self, endpoint: Endpoint, *, around: Callable[[], Surroundings]) -> None:
         """`around` says what this machine's interfaces are at the moment."""
-        self.attempts = 0  # at control connections, so far …
-        self.successes = 0  # … that worked
+        self.attempts = 0  # at control connections, so far
         self._endpoint = endpoint
         self._around = around
         self.outside = Outside(endpoint, around)
         self._patience = Patience()
         self._bulk_pauses = Backoff[PeerID](_BULK_PAUSE, _BULK_PAUSE)
-        self._dials = {Purpose.CONTROL: CONTROL_LIMITS.meter(), Purpose.BULK: BULK_LIMITS.meter()}
-        self._asks = {Purpose.CONTROL: ASK_LIMITS.meter(), Purpose.BULK: BULK_LIMITS.meter()}
-        self._near_dials = NEAR_LIMITS.meter()
+        self._dials = {Purpose.CONTROL: Meter(**CONTROL_LIMITS), Purpose.BULK: Meter(**BULK_LIMITS)}
+        self._asks = {Purpose.CONTROL: Meter(**ASK_LIMITS), Purpose.BULK: Meter(**BULK_LIMITS)}
+        self._near_dials = Meter(**NEAR_LIMITS)
         self._bulk_turns = asyncio.Semaphore(_OWN_BULK)
         self._relayed: set[PeerID] = set()  # of these, as far as it was noticed …
         self._looked_at = float("-inf")  # … when all were looked at
@@ -202,7 +202,6 @@ class Puncher:
             self._patience.failed(peer, loop_time())
             logger.info("the connection to %s stays with its relay: %s", peer.short, error)
         else:
-            self.successes += 1
             self._patience.worked(peer, loop_time())
             logger.info("the connection to %s has left its relay: %s", peer.short, how)
         finally:

@@ -14,6 +14,7 @@ from swarmcli.errors import CallRefused, ConnectionLost
 from swarmcli.events import Event, PeerConnected, WayChanged
 from swarmcli.network import Endpoint, Purpose
 from swarmcli.network.identity import Identity
+from swarmcli.network.token_bucket import Meter
 from swarmcli.reach.budgets import CONTROL_LIMITS, TRIES
 from swarmcli.reach.circuits import RelayTransport
 from swarmcli.reach.punch import ASK, GO, Go, PunchAsk, Puncher, Ready, Went
@@ -120,7 +121,6 @@ async def test_two_homes_leave_the_relay_and_lose_no_call_on_the_way() -> None:
         assert seen is not None and changes == [WayChanged(b.peer_id.text, seen.remote_address, relayed=False)]
         assert len([event for event in events if isinstance(event, PeerConnected)]) == 1
         assert now() - began < 9
-        assert sum(puncher.successes for puncher in world.punchers) == 1
         await asyncio.sleep(20)
         assert world.relaying.statistics().circuits == 0 and world.direct(), "the relay is left"
 
@@ -375,7 +375,7 @@ def test_only_addresses_of_this_machines_own_networks_are_dialed_as_nearby():
 
 
 def test_a_crowd_of_identities_does_not_have_one_host_flooded():
-    budget = CONTROL_LIMITS.meter()
+    budget = Meter(**CONTROL_LIMITS)
     crowd = [Identity.from_seed(f"{number}".encode()).peer_id for number in range(200)]
     sent = sum(budget.take(second, peer=peer, network="5.3.0.1") for second in range(60) for peer in crowd)
     assert sent <= 24 + 60 / 20

@@ -15,7 +15,7 @@ from swarmcli.events import Noticed, WokeUp
 from swarmcli.network.addresses import Scope
 from swarmcli.network.endpoint import SeenPeer
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.reach.budgets import DialLimits
+from swarmcli.reach.budgets import BACK_LIMITS
 from swarmcli.reach.checks import PATIENCE, Checks
 from swarmcli.reach.dialback import DIAL_BACK, DialBackReply, DialBackRequest
 from swarmcli.reach.reach import REST
@@ -149,7 +149,7 @@ async def test_one_bad_moment_takes_no_proved_verdict_away():
 async def test_nobody_can_be_made_to_dial_more_than_its_budget():
     """A flood of requests, by many identities that stand in one network, against hosts of that network, and against
     others that are merely named."""
-    limits = DialLimits()
+    rate, burst = BACK_LIMITS["network"]
     async with Homes() as homes:
         public = await homes.peer("5.1.0.1")
         asked = public.endpoint.peer_id
@@ -171,10 +171,10 @@ async def test_nobody_can_be_made_to_dial_more_than_its_budget():
 
         homes.network.dials.clear()
         served = await flood(1, 12, "5.66.0.{}")
-        assert served <= limits.network_burst + 1 + now() * limits.network_rate
+        assert served <= burst + 1 + now() * rate
         assert homes.dials_to("5.66.") == served
         served = await flood(100, 20, "5.{}.0.1", "memory://5.7.0.1")
-        assert limits.network_burst <= served <= limits.network_burst + 1 + now() * limits.network_rate
+        assert burst <= served <= burst + 1 + now() * rate
         neighbour = await homes.peer("5.7.0.2", honest=False)
         await neighbour.meet(public)
         for address, code in (("", None), ("memory://192.168.1.1:8080", "scope"), ("memory://5.8.0.1:443", "port")):

@@ -45,7 +45,7 @@ class Replica:
 
     def __init__(self, number: int) -> None:
         self.contact = Contact(PeerID(random.Random(number).randbytes(32)), ("memory://replica",))
-        self.limits, self.instance, self.bucket_size = DHTLimits(), number + 1, 20
+        self.limits, self.instance = DHTLimits(), number + 1
         self.storage = Storage(self.limits)
         self.contacts = SimpleNamespace(table=SimpleNamespace(nearest_apart=lambda target, count: []))
         self.service = DHTService(cast(Any, self))
