@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs, urlencode
 
@@ -82,8 +83,8 @@ class Guard:
             return self._remember(scope, query, fragment=f"#control={self._control}")
         if _equal(offered, self._token):
             return self._remember(scope, query)
-        brought = self._brought(headers)
-        if self._token is None or _equal(brought, self._token) or _equal(brought, self._control):
+        tokens = (self._token, self._control)
+        if self._token is None or any(_equal(brought, each) for brought in self._brought(headers) for each in tokens):
             return None
         return PlainTextResponse(
             "This dashboard asks for its token: open the link that the command printed (`swarm status` prints it, too) "
@@ -106,15 +107,14 @@ class Guard:
             return False
         return True
 
-    def _brought(self, headers: Headers) -> str:
+    def _brought(self, headers: Headers) -> Iterator[str]:
+        """A page brings both, and the one behind `Bearer` may be that of an earlier start."""
         scheme, _, offered = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            return offered.strip()
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
-        except CookieError:
-            return ""
-        return cookie.value if cookie is not None else ""
+            yield offered.strip()
+        with suppress(CookieError):
+            if (cookie := SimpleCookie(headers.get("cookie", "")).get(self._cookie)) is not None:
+                yield cookie.value
 
     def _remember(self, scope: Scope, query: dict[str, list[str]], fragment: str = "") -> Response:
         """To the same address without the token, so that it does not stay in the history or get shared by accident."""

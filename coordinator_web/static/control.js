@@ -1,7 +1,7 @@
 // What may change something: the token of this process, which the printed link brings in the address's fragment.
 // It is kept per origin, port included, and not as a cookie: those of 127.0.0.1 go to every server of this computer.
 
-import { asked, NEEDS_TOKEN } from "/static/api.js";
+import { asked } from "/static/api.js";
 
 const KEY = "swarm-control";
 let token = "";
@@ -19,19 +19,7 @@ function adopt() {
   if (found) history.replaceState(null, "", location.pathname + location.search);
 }
 
-// Whether this peer takes the token; it is another one after each start.
-export async function canControl() {
-  if (token === "") return false;
-  try {
-    await send("GET", "control");
-    return true;
-  } catch (error) {
-    if (error.message === NEEDS_TOKEN) return false;
-    throw error;
-  }
-}
-
-// Resolves to the answer. Raises an Error that a person can read.
+// With the token, if there is one. Resolves to the answer; raises an Error that a person can read.
 export function send(method, path, body) {
   const headers = { Authorization: `Bearer ${token}`, ...(body === undefined ? {} : { "Content-Type": "application/json" }) };
   return asked(path, { method, headers, ...(body === undefined ? {} : { body: JSON.stringify(body) }) });

@@ -52,22 +52,20 @@ function field(key) {
   return { node: element("div", "limit", label, part.told, input, about, part.source, part.seat, part.refused), input, part };
 }
 
-// `limits`: key → {value, text, from}. `allowed`: to change them; null: not known yet. Who may not is shown those that
+// `limits`: key → {value, text, from}. `allowed`: to change them. Who may not is shown those that
 // are set, as words. `seat`: why its samples cannot count, and what one of them was said to lead to.
 export function showLimits(limits, allowed, seat) {
   if (seat === "" && waiting === 0) sayOfSeat("", "");
-  const looks = allowed === false;
-  for (const part of ["limits-change", "limits-keeping"]) $(part).hidden = looks;
-  $("limits-none").hidden = !looks || Object.keys(LIMITS).some((key) => (limits[key]?.value ?? null) !== null);
+  for (const part of ["limits-change", "limits-keeping"]) $(part).hidden = !allowed;
+  $("limits-none").hidden = allowed || Object.keys(LIMITS).some((key) => (limits[key]?.value ?? null) !== null);
   for (const [key, { node, input, part }] of shown) {
     const { value = null, text = "", from = "" } = limits[key] ?? {};
-    node.hidden = limits[key] === undefined || (looks && value === null);
-    input.disabled = allowed !== true;
-    input.hidden = looks;
+    node.hidden = limits[key] === undefined || (!allowed && value === null);
+    input.disabled = input.hidden = !allowed;
     if (unsent.has(key) || input === document.activeElement) continue;
     input.value = input.matches("select") ? (value === false ? "no" : "none") : value === null ? "" : text;
     say(part.source, from);
-    say(part.told, looks ? (input.selectedOptions?.[0].text ?? text) : "");
+    say(part.told, allowed ? "" : (input.selectedOptions?.[0].text ?? text));
   }
 }
 

@@ -1,7 +1,7 @@
 // Asks this peer for its state on every page, twice a second: draws the frame, tells alerts, and hands the state to the page.
 
-import { again, get } from "/static/api.js";
-import "/static/control.js"; // takes the token out of the address, whichever page the link leads to
+import { again } from "/static/api.js";
+import { send } from "/static/control.js"; // it takes the token out of the address, whichever page the link leads to
 import { $, element, fill, reconcile, say, write } from "/static/dom.js";
 import { clock, decimal } from "/static/format.js";
 
@@ -22,7 +22,7 @@ export function follow(draw = () => {}, begin = () => {}) {
 async function look(draw, begin) {
   let state;
   try {
-    state = await get("state");
+    state = await send("GET", "state"); // which says whether the token is right
   } catch {
     if (Date.now() - heard > LOST_MS) tellLost();
     return;

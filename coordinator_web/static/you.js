@@ -2,7 +2,7 @@
 
 import { again, get, NEEDS_TOKEN } from "/static/api.js";
 import { Chart } from "/static/chart.js";
-import { canControl, send } from "/static/control.js";
+import { send } from "/static/control.js";
 import { $, say, write } from "/static/dom.js";
 import { capital, count, moment, plural, rate, roughly } from "/static/format.js";
 import { offerLimits, showLimits } from "/static/limits.js";
@@ -10,14 +10,15 @@ import { follow, here } from "/static/live.js";
 
 const HISTORY_SECONDS = 5; // between two looks at the own history
 
-let allowed = null; // to change something; null: not known yet
+let allowed = false; // to change something
 let seen = false; // a state has come
 let busy = false; // while the peer is asked to change something
 let answer = null; // the activity that the peer has just told; the next state may have been looked at before it changed
 
 // ---- what it does
 
-function draw({ run, me }) {
+function draw({ run, me, can_control: may }) {
+  allowed = may;
   if (!seen) lookBack(); // now it is known who this is
   seen = true;
   if (answer !== null) me.activity = answer;
@@ -49,9 +50,9 @@ function drawActivity(me) {
   write($("stop"), over ? "Leave at once…" : "Leave the run…");
   $("stop-after").hidden = over;
   write($("stop-not"), over ? "Wait" : "Stay");
-  $("controls").hidden = allowed === false; // it shows what it may
-  for (const id of ["resume", "pause", "stop"]) $(id).disabled = allowed !== true || busy;
-  say($("control-note"), allowed === false ? NEEDS_TOKEN : "");
+  $("controls").hidden = !allowed; // it shows what it may
+  for (const id of ["resume", "pause", "stop"]) $(id).disabled = !allowed || busy;
+  say($("control-note"), allowed ? "" : NEEDS_TOKEN);
 }
 
 function drawRun(run) {
@@ -159,12 +160,4 @@ offerLimits(async (key, text) => {
   return limits.seat;
 });
 
-async function learnWhetherAllowed() {
-  try {
-    allowed = await canControl();
-  } catch {
-    allowed = null; // it does not answer; the connection that is lost is told
-  }
-}
-
-follow(draw, learnWhetherAllowed);
+follow(draw);
