@@ -37,7 +37,7 @@ const alive = new Chart("alive", {
 let asked = 0;
 let waiting = null;
 let lookedAt = 0;
-let ends = null; // {first, last} of all that there is
+let ends = null; // {first, last}: points of all that there is
 
 // `epochFrom` is told the first point of the loss, where all of it is seen along epochs.
 export function drawCurves(epochFrom) {
@@ -68,6 +68,8 @@ async function fetchCurves(epochFrom) {
     const [history, epochs] = await Promise.all([get("history", { by: axis, from, points: MOST_POINTS }), exact]);
     if (turn !== asked) return;
     say($("curves-error"), "");
+    const [begin, end] = [history.points[0], history.points.at(-1)];
+    if (begin) ends = { first: from === null ? begin : ends.first, last: end };
     draw(history, epochs, axis);
     const first = loss.points[0];
     if (axis === "epoch" && from === null) epochFrom(loss.points.length > 1 ? { epoch: first.x, value: first.value } : null);
@@ -76,8 +78,7 @@ async function fetchCurves(epochFrom) {
   }
 }
 
-function draw({ points, evaluations, first, last }, epochs, axis) {
-  ends = first && last ? { first, last } : null;
+function draw({ points, evaluations }, epochs, axis) {
   const line = (rows, value) => rows.map((row) => ({ x: row[axis], value: value(row), row })).filter((point) => point.value !== null);
   loss.show(line(epochs ?? points, (row) => row.loss), line(evaluations, (row) => row.loss), axis);
   $("aside-legend").hidden = evaluations.length === 0;

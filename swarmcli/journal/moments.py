@@ -106,16 +106,3 @@ def read_moments(
         (run_id, first, last, SCALES[0], low, slots),
     )
     return [Moment(time, float(max(scale, slots * SCALES[0])), *rest) for time, scale, *rest in rows]
-
-
-def read_ends(query: Query, run_id: str) -> tuple[Moment, Moment] | None:
-    """The first and the last moment of all, as exactly as they are known; None: there is none."""
-    ends = []
-    for edge in ("min(first)", "max(last)"):  # the other columns are of the row where that is found
-        ((_, *values),) = query(
-            f"SELECT {edge}, first, scale * 1.0, epoch, alive * 1.0 / count, trainers * 1.0 / count, rate / count, "
-            "CASE WHEN losses THEN loss / losses END FROM moments WHERE run_id = ?",
-            (run_id,),
-        )
-        ends.append(Moment(*values))
-    return None if ends[0].time is None else (ends[0], ends[1])

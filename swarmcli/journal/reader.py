@@ -24,7 +24,7 @@ from swarmcli.events import (
 )
 from swarmcli.journal import sums
 from swarmcli.journal.describe import Line
-from swarmcli.journal.moments import READ_FORMAT_6, Axis, Moment, read_ends, read_moments
+from swarmcli.journal.moments import READ_FORMAT_6, Axis, Moment, read_moments
 from swarmcli.journal.options import JOURNAL
 from swarmcli.journal.sums import Failure
 from swarmcli.journal.tables import TABLES, RunRecord, Totals, from_row, version_of
@@ -195,10 +195,6 @@ class JournalReader:
     ) -> list[Moment]:
         """How the run went between two times or two epochs, see `moments.read_moments`."""
         return read_moments(self._query, run_id, begin=begin, end=end, by=by, points=points)
-
-    def ends(self, run_id: str) -> tuple[Moment, Moment] | None:
-        """See `moments.read_ends`."""
-        return read_ends(self._query, run_id)
 
     def totals(self, run_id: str) -> Totals:
         """Sums over the whole run, rows that gave way for want of room included."""

@@ -184,19 +184,13 @@ class DashboardSource:
 
         def read(reader: JournalReader) -> History:
             within = reader.moments(self._run_id, begin=begin, end=end, by=by, points=points)
-            ends = reader.ends(self._run_id)
             place = attrgetter(by)
             evaluations = [
                 each
                 for each in reader.evaluations(self._run_id, limit=MOST_EVALUATIONS)
                 if (begin is None or place(each) >= begin) and (end is None or place(each) <= end)
             ]
-            return History(
-                points=tuple(within),
-                evaluations=tuple(evaluations),
-                first=ends[0] if ends else None,
-                last=ends[1] if ends else None,
-            )
+            return History(points=tuple(within), evaluations=tuple(evaluations))
 
         return self._read(read) or History()
 

@@ -255,13 +255,10 @@ class PeerDetails:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """`history`, the oldest first; spans in which this peer did not run have no points. `first` and `last` are the ends
-    of all that there is, whatever was asked for."""
+    """`history`, the oldest first; spans in which this peer did not run have no points."""
 
     points: tuple[Moment, ...] = ()
     evaluations: tuple[Evaluated, ...] = ()
-    first: Moment | None = None
-    last: Moment | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -168,8 +168,6 @@ def test_the_past_is_told_over_time_with_evaluations(world: World) -> None:
     world.written()
     history = world.source.history()
     assert [each.epoch for each in history.points] == list(range(10)) and history.points[3].alive == 3.0
-    assert history.first is not None and history.last is not None
-    assert (history.first.time, history.first.epoch, history.last.epoch) == (START, 0, 9)
     part = world.source.history(begin=3, end=6, by="epoch", points=2)
     assert part.points[-1].epoch == 6 and len(part.points) == 2 and [each.loss for each in part.evaluations] == [3.9]
     run = world.source.overview().run

@@ -195,8 +195,6 @@ class FakeRun:
         return History(
             points=tuple(shown[:: max(1, math.ceil(len(shown) / points))]),
             evaluations=tuple(evaluation(each.epoch) for each in shown if each.epoch % 10 == 0),
-            first=every[0] if every else None,
-            last=every[-1] if every else None,
         )
 
     def round_page(self, *, after: int = 0, limit: int = 100) -> Rounds:

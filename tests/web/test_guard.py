@@ -51,7 +51,9 @@ def test_the_link_with_the_token_leaves_a_cookie_and_goes_from_the_address_bar(s
         assert (answer.status_code, answer.headers["location"]) == (303, "/?x=1")
         assert "HttpOnly" in answer.headers["set-cookie"] and "SameSite=lax" in answer.headers["set-cookie"]
         assert client.get("/api/v1/status").status_code == 200
-        stale = {"authorization": "Bearer of an earlier start"}  # as a page says it that may have changed something then
+        stale = {
+            "authorization": "Bearer of an earlier start"
+        }  # as a page says it that may have changed something then
         assert client.get("/api/v1/state", headers=stale).json()["can_control"] is False
     url = httpx.URL(serve(FakeRun(), token="secret").url)
     with closing(http.client.HTTPConnection(url.host, url.port or 80, timeout=30)) as connection:
