@@ -14,7 +14,6 @@ import contextlib
 import logging
 import os
 import random
-import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,21 +65,6 @@ class EndpointStatistics:
     violations: Mapping[str, int]  # name of the broken rule → connections closed for it
 
 
-@dataclass(frozen=True, slots=True)
-class SeenPeer:
-    """The places of the two ends, as the current control connection tells them."""
-
-    remote_address: str  # where this end sees the other one: the port is the listener's only if we dialed
-    # Where the other end says that it sees this one; None: it came to us, or a relay hides it.
-    observed_address: str | None
-    dialed: bool  # by this end; of a punched one, that it led the handshake
-    relayed: bool
-    punched: bool  # both ends dialed at once, through their routers
-    # It came in at this end's listener, as dials of strangers do: alone such a connection proves that others can dial
-    # this peer.
-    listened: bool = False
-
-
 class Endpoint:
     """This peer on the network. Used from one loop only."""
 
@@ -124,7 +108,6 @@ class Endpoint:
         # Bytes so far by the first word of a stream's method, of calls below "": as of the last beat, from any thread.
         self.moved: Mapping[str, Traffic] = {}
         self._probes: dict[Connection, Prefix] = {}  # that others hold to be seen → their network; the oldest first
-        self._listened: weakref.WeakSet[Connection] = weakref.WeakSet()  # that came in at the listener
         # Told of each message that came on a probe at the listener: who sent it, from where, and what it says.
         self.on_probe: Callable[[PeerID, str, bytes], None] | None = None
         self._closed = False
@@ -163,7 +146,7 @@ class Endpoint:
     async def start(self) -> None:
         """Listens, unless in client mode, and announces where. Raises ListenError."""
         if not self.never_listens:
-            self.listener_addresses = await self._transport.listen(self._dialed)
+            self.listener_addresses = await self._transport.listen(self.adopt)
             self._context.direct = self.stated_addresses or self.listener_addresses
         self._started = True
         self._context.tasks.spawn(keep(self._keep_alive, self.events))
@@ -323,14 +306,10 @@ class Endpoint:
         hearsay. It holds no hearsay and no host names."""
         return self.addresses if peer == self.peer_id else self._context.book.own_word(peer)
 
-    def seen(self, peer: PeerID) -> SeenPeer | None:
-        """Where the two ends of the current control connection see each other; None: there is none."""
+    def seen(self, peer: PeerID) -> Connection | None:
+        """The current control connection, which tells where the two ends see each other; None: there is none."""
         channel = self._peers.current(peer)
-        if channel is None:
-            return None
-        at = channel.connection
-        listened = at in self._listened
-        return SeenPeer(at.remote_address, at.observed_address, at.dialed, at.relayed, at.punched, listened)
+        return channel.connection if channel is not None else None
 
     def prefix(self, peer: PeerID) -> Prefix | None:
         """The network that this peer is counted in, by its current control connection; None: there is none.
@@ -557,7 +536,9 @@ class Endpoint:
 
     async def _hold(self, connection: Connection) -> None:
         def heard(message: bytes) -> None:
-            if self.on_probe is not None and connection in self._listened:
+            # As dials of strangers do: a connection that both ends or a relay have made says nothing about these.
+            came_in = not (connection.dialed or connection.relayed or connection.punched)
+            if self.on_probe is not None and came_in:
                 self.on_probe(connection.peer_id, connection.remote_address, message)
 
         probe = _Probe(heard)
@@ -568,11 +549,6 @@ class Endpoint:
         finally:
             self._probes.pop(connection, None)
             connection.abort("held long enough")
-
-    def _dialed(self, connection: Connection) -> None:
-        """A stranger's dial has come in at the listener."""
-        self._listened.add(connection)
-        self.adopt(connection)
 
     async def _welcome(self, connection: Connection) -> None:
         try:

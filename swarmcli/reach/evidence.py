@@ -84,10 +84,10 @@ class Evidence:
         seen = self._endpoint.seen(peer)
         if seen is None or seen.relayed or not (host := host_of(seen.remote_address)):
             return None
-        if not seen.dialed and not seen.listened:
+        if not seen.dialed and seen.punched:
             return None  # made by both ends at once through their routers: it tells nothing about others' dials
         observed = host_of(seen.observed_address) if seen.observed_address else None
-        sighting = ContactSighting(host, observed, came_in=seen.listened)
+        sighting = ContactSighting(host, observed, came_in=not seen.dialed)
         self._sightings.pop(peer, None)
         self._sightings[peer] = sighting, loop_time()
         if len(self._sightings) > _SIGHTINGS:

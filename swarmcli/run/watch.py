@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from swarmcli.dht import DHT
     from swarmcli.events import Events
     from swarmcli.journal import Journal
-    from swarmcli.network.endpoint import SeenPeer
+    from swarmcli.network.transports.base import Connection
     from swarmcli.optim import Optimizer, PeerDescription, PeerReport
     from swarmcli.optim.config import Role
     from swarmcli.recipe import Link, Recipe
@@ -331,7 +331,7 @@ def _row(
     )
 
 
-def way_of(seen: SeenPeer | None) -> Way | None:
+def way_of(seen: Connection | None) -> Way | None:
     """How a peer is connected; None: it is not."""
     if seen is None:
         return None

@@ -188,7 +188,7 @@ def test_a_probe_tells_where_it_is_seen_and_its_word_counts_at_the_listener_alon
             await came.wait()
             ((peer, remote_address, message),) = heard
             assert (peer, remote_address, message) == (asker.peer_id, seen, b"a word")
-            assert asked.seen(asker.peer_id).listened and not asker.seen(asked.peer_id).listened  # type: ignore[union-attr]
+            assert not asked.seen(asker.peer_id).dialed and asker.seen(asked.peer_id).dialed  # type: ignore[union-attr]
 
             # One that this end dialed brings no word, however it is handed over, and none is as long as it likes.
             dialed, recorder = await Attacker(world.transport(3)).dial(asker, Purpose.PROBE)

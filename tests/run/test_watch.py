@@ -9,7 +9,6 @@ import pytest
 from swarmcli.averaging.seats import NoSeat
 from swarmcli.events import EpochAdvanced, EpochCredited, EpochReported, Evaluated, Event, Events, Noticed
 from swarmcli.network.context import Traffic
-from swarmcli.network.endpoint import SeenPeer
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim.epoch.seat import SeatLost
 from swarmcli.run.values import RunStatus, State
@@ -49,7 +48,7 @@ class FakeOptimizer:
         self.role = "trainer"
         self.age, self.report_age = 1.0, 1.0
         self.others: dict[PeerID, SimpleNamespace] = {}
-        self.seen: dict[PeerID, SeenPeer] = {}
+        self.seen: dict[PeerID, SimpleNamespace] = {}
         self.apart: dict[PeerID, SimpleNamespace] = {}
         self.silent: set[PeerID] = set()
         self.core = SimpleNamespace(catch_up=SimpleNamespace(waits=""))
@@ -200,7 +199,7 @@ def test_a_peer_is_shown_with_how_it_is_connected_how_its_last_round_went_and_wh
     for peer, outcome in zip(others, outcomes, strict=True):
         optimizer.others[peer] = told("bob", 7, time=1.7e308, last_outcome=outcome, last_reason="x")
     for peer, (relayed, punched) in zip(others, ways.values(), strict=False):
-        optimizer.seen[peer] = SeenPeer("tcp://h:1", None, True, relayed, punched)
+        optimizer.seen[peer] = SimpleNamespace(relayed=relayed, punched=punched)
     status = watching(optimizer).look()
     assert [peer.way for peer in status.peers] == [None, *ways, None]
     failed = "its last round was failed: x"
