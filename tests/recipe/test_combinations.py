@@ -185,8 +185,6 @@ def test_an_inner_step_is_made_up_of_whole_batches_and_an_outer_one_of_many() ->
 def test_a_line_is_named_where_a_file_contradicts_itself() -> None:
     text = f"{SMALL}local_updates:\n  enabled: true\n"
     assert refused(f"{text}delay:\n  optimizer_step: true\n").startswith("small.yaml:14: local updates step after")
-    said = refused(f"{text}local:\n  site:\n    processes: 4\n    hierarchy:\n      2: 2\n      8: 6\n")
-    assert said.startswith("small.yaml:16: unknown key local.site.hierarchy; ") and said.endswith("remove it")
 
 
 def test_what_goes_together_is_taken() -> None:

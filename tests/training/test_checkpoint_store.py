@@ -35,14 +35,6 @@ def linked(store: CheckpointStore) -> str | None:
     return str(link.readlink()) if link.is_symlink() else None
 
 
-def test_what_was_just_written_stays_beside_later_epochs(store: CheckpointStore) -> None:
-    # A run that was set back, say by --resume with an older checkpoint.
-    for epoch in (8, 9, 3, 4):
-        assert store.write(nn.Linear(2, 2), {}, epoch) is not None
-        assert f"epoch-{epoch:06d}" in names(store)
-    assert names(store) == ["epoch-000004", "epoch-000009"]
-
-
 def test_latest_follows_what_is_written_and_what_is_left_of_a_history_that_is_over(store: CheckpointStore) -> None:
     for epoch in (8, 9, 8):  # the last after --resume with an older one
         store.write(nn.Linear(2, 2), {}, epoch)
