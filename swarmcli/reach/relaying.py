@@ -101,7 +101,7 @@ class _End(asyncio.BufferedProtocol):
     other: _End
 
     def __init__(self, circuit: _Circuit) -> None:
-        self.socket: asyncio.Transport | None = None
+        self.socket: asyncio.Transport | None = None  # before it has dialed, and after it is closed
         self.spoken = False  # it has said its last word
         self._circuit = circuit
         self._waits_for: set[Hashable] = {"the other end"}  # nothing is read while it does
@@ -128,7 +128,8 @@ class _End(asyncio.BufferedProtocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._circuit.end()
+        self.socket = None
+        self._circuit.lost()
 
     def pause_writing(self) -> None:
         self.other.wait_for("room")
@@ -190,21 +191,27 @@ class _Circuit:
         self._deadline = asyncio.get_running_loop().call_later(seconds, self.end, "idle")
 
     def halved(self) -> None:
-        """One end has said its last word."""
+        """One end has said its last word. After both what has come still goes out, if it is read."""
+        self.moved(self._budgets.half_open)
         if self.near.spoken and self.far.spoken:
+            for end in (self.near, self.far):
+                if end.socket is not None:
+                    end.socket.close()
+
+    def lost(self) -> None:
+        """A socket is closed. The circuit counts, and has its deadline, as long as it holds anything."""
+        if not (self.near.spoken and self.far.spoken) or self.near.socket is self.far.socket is None:
             self.end()
-        else:
-            self.moved(self._budgets.half_open)
 
     def end(self, code: str = "") -> None:
-        """What has come still goes out. Idempotent."""
+        """Idempotent."""
         if self._over:
             return
         self._over = True
         self._deadline.cancel()
         for end in (self.near, self.far):
             if end.socket is not None:
-                end.socket.close() if self.near.spoken and self.far.spoken else end.socket.abort()
+                end.socket.abort()
             for way in self._relay.ways:
                 way.forget((end, way))
         self._relay.ended(self, code)

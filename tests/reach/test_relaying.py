@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from contextlib import ExitStack, suppress
+from functools import partial
 
 import pytest
 
@@ -10,6 +13,7 @@ from swarmcli.errors import CallRefused, ConnectionLost, NetworkError
 from swarmcli.network import Purpose
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.transports.base import Connection
+from swarmcli.network.transports.tcp.handshake import GreetingKind, Message
 from swarmcli.reach.circuits import open_circuits
 from swarmcli.reach.relay_messages import (
     COME,
@@ -27,9 +31,12 @@ from swarmcli.reach.relay_messages import (
 )
 from swarmcli.reach.relaying import RelayBudgets
 from swarmcli.testing import MemoryNetwork
+from tests.network.tcp_helpers import until
 from tests.network.worlds import reaches
-from tests.reach.relay_worlds import Client, Scene, Word, scene
-from tests.simulation import simulated
+from tests.reach.relay_worlds import Client, Scene, Word, scene, tcp_scene
+from tests.simulation import in_real_time, simulated
+
+PIECE = 64 << 10
 
 
 async def many(peers: Scene, count: int, first: int = 5) -> list[Client]:
@@ -175,6 +182,50 @@ async def test_circuits_that_are_silent_or_half_over_end() -> None:
         assert relay.statistics().circuits == 1
         await asyncio.sleep(10)
         assert relay.statistics().circuits == 0
+
+
+@in_real_time
+async def test_a_circuit_that_nobody_reads_to_its_end_counts_until_it_is_cut() -> None:
+    """Both ends have said their last words, and what waits for one of them is a descriptor and a buffer."""
+    async with tcp_scene() as peers:
+        endpoint, relay = await peers.relay(budgets=RelayBudgets(half_open=0.2))
+        a, b = await peers.pair(endpoint)
+        loop, tokens = asyncio.get_running_loop(), asyncio.Queue[bytes]()
+
+        async def come(peer: object, request: Come) -> Coming:
+            tokens.put_nowait(request.token)
+            return Coming()
+
+        async def say(stack: ExitStack, token: bytes) -> socket.socket:
+            own = stack.enter_context(socket.socket())
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            own.setblocking(False)
+            await loop.sock_connect(own, ("127.0.0.1", endpoint.listen_port))
+            await loop.sock_sendall(own, Message(GreetingKind.JOIN, token).encode())
+            return own
+
+        def has_passed(nbytes: int) -> bool:
+            return relay.statistics().bytes_passed == nbytes
+
+        b.endpoint.withdraw(COME)
+        b.endpoint.serve(COME, Come, come)
+        with ExitStack() as stack:
+            joining = await a.endpoint.call(endpoint.peer_id, JOIN, JoinRequest(b.peer_id), Joining, timeout=5)
+            near, far = await say(stack, joining.token), await say(stack, await tokens.get())
+            await loop.sock_recv(near, 1)
+            (circuit,) = relay._circuits
+            sent = read = 0
+            while circuit.far.socket.get_write_buffer_size() < PIECE:  # the system's buffers are full, this one not
+                await loop.sock_sendall(near, bytes(PIECE))
+                sent += PIECE
+                await until(partial(has_passed, sent))
+            for end in (far, near):
+                end.shutdown(socket.SHUT_WR)
+            await until(lambda: relay.statistics().circuits == 0)
+            with suppress(ConnectionResetError):
+                while got := await loop.sock_recv(far, 1 << 20):
+                    read += len(got)
+            assert read < sent, "what nobody reads is thrown away in the end"
 
 
 @simulated
