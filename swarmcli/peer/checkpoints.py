@@ -168,6 +168,7 @@ class BackgroundCheckpoints:
         self._events = events or Events()
         self._evaluation = evaluation
         self._card, self._upload = card, upload
+        self._measured: tuple[str, Evaluated | None] = "", None  # the last evaluation, and of which lineage
         self._seen = optimizer.local_epoch
         self._written = self._lineage  # of the last state that need not be written any more
         self._writer = ThreadPoolExecutor(1, "swarm-checkpoints", initializer=_give_way)
@@ -233,14 +234,17 @@ class BackgroundCheckpoints:
             if state is not None:
                 path = self._write(model, state, report.epoch, report.lineage)
                 self._store.put_averages(model, state)
-            self._evaluate(model, report.epoch, path)
+            self._evaluate(model, report.epoch, report.lineage, path)
             return asks and self._must_write()
 
         # A trainer's team waits at the end of each operation for a thread that another team keeps from its core.
         self._work = self._writer.submit(on_one_thread if self._yields else on_all_threads, work)
 
-    def _evaluate(self, model: nn.Module, epoch: int, path: Path | None) -> None:
-        result = self._evaluation(model, epoch) if self._evaluation is not None else None
+    def _evaluate(self, model: nn.Module, epoch: int, lineage: str, path: Path | None) -> None:
+        """Measures once, also where a peer finds out behind that that it has to write."""
+        if self._evaluation is not None and self._measured[0] != lineage:
+            self._measured = lineage, self._evaluation(model, epoch)
+        result = self._measured[1]
         if path is None:
             return
         best = result is not None and self._store.remember_loss(path, result.loss, result.samples, result.metrics)
@@ -298,7 +302,7 @@ class BackgroundCheckpoints:
                 if self._evaluation is not None:
                     model = on_host(model)
                     self._store.put_averages(model, state)
-                self._evaluate(model, optimizer.local_epoch, path)
+                self._evaluate(model, optimizer.local_epoch, self._lineage, path)
         if self.failed:
             self.outcome = f"epoch {optimizer.local_epoch} could not be saved in {self._store.directory}"
         elif self.path is not None:

@@ -26,7 +26,7 @@ from swarmcli.optim.peers.proof import Heard, SignedByOwner
 from swarmcli.optim.peers.report import PeerReport
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.peer.disk import room_for
-from swarmcli.peer.home import BEGAN, remembered
+from swarmcli.peer.home import BEGAN, ENDS, remembered
 from swarmcli.peer.peer import RunPeer
 from swarmcli.recipe import AggregatorSettings, GradientAveragingSettings, Recipe, digest_of
 from swarmcli.recipe.run_key import is_owners_position
@@ -313,6 +313,11 @@ def keep_evaluations(peer: RunPeer, optimizer: Optimizer) -> RunEvaluations:
         if not optimizer.auxiliary:
             optimizer.core.metrics.ends = epoch
 
+    kept, ended = peer.home.path / ENDS, None  # a home may see other runs, or this one with more patience
+    with suppress(OSError, ValueError):
+        epoch, _, digest = kept.read_text(encoding="ascii").partition(" ")
+        ended = int(epoch) if digest == peer.digest else None
+
     evaluations = RunEvaluations(
         settings,
         peer.peer_id,
@@ -321,7 +326,9 @@ def keep_evaluations(peer: RunPeer, optimizer: Optimizer) -> RunEvaluations:
         directory.is_there,
         peer.events.emit,
         report_end,
+        lambda epoch: peer.home.leave(ENDS, f"{epoch} {peer.digest}"),
         earlier,
+        ended,
     )
     directory.readers.append(evaluations.look)
     return evaluations

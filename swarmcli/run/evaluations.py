@@ -5,7 +5,8 @@
     it has measured                     its report tells the figures; others note them in their journals, with its name
     so many in a row are no better      the evaluator's report says behind which epoch the run ends, and all end there
 
-Nobody but the evaluator ends a run: others' figures are shown, and decide nothing.
+Nobody but the evaluator ends a run, and it alone judges: others' figures are shown, and decide nothing, and whoever has
+slept through some of the evaluator's decides nothing by the rest. What it has said, they keep for their next start.
 """
 
 from __future__ import annotations
@@ -35,23 +36,26 @@ class RunEvaluations:
         answers: Callable[[PeerID], bool],
         emit: Callable[[Event], object],
         report_end: Callable[[int], object],
+        keep_end: Callable[[int], object],
         earlier: Iterable[Evaluated] = (),
+        ended: int | None = None,
     ) -> None:
         """`reports`: of all peers, this one among them. `mates`: who has been in rounds with this peer. `report_end`
-        puts the epoch behind which the run ends into this peer's report, if it is the evaluator. `earlier`: of this
-        peer's journal, by epoch; as much of it counts as lies behind this peer once it has joined."""
+        puts the epoch behind which the run ends into this peer's report, if it is the evaluator; `keep_end` keeps it
+        for the next start, as `ended`: the evaluator may be gone by then. `earlier`: of this peer's journal, by epoch.
+        As much of either counts as lies behind this peer once it has joined."""
         self._settings, self._own = settings, own
         self._reports, self._mates, self._answers = reports, mates, answers
-        self._emit, self._report_end = emit, report_end
-        self._earlier = list(earlier)
-        self._counted: list[Evaluated] = []  # the evaluator's, or where none is named this peer's own
+        self._emit, self._report_end, self._keep_end = emit, report_end, keep_end
+        self._earlier, self._ended = list(earlier), ended
+        self._counted: dict[int, Evaluated] = {}  # by epoch the evaluator's, or where none is named this peer's own
         self._newest: dict[str, int] = {}  # epoch of the last evaluation, by who has told it
         self.ends_at: int | None = None
 
     @property
     def best(self) -> Evaluated | None:
         """The best of the evaluator, or where none is named of this peer's own."""
-        return min(self._counted, key=lambda each: each.loss, default=None)
+        return min(self._counted.values(), key=lambda each: each.loss, default=None)
 
     def is_appointed(self) -> bool:
         """Whether this peer measures for the run. A liar that takes the place of others keeps them from measuring
@@ -68,8 +72,7 @@ class RunEvaluations:
         """This peer has measured."""
         self._emit(own)
         self._count(own)
-        if self._is_named(self._own):
-            self._end_if_no_better(self._reports()[self._own].epoch)
+        self._end_if_no_better(self._reports()[self._own].epoch)
 
     def look(self) -> None:
         """Hears what reports tell. To be called whenever some were read."""
@@ -78,8 +81,11 @@ class RunEvaluations:
         if not self._settings.every_epochs or not is_settled(here.phase):
             return
         while self._earlier and self._earlier[0].epoch <= here.epoch:
-            self._count(self._earlier.pop(0))
-            self._end_if_no_better(0)  # the evaluator may be gone, and the run have ended
+            if (before := self._earlier.pop(0)).epoch not in self._counted:  # a run that was set back measures anew
+                self._count(before)
+                self._end_if_no_better(0)
+        if self._ended is not None and here.epoch >= self._ended - self._settings.every_epochs:
+            self._end(self._ended)
         mates = self._mates()
         for peer, report in reports.items():
             if peer == self._own or not (self._is_named(peer) or peer in mates):
@@ -112,22 +118,25 @@ class RunEvaluations:
         teller = told.peer or self._own.text
         self._newest[teller] = max(told.epoch, self._newest.get(teller, -1))
         if teller == (self._settings.evaluator or self._own.text) and told.epoch % self._settings.every_epochs == 0:
-            self._counted.append(told)
+            self._counted[told.epoch] = told
 
     def _end_if_no_better(self, here: int) -> None:
         """The run ends behind the next epoch for evaluations, so that everybody can have heard of it before they are
-        there. `here`: the epoch at which this peer, the evaluator, has measured."""
+        there. `here`: the epoch at which this peer has measured, if it is the evaluator."""
+        if not self._is_named(self._own):
+            return
         patience, best, since = self._settings.early_stopping_patience, math.inf, 0
-        for each in self._counted:
+        for _, each in sorted(self._counted.items()):
             since = 0 if each.loss < best - self._settings.early_stopping_threshold else since + 1
             best = min(best, each.loss)
         if patience and since >= patience:
-            every, last = self._settings.every_epochs, max(here, self._counted[-1].epoch)
+            every, last = self._settings.every_epochs, max(here, max(self._counted))
             self._end((last // every + 1) * every)
 
     def _end(self, epoch: int) -> None:
         if self.ends_at is None and (times := self._settings.early_stopping_patience):
             self.ends_at = epoch
+            self._keep_end(epoch)
             if self._is_named(self._own):
                 self._report_end(epoch)
             self._emit(Noticed("info", f"the run ends behind epoch {epoch}: it got no better (evaluations: {times})"))

@@ -354,6 +354,9 @@ def test_a_trainer_evaluates_only_where_it_writes_or_is_appointed() -> None:
         assert (evaluation.epochs, run.epochs) == ([3, 5], [5])
         run.pass_through(6, 7)
         assert evaluation.epochs == [3, 5, 6, 7] and run.epochs == [5, 7], "it measures first, and finds out meanwhile"
+        evaluation.every = 1
+        run.pass_through(8, 8)
+        assert evaluation.epochs[4:] == [8] and run.epochs[2:] == [8], "what it has measured it need not measure again"
 
 
 @pytest.mark.parametrize(("trains", "threads"), [(True, 1), (False, 3)])

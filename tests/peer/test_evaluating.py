@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,8 @@ def test_the_evaluator_measures_and_ends_the_run_for_everybody(start: Any, task:
         assert loss_of(path) == pytest.approx(told[epoch_of(path)].loss)
         assert f"- on data kept aside: `loss {loss_of(path):.4f}" in (path / "README.md").read_text()
         assert "run_id" in (path / "recipe.yaml").read_text()
-    again = start("monitor", settings=settings)  # where the checkpoints are
-    again.end()
-    assert any("has reached its last epoch" in text for text in again.notices) and not again.epochs, again.notices
+    shutil.copytree(monitor.home / "checkpoints", peers[1].home / "checkpoints", dirs_exist_ok=True)
+    for name in ("monitor", "one"):  # each by itself: nobody has to be there to say it again
+        again = start(name, settings=settings)
+        again.end()
+        assert any("has reached its last epoch" in text for text in again.notices) and not again.epochs, again.notices

@@ -43,13 +43,14 @@ class Swarm:
     settings: dict[str, Any] = field(default_factory=dict)
     strangers: set[PeerID] = field(default_factory=set)
     silent: set[PeerID] = field(default_factory=set)
+    kept: dict[PeerID, int] = field(default_factory=dict)  # behind which epoch the run ends, for the next start
 
     def __post_init__(self) -> None:
         self.reports = {peer: Said() for peer in self.peers}
         self.heard: dict[PeerID, list[Event]] = {peer: [] for peer in self.peers}
         self.views = {peer: self.view(peer) for peer in self.peers}
 
-    def view(self, peer: PeerID, earlier: Sequence[Evaluated] = ()) -> RunEvaluations:
+    def view(self, peer: PeerID, earlier: Sequence[Evaluated] = (), ended: int | None = None) -> RunEvaluations:
         known = set(self.peers) - self.strangers - {peer}
         settings = {
             "every_epochs": 5,
@@ -58,7 +59,8 @@ class Swarm:
         return RunEvaluations(
             EvaluationSettings(**(settings | self.settings)), peer, lambda: cast(Any, dict(self.reports)),
             lambda: known, lambda other: other not in self.silent, self.heard[peer].append,
-            lambda epoch: setattr(self.reports[peer], "ends", epoch), earlier,
+            lambda epoch: setattr(self.reports[peer], "ends", epoch),
+            lambda epoch: self.kept.__setitem__(peer, epoch), earlier, ended,
         )  # fmt: skip
 
     def come_to(self, epoch: int) -> None:
@@ -176,17 +178,49 @@ def test_what_was_measured_before_is_remembered_as_far_as_this_peer_has_come() -
     swarm.reports[PEERS[0]].phase = "joining"
     back.look()
     assert back.best is None, "it does not know yet where it stands"
-    swarm.reports[PEERS[0]] = Said(16)
+    swarm.reports[PEERS[0]] = Said(7)
     back.look()
-    assert back.ends_at == 20 and back.best == earlier[0], "its evaluator may be gone"
+    assert back.best == earlier[0]
     named = Swarm([NAMED], {"early_stopping_patience": 2})
     named.reports[NAMED].epoch = 16
     named.view(NAMED, [Evaluated(epoch, 0.5, 8) for epoch in (5, 10, 15)]).look()
     assert named.reports[NAMED].ends == 20, "it says so again"
-    anew = swarm.view(PEERS[0], earlier)
-    swarm.reports[PEERS[0]] = Said(7)
-    anew.look()
-    assert anew.ends_at is None and anew.best == earlier[0]
     never = Swarm(PEERS[:1], {"every_epochs": 0})
     never.look()
     assert never.heard[PEERS[0]] == [] and never.views[PEERS[0]].best is None
+
+
+def test_who_has_slept_through_the_best_evaluation_does_not_end_the_run_by_the_others() -> None:
+    swarm = Swarm([PEERS[0], NAMED], {"early_stopping_patience": 2})
+    swarm.come_to(21)
+    rows = [Evaluated(epoch, loss, 8, {}, NAMED.text, "Ada") for epoch, loss in ((5, 0.5), (15, 0.52), (20, 0.51))]
+    back = swarm.view(PEERS[0], rows)  # 10 was told while it slept, and was better
+    back.look()
+    assert back.ends_at is None and back.best == rows[0]
+
+
+def test_who_returns_when_the_evaluator_is_gone_ends_where_that_has_said() -> None:
+    swarm = Swarm(PEERS[:4], {"early_stopping_patience": 2})
+    swarm.come_to(16)
+    swarm.reports[NAMED].ends = 20
+    swarm.look()
+    assert swarm.kept == dict.fromkeys(PEERS[:3], 20)
+    alone = Swarm(PEERS[:1], {"early_stopping_patience": 2})
+    back = alone.view(PEERS[0], ended=swarm.kept[PEERS[0]])
+    for epoch, ends in ((7, None), (16, 20)):
+        alone.come_to(epoch)
+        back.look()
+        assert back.ends_at == ends, "a run that was set back is not over"
+
+
+def test_of_an_epoch_that_is_measured_twice_the_last_figure_counts_and_once() -> None:
+    swarm = Swarm([NAMED], {"early_stopping_patience": 1})
+    back = swarm.view(NAMED, [Evaluated(5, 0.5, 8), Evaluated(10, 0.4, 8)])  # and then the run was set back
+    for epoch, loss in ((5, 0.3), (5, 0.3), (10, 0.29)):
+        swarm.come_to(epoch)
+        back.note(Evaluated(epoch, loss, 8))
+        back.look()
+        assert back.ends_at is None
+    swarm.come_to(15)
+    back.note(Evaluated(15, 0.3, 8))
+    assert back.ends_at == 20 and back.best == Evaluated(10, 0.29, 8)
