@@ -165,10 +165,21 @@ def _held_out(names: Sequence[str], sizes: Sequence[int], share: float, piece: i
     return found
 
 
+def private_among(files: Sequence[Path], root: Path | None = None) -> set[Path]:
+    """Run keys, and what lies in a peer's home: a directory with an identity, `root` or below it (None: the file's
+    own). Who holds the trained model could have it say what it has read."""
+    places = {file.parent for file in files}
+    if root is not None:
+        places |= {above for place in places for above in place.parents if above.is_relative_to(root)}
+    homes = {place for place in places if (place / "identity.key").exists()}
+    return {file for file in files if file.suffix == ".run-key" or not homes.isdisjoint(file.parents)}
+
+
 class FileSource:
     """Text files. Only their names are held in memory; files are read in segments, in shuffled order.
 
-    A segment that cannot be read, is not of the encoding, or holds zero bytes (so it is no text) comes as a BadRow.
+    A segment that cannot be read, is not of the encoding, holds zero bytes (so it is no text) or begins as a private
+    key comes as a BadRow.
     Only UTF-8 shows where a character begins, so files of another encoding are read whole.
 
     A share of the text can be held out. What that is depends on the names of the files below `root` and nothing else,
@@ -197,22 +208,27 @@ class FileSource:
         cls, path: Path, pattern: str = ALL_FILES, split: Split | None = None, options: DataOptions = USUAL,
         encoding: str = UTF_8,
     ) -> FileSource:  # fmt: skip
-        """One file, or all files below a directory that fit the pattern; names that begin with a dot are left out, and
-        without a pattern those of rows.
+        """One file, or all files below a directory that fit the pattern; names that begin with a dot are left out, keys
+        and peers' homes, and without a pattern those of rows.
 
         Raises DataError with the fix when there are none, or when half of them are of rows.
         """
         if path.is_file():
+            if private_among([path]):
+                raise DataError(f"{path} is a key, or lies in a peer's home: a model would tell it to everybody")
             return cls([path], path.parent, split, options, encoding)
         if not path.is_dir():
             raise DataError(f"{path} does not exist; put the text files there, or correct `path` in the recipe")
         try:
             found = [(file, file.relative_to(path).parts) for file in path.glob(pattern) if file.is_file()]
-            files = [file for file, parts in found if not any(part.startswith(".") for part in parts)]
+            shown = [file for file, parts in found if not any(part.startswith(".") for part in parts)]
+            private = private_among(shown, path)
+            files = [file for file in shown if file not in private]
         except (OSError, ValueError, NotImplementedError) as error:  # the last is what pathlib says to an absolute glob
             raise DataError(f"{path}: the files {pattern!r} cannot be listed ({error}); correct `glob`") from error
         if not files:
-            raise DataError(f"{path} holds no files that fit {pattern!r}; put text files there, or correct `glob`")
+            none = "but keys and a peer's home, which are not read" if shown else "that fit " + repr(pattern)
+            raise DataError(f"{path} holds no files {none}; put text files there, or correct `glob`")
         source = cls(sorted(files), path, split, options, encoding)
         source._by_ending = pattern == ALL_FILES
         rows = list(filter(source._unread, source.files))
@@ -268,6 +284,8 @@ class FileSource:
             if start:  # the rest of a character that the segment before began
                 data = data[:3].lstrip(bytes(range(0x80, 0xC0))) + data[3:]
             text = codecs.getincrementaldecoder(self._encoding)().decode(data, final=ends)
+            if "PRIVATE KEY-----" in text[:50]:
+                return BadRow("it is a private key")
         except OSError as error:
             return BadRow(error.strerror)
         except UnicodeError as error:
@@ -482,6 +500,8 @@ class HuggingFaceSource:
         here = self.path in LOCAL_BUILDERS and len(self.files) == len(self._data_files)
         files = datasets.data_files.DataFilesList.from_patterns(self._data_files) if here else []
         self._names = [Path(file).name for file in files]
+        if self.path == "text" and (private := private_among([Path(file) for file in files])):
+            raise ValueError(f"{min(private)} is a key, or lies in a peer's home: a model would tell it to everybody")
         options: dict[str, Any] = {"encoding": "utf-8-sig" if self._encoding == UTF_8 else self._encoding}
         self._replaces = self.path in ("csv", "text")
         if self._replaces:

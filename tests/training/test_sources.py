@@ -13,6 +13,7 @@ import pytest
 from pandas.errors import ParserWarning
 
 from swarmcli.errors import DataError
+from swarmcli.network.key_file import create_key_file
 from swarmcli.recipe.dataset import format_of
 from swarmcli.training import sources
 from swarmcli.training.sources import BadRow, DataOptions, FileSource, HuggingFaceSource, Split
@@ -58,6 +59,26 @@ def test_globs_choose_files_and_hidden_ones_stay_out(tmp_path: Path) -> None:
     assert sorted(read(FileSource.below(tmp_path, "**/*.py"))) == ["python", "top"]
     assert sorted(read(FileSource.below(tmp_path, "*.py"))) == ["top"]
     assert sorted(read(FileSource.below(tmp_path))) == ["prose", "python", "top"]
+
+
+def test_keys_and_homes_of_peers_are_not_learned(tmp_path: Path) -> None:
+    home = tmp_path / "runs" / "a" / "trainer-1"
+    (home / "checkpoints").mkdir(parents=True)
+    create_key_file(home / "identity.key")
+    create_key_file(tmp_path / "a.run-key")
+    create_key_file(tmp_path / "my-key.txt")
+    write(tmp_path, **{"a.txt": "text", "notes.md": "about keys"})
+    write(home, **{"dashboard.token": "token", "checkpoints/card.txt": "card"})
+    for pattern in ("**/*", "**/*.*"):
+        found = sorted(map(str, read(FileSource.below(tmp_path, pattern))))
+        assert found == ["about keys", "it is a private key", "text"]
+    with pytest.raises(DataError, match="holds no files but keys and a peer's home"):
+        FileSource.below(home)
+    for named in (tmp_path / "a.run-key", home / "dashboard.token"):
+        with pytest.raises(DataError, match="a model would tell it to everybody"):
+            FileSource.below(named)
+        with pytest.raises(DataError, match="a model would tell it to everybody"):
+            columns(HuggingFaceSource("text", data_files=[str(named)]))
 
 
 def test_missing_data_is_named_with_the_fix(tmp_path: Path) -> None:
