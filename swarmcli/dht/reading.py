@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from swarmcli.dht.core import NodeCore
+from swarmcli.dht.core import CALL_TIMEOUT, SLOW_LINK, NodeCore
 from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.lookup import gather_answers
 from swarmcli.dht.messages import Question
@@ -25,7 +25,7 @@ from swarmcli.dht.records import (
     merge_record,
 )
 from swarmcli.dht.routing import Contact
-from swarmcli.errors import DHTError, NetworkError, ValidationError
+from swarmcli.errors import CallTimeout, DHTError, NetworkError, ValidationError
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 
@@ -104,13 +104,14 @@ async def read_replica(
     core: NodeCore, contact: Contact, reading: KeyRead, *, contacts: int = 0, most: int = 0
 ) -> list[Contact]:
     """Reads what one replica holds (or has changed), page by page; also the neighbours that it names. `most`: bytes, of
-    one page; 0: all."""
+    one page; 0: all. A replica whose pages come more slowly than a slow link has them counts as one that is gone."""
     peer = contact.peer_id
     found: list[Contact] = []
     # Twice, since records may change between two pages.
     room, room_bytes = 2 * core.limits.max_subkeys, 2 * core.limits.max_entry
+    patience = CALL_TIMEOUT  # seconds of waiting, until the next page
     while True:
-        question = reading.question(peer)
+        question, asked = reading.question(peer), loop_time()
         reply, neighbours = await core.find(contact, question, contacts=contacts, values=True, room=most)
         found.extend(neighbours)
         (answer,) = reply.answers
@@ -118,6 +119,7 @@ async def read_replica(
         teller = peer if prefix.shared else prefix  # identities cost nothing: those of one network tell as much as one
         size = sum(record.size for record in answer.records)
         room, room_bytes = room - len(answer.records), room_bytes - size
+        patience += size / SLOW_LINK - (loop_time() - asked)
         reading.taken += size
         reading.take(await core.checked(answer.records, reading.target, peer), teller, core.limits)
         reading.cursors[peer], reading.counts[peer] = (reply.instance, answer.cursor), answer.count
@@ -127,6 +129,9 @@ async def read_replica(
             raise core.impossible(peer, "an answer without an end")
         if not goes_on:
             return found
+        if patience < 0:
+            core.contacts.gone(peer, loop_time())
+            raise CallTimeout(f"{peer.short} sends its records too slowly")
         contacts = 0
 
 

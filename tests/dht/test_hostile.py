@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +45,8 @@ async def liar(swarm: Swarm, find: Find, store: Callable[..., Any] | None = None
         return messages.PingReply(True)
 
     async def answer(peer: PeerID, request: FindRequest) -> Any:
-        return find(request)
+        reply = find(request)
+        return await reply if inspect.isawaitable(reply) else reply
 
     async def keep(peer: PeerID, request: messages.StoreRequest) -> Any:
         return store(request) if store is not None else StoreReply((Outcome(0),) * len(request.records), ())
@@ -300,6 +302,33 @@ async def test_whoever_makes_up_records_without_end_does_not_fill_a_readers_memo
             assert len(found) <= limits.max_subkeys + 1
             await asyncio.sleep(1.0)
         assert made > 10 * limits.max_subkeys
+
+
+@simulated
+async def test_a_replica_that_trickles_its_records_holds_no_reader_for_long() -> None:
+    """One record a page, and each page after a pause that no call takes for silence."""
+    pages = 0
+
+    async def find(request: FindRequest) -> FindReply:
+        nonlocal pages
+        if not request.values:
+            return nothing(request)
+        pages += 1
+        await asyncio.sleep(1.8)
+        record = Record("key", encode_subkey(f"{pages}"), encode_value(pages), 1_700_000_500.0)
+        return FindReply(1, (), (FindAnswer((record,), pages, more=True),))
+
+    async with Swarm() as swarm:
+        nodes = await swarm.grow(3)
+        endpoint = await liar(swarm, find)
+        await nodes[1].store("key", 1, soon(nodes[1]), subkey="honest")
+        loop = asyncio.get_running_loop()
+        for read in (nodes[0].follow("key").refresh, lambda: nodes[2].get("key", latest=True)):
+            begun = loop.time()
+            found = await read()
+            assert "honest" in (found if isinstance(found, dict) else found.value)
+            assert loop.time() - begun < 10.0
+        assert endpoint.peer_id not in nodes[0].core.contacts.table
 
 
 @simulated
