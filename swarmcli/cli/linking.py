@@ -115,15 +115,8 @@ def recipe_of(run: LinkedRun, settings: Sequence[Setting]) -> tuple[str, Recipe,
 def recipe_kept(run: LinkedRun, settings: Sequence[Setting]) -> tuple[str, Recipe] | None:
     """The recipe of an earlier time, and the same with what a person has set; None: there is none that the link still
     speaks of. Raises RecipeError for settings that do not fit it."""
-    try:
-        text = run.recipe.read_text(encoding="utf-8")
-        return text, with_settings(run, text, settings)
-    except (OSError, UnicodeDecodeError):
-        return None
-    except RecipeError:
-        if run.kept() is not None:  # by itself it is in order
-            raise
-        return None
+    text = run.kept()
+    return None if text is None else (text, with_settings(run, text, settings))
 
 
 def tell_earlier_version(run: LinkedRun) -> None:
