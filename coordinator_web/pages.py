@@ -31,7 +31,6 @@ SCRIPTS = (
     "curves",
     "dom",
     "format",
-    "join",
     "limits",
     "live",
     "paging",

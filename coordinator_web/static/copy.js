@@ -20,6 +20,4 @@ async function copy(button) {
   }, 2000);
 }
 
-export function copyButtons() {
-  for (const button of document.querySelectorAll("[data-copies]")) button.addEventListener("click", () => copy(button));
-}
+for (const button of document.querySelectorAll("[data-copies]")) button.addEventListener("click", () => copy(button));

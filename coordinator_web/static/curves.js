@@ -39,9 +39,9 @@ let waiting = null;
 let lookedAt = 0;
 let ends = null; // {first, last}: points of all that there is
 
-// `epochFrom` is told the first point of the loss, where all of it is seen along epochs.
-export function drawCurves(epochFrom) {
-  for (const choice of document.querySelectorAll("[name=axis], #span")) choice.addEventListener("change", () => fetchCurves(epochFrom));
+// Returns what draws them anew.
+export function drawCurves() {
+  for (const choice of document.querySelectorAll("[name=axis], #span")) choice.addEventListener("change", fetchCurves);
   $("log").addEventListener("change", () => {
     loss.log = $("log").checked;
     loss.draw();
@@ -50,12 +50,12 @@ export function drawCurves(epochFrom) {
   return () => {
     waiting ??= setTimeout(() => {
       waiting = null;
-      fetchCurves(epochFrom);
+      fetchCurves();
     }, Math.max(0, LEAST_MS - (performance.now() - lookedAt)));
   };
 }
 
-async function fetchCurves(epochFrom) {
+async function fetchCurves() {
   lookedAt = performance.now();
   asked += 1;
   const turn = asked;
@@ -71,8 +71,6 @@ async function fetchCurves(epochFrom) {
     const [begin, end] = [history.points[0], history.points.at(-1)];
     if (begin) ends = { first: from === null ? begin : ends.first, last: end };
     draw(history, epochs, axis);
-    const first = loss.points[0];
-    if (axis === "epoch" && from === null) epochFrom(loss.points.length > 1 ? { epoch: first.x, value: first.value } : null);
   } catch (error) {
     say($("curves-error"), error.message);
   }

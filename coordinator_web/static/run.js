@@ -1,11 +1,11 @@
 // The page of the run.
 
 import { again, get } from "/static/api.js";
-import { copyButtons } from "/static/copy.js";
+import "/static/copy.js";
 import { drawCurves } from "/static/curves.js";
 import { $, element, link, say, write } from "/static/dom.js";
 import { bytes, clock, count, day, decimal, duration, plural, rate, roughly } from "/static/format.js";
-import { follow, here } from "/static/live.js";
+import { follow } from "/static/live.js";
 import { pagesOf } from "/static/paging.js";
 import { listPeers } from "/static/peers.js";
 import { learnNames, named, roundsNote, showFailures, showRounds } from "/static/rounds.js";
@@ -22,7 +22,7 @@ function drawState({ run, counts, me }) {
   write($("run-eta"), run.run_eta_seconds === null || run.state === "finished" ? "" : `about ${roughly(run.run_eta_seconds)} to the last epoch`);
   write($("throughput"), run.rests ? "–" : rate(run.samples_per_second));
   write($("loss"), decimal(run.losses.at(-1) ?? null));
-  if (run.evaluation) write($("loss-sub"), evaluated(run));
+  write($("loss-sub"), run.evaluated ? `on data kept aside, ${run.evaluated}` : "\u00a0");
   write($("peer-sub"), roles(counts) || "\u00a0");
   const last = run.last_epoch?.samples > 0 ? run.last_epoch : null; // of one that was taken over nobody knows
   write($("last-epoch"), last ? duration(last.seconds) : "–");
@@ -31,13 +31,6 @@ function drawState({ run, counts, me }) {
   say($("result"), run.state === "finished" ? run.result : "");
   drawInvite(run);
   drawOwn(me);
-}
-
-// What the task measures beside the loss is named by a peer's words.
-function evaluated({ evaluation, best }) {
-  const metrics = Object.entries(evaluation.metrics ?? {}).map(([name, value]) => `${name} ${decimal(value)}`);
-  const better = best && best.loss < evaluation.loss ? `; best ${decimal(best.loss)} at epoch ${count(best.epoch)}` : "";
-  return `${[decimal(evaluation.loss), ...metrics].join(", ")} on data kept aside${evaluation.name && `, by ${evaluation.name}`}${better}`;
 }
 
 function roles(counts) {
@@ -80,10 +73,7 @@ function drawOwn({ role, totals: own }) {
   write($("own-bytes"), `${bytes(own.bytes_sent)}, ${bytes(own.bytes_received)}`);
 }
 
-const reloadCurves = drawCurves((first) => {
-  if (here.state?.run.evaluation) return; // the loss on data kept aside says more
-  write($("loss-sub"), first ? `from ${decimal(first.value)} at epoch ${count(first.epoch)}` : "\u00a0");
-});
+const reloadCurves = drawCurves();
 
 // ---- rounds and events
 
@@ -173,5 +163,3 @@ follow(draw, () => {
 });
 
 const look = again(SLOWLY_SECONDS, () => lookSlowly().catch(() => {}));
-
-copyButtons();

@@ -3,7 +3,7 @@
 import { again } from "/static/api.js";
 import { send } from "/static/control.js";
 import { $, element, reconcile, say, write } from "/static/dom.js";
-import { count, moment, rate } from "/static/format.js";
+import { moment } from "/static/format.js";
 import { follow } from "/static/live.js";
 
 const REFRESH_SECONDS = 3;
@@ -18,14 +18,8 @@ function update(node, peer) {
   write(node.querySelector("bdi"), peer.run_id);
   node.querySelector(".tag").hidden = !peer.me;
   write(node.querySelector(".role"), ` ${peer.role}${peer.name && peer.name !== peer.role ? ` ${peer.name}` : ""}`);
-  write(node.querySelector(".doing"), peer.answers ? doing(peer) : "does not answer; it may still be joining");
+  write(node.querySelector(".doing"), peer.sentence || "does not answer; it may still be joining");
   write(node.querySelector(".hint"), [`since ${moment(peer.started)}`, peer.home, `process ${peer.pid}`].filter(Boolean).join(" · "));
-}
-
-function doing(peer) {
-  const epoch = peer.epoch === null ? "" : `epoch ${count(peer.epoch)}${peer.max_epochs === null ? "" : ` of ${count(peer.max_epochs)}`}`;
-  const speed = peer.role === "trainer" && peer.samples_per_second > 0 ? `${rate(peer.samples_per_second)} samples a second` : "";
-  return peer.sentence || [peer.state, epoch, speed].filter(Boolean).join(" · ");
 }
 
 again(REFRESH_SECONDS, async () => {

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import suppress
 
 from swarmcli.errors import ControlError
 from swarmcli.machine import client
@@ -44,32 +44,9 @@ class Neighbours:
             return list(pool.map(self._describe, peers))
 
     def _describe(self, peer: LocalPeer) -> MachinePeer:
-        state: dict[str, Any] = {}
-        url = ""
-        try:
-            state = client.get(peer, "state", registry=self._registry, timeout=1.0)
+        sentence = url = ""
+        # One that is still joining, or busy, or of a version that says other things, is shown all the same.
+        with suppress(ControlError, KeyError, TypeError):
+            sentence = client.get(peer, "state", registry=self._registry, timeout=1.0)["me"]["sentence"]
             url = f"{peer.api}/?token={self._registry.token(peer)}"
-        except ControlError:
-            pass  # it is still joining, or busy, or of another version: it is shown all the same
-        return described(peer, state, url)
-
-
-def described(peer: LocalPeer, state: dict[str, Any], url: str) -> MachinePeer:
-    """`state`: what `GET state` gave; empty: it did not answer. Of another version it may lack anything."""
-    run, me = state.get("run") or {}, state.get("me") or {}
-    activity = (me.get("activity") or {}).get("state", "running")
-    own = me.get("share")
-    rate = run.get("samples_per_second") or 0.0
-    return shown_as(
-        MachinePeer,
-        peer,
-        name=peer.label,
-        me=peer.pid == os.getpid(),
-        url=url,
-        answers=bool(state),
-        state=activity if activity != "running" else run.get("state", ""),
-        sentence=me.get("sentence", ""),
-        epoch=run.get("epoch"),
-        max_epochs=run.get("max_epochs"),
-        samples_per_second=rate * own if isinstance(own, float) else 0.0,
-    )
+        return shown_as(MachinePeer, peer, name=peer.label, me=peer.pid == os.getpid(), url=url, sentence=sentence)

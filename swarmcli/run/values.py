@@ -295,12 +295,7 @@ class MachinePeer:
     started: float
     me: bool = False
     url: str = ""  # of its page on this computer; "": it has none
-    answers: bool = False
-    state: str = ""  # as in `run.state`, or of its activity where that is not running
-    sentence: str = ""  # what it does at this moment
-    epoch: int | None = None
-    max_epochs: int | None = None
-    samples_per_second: float = 0.0
+    sentence: str = ""  # what it does at this moment; "": it does not answer
 
 
 def shown_as(kind: type[T], record: object, **further: Any) -> T:

@@ -101,6 +101,7 @@ class FakeRun:
         rate = sum(peer.samples_per_second for peer in self._trainers())
         samples = round(TARGET * self.part) if self._trainers() else 0
         me = next((peer for peer in self.people if peer.me), OTHERS[-1])
+        measured = evaluation(self.finished_epochs // 10 * 10) if self.finished_epochs >= 10 else None
         return RunStatus(
             run_id=self.run_id, state=self.state, peer_id=me.peer_id, role=me.role, name=me.name,
             epoch=self.finished_epochs, max_epochs=self.max_epochs, samples=samples, target=TARGET,
@@ -110,7 +111,7 @@ class FakeRun:
             last_epoch=epoch_row(self.finished_epochs) if self.finished_epochs else None, now=self.now,
             join_line=self.join_line, link=self.link, link_reach=self.link_reach, install=self.install,
             mode=self.mode, reach=REACH, result=self.result, peers=tuple(self._peers()),
-            evaluation=evaluation(self.finished_epochs // 10 * 10) if self.finished_epochs >= 10 else None,
+            evaluation=measured, evaluated=views.evaluated(measured, None) if measured else "",
         )  # fmt: skip
 
     def _own(self) -> Totals:
@@ -249,12 +250,11 @@ class FakeRun:
 
     def machine(self) -> Sequence[MachinePeer]:
         me = next((peer for peer in self.people if peer.me), OTHERS[-1])
-        usual: dict[str, Any] = {"started": START, "answers": True, "samples_per_second": 0.0}
-        here: dict[str, Any] = {"epoch": self.finished_epochs, "max_epochs": self.max_epochs, "state": self.state}
+        usual: dict[str, Any] = {"started": START}
         words = {"home": "/home/ada/runs/stdlib-lm/monitor-1", "url": "http://127.0.0.1:8080/"}
         other = {"home": "/home/ada/runs/proteins/trainer-1", "url": "http://127.0.0.1:40123/", "role": "trainer"}
-        own = MachinePeer(pid=4711, name=me.name, role=me.role, run_id=self.run_id, me=True, **usual, **here, **words)
-        paused = MachinePeer(pid=4712, name="lab-17", run_id="proteins", state="paused", epoch=7, **usual, **other)
+        own = MachinePeer(pid=4711, name=me.name, role=me.role, run_id=self.run_id, me=True, **usual, **words)
+        paused = MachinePeer(pid=4712, name="lab-17", run_id="proteins", **usual, **other)
         return [replace(own, sentence="Following the run, epoch 12"), replace(paused, sentence="Paused: on battery")]
 
     def export(self, name: str) -> tuple[type[Any], Iterable[Any]]:
