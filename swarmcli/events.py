@@ -21,7 +21,16 @@ notices = logging.getLogger("swarmcli.notices")
 GOODBYE = "the peer has left"  # with these words a peer closes its connections when it leaves
 RoundOutcome = Literal["committed", "failed", "undecided"]
 Gone = Literal["", "left", "lost"]
-ReasonKind = Literal["asked", "hours", "busy", "battery", "metered", "heat", "disk", "memory"]
+ReasonKind = Literal[  # each is called like its limit, or has that behind it
+    "asked",  # by the user, no limit
+    "hours",
+    "busy",  # only_when_idle
+    "battery",  # on_battery
+    "metered",  # on_metered
+    "heat",  # temperature
+    "disk",
+    "memory",
+]
 
 
 @dataclass(frozen=True, slots=True)

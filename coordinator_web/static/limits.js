@@ -3,6 +3,7 @@
 import { $, element, say, write } from "/static/dom.js";
 
 const YES = [["none", "runs"], ["no", "pauses"]];
+// Every key of `Limits` (swarmcli/recipe/limits.py), in the order of the page.
 const LIMITS = { // key → its name, how one is written or what there is to choose, what it means
   processor: ["Processor", "no limit, or 50%", "share of the time in which it computes"],
   gpu: ["Graphics card", "no limit, or 50%", "share of the time in which it computes"],

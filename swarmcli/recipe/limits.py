@@ -111,7 +111,8 @@ def hours_of(text: str) -> Hours:
 
 
 def limit(default: Any, unit: str, phrase: str, meaning: str) -> Any:
-    """A field. `unit`: in which `as_text` shows it; `phrase`: how `in_words` says one that is set, with it as `{}`."""
+    """A field. `unit`: in which `as_text` shows it; `phrase`: the words of `in_words` for a limit that is set; `{}` in
+    it stands for the value. A limit that is True is not said."""
     field = own(default, meaning)
     field.json_schema_extra |= {"unit": unit, "phrase": phrase}
     return field
@@ -124,6 +125,9 @@ Amount = Annotated[float, BeforeValidator(_read_amount)]
 
 class Limits(Section):
     """The most that the peers of this computer take together, and when they run. None: no limit.
+
+    A field that says yes or no (`bool | None`) limits where it is False, for example `on_battery: no`; of any other one
+    `no` takes the limit away.
 
     `model_fields_set` names what somebody has written: a limit that is written as `none` takes away a weaker one.
     """
@@ -167,7 +171,7 @@ class Limits(Section):
     @classmethod
     def _none_in_words(cls, value: Any, info: Any) -> Any:
         word = value.strip().lower() if isinstance(value, str) else "none" if value is None else value
-        if info.field_name in ("on_battery", "on_metered"):
+        if cls.model_fields[info.field_name].annotation == bool | None:  # `no` is the limit
             return None if word in ("none", "null", "") else value
         lifted = value is False or (isinstance(word, str) and word in NO_LIMIT)
         return None if lifted else value

@@ -16,7 +16,7 @@ from swarmcli.recipe import Limits
 from swarmcli.recipe.config import config_file, load_config, parse_config
 from swarmcli.recipe.hours import DAY, DAYS, parse_hours
 from swarmcli.recipe.limit_store import read_limits
-from swarmcli.recipe.limits import amount_of, as_text, merged
+from swarmcli.recipe.limits import amount_of, as_text, limit, merged
 
 FILE = """\
 # mine
@@ -95,6 +95,19 @@ def test_a_value_that_makes_no_sense_is_refused_with_what_to_write(key: str, wri
     with pytest.raises(RecipeError, match=f"there: .*{key}") as error:
         read_limits({key: written}, "there")
     assert said in str(error.value)
+
+
+class MoreLimits(Limits):
+    on_shared_line: bool | None = limit(None, "", "pauses on a shared line", "no: pauses on a shared line")
+
+
+@pytest.mark.parametrize("key", MoreLimits.model_fields)
+def test_no_is_the_limit_where_a_limit_says_yes_or_no_and_lifts_every_other(key: str) -> None:
+    says_yes_or_no = key in ("on_battery", "on_metered", "on_shared_line")
+    for written in ("no", "No", False):
+        assert getattr(MoreLimits.model_validate({key: written}), key) is (False if says_yes_or_no else None)
+    for written in ("none", "", None):
+        assert getattr(MoreLimits.model_validate({key: written}), key) is None
 
 
 def test_what_is_written_as_none_takes_a_weaker_limit_away_and_amounts_are_sizes_or_shares() -> None:

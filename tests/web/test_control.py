@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import httpx
 import pytest
+
+from coordinator_web.pages import STATIC
+from swarmcli.recipe.limits import KEYS
 
 from .conftest import Serve
 from .fake_source import FakeControls, FakeRun, as_shown
@@ -41,6 +46,11 @@ def test_whoever_has_the_token_pauses_resumes_stops_and_limits(url: str, control
         assert client.post("stop", json={"now": True}, headers=own).status_code == 200
         client.get("control")  # by then what follows an answer is done: at once is answered before the end
         assert controls.asked[4:] == [("stop", True), ("end",)]
+
+
+def test_the_page_has_a_field_for_every_limit() -> None:
+    listed = re.search(r"^const LIMITS = \{(.*?)^\};", (STATIC / "limits.js").read_text(), re.DOTALL | re.MULTILINE)
+    assert listed and sorted(re.findall(r"^  (\w+): \[", listed[1], re.MULTILINE)) == sorted(KEYS)
 
 
 def test_what_cannot_be_done_is_said_in_a_sentence(url: str, controls: FakeControls) -> None:
