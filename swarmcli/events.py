@@ -180,7 +180,7 @@ class RoundFinished(Event):
     leader: str
     members: tuple[str, ...]  # everyone in the group
     contributors: tuple[str, ...]  # those whose tensors are in the average
-    left_out: Mapping[str, str]  # peer → why its tensors are not in the average
+    left_out: Mapping[str, str]  # peer → why its tensors are not, or not all, in the average
     bytes_sent: int
     bytes_received: int
     seconds: Mapping[str, float] = field(default_factory=dict)  # stage → seconds spent in it

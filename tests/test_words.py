@@ -34,9 +34,9 @@ def test_lines_stay_in_harmless_words_and_become_one_in_printable_ones() -> None
 
 
 def test_an_error_of_the_system_is_told_in_its_words_without_its_number() -> None:
-    told = "the other end broke off: [Errno 104] Connection reset by peer"
-    assert harmless(told) == printable(told) == "the other end broke off: Connection reset by peer"
-    assert printable(f"{told} ü") == "the other end broke off: Connection reset by peer ü"
+    told = "the connection broke: [Errno 104] Connection reset by peer"
+    assert harmless(told) == printable(told) == "the connection broke: Connection reset by peer"
+    assert printable(f"{told} ü") == "the connection broke: Connection reset by peer ü"
 
 
 def test_events_carry_nothing_that_steers_whoever_shows_them() -> None:

@@ -21,7 +21,7 @@ function draw(details) {
   write($("peer-role"), peer.me ? `${peer.role}, the one that shows this page` : peer.role);
   write($("peer-name"), peer.name || peer.peer_id.slice(0, 10));
   const now = here.state?.run.now ?? Date.now() / 1000;
-  write($("peer-id"), [peer.peer_id, peer.device, reached(peer), asOf(peer, now)].filter(Boolean).join(" · "));
+  write($("peer-id"), [peer.peer_id, peer.device, peer.version && `swarm ${peer.version}`, reached(peer), asOf(peer, now)].filter(Boolean).join(" · "));
   document.body.dataset.health = peer.health;
   write($("peer-drift"), peer.drift === null ? "\u00a0" : `drift ${tiny(peer.drift)}`);
   write($("peer-rate"), trains ? rate(peer.samples_per_second) : "–");

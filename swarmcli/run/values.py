@@ -87,6 +87,7 @@ class PeerStatus:
     epoch: int
     name: str = ""
     device: str = ""
+    version: str = ""  # of its swarm; "": it does not say, or this is known from the journal alone
     client_mode: bool = False  # nobody can dial it
     way: Way | None = None  # of the connection that the peer which shows this has with it; None: there is none
     me: bool = False

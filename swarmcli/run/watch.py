@@ -309,7 +309,7 @@ def _row(
     me: bool = False,
 ) -> PeerStatus:
     """Made at once: of a thousand, to replace fields afterwards takes longer than all the rest."""
-    failed = report.last_outcome in ("failed", "undecided")
+    ended = {"failed": "failed", "undecided": "is undecided"}.get(report.last_outcome, "")
     return PeerStatus(
         peer_id=peer.text,
         me=me,
@@ -321,12 +321,13 @@ def _row(
         epoch=report.epoch,
         name=report.name,
         device=report.device,
+        version=report.version,
         client_mode=report.client_mode,
         way=way,
         samples=int(expected.get(peer, (0.0, 0.0))[0]),
         samples_per_second=report.samples_per_second,
         loss=report.loss,
-        trouble=f"its last round was {report.last_outcome}: {report.last_reason}" if failed else "",
+        trouble=f"its last round {ended}: {report.last_reason}" if ended else "",
         drift=report.drift,
     )
 

@@ -296,7 +296,7 @@ async def test_a_half_closed_connection_is_lost_by_name() -> None:
         # Only the sending side: the other end could still be written to, in vain.
         raw.writer.get_extra_info("socket").shutdown(socket.SHUT_WR)
         error = await recorder.lost()
-        assert str(error) == "the other end ended without a goodbye, in the middle of a frame"
+        assert str(error) == "the connection ended without a goodbye, in the middle of a frame"
         with pytest.raises(ConnectionLost, match="without a goodbye"):
             await connection.send(b"to whom?")
         await still_works(listener)

@@ -91,7 +91,7 @@ def told(
     usual = {
         "role": role, "name": name, "epoch": epoch, "phase": phase, "samples_per_second": rate, "loss": 2.0,
         "lineage": "aa", "device": "cpu", "client_mode": True, "drift": None, "last_outcome": "committed",
-        "last_reason": "", "time": 0.0, "pause": "", "leaving": False, "evaluation": None,
+        "version": "0.3.0", "last_reason": "", "time": 0.0, "pause": "", "leaving": False, "evaluation": None,
     }  # fmt: skip
     return SimpleNamespace(**usual | more)
 
@@ -195,15 +195,16 @@ def test_a_peer_is_shown_with_how_it_is_connected_how_its_last_round_went_and_wh
     optimizer = FakeOptimizer(0, epoch=7)
     ways = {"direct": (False, False), "punched": (False, True), "relayed": (True, False)}
     others = [Identity.from_seed(number).peer_id for number in range(2, 6)]
-    outcomes = ("failed", "committed", "alone", "failed")
+    outcomes = ("failed", "committed", "alone", "undecided")
     for peer, outcome in zip(others, outcomes, strict=True):
         optimizer.others[peer] = told("bob", 7, time=1.7e308, last_outcome=outcome, last_reason="x")
     for peer, (relayed, punched) in zip(others, ways.values(), strict=False):
         optimizer.seen[peer] = SimpleNamespace(relayed=relayed, punched=punched)
     status = watching(optimizer).look()
+    assert {peer.version for peer in status.peers} == {"0.3.0"}
     assert [peer.way for peer in status.peers] == [None, *ways, None]
-    failed = "its last round was failed: x"
-    assert [peer.trouble for peer in status.peers[1:]] == [failed, "", "", failed]
+    failed, undecided = "its last round failed: x", "its last round is undecided: x"
+    assert [peer.trouble for peer in status.peers[1:]] == [failed, "", "", undecided]
     assert all(peer.last_seen <= status.now for peer in status.peers), "whoever signs a report may name any time"
 
 
@@ -357,7 +358,7 @@ def test_a_run_that_stands_since_a_round_lasts_or_fails_tells_nobody_to_start_a_
     assert "A round lasts as long as its slowest link takes; where a limit is set, a higher one helps." in status.waits
     optimizer.is_averaging = False
     optimizer.others = {BOB: told("Bob", 330, last_outcome="failed", last_reason="it took longer than its 60 s")}
-    assert "Bob says: its last round was failed: it took longer than its 60 s. It is tried" in watch.look().waits
+    assert "Bob says: its last round failed: it took longer than its 60 s. It is tried" in watch.look().waits
     optimizer.others = {BOB: told("Bob", 330)}
     assert "All answer and compute. If it stays so, start this peer again" in watch.look().waits
 

@@ -271,7 +271,9 @@ def test_what_others_write_is_text_everywhere(serve: Serve, open_page: Open) -> 
             ]
 
     run = Hostile(finished_epochs=41, run_id=ATTACK, join_line=ATTACK, mode=ATTACK, waits=ATTACK)
-    run.people = [replace(peer, name=ATTACK, device=ATTACK, role=ATTACK, trouble=ATTACK) for peer in run.people]
+    run.people = [
+        replace(peer, name=ATTACK, device=ATTACK, version=ATTACK, role=ATTACK, trouble=ATTACK) for peer in run.people
+    ]
     run.alerts = [Alert(id="x", kind="stalled", text=ATTACK, since=START)]
     run.extra_events = [Line("warning", "x", "", ATTACK, id=99, time=START)]
     url = serve(run).url

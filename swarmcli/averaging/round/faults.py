@@ -21,7 +21,7 @@ class Faults:
     refused    senders whose parts cannot be averaged here
     failed     reducers whose averages did not come here, or do not count
     doubted    members that kept this one waiting in vain, or did not show what they signed
-    lost       of these, those whose connections broke
+    lost       of the doubted, those whose connections broke; a reducer whose connection broke is in `failed` alone
     untrue     reducers whose averages lack what this member had brought in time, or have what it has not
     refusing   reducers that answered, and refused
     complaint  why averages are missing through no reducer's fault

@@ -33,6 +33,7 @@ from swarmcli.errors import (
     ProtocolViolation,
     RoundFailed,
 )
+from swarmcli.events import GOODBYE
 from swarmcli.memory import unwritten
 from swarmcli.network import Stream
 from swarmcli.network.loop_thread import loop_time
@@ -119,7 +120,7 @@ class PartSender:
             doubt, failed = f"as a reducer {error}", f"reducer {peer.short}: {error}"
         except NetworkError as error:
             forget(error)
-            failed = f"reducer {peer.short} was lost: {error}"
+            failed = f"reducer {peer.short} {_failure_of(error)}"
             if isinstance(error, CallRefused):
                 self._faults.refusing.add(reducer)
         else:
@@ -139,7 +140,7 @@ class PartSender:
         async with beside(talk) as talking, beside(self._mates.until_gone(reducer, self._means.tempo.begun)) as gone:
             await asyncio.wait([talking, gone], return_when=asyncio.FIRST_COMPLETED)
             if not talking.done() and not averages:
-                raise ConnectionLost(gone.result())
+                raise NetworkError(gone.result())
             await talking
 
     async def _visit(self, reducer: int, averages: list[Average]) -> None:
@@ -232,6 +233,16 @@ class PartSender:
         # The first reducer's word stands: a member that is lost is lost to all of them, each with a reason of its own.
         told = {member: why for member, why in farewell.left_out.items() if member in self._means.senders}
         self._faults.left_out = told | self._faults.left_out
+
+
+def _failure_of(error: NetworkError) -> str:
+    """In words, to stand behind a reducer's name. One that "was lost" has lost its connection, and is not accused."""
+    if isinstance(error, CallRefused):
+        return f"refused: {error}"
+    if isinstance(error, ProtocolViolation):
+        return f"broke the protocol: {error}"
+    broke = isinstance(error, ConnectionLost) and not error.reason.endswith(GOODBYE)
+    return f"was lost: {error}" if broke else f"gave no averages: {error}"
 
 
 def check_senders(senders: Sequence[int], weights: Sequence[float], allowed: frozenset[int]) -> None:

@@ -195,7 +195,9 @@ class EpochEnd:
             self._metrics.note_outcome("undecided" if undecided else "failed", str(outcome))
             # If everybody else is gone, this is what a goodbye looks like. Who goes without one is told of by name.
             if any(self._directory.is_there(peer) for peer in self._claims.holders()):
-                self._warn(f"the round of epoch {self._replica.position.epoch} gave no result: {outcome}")
+                then = self._work.if_undecided if undecided else "this peer's samples wait for the next round"
+                left = f"; {then}" if self._frozen is not None and self._frozen.samples else ""
+                self._warn(f"the round of epoch {self._replica.position.epoch} gave no result: {outcome}{left}")
             self._directory.announce()
         return outcome
 

@@ -157,6 +157,9 @@ class GradientWork:
     had been accumulated, whose gradients were not finite.
     """
 
+    # What becomes of this peer's samples after a round whose outcome it does not know, for people; see `set_aside`.
+    if_undecided = "this peer's samples wait for the next round, unless the run goes on from this one"
+
     def __init__(
         self,
         mode: Mode,

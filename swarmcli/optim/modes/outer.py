@@ -204,6 +204,7 @@ class OuterWork(GradientWork):
 
     _gradients: Differences
     _mode: OuterSteps
+    if_undecided = "this peer's samples count if the run goes on from it, and are lost otherwise"
     _aside = Weighed()  # of a round of this position of which nobody could say whether it was committed
 
     def _add(self, batch_size: int, scale: float | None, weight: float | None) -> bool:

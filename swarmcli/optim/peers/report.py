@@ -260,7 +260,8 @@ def describe(
     samples_per_second: float = 0.0,
     **more: Any,
 ) -> PeerReport:
-    """The report of the peer that runs this node. `more`: those fields of PeerReport that not every peer has."""
+    """The report of the peer that runs this node. `more`: further fields of PeerReport;
+    the core of the Optimizer tells those of a trainer."""
     return PeerReport(
         terms=terms,
         role=description.role,

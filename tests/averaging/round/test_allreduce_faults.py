@@ -79,7 +79,7 @@ def test_without_a_reducer_the_round_is_soon_given_up_and_nobody_applies_it(what
     """They all name it, and find another group without it."""
     swarm, outcomes, took = disturbed([Kind() for _ in range(count)], 0.3, what, [count - 1])
     for outcome in outcomes:
-        assert isinstance(outcome, RoundFailed) and "lost" in str(outcome)
+        assert isinstance(outcome, RoundFailed) and "was lost: " in str(outcome)
         assert outcome.suspects == (swarm.peers[-1].peer_id,)
     assert took < (3 if what == "kill" else 20)
 

@@ -226,6 +226,10 @@ async def silence(stream: Stream, plan: Plan, bye: Bye) -> None:
     await asyncio.sleep(1000)
 
 
+async def refusal(stream: Stream, plan: Plan, bye: Bye) -> None:
+    raise CallRefused("full", "no room")
+
+
 REDUCERS = {
     "NaN": (nan_averages, "NaN or infinity"),
     "strangers": (sends(lambda plan: average(plan, senders=(0, 7))), "no tensors in this group"),
@@ -236,8 +240,12 @@ REDUCERS = {
     "a payload without a tensor": (sends(lambda plan: average(plan, tensor=None)), "bytes"),
     "half an average": (sends(lambda plan: (average(plan)[0], average(plan)[1][:8])), "cannot be decoded"),
     "too much": (sends(lambda plan: (average(plan)[0], bytes(1 << 20))), "bytes"),
-    "an early end": (sends(), "was lost"),
-    "one face signed and another one shown": (one_face_signed_and_another_shown, "not signed the averages"),
+    "an early end": (sends(), "gave no averages: the other end has finished"),
+    "a refusal": (refusal, "refused: no room"),
+    "one face signed and another one shown": (
+        one_face_signed_and_another_shown,
+        "broke the protocol: it has not signed the averages",
+    ),
     "unsigned": (unsigned, "not signed the averages"),
     "nobody's tensors": (nothing_arrived, "nobody's tensors arrived"),
     "silence": (silence, "fell silent|did not begin"),

@@ -33,6 +33,7 @@ class Story:
     """Stands in for replica, work, group and directory, and writes down what is asked of them."""
 
     undecided = ""
+    if_undecided = "they wait"
     company: ClassVar[list[PeerID]] = []
     position = LineagePosition(3, 72, bytes(32))
 
@@ -176,7 +177,8 @@ def test_a_failed_round_is_tried_again_with_the_same(timing: Timing) -> None:
     assert story.told.count("advance") == 1
     assert story.told.count("publish") == 1
     assert "take back" not in story.told[: story.told.index("advance")]
-    assert len(story.warnings) == 2
+    waits = "this peer's samples wait for the next round"
+    assert story.warnings == [f"the round of epoch 3 gave no result: {why}; {waits}" for why in "ab"]
 
 
 @pytest.mark.parametrize("timing", Timing)
@@ -190,6 +192,7 @@ def test_what_a_dead_round_had_is_given_back_and_what_an_undecided_one_had_is_no
     assert "advance" not in story.told
     assert next(each for each in story.told if each in ("take back", "set aside")) == done
     assert "resume" in story.told
+    assert story.warnings[0].endswith("; they wait") == isinstance(outcome, RoundUndecided)
 
 
 def test_a_round_that_everybody_else_has_left_is_no_warning() -> None:

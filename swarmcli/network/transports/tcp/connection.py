@@ -302,7 +302,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end_now(self._unexpected_end(f"broke off: {exc}" if exc else "broke off"))
+        self._end_now(self._unexpected_end(f"broke: {exc}" if exc else "broke"))
         if self._linger is not None:
             self._linger.cancel()
         self._shared.live.discard(self)
@@ -473,7 +473,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         if self._phase in (Phase.TLS, Phase.GREETING):
             return HandshakeError("the other end closed the connection during the handshake")
         where = ", in the middle of a frame" if self._reader.in_frame else ""
-        return ConnectionLost(f"the other end {how}{where}")
+        return ConnectionLost(f"the connection {how}{where}")
 
     def _settle(self, error: Exception) -> None:
         """From here on the connection has failed for everyone who uses it, with this error."""

@@ -196,4 +196,4 @@ class TLSWriter(FrameWriter):
     async def drained(self) -> None:
         await super().drained()
         if self._socket.is_closing():  # `fail` will come, but a sender in a hurry does not let the loop say so
-            raise ConnectionLost("the other end broke off")
+            raise ConnectionLost("the connection broke")
