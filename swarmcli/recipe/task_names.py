@@ -33,9 +33,8 @@ BUILT_IN = {
         "token_classification:TokenClassification",
         "labels the words of texts",
         "token-classification",
-        True,
-        True,
-        True,
+        labelled=True,
+        tokens=True,
     ),
     "seq2seq": BuiltInTask(
         "seq2seq:SequenceToSequence", "turns a text into another", "text2text-generation", tokens=True

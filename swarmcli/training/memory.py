@@ -264,7 +264,8 @@ def sizes_of_config(model: nn.Module) -> dict[str, float]:
 
 
 def activation_bytes(recipe: Recipe, outline: nn.Module, compute: Compute) -> int:
-    """A forward pass of a transformer keeps so much. Sizes that a model's config does not tell count as 0."""
+    """A forward pass of a transformer keeps so much. Sizes that a model's config does not tell count as 0,
+    so a model that reads neither tokens nor patches is taken to need no memory here."""
     sizes = sizes_of_config(outline)
 
     def told(*names: str) -> float:

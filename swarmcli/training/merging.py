@@ -92,7 +92,8 @@ def _write_merged(model: Any, directory: Path, stored: torch.dtype) -> None:
 
 
 def _few_inputs(model: Any, directory: Path) -> dict[str, Any]:
-    """An image as the processor in `directory` gives it, if there is one, or tokens from all over the vocabulary."""
+    """An image as the processor in `directory` gives it, if it has one (so far only tasks of images do), or tokens from
+    all over the vocabulary."""
     if (directory / "preprocessor_config.json").is_file():
         from transformers import AutoImageProcessor
 

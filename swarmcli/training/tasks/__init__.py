@@ -1,4 +1,5 @@
-"""The tasks that a recipe can name. Other installed packages add theirs by the entry point group `swarmcli.tasks`:
+"""Makes the task that a recipe names; `recipe/task_names.py` lists those built in. Other installed packages add theirs
+by the entry point group `swarmcli.tasks`:
 
     [project.entry-points."swarmcli.tasks"]
     word_count = "my_package:WordCount"
