@@ -30,8 +30,8 @@ LABELLED_BY = {"token_classification": "tags"}  # the column with names of class
 
 
 class TrainingData(NamedTuple):
-    """What `--data` names. `item`: of `datasets`; None: the shipped one. `begins`: where its relative path begins on
-    this computer, "" beside the recipe. `labels`: None where the shipped ones are."""
+    """The data that `--data` names. `item`: of `datasets`; None: the shipped one. `begins`: where its relative path
+    begins on this computer, "" beside the recipe. `labels`: None where the shipped ones are."""
 
     item: Mapping[str, Any] | None = None
     begins: str = ""

@@ -117,7 +117,7 @@ def followed(
 
 
 def _names(reader: JournalReader, run_id: str) -> dict[str, str]:
-    """What peers call themselves, by their short ids."""
+    """Returns the names that peers have given themselves, by their short ids."""
     return {short(peer.peer): printable(peer.name, 40) for peer in reader.peers(run_id) if peer.name}
 
 

@@ -1,4 +1,4 @@
-"""What `swarm log` says of a run in a few lines."""
+"""`swarm log` says in a few lines how a run went."""
 
 from __future__ import annotations
 

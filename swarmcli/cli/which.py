@@ -138,8 +138,8 @@ def link_of(home: Path) -> Link | None:
 
 
 def contacts_of(home: Path) -> list[str]:
-    """Whom to ask about the run of a home: its own peer, and those that it knew when it left, since it may run no
-    more."""
+    """Returns the addresses at which to ask about the run of a home: its own peer's, and of those that it knew when it
+    left, since it may run no more."""
     link = link_of(home)
     own = [*(link.addresses if link is not None else ()), *addresses_in(home / "peer.json", "addresses")]
     return list(dict.fromkeys([*own, *remembered(home)]))

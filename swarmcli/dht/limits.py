@@ -18,8 +18,8 @@ class DHTLimits:
     max_stored: int = 65536  # … and how many
     max_directory: int = 256  # subkeys under a key that every peer reads: the relays' …
     max_relay: int = 8 << 10  # … and bytes of a value there: eight addresses
-    # Of one network prefix, unless many honest peers may well share it. What is full makes room at the cost of the one
-    # that holds the most.
+    # The next ones bound one network prefix, unless many honest peers may well share it. A full store makes room at
+    # the cost of the prefix that holds the most.
     prefixes_in_key: int = 8  # that fill a key: one of them has so large a part of its places
     storage_per_prefix: int = 64 << 20
     max_expiration: float = 86400.0  # records live at most this long

@@ -119,7 +119,7 @@ async def search(
 
 
 class _Search:
-    """What one search has heard, and whom it asks next; without I/O."""
+    """One search: it knows what it has heard, and whom it asks next; without I/O."""
 
     def __init__(
         self, target: int, width: int, paths: int, parallel: int, prefix: Callable[[Contact], Prefix | None]
@@ -148,7 +148,7 @@ class _Search:
                 known.namers.add(name)
 
     def due(self) -> list[_Candidate] | None:
-        """Whom to ask now. None: the search is at its end."""
+        """Returns whom to ask now. None: the search is at its end."""
         if self._paths > 1:
             due = [each for path in range(self._paths) for each in self._due_on(path)]
             if due or any(each.asked is Asked.WAITING for each in self.candidates.values()):

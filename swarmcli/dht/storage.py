@@ -137,7 +137,7 @@ class Storage:
         known = entry.records.get(record.subkey)
         prefix = writer.prefix
         if known is not None and prefix != known.prefix:
-            # Whoever hands on what its owner has written, or has no room for more, leaves it charged as it was.
+            # A writer that hands on its owner's words, or has no room for more, leaves the record charged as it was.
             own_word = _is_word_of(record, writer.peer)
             if not own_word or not self._has_share(number, entry, prefix, 1, record.size):
                 prefix = known.prefix

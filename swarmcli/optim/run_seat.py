@@ -186,7 +186,7 @@ class RunSeat:
         bids |= {p: Bid(seconds=report.sending) for p, report in others.items() if report.sending or p not in bids}
         self.seconds, self.nbytes = finder.seconds_by_limits, finder.round_bytes
         before, self._limit = self._limit, link.lower or math.inf
-        # What was seen of this line is old, or was seen under a limit: the next round shows how it is now.
+        # The figures of this line are old, or come from a time with a limit: the next round shows how it is now.
         if loop_time() >= self._until or self._limit > before:
             self._forget()
             self._until, self.tries = math.inf, True

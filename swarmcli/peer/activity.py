@@ -35,7 +35,7 @@ def asked(until: float | None = None) -> Reason:
 
 @dataclass(frozen=True, slots=True)
 class PendingWork:
-    """What a peer has computed and no round has taken yet."""
+    """The samples that a peer has computed and no round has taken yet."""
 
     samples: int = 0
     seconds: float = math.inf  # until a round is expected to take them; infinite: that is not known

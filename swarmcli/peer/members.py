@@ -1,4 +1,4 @@
-"""Who takes part in a run, as one of its peers knows them."""
+"""The members of a run, as one of its peers knows them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from swarmcli.run.counting import ContributionReader
 
 
 class RunMembers:
-    """Who takes part in the run, and what each has given: nobody, until this peer does. From any thread."""
+    """The members of the run, and what each has given: nobody, until this peer takes part. From any thread."""
 
     def __init__(self) -> None:
         self._optimizer: Optimizer | None = None
@@ -21,7 +21,7 @@ class RunMembers:
         self._optimizer, self._accounts = optimizer, accounts
 
     def others(self) -> Mapping[PeerID, PeerReport]:
-        """What each of the others says of itself."""
+        """Returns the report of each of the others."""
         return {} if self._optimizer is None else self._optimizer.peers()
 
     def contributions(self) -> Sequence[Contribution]:

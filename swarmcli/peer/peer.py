@@ -1,4 +1,4 @@
-"""What a role works with as a member of its run: a home, a place in the network, a journal, and what came of it all."""
+"""A member of a run, with which a role works: a home, a place in the network, a journal, and what came of it all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one process did and where it stands, for scripts and the terminal: `summary.json` in a home."""
+"""`summary.json` in a home tells scripts and the terminal what one process did, and where it stands."""
 
 from __future__ import annotations
 

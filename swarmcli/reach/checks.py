@@ -131,7 +131,7 @@ class Checks:
         if not any(ask.address for ask in asks):
             checks.remove(asks)
             return
-        # What was asked for another port says nothing about this one.
+        # Checks of another port say nothing about this one.
         self._last[family] = [each for each in checks if each and each[0].port == port][-2:]
         self._news()  # nobody waits for another family in which there is perhaps nobody to ask
 

@@ -81,7 +81,7 @@ class OwnEnd:
 
 
 class Outside:
-    """What this peer knows of its routers."""
+    """The knowledge that this peer has of its routers."""
 
     def __init__(self, endpoint: Endpoint, around: Callable[[], Surroundings]) -> None:
         """`around` says what this machine's interfaces are at the moment."""

@@ -148,7 +148,7 @@ def keys_to_write(recipe: Recipe, advice: Advice) -> list[str]:
 
 
 def further_advice(recipe: Recipe, advice: Advice) -> list[str]:
-    """What else changes with these keys, in sentences."""
+    """Says in sentences what else to change with these keys."""
     chosen, told = advice.chosen, list[str]()
     if recipe.gradient_averaging.method != "plain":
         told.append("Remove gradient_averaging.")

@@ -42,7 +42,7 @@ class UserConfig(Section):
 
     @property
     def limits(self) -> RecipeEntry | None:
-        """What a former version kept below `limits:`; it is read once, see `LimitStore`."""
+        """The limits that a former version kept below `limits:`; they are read once, see `LimitStore`."""
         return self._limits
 
 

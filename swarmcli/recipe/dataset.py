@@ -124,7 +124,7 @@ class HuggingFaceDataset(DatasetSettings):
     chat_template: ChatTemplate | None = shared(None, "one for this dataset; see above", of=_CHAT)
 
 
-# Of conversations: how they are read.
+# These say how conversations are read.
 CHAT_KEYS = frozenset(name for name, info in HuggingFaceDataset.model_fields.items() if selectors_of(info) == _CHAT)
 AnyDataset: TypeAlias = FilesDataset | StdlibDataset | HuggingFaceDataset
 

@@ -218,7 +218,7 @@ def _notes(words: Mapping[str, str], file: Path, config: UserConfig) -> list[str
     return told
 
 
-# What people say
+# in the words of people
 
 
 def commanded(words: Sequence[str], option: str = "--limit") -> dict[str, Any]:

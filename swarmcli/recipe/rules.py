@@ -1,5 +1,5 @@
-"""What does not go together in a recipe: keys beside a value of another key with which they mean nothing, and values
-that contradict each other. Each is told with the key to point at, the reason and the fix."""
+"""The rules find what does not go together in a recipe: keys beside a value of another key with which they mean
+nothing, and values that contradict each other. Each is told with the key to point at, the reason and the fix."""
 
 from __future__ import annotations
 

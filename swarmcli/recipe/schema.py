@@ -204,7 +204,7 @@ class Recipe(Section):
 
     @property
     def overrides(self) -> tuple[Setting, ...]:
-        """What was set beside the file."""
+        """The settings that stand beside the file."""
         return self._overrides
 
     @property
@@ -239,7 +239,7 @@ class Recipe(Section):
 
     @property
     def way(self) -> Literal["gradients", "local updates", "outer steps"]:
-        """What the peers average: gradients, parameters that each steps itself, or how far they went from an anchor."""
+        """The peers average gradients, parameters that each steps itself, or how far they went from an anchor."""
         return "outer steps" if self.outer.optimizer else "local updates" if self.local_updates.enabled else "gradients"
 
     @property

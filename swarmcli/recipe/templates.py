@@ -19,7 +19,7 @@ SHIPPED = Path(__file__).parents[1] / "shipped"  # recipes/, which a checkout li
 
 
 def small_data_of(template: TemplateName) -> str:
-    """What `make_data` makes for the shipped recipe, a file or a directory below `data`; "": it needs none."""
+    """`make_data` makes this for the shipped recipe, a file or a directory below `data`; "": it needs none."""
     found = re.search(r"\bdata/(\w+(\.jsonl)?)", (SHIPPED / f"{template}.yaml").read_text(encoding="utf-8"))
     return found[1] if found else ""
 

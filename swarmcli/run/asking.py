@@ -53,7 +53,7 @@ async def reports(node: DHTNode, run_id: str) -> dict[PeerID, VisitorReport]:
 
 @dataclass(frozen=True)
 class AskedTables:
-    """What those who keep count in a run told a command, and who is present."""
+    """Those who keep count in a run told a command these tables, and who is present."""
 
     run_id: str
     tables: Tables

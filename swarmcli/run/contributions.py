@@ -164,7 +164,7 @@ def writers_among(reports: Mapping[PeerID, PeerReport] | Mapping[PeerID, Visitor
 
 
 async def fetch_tables(endpoint: Endpoint, writers: Sequence[PeerID], run_id: str, most: int = MOST_ROWS) -> Tables:
-    """What these writers answer, in their order."""
+    """Asks these writers; returns their answers in the same order."""
 
     async def ask(writer: PeerID) -> ContributionTable | str:
         try:

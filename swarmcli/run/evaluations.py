@@ -1,4 +1,4 @@
-"""Who measures the run's model, what this peer hears of that, and the end of a run that learns no more.
+"""Decides who measures the run's model, and hears what others measured; ends a run that learns no more.
 
     an epoch for evaluations begins     the evaluator that the recipe names measures; without one, or while it is away,
                                         one of those who were in rounds together: a monitor before a trainer

@@ -44,7 +44,7 @@ class SiteAccumulator(GradientAccumulator):
         self._elsewhere = Weighed()  # counted here and summed at other ranks
 
     def expect(self, own: Weighed, others: Weighed) -> Weighed:
-        """What the optimizer is to step with: this rank's batch, and the others', which are in their sums already."""
+        """Returns what the optimizer steps with: this rank's batch, and the others', which their sums have already."""
         self._own = own
         return own if self._void else own + others
 

@@ -1,4 +1,4 @@
-"""What the ranks of a site tell rank 0 in every step, and the model that all have when it is over.
+"""The ranks of a site report to rank 0 in every step, and all have one model when it is over.
 
 rank 0         gather_reports ──── the swarm's optimizer steps, however long that takes ──── announce
 other ranks    send_report ─────────── follow: they carry out commands, and wait ────────────────▶

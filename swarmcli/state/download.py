@@ -154,7 +154,7 @@ _STALLED = 3  # gave next to nothing while others were put aside
 
 @dataclass(eq=False)
 class _Donor:
-    """What a download knows of a donor. `in_line` while the donor lets it wait, `fetching` from the manifest on."""
+    """A donor as a download knows it: `in_line` while the donor lets it wait, `fetching` from the manifest on."""
 
     peer: PeerID
     rank: int
@@ -354,7 +354,7 @@ class _Download:
             if self._assembly is None or self._assembly.manifest != manifest:
                 if self._settled:
                     raise Unequal
-                # Of 262,144 tensors it takes a second.
+                # It takes a second where there are 262,144 tensors.
                 self._assembly = await offload(self._make_room, manifest, self._assembly)
                 self._progress.begin(self._assembly.layout.nbytes, self._assembly.received)
             self._settled = True

@@ -110,7 +110,7 @@ class MemorySocket(asyncio.Transport, MemoryPipe):
     def ended(self) -> bool:
         return self._over
 
-    # What asyncio promises
+    # asyncio promises these
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if data and not self._over:

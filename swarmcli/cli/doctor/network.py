@@ -182,7 +182,7 @@ def _relays(endpoint: Endpoint) -> list[PeerID]:
 
 
 async def _family(reach: Reach, verdict: ReachVerdict) -> Finding:
-    """Who can dial this computer at its addresses of a family, and as what others see it."""
+    """Says who can dial this computer at its addresses of a family, and as what others see it."""
     can = {None: "not known whether others can dial it", True: "can be dialed", False: "cannot be dialed"}
     at = f", at {', '.join(verdict.addresses)}" if verdict.addresses else ""
     text = f"{can[verdict.dialable]} {SCOPES[verdict.scope]}, {HOW[verdict.how]}{at}"

@@ -128,8 +128,8 @@ class SiteProcess:
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """Of an error inside of it word is left at once where torch's launcher looks for it, before this process has
-        left the swarm, say: the others notice that it is gone, and what they know is less."""
+        """Writes an error inside of it at once where torch's launcher looks for it, and not after this process has left the
+        swarm: the others notice that it is gone, and what they know is less."""
         try:
             yield
         except typer.Exit:

@@ -40,7 +40,7 @@ class IncomingCalls:
 
     @property
     def reading_wanted(self) -> bool:
-        """Who does not read the answers is not read either."""
+        """Whether to read on: a peer that does not read the answers is not read either."""
         return self._replying <= self._limits.max_calls_per_peer
 
     @property

@@ -157,7 +157,7 @@ class GradientWork:
     had been accumulated, whose gradients were not finite.
     """
 
-    # What becomes of this peer's samples after a round whose outcome it does not know, for people; see `set_aside`.
+    # Tells people what becomes of this peer's samples if it does not know a round's outcome; see `set_aside`.
     if_undecided = "this peer's samples wait for the next round, unless the run goes on from this one"
 
     def __init__(
