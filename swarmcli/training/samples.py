@@ -20,8 +20,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Protocol, TypeAlias
+from typing import Annotated, Any, Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -198,7 +199,6 @@ class CountedRows:
 class SampleMaker(Protocol):
     """Makes a task's samples of documents, and batches of samples."""
 
-    most_rest: int  # tokens that may be left of one document for the next
     by_rows: bool  # a sample is a row, or some of them; otherwise a piece of a text beside other pieces of it
 
     def samples(self, documents: PlacedDocuments, where: SamplePosition) -> Iterator[PlacedSample]:
@@ -265,7 +265,6 @@ class TextRun:
     """Samples {"input_ids": (sequence_len,) int64} of texts that follow each other, cut wherever one is full."""
 
     def __init__(self, tokenizer: Tokenizer, sequence_len: int) -> None:
-        self.most_rest = sequence_len - 1
         self.by_rows = False
         self._marks = tokenizer.before, tokenizer.behind
         self._tokenizer = tokenizer
@@ -290,7 +289,6 @@ class RowByRow:
     read, or that teaches nothing.
     """
 
-    most_rest = 0
     by_rows = True
     soon = 1000  # rows after which data are refused that give no sample: a pass over a large dataset may take days
 
@@ -346,7 +344,6 @@ class Packs:
     "position_ids" say where each begins, so that a model can keep them apart.
     """
 
-    most_rest = 0
     by_rows = True
 
     def __init__(self, rows: RowByRow, sequence_len: int) -> None:
@@ -402,6 +399,23 @@ def tensor_of(array: npt.NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(array.astype(np.int64) if np.issubdtype(array.dtype, np.integer) else array)
 
 
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class StreamPosition(msgspec.Struct, frozen=True):
+    """Where a stream of micro-batches is: behind what was drawn. A few hundred numbers, and a rest of a sample."""
+
+    data: str  # a hash of all that decides which samples there are
+    drawn: _Count  # as in MixturePosition, before the block
+    passes: tuple[_Count, ...]
+    places: tuple[tuple[_Count, ...], ...]
+    rest: tuple[_Count, ...]  # as in SamplePosition
+    behind: _Count
+    block: tuple[_Count, _Count, _Count]  # its number, its size, and the samples that were drawn of it
+    begun: tuple[tuple[_Count, ...], ...]
+    choices: tuple[_Count, tuple[tuple[_Count, _Count, _Count], ...]]  # how many, and those of the block
+
+
 class SampleStream:
     """One peer's endless stream of micro-batches."""
 
@@ -429,7 +443,7 @@ class SampleStream:
         self._begin = SamplePosition(MixturePosition.beginning(len(sources)), (), 0)  # of the block
         self._size, self._number, self._drawn = block, 0, 0  # of the block; blocks before it; samples drawn of it
         if position is not None:
-            self._go_to(position, len(sources))
+            self._go_to(position)
         documents = mix(sources, weights, self._seed, self._begin.before, self._choices)
         self._samples = maker.samples(documents, self._begin)
         self._block: list[Example] = []
@@ -444,47 +458,35 @@ class SampleStream:
         return self._maker.collate([self._draw() for _ in range(self._batch_size)])
 
     def position(self) -> dict[str, Any]:
-        """Where the stream is, as JSON: behind what was drawn. A few hundred numbers, and a rest of a sample."""
+        """A StreamPosition, as JSON."""
         before = self._begin.before
-        return {
-            "data": self._data,
-            "drawn": before.drawn,
-            "passes": list(before.passes),
-            "places": [list(place) for place in before.places],
-            "rest": list(self._begin.rest),
-            "behind": self._begin.behind,
-            "block": [self._number, self._size, self._drawn],
-            "begun": [list(parts) for parts in before.begun],
-            "choices": [before.choices, [list(each) for each in self._choices.made] if self._choices else []],
-        }
+        return msgspec.to_builtins(
+            StreamPosition(
+                self._data,
+                before.drawn,
+                before.passes,
+                before.places,
+                self._begin.rest,
+                self._begin.behind,
+                (self._number, self._size, self._drawn),
+                before.begun,
+                (before.choices, tuple(self._choices.made) if self._choices else ()),
+            )
+        )
 
-    def _go_to(self, position: Mapping[str, Any], sources: int) -> None:
+    def _go_to(self, position: Mapping[str, Any]) -> None:
         if position.get("data") != self._data:
             raise ValueError("it is of other data, or of another recipe")
         try:
-            passes, places, rest, begun = (position[name] for name in ("passes", "places", "rest", "begun"))
-            chosen, made = position["choices"]
-            before = MixturePosition(
-                _count(position["drawn"]),
-                _counts(passes),
-                tuple(map(_counts, places)),
-                tuple(map(_counts, begun)),
-                _count(chosen),
-            )
-            choices = [(source, number, part) for source, number, part in map(_counts, made)]
-            begin = SamplePosition(before, _counts(rest), _count(position["behind"]))
-            number, size, drawn = _counts(position["block"])
-        except (KeyError, TypeError, ValueError) as error:
+            found = msgspec.convert(position, StreamPosition)
+        except msgspec.ValidationError as error:
             raise ValueError(f"it cannot be read ({error})") from error
-        if (
-            not len(before.passes) == len(places) == len(begun) == sources
-            or len(rest) > self._maker.most_rest
-            or not drawn <= size <= USUAL.most_block
-        ):
-            raise ValueError("its numbers do not belong together")
-        self._begin, self._number, self._size, self._drawn = begin, number, size, drawn
+        chosen, made = found.choices
+        before = MixturePosition(found.drawn, found.passes, found.places, found.begun, chosen)
+        self._begin = SamplePosition(before, found.rest, found.behind)
+        self._number, self._size, self._drawn = found.block
         if self._choices is not None:
-            self._choices.first, self._choices.made = before.choices, choices
+            self._choices.first, self._choices.made = chosen, list(made)
             self._choices.chooser.settle(before.passes, before.begun)
 
     def _draw(self) -> Example:
@@ -518,13 +520,3 @@ class SampleStream:
             self._block.append(sample)
             self._end, passes = end, seen
         random.Random(f"{self._seed}/block {self._number}").shuffle(self._block)
-
-
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or value < 0:
-        raise TypeError(f"a count, not {value!r:.40}")
-    return value
-
-
-def _counts(values: Any) -> tuple[int, ...]:
-    return tuple(map(_count, values))

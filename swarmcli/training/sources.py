@@ -41,7 +41,6 @@ class DataOptions:
     few_shards: int = 32  # with fewer, a streamed source is read by the parts of its files, if they have some
     held_out_bytes: int = 1 << 16  # a file is held out in pieces of this size, so that a single large one has some, too
     least_block: int = 1024  # sequences that are shuffled together, unless the recipe wants fewer
-    most_block: int = 1 << 20  # sequences; as many as local.shuffle_buffer_size may be
     most_parts: int = 512  # of a pass that peers share
     block_parts: int = 4  # that are shuffled together: whoever dies leaves so many half read
     most_pixels: int = 1 << 26  # of an image: 200 MB when it is decoded

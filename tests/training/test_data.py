@@ -128,24 +128,14 @@ def test_a_stream_goes_on_where_another_one_was(length: int, taken: int) -> None
     expected = draw(whole, 50)
     assert draw(stream(*sources(), weights=[3.0, 1.0], sequence_len=length, position=position), 50) == expected
     again = stream(*sources(), weights=[3.0, 1.0], sequence_len=length, position=position)
-    assert again.position() == position
+    assert json.loads(json.dumps(again.position())) == position
     # Another block is for the next one; what was left of this one is what comes first.
     other = stream(*sources(), weights=[3.0, 1.0], sequence_len=length, position=position, block=5)
     left = 8 - position["block"][2]
     assert draw(other, 4)[:left] == expected[: min(left, 8)]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"data": "other"},
-        {"drawn": -1},
-        {"passes": [0, 0]},
-        {"places": []},
-        {"rest": [1] * 4},
-        {"block": [0, 1 << 40, 0]},
-    ],
-)
+@pytest.mark.parametrize("changes", [{"data": "other"}, {"drawn": -1}, {"choices": [0, [[0]]]}, {"begun": [["x"]]}])
 def test_a_position_that_cannot_be_or_is_of_other_data_is_refused(changes: dict[str, Any]) -> None:
     made = stream(ListSource("text"))
     next(made)

@@ -202,14 +202,6 @@ def test_a_stream_that_goes_on_reads_what_it_would_have_read() -> None:
     assert len(seen) == 900 * 4
 
 
-@pytest.mark.parametrize("change", [{"choices": [0, [[0]]]}, {"choices": [-1, []]}, {"begun": []}, {"begun": [["x"]]}])
-def test_a_position_that_no_stream_wrote_is_refused(change: dict[str, Any]) -> None:
-    made = stream(SharedPass("swarm/1"), 5)
-    next(made)
-    with pytest.raises(ValueError, match=r"cannot be read|do not belong together"):
-        stream(SharedPass("swarm/1"), 5, made.position() | change)
-
-
 @pytest.mark.parametrize(
     "change", [{"done": bytes(65)}, {"hand": bytes(65)}, {"parts": 513}, {"number": -1}, {"parts": "8"}]
 )
