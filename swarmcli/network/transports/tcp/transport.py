@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import logging
 import os
 import socket
@@ -228,7 +227,7 @@ class TCPTransport:
         self, place: Address, expected: PeerID | None, purpose: Purpose, steps: list[ConnectStep]
     ) -> TCPConnection:
         loop = asyncio.get_running_loop()
-        if not _is_ip_address(place.host):  # resolved by itself, so that a failure of this step can be named
+        if prefix_of(place.host).kind == "name":  # resolved by itself, so that a failure of this step can be named
             await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
         steps.append("connect")
         connection = self._shared.leading(expected, purpose, self.membership)
@@ -326,14 +325,6 @@ def _why(error: OSError, step: ConnectStep, timeout: float) -> str:
     if error.errno and str(error.strerror).startswith("Connect call failed"):  # asyncio's words, with the address again
         return os.strerror(error.errno)
     return error.strerror or str(error)
-
-
-def _is_ip_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def _end_listening(listener: socket.socket, accepting: asyncio.Task[None]) -> None:
