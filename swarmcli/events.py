@@ -370,7 +370,7 @@ class ActivityStatus(Event):
             case "stopping" if self.keeps:
                 soon = f"about {roughly(left)} left" if left else "now"
                 when = f"{roughly(self.stays)} at most" if left is None else soon
-                return f"handing in, {when} ({plural(self.keeps, 'sample')})"
+                return f"leaving: handing in, {when} ({plural(self.keeps, 'sample')})"
             case "stopping":
                 return "leaving"
         return "running"

@@ -199,7 +199,9 @@ class OptimizerCore(Participant):
         """Whether nothing that was computed before a pause is on its way to a round, nor could come to one soon."""
         if self._end.under_way or self._group.begun:
             return False
-        return self.pausing.away or not self.directory.anyone_computes(self._group.members)
+        # In its first seconds a peer has read no reports yet, and knows the others by the rounds that it was in.
+        mates = filter(self.node.endpoint.is_connected, self.work.averager.finder.memory.last_members)
+        return self.pausing.away or not self.directory.anyone_computes([*self._group.members, *mates])
 
     async def _has_to_hand_in(self) -> bool:
         """Whether this peer, which pauses, goes on with the end of the epoch: it has samples that a round can use."""

@@ -189,7 +189,7 @@ def test_stop_waits_while_computed_samples_are_handed_in(
     monkeypatch.setattr(control, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     code, _, err = swarm("stop")
     first, *hint, last = err.splitlines()
-    assert first.endswith("handing in, about 4 min left (1,200 samples)" if hands_in_for else "stopping")
+    assert first.endswith("leaving: handing in, about 4 min left (1,200 samples)" if hands_in_for else "stopping")
     assert bool(hint) == bool(hands_in_for) and "it has not ended yet" in last
     assert (code, now[0]) == (1, waits)
 

@@ -166,6 +166,20 @@ def test_who_pauses_takes_part_in_the_round_at_the_end_of_a_long_epoch_and_is_no
     virtual_time.run(main(), timeout=3000)
 
 
+def test_who_leaves_before_it_has_read_a_report_hands_in_what_it_has_to_those_it_was_in_a_round_with() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm, volunteers(swarm, 2) as (first, second):
+            await come_to([first, second], 2)
+            await until(lambda: first.core.work.samples > 0)
+            first.core.directory.others.clear()
+            first.core.pause(leaving=True)
+            assert first.core.work.samples and not first.core.has_handed_in
+            await until(lambda: first.core.has_handed_in)
+            assert first.core.work.samples == 0
+
+    virtual_time.run(main(), timeout=300)
+
+
 MODES: dict[str, Mode] = {
     "delayed step": Mode(timing=Timing.DELAYED_STEP),
     "delayed averaging": Mode(timing=Timing.DELAYED_AVERAGING),

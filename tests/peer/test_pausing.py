@@ -109,7 +109,7 @@ def test_who_is_to_leave_waits_for_the_round_but_not_where_none_can_be_expected(
         return now[0] - 100.0, announced, said[0].removeprefix("8 computed samples are not handed in: ")
 
     def handing_in(when: str) -> str:
-        return f"handing in, {when} (8 samples)"
+        return f"leaving: handing in, {when} (8 samples)"
 
     gone = "nobody else computes at present"
     assert leaves(handed_in=True) == (0.0, "leaving", gone)
@@ -256,7 +256,7 @@ def test_stopping_is_final_and_told_once_but_may_become_urgent():
     midst.stop()
     midst.pending = lambda: PendingWork(8)
     midst.status()
-    assert [event.sentence for event in told] == ["leaving", "handing in, 10 min at most (8 samples)"]
+    assert [event.sentence for event in told] == ["leaving", "leaving: handing in, 10 min at most (8 samples)"]
     at_once, told, _ = an_activity()
     at_once.pending = lambda: PendingWork(1240, 240.0)
     at_once.stop(0.0)
@@ -273,12 +273,12 @@ def test_what_is_handed_in_is_told_once_when_it_stops_and_shown_all_the_time():
         pending = PendingWork(keeps, seconds, nobody_takes=not keeps)
         activity.pending = lambda pending=pending: pending  # type: ignore[misc]
         shown.append(activity.status().sentence)
-    assert [event.sentence for event in told] == ["handing in, about 4 min left (1,240 samples)"]
+    assert [event.sentence for event in told] == ["leaving: handing in, about 4 min left (1,240 samples)"]
     assert shown == [
-        "handing in, about 4 min left (1,240 samples)",
-        "handing in, about 3 min left (1,240 samples)",
-        "handing in, about 2 min left (1,256 samples)",
-        "handing in, 10 min at most (1,256 samples)",
-        "handing in, now (1,256 samples)",
+        "leaving: handing in, about 4 min left (1,240 samples)",
+        "leaving: handing in, about 3 min left (1,240 samples)",
+        "leaving: handing in, about 2 min left (1,256 samples)",
+        "leaving: handing in, 10 min at most (1,256 samples)",
+        "leaving: handing in, now (1,256 samples)",
         "leaving",
     ]
