@@ -373,10 +373,12 @@ class Endpoint:
         """Dials a peer without a handshake, where it has answered. Raises ConnectError, ConnectionLost."""
         if not any(map(is_direct, self.first_hand(peer))):  # it has dialed this peer: its word is tried first
             await self.dial_directly(peer, tuple(filter(is_direct, self.addresses_of(peer))))
-        problem: ConnectError | None = None
-        for address in filter(is_direct, self.first_hand(peer)):
+        seen, problem = self.seen(peer), None
+        known = list(filter(is_direct, self.first_hand(peer)))
+        # Where it answers now first; of the others a silent one leaves time for the next.
+        for address in sorted(known, key=lambda each: seen is None or each != seen.remote_address):
             try:
-                return await self._transport.dial_plain(address, protocol, timeout)
+                return await self._transport.dial_plain(address, protocol, timeout / len(known))
             except ConnectError as error:
                 problem = error
         raise problem or ConnectError(f"{peer.short} cannot be dialed")

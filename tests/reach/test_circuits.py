@@ -180,6 +180,27 @@ async def test_what_cannot_be_dialed_is_refused_with_a_reason() -> None:
         assert relay.statistics().circuits == 0
 
 
+@simulated
+async def test_a_relay_is_dialed_where_it_answers_now_before_where_it_last_did() -> None:
+    """One of its two addresses fell silent, which used up all the time that a circuit has to be made."""
+    network = MemoryNetwork(seed=1)
+    router = network.router("203.0.113.1", hairpin=True)
+    async with scene(network) as peers:
+        endpoint = await peers.listener(0, behind=router)
+        relay = Relay(endpoint)
+        await relay.start()
+        peers.at_end(relay.close)
+        a, b = await peers.client(0, behind=router), await peers.client(1, behind=router)
+        for client in (a, b):
+            await client.reserve(endpoint)
+        outer = router.forward(4000, endpoint.peer_id)
+        await a.endpoint.probe(outer, endpoint.peer_id, timeout=5)
+        router.forget(4000)
+        connection = await a.transport.dial(b.address(endpoint), b.peer_id, Purpose.BULK, 5)
+        assert connection.peer_id == b.peer_id
+        connection.abort("enough")
+
+
 @in_real_time
 async def test_who_comes_with_another_version_or_no_token_hears_so_in_the_clear() -> None:
     async with tcp_scene() as peers:
