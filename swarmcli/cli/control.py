@@ -22,18 +22,11 @@ from swarmcli.machine.moments import duration, moment
 from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.words import printable
 
-
-@dataclass(frozen=True, slots=True)
-class StopTimes:
-    """How long `stop` waits for a peer. Seconds."""
-
-    save: float = 120.0  # for one that hands nothing in (any more): for its step, perhaps a checkpoint
-    hand_in: float = 600.0  # before that: nobody stays longer to hand in
-    answer: float = 3.0  # after which one that should end at once and does not answer is ended
-    look: float = 0.25  # between two looks at who still runs
-
-
-STOP = StopTimes()
+# Seconds for which `stop` waits for a peer.
+SAVE_SECONDS = 120.0  # for one that hands nothing in (any more): for its step, perhaps a checkpoint
+HAND_IN_SECONDS = 600.0  # before that: nobody stays longer to hand in
+ANSWER_SECONDS = 3.0  # after which one that should end at once and does not answer is ended
+LOOK_SECONDS = 0.25  # between two looks at who still runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +114,7 @@ def _ask_to_stop(registry: LocalPeers, peer: LocalPeer, now: bool) -> Any:
     """Asks a peer to stop; returns its answer. A peer that still joins cannot be asked: a signal tells it."""
     try:
         if peer.port is not None:
-            seconds = STOP.answer if now else client.SECONDS
+            seconds = ANSWER_SECONDS if now else client.SECONDS
             return client.post(peer, "stop", {"now": now}, registry=registry, timeout=seconds)
     except ControlError:
         if not now:
@@ -170,7 +163,9 @@ def _wait_for_end(
     """The homes of those that still run when they have had the time to hand in and to save; one that could not be asked
     has less. What is waited for is shown."""
     began = time.monotonic()
-    until = {each.home: began + (STOP.answer if "error" in result else STOP.save) for each, result in asked.items()}
+    until = {
+        each.home: began + (ANSWER_SECONDS if "error" in result else SAVE_SECONDS) for each, result in asked.items()
+    }
     while True:
         living, now = {each.home for each in registry.living()}, time.monotonic()
         left = [each for each in asked if each.home in living and now < until[each.home]]
@@ -179,16 +174,16 @@ def _wait_for_end(
         activities = [None if "error" in asked[each] else _activity(registry, each) for each in left]
         for each, activity in zip(left, activities, strict=True):
             if _hands_in(activity):
-                until[each.home] = min(now, began + STOP.hand_in) + STOP.save
+                until[each.home] = min(now, began + HAND_IN_SECONDS) + SAVE_SECONDS
         show("\n".join(f"{described(each)}: {_stopping(said)}" for each, said in zip(left, activities, strict=True)))
-        time.sleep(STOP.look)
+        time.sleep(LOOK_SECONDS)
 
 
 def _activity(registry: LocalPeers, peer: LocalPeer) -> Any:
     """Asks the peer what it does now; None: it does not answer (any more)."""
     with suppress(ControlError):
         if peer.port is not None:
-            return client.get(peer, "control", registry=registry, timeout=STOP.answer).get("activity")
+            return client.get(peer, "control", registry=registry, timeout=ANSWER_SECONDS).get("activity")
     return None
 
 

@@ -15,7 +15,6 @@ import math
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -51,6 +50,11 @@ T = TypeVar("T")
 METHOD, FILE_METHOD = "run.recipe", "run.file"
 PIECE = 256 << 10  # bytes of a file in one answer; both ends have to agree
 MAX_PEERS = 1 << 20  # of each role that a run may be said to have
+# Seconds for which a volunteer waits.
+RECIPE_SECONDS = 15.0  # for the dial, and as long for the recipe
+PIECE_SECONDS = 30.0  # for one answer with a piece of a file …
+FILES_SECONDS = 900.0  # … and for all of them
+HEAD_START = 20.0  # of the peer that answered first, before another one is asked for files beside it
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_PEERS)]
 
@@ -91,19 +95,6 @@ class FilePiece(msgspec.Struct, frozen=True):
 
     size: Annotated[int, msgspec.Meta(ge=0, le=MOST_FILES_BYTES)]  # of the whole file
     data: Annotated[bytes, msgspec.Meta(max_length=PIECE)]
-
-
-@dataclass(frozen=True, slots=True)
-class FetchOptions:
-    """For how long a volunteer waits for a recipe and a tokenizer's files. Times are seconds."""
-
-    recipe: float = 15.0  # for the dial, and as long for the recipe
-    piece: float = 30.0  # for one answer with a piece of a file
-    all: float = 900.0  # for all of them
-    head_start: float = 20.0  # of the peer that answered first, before another one is asked beside it
-
-
-FETCH = FetchOptions()
 
 
 class RecipeService:
@@ -212,7 +203,7 @@ async def _ask_each(link: Link, visitor: Visitor | None, directory: Path) -> Fet
                     versions, what = unlike(answer.version), str(error)
                     raise RecipeError(f"{what.partition(';')[0]}; {versions}" if versions else what) from None
                 if known and known["tokenizer"] != "bytes":
-                    async with _in_turn(turn, FETCH.head_start):
+                    async with _in_turn(turn, HEAD_START):
                         await fetch_files(endpoint, one, known["tokenizer"], got)
             return recipe, answer, files_of(recipe, known, got) if known else {}
         except SwarmError as error:
@@ -232,7 +223,7 @@ async def fetch_files(endpoint: Endpoint, link: Link, wanted: Mapping[str, str],
     """Gets the files of these names and SHA-256 that are not in `got` yet, from the first peer that the link names.
     Raises SwarmError for a peer that gives others, too many bytes, or gives them too slowly."""
     try:
-        async with asyncio.timeout(FETCH.all):
+        async with asyncio.timeout(FILES_SECONDS):
             for name, digest in wanted.items():
                 if name not in got:
                     data = await _fetch_file(endpoint, link, name, MOST_FILES_BYTES - sum(map(len, got.values())))
@@ -240,7 +231,7 @@ async def fetch_files(endpoint: Endpoint, link: Link, wanted: Mapping[str, str],
                         raise SwarmError(f"{link.peer_id.short} gives another {name} than the link speaks of")
                     got[name] = data
     except (NetworkError, TimeoutError) as error:
-        why = printable(str(error)) or f"it takes more than {FETCH.all:g} s"
+        why = printable(str(error)) or f"it takes more than {FILES_SECONDS:g} s"
         raise SwarmError(
             f"the files of the tokenizer did not come from {link.peer_id.short}: {why}; try again, or ask for another "
             "link"
@@ -252,7 +243,7 @@ async def _fetch_file(endpoint: Endpoint, link: Link, name: str, most: int) -> b
     data, size = bytearray(), -1
     while len(data) != size:
         question = FileWanted(link.run_id, name, len(data))
-        piece = await endpoint.call(link.peer_id, FILE_METHOD, question, FilePiece, timeout=FETCH.piece)
+        piece = await endpoint.call(link.peer_id, FILE_METHOD, question, FilePiece, timeout=PIECE_SECONDS)
         size = piece.size if size < 0 else size
         if size > most or piece.size != size or len(piece.data) != min(PIECE, size - len(data)):
             raise SwarmError(f"{link.peer_id.short} gives {name} in other pieces than it says, or too much of it")
@@ -276,7 +267,7 @@ async def _in_turn(turn: asyncio.Lock, patience: float) -> AsyncIterator[None]:
 
 async def _recipe_from(endpoint: Endpoint, link: Link) -> RecipeOffered:
     wanted = RecipeWanted(link.run_id)
-    answer = await endpoint.call(link.peer_id, METHOD, wanted, RecipeOffered, timeout=FETCH.recipe)
+    answer = await endpoint.call(link.peer_id, METHOD, wanted, RecipeOffered, timeout=RECIPE_SECONDS)
     pace = answer.epoch_seconds
     sane = math.isfinite(pace) and 0.0 <= pace <= 7 * 86_400.0 and 0 <= answer.epoch < 1 << 53
     return answer if sane else msgspec.structs.replace(answer, epoch=0, epoch_seconds=0.0)
@@ -316,7 +307,7 @@ async def _dial(endpoint: Endpoint, addresses: Sequence[str]) -> None:
 
     async def dial(address: str) -> PeerID | None:
         try:
-            return await endpoint.connect(address, timeout=FETCH.recipe)
+            return await endpoint.connect(address, timeout=RECIPE_SECONDS)
         except NetworkError as error:
             failures[address] = error
             return None

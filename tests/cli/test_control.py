@@ -164,7 +164,7 @@ def test_stop_waits_until_it_has_left(ada: RunningPeer) -> None:
 
 
 def test_who_has_not_left_in_time_is_named(ada: RunningPeer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "STOP", control.StopTimes(save=0.0))
+    monkeypatch.setattr(control, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(ada, "_stop", lambda: None)
     monkeypatch.setattr(PeerControls, "stop", lambda self, now: None)
     code, out, _ = swarm("stop", "--json")
@@ -204,7 +204,7 @@ def test_one_that_has_hung_up_since_it_leaves_by_itself_has_stopped(
         raise ControlError("does not answer")
 
     monkeypatch.setattr(control.client, "post", hung_up)
-    monkeypatch.setattr(control, "STOP", control.StopTimes(answer=0.0))
+    monkeypatch.setattr(control, "ANSWER_SECONDS", 0.0)
     code, _, err = swarm("stop")
     assert (code, err.splitlines()[-1].partition("run): ")[2]) == (
         (0, "has stopped") if leaves else (1, "does not answer")

@@ -134,8 +134,8 @@ def test_a_contact_that_gives_something_else_is_refused(
     msgspec.msgpack.Decoder(FilePiece)  # reads the bounds of its fields once: before they are lowered here
     # Of 64 MiB the first bytes are taken, and no more than are left for all files.
     monkeypatch.setattr(offering, "MOST_FILES_BYTES", (64 << 20) - 1)
-    patience = {"piece": 0.5 if give is never else 30.0, "all": 0.3 if give is slow else 300.0}
-    monkeypatch.setattr(offering, "FETCH", replace(offering.FETCH, **patience))
+    monkeypatch.setattr(offering, "PIECE_SECONDS", 0.5 if give is never else 30.0)
+    monkeypatch.setattr(offering, "FILES_SECONDS", 0.3 if give is slow else 300.0)
     with pytest.raises(SwarmError, match=words):
         fetched(owned, tmp_path / "mine", giving(owned, give))
     assert not (tmp_path / "mine").exists()
@@ -144,7 +144,7 @@ def test_a_contact_that_gives_something_else_is_refused(
 def test_what_one_peer_of_the_link_does_not_give_another_one_gives(
     owned: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offering, "FETCH", replace(offering.FETCH, head_start=0.05))
+    monkeypatch.setattr(offering, "HEAD_START", 0.05)
     lying = giving(owned, lambda wanted, data: honest(wanted, data.upper()))
     came = fetched(owned, tmp_path / "mine", giving(owned, never), lying, serving(owned))
     assert len(came) == 4
