@@ -7,11 +7,11 @@ class RunKeys(pydantic.BaseModel):
     recipe: str                               # "{prefix}_recipe": a plain value
 
 SchemaValidator(RunKeys, prefix="my-run")
-SchemaValidator.for_keys("my-run.0b", value=Declaration, subkey=OwnedSubkey)     # every key that begins so
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 import typing
@@ -35,15 +35,11 @@ Check: TypeAlias = Callable[[Any], None]  # raises ValueError with the first thi
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """For one key, or for all keys that begin with `key`."""
+    """For one key."""
 
     key: str
     value: Check
     subkey: Check | None  # None: a plain value, no subkeys
-    open: bool = False  # for all keys that begin so
-
-    def covers(self, key: str) -> bool:
-        return key.startswith(self.key) if self.open else key == self.key
 
     def validate(self, record: Record) -> None:
         if (record.subkey == NO_SUBKEY) != (self.subkey is None):
@@ -77,15 +73,11 @@ class SchemaValidator:
         self.rules = tuple(_Rule(start + key, value, subkey) for key, value, subkey in _fields(schema))
         self.scopes: tuple[tuple[str, bool], ...] = ((start, allow_extra_keys),)
 
-    @classmethod
-    def for_keys(cls, start: str, *, value: Any, subkey: Any | None = None) -> SchemaValidator:
-        """One rule for every key that begins with `start`; with `subkey=None` for plain values."""
-        rule = _Rule(start, _checking(value), None if subkey is None else _checking(subkey), open=True)
-        return cls._of((rule,), ((start, True),))
-
     def merged(self, other: SchemaValidator) -> SchemaValidator:
         """A validator that stands for both."""
-        return self._of(self.rules + other.rules, self.scopes + other.scopes)
+        both = copy.copy(self)
+        both.merge_with(other)
+        return both
 
     def merge_with(self, other: object) -> bool:
         """This validator stands for both from now on, unless `other` is of another kind: then False."""
@@ -96,7 +88,7 @@ class SchemaValidator:
 
     def validate(self, record: Record) -> None:
         """Raises ValidationError with the first thing that does not fit."""
-        rules = [rule for rule in self.rules if rule.covers(record.key)]
+        rules = [rule for rule in self.rules if rule.key == record.key]
         if not rules:
             self._check_extra(record.key)
         for number, rule in enumerate(rules, 1):
@@ -116,12 +108,6 @@ class SchemaValidator:
         if allowed and not any(allowed):
             known = ", ".join(sorted(named))
             raise ValidationError(f"the schema has no key {key!r}; it has {known}")
-
-    @classmethod
-    def _of(cls, rules: tuple[_Rule, ...], scopes: tuple[tuple[str, bool], ...]) -> SchemaValidator:
-        validator = cls.__new__(cls)
-        validator.rules, validator.scopes = rules, scopes
-        return validator
 
 
 def _fields(schema: Any) -> Iterator[tuple[str, Check, Check | None]]:

@@ -6,6 +6,7 @@ import asyncio
 import math
 from typing import Any
 
+import pydantic
 import pytest
 
 from swarmcli.dht import DHTLimits, storage
@@ -213,7 +214,7 @@ async def test_reading_without_latest_may_answer_from_what_was_read_lately() -> 
 @simulated
 async def test_validators_judge_writes_here_writes_there_and_reads() -> None:
     async with Swarm() as swarm:
-        rule = SchemaValidator.for_keys("number", value=int)
+        rule = SchemaValidator(pydantic.create_model("Keys", number=(int, ...)))
         strict = await swarm.node("strict", record_validators=[rule])
         lax = await swarm.node("lax")
         reader = await swarm.node("reader", client_mode=True)

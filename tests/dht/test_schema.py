@@ -74,16 +74,6 @@ def test_other_keys_of_the_prefix_can_be_refused() -> None:
         strict.validate(record("run_progres", GOOD, OWNED))
 
 
-def test_one_rule_for_all_keys_that_begin_alike() -> None:
-    validator = SchemaValidator.for_keys("run.0b", value=Progress, subkey=OwnedSubkey)
-    validator.validate(record("run.0b", GOOD, OWNED))
-    validator.validate(record("run.0b0110", GOOD, OWNED))
-    validator.validate(record("run.", "anything"))
-    with pytest.raises(ValidationError):
-        validator.validate(record("run.0b0110", {**GOOD, "epoch": None}, OWNED))
-    SchemaValidator.for_keys("plain", value=int).validate(record("plain-1", 5))
-
-
 class OtherKeys(pydantic.BaseModel):
     recipe: int
     size: int = pydantic.Field(ge=1)
