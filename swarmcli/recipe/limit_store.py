@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,8 @@ class LimitStore:
     def reload(self) -> bool:
         """Takes over what another process has kept meanwhile; whether there was anything.
 
-        Raises RecipeError, once for each change of the file, for one that cannot be used; then the limits stay.
+        Raises RecipeError, once for each change of the file, for one that cannot be used or is gone; then the limits
+        stay.
         """
         with self._lock:
             if (stamp := self._look()) == self._stamp:
@@ -159,11 +161,13 @@ def kept_limits(config: Path) -> dict[str, str]:
     if file.exists():
         return _read(file)
     section = load_config(config).limits
-    if section is None or not isinstance(section.value, dict):
+    if section is None:
         return {}
-    former = {key: str(plain(entry, str)) for key, entry in section.value.items() if key in FORMER}
-    entries = {key: entry for key, entry in section.value.items() if key not in FORMER}
-    root = RecipeEntry({"limits": RecipeEntry(entries, section.origin)}, section.origin)
+    former = {}
+    if isinstance(section.value, dict):
+        former = {key: str(plain(entry, str)) for key, entry in section.value.items() if key in FORMER}
+        section = replace(section, value={key: entry for key, entry in section.value.items() if key not in FORMER})
+    root = RecipeEntry({"limits": section}, section.origin)
     try:
         found = _Moved.model_validate(plain(root, _Moved)).limits.written
     except pydantic.ValidationError as error:
@@ -183,8 +187,6 @@ def _read(file: Path) -> dict[str, str]:
         found = json.loads(read_text(file, "file of limits"))
         if isinstance(found, dict) and all(isinstance(value, str) for value in found.values()):
             return found
-    except FileNotFoundError:
-        return {}
     except (OSError, ValueError, RecursionError):
         pass
     raise RecipeError(

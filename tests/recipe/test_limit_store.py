@@ -90,13 +90,17 @@ def test_what_is_kept_reaches_the_other_peers_but_where_their_command_line_says_
 
 
 @pytest.mark.parametrize("torn", ["", '{"upl', "\0\0\0", "[]", '{"upload": 3}', '{"upload": "fast, please"}'])
-def test_a_file_that_is_damaged_lifts_no_limit_and_says_what_helps(config: Path, kept: Path, torn: str) -> None:
+def test_a_file_that_is_damaged_or_gone_lifts_no_limit_and_says_what_helps(config: Path, kept: Path, torn: str) -> None:
     store = LimitStore(None, config)
     store.change({"upload": "2 MB/s"}, keep=True)
     kept.write_text(torn)
     for begin in (store.reload, lambda: LimitStore(None, config)):
         with pytest.raises(RecipeError, match=r"config\.limits\.json: .*(swarm limits reset|2 MB/s)"):
             begin()
+    assert store.limits.upload == 2e6 and not store.reload()
+    kept.unlink()
+    with pytest.raises(RecipeError, match="swarm limits reset"):
+        store.reload()
     assert store.limits.upload == 2e6 and not store.reload()
     LimitStore.change(store, dict.fromkeys(KEYS, "default"), keep=True)
     assert LimitStore(None, config).limits.written == {}
@@ -133,6 +137,8 @@ def test_a_mistake_in_limits_of_a_former_version_is_told_with_its_line_before_th
 ) -> None:
     for text, said in (
         ("limits:\n  uplod: 3\n", "config.yaml:2: unknown key limits.uplod; did you mean upload?"),
+        ("limits: 50%\n", "config.yaml:1: limits should be a section"),
+        ("limits: [upload=2MB/s]\n", "config.yaml:1: limits should be a section"),
         ("limits:\n  upload: 3 apples\n", "config.yaml:2: limits.upload: '3 apples' is no rate; write for example 2"),
     ):
         config.write_text(text)
