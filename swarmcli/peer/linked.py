@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -80,7 +81,9 @@ class LinkedRun:
             "network": {"initial_peers": list(self.link.addresses)},
             "local": {"data_dir": DATA},
         }
-        return json.dumps(values | own, ensure_ascii=False, indent=1) + "\n"
+        text = json.dumps(values | own, ensure_ascii=False, indent=1) + "\n"
+        # YAML, as which this is read again, takes these within a text for no characters, or for ends of lines.
+        return re.sub("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]", lambda each: f"\\u{ord(each[0]):04x}", text)
 
     def bring(self, files: Mapping[Path, bytes]) -> None:
         """Puts the files of a model into their places. Raises SwarmError."""

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from swarmcli.cli.linking import with_settings
 from swarmcli.errors import SwarmError
 from swarmcli.network.identity import Identity
 from swarmcli.peer.linked import LinkedRun, data_directory
@@ -40,6 +42,18 @@ def test_a_run_that_was_agreed_to_lies_in_the_data_directory_as_a_recipe_like_an
     assert run.kept() is None, "it no longer agrees, and is fetched again"
     run.recipe.write_text("no recipe: [")
     assert run.kept() is None
+
+
+@pytest.mark.parametrize("character", ["\x7f", "\x85", "\x9f", "\u2028", "\ufeff", "\U0001f600", "\\", "ä"])
+def test_whatever_a_label_holds_the_recipe_is_read_again_as_it_came(data: Path, character: str) -> None:
+    values = json.loads(offered(small())) | {"task": "sequence_classification", "labels": [f"a{character}b", "c"]}
+    recipe = small(text=json.dumps(values).replace("\\ud83d\\ude00", character))  # YAML has no pairs
+    link = replace(LINK, fingerprint=digest_of(recipe))
+    run = LinkedRun(link)
+    kept = run.text_of(read_offered(offered(recipe).encode(), link, run.path))
+    run.keep("trainer", kept)
+    assert run.kept() == kept and load_recipe(run.recipe).labels == recipe.labels
+    assert digest_of(with_settings(run, kept, [])) == link.fingerprint
 
 
 def test_agreeing_counts_for_one_role_and_one_recipe_and_a_torn_one_for_none(
