@@ -15,7 +15,7 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -155,6 +155,7 @@ class _Circuit:
         self.ends, self.keys, self.memory = ends, keys, relay.memory
         self.near, self.far = _End(self), _End(self)
         self.near.other, self.far.other = self.far, self.near
+        self._payers = relay.payers(ends)  # for good: an end that hangs up is in the network that it came from
         self._relay, self._budgets = relay, relay.budgets
         self._over = False
         self._moved_at = loop_time()
@@ -175,7 +176,9 @@ class _Circuit:
         now = loop_time()
         if now - self._moved_at >= 1.0 and not (self.near.spoken or self.far.spoken):
             self.moved(self._budgets.idle)  # to the second is exact enough: a timer for each piece would cost more
-        seconds = self._relay.count(self.ends, nbytes)
+            if not self._relay.may_go_on(self.ends):
+                return self.end("no member")
+        seconds = self._relay.count(self._payers, nbytes)
         if seconds > 0:
             source.wait_for("its pace")
             asyncio.get_running_loop().call_later(seconds, source.go_on, "its pace")
@@ -356,12 +359,22 @@ class Relay:
         if code:
             self._refusals[code] += 1
 
-    def count(self, ends: tuple[PeerID, PeerID], nbytes: int) -> float:
+    def payers(self, ends: tuple[PeerID, PeerID]) -> set[Hashable]:
+        """For a circuit: whose pace bounds it. Keys cost nothing, so those of one network have the rate of one peer."""
+        networks = {peer: self._endpoint.prefix(peer) for peer in ends}
+        return {peer if network is None or network.shared else network for peer, network in networks.items()}
+
+    def may_go_on(self, ends: tuple[PeerID, PeerID]) -> bool:
+        """For a circuit: in a closed run, whether both of its ends are members still."""
+        membership = self._endpoint.membership
+        return membership is None or not any(map(membership.objection, ends))
+
+    def count(self, payers: Iterable[Hashable], nbytes: int) -> float:
         """For a circuit: so many bytes have passed. The seconds until more may."""
         now, amount = loop_time(), max(nbytes, self.budgets.least)
         self._passed += nbytes
         self._endpoint.passed_on(nbytes)
-        seconds = [self._pace.owe(now, amount, payer=payer) for payer in self._payers(ends)]
+        seconds = [self._pace.owe(now, amount, payer=payer) for payer in payers]
         if (whole := self._pace_of_all()) is not None:
             seconds.append(whole.take(amount, now))
         return max(seconds, default=0.0)
@@ -394,11 +407,6 @@ class Relay:
         if len(self._circuits) >= budgets.circuits or any(self._used[key] >= bound for key, bound in bounds.items()):
             self._refuse("full", "no circuit is left for these two")
         return tuple(bounds)
-
-    def _payers(self, ends: tuple[PeerID, PeerID]) -> set[Hashable]:
-        """Whose pace bounds a circuit now. Keys cost nothing, so those of one network have the rate of one peer."""
-        networks = {peer: self._endpoint.prefix(peer) for peer in ends}
-        return {peer if network is None or network.shared else network for peer, network in networks.items()}
 
     def _pace_of_all(self) -> TokenBucket | None:
         """It follows what the user lends of the link."""

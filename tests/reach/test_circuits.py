@@ -285,8 +285,9 @@ async def flood(a: Client, b: Client) -> None:
             await stream.receive(Number)
 
 
+@pytest.mark.parametrize("hangs_up", [False, True])
 @simulated
-async def test_the_keys_of_one_network_have_the_rate_of_one_peer_together() -> None:
+async def test_the_keys_of_one_network_have_the_rate_of_one_peer_together(hangs_up: bool) -> None:
     """Before, two pairs of keys on one machine took all that a relay passes on."""
     network = MemoryNetwork(seed=1)
     routers = [network.router(f"198.51.100.{number}") for number in (7, 99)]
@@ -300,7 +301,15 @@ async def test_the_keys_of_one_network_have_the_rate_of_one_peer_together() -> N
             await a.meet(b)
         floods = [asyncio.create_task(flood(a, b)) for a, b in zip(keys[:3], keys[3:], strict=True)]
         await asyncio.sleep(20)
-        assert 0.5 * 20e6 < relay.statistics().bytes_passed < 1.1 * 20e6
+        if hangs_up:  # from then on the relay sees nobody of them
+            for client in keys:
+                client.endpoint.disconnect(endpoint.peer_id, "the circuits stand")
+            before = relay.statistics().bytes_passed
+            await asyncio.sleep(20)
+            assert not endpoint.connected()
+            assert 0.5 * 20e6 < relay.statistics().bytes_passed - before < 1.1 * 20e6
+        else:
+            assert 0.5 * 20e6 < relay.statistics().bytes_passed < 1.1 * 20e6
         for task in floods:
             task.cancel()
         await asyncio.wait(floods)

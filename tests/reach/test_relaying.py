@@ -31,6 +31,7 @@ from swarmcli.reach.relay_messages import (
 )
 from swarmcli.reach.relaying import RelayBudgets
 from swarmcli.testing import MemoryNetwork
+from tests.network.closed_runs import ClosedRunWorld
 from tests.network.tcp_helpers import until
 from tests.network.worlds import reaches
 from tests.reach.relay_worlds import Client, Scene, Word, scene, tcp_scene
@@ -265,3 +266,19 @@ async def test_one_network_has_only_its_share_of_the_circuits_whichever_end_it_i
                 await dial(source, target, endpoint)
         (await dial(others[1], others[2], endpoint)).abort("done")
         held.abort("done")
+
+
+@simulated
+async def test_nothing_passes_for_whoever_is_no_member_any_more() -> None:
+    """It has hung up, so there is no connection with it that would end."""
+    async with scene() as peers:
+        endpoint, relay = await peers.relay()
+        a, b = await peers.pair(endpoint)
+        connection = await dial(a, b, endpoint)
+        a.endpoint.disconnect(endpoint.peer_id, "the circuit stands")
+        endpoint.membership = ClosedRunWorld().member(1)  # which has admitted neither of the two
+        await asyncio.sleep(2)
+        await connection.send(b"more")
+        await asyncio.sleep(1)
+        assert relay.statistics().refusals == {"no member": 1}
+        assert not connection.is_open
