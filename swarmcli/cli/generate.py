@@ -28,7 +28,7 @@ from swarmcli.checkpoints.looking import CheckpointInfo
 from swarmcli.cli.checkpoints import NONE_HERE, looked_for
 from swarmcli.cli.local import Json, LastEpoch, Quiet
 from swarmcli.errors import CheckpointError, UsageError
-from swarmcli.words import harmless, printable
+from swarmcli.words import first_words, harmless, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class Conversation:
             return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **options))
         except Exception as error:  # whatever a template meets in a conversation that it was not written for
             raise UsageError(
-                f"the model's chat template refuses it: {_first_line(error)}; --raw goes on from plain text"
+                f"the model's chat template refuses it: {first_words(error)}; --raw goes on from plain text"
             ) from error
 
 
@@ -214,14 +214,14 @@ def load(path: Path, base: Path | None = None, *, last_epoch: bool = False) -> t
             model = load_quietly(AutoModelForCausalLM, str(path), use_safetensors=True, variant=variant, **options)
     except Exception as error:  # architectures raise whatever their constructors meet
         raise CheckpointError(
-            f"{path} holds a {kind}, which does not load as a model that writes on: {_first_line(error)}; its "
-            "README.md shows how to use it, or take a checkpoint of a run with task: causal_lm"
+            f"{path} holds a {kind}, which does not load as a model that writes on: {first_words(error)}; "
+            "its README.md shows how to use it, or take a checkpoint of a run with task: causal_lm"
         ) from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path), **options)
     except Exception as error:  # transformers and tokenizers raise many kinds
         raise CheckpointError(
-            f"{path} has a model, and no tokenizer that can be read: {_first_line(error)}; use another checkpoint"
+            f"{path} has a model, and no tokenizer that can be read: {first_words(error)}; use another checkpoint"
         ) from error
     return model.eval(), tokenizer
 
@@ -289,8 +289,3 @@ def write_on(model: Any, tokenizer: Any, how: Generation, show: Callable[[str], 
             **sampling,
         )[0, ids.shape[1] :]
     return cut(str(tokenizer.decode(written, skip_special_tokens=True))), len(written)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return printable(lines[0], 300) if lines else type(error).__name__

@@ -76,6 +76,9 @@ _read_rate = _reader(
 )
 _read_share = _reader(_SHARES.__getitem__, 0.01, 1.0, "share from 1% to 100%", "50%, or none (`swarm pause` stops all)")
 _read_size = _reader(_bytes_in_size, 1 << 20, 1e18, "size", "8 GB, 500 MiB, 50%, or none")
+read_journal_size = _reader(
+    _bytes_in_size, 10_000_000, 1e18, "size", "500 MB", "less than a journal takes, which is 10 MB"
+)
 _read_minutes = _reader(
     lambda unit: _MINUTES[unit.lower()], 1 / 60, 24 * 60, "time without keyboard and mouse", "10 min, or no"
 )

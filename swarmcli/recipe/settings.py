@@ -11,9 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    ByteSize,
     Field,
-    TypeAdapter,
     field_validator,
     model_validator,
 )
@@ -22,7 +20,7 @@ from swarmcli.errors import AddressError
 from swarmcli.network.addresses import Scope, parse_address, scope_of
 from swarmcli.network.identity import PeerID
 from swarmcli.recipe.dataset import Dataset
-from swarmcli.recipe.limits import Limits
+from swarmcli.recipe.limits import Limits, read_journal_size
 from swarmcli.recipe.optimizers import OPTIMIZERS, check_args
 from swarmcli.recipe.patterns import ON_HUB, check_pattern
 from swarmcli.recipe.section import REQUIRED, Conflict, Section, advised, own, shared
@@ -61,18 +59,7 @@ def _takers(key: str) -> tuple[str, ...]:
     return tuple(name for name, kind in OPTIMIZERS.items() if key in kind.keys)
 
 
-def _read_size(value: object) -> int:
-    try:
-        size = int(_SIZE.validate_python(value))
-    except ValueError:
-        raise ValueError(f"{str(value)[:40]!r} is no size; write for example 500 MB") from None
-    if size < 10_000_000:
-        raise ValueError("a journal takes at least 10 MB")
-    return size
-
-
-_SIZE = TypeAdapter(ByteSize)
-JournalSize = Annotated[int, BeforeValidator(_read_size)]
+JournalSize = Annotated[int, BeforeValidator(lambda value: int(read_journal_size(value)))]
 
 
 def _check_webhook(text: str) -> str:

@@ -1,4 +1,4 @@
-"""RunEstimate on from a checkpoint that a user names: weights, statistics and epoch are its, settings the recipe's."""
+"""Going on from a checkpoint that a user names: weights, statistics and epoch are its, settings the recipe's."""
 
 from __future__ import annotations
 
