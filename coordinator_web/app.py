@@ -27,7 +27,6 @@ Search = Annotated[str, Query(max_length=100)]
 From = Annotated[
     float | None, Query(alias="from", ge=0, le=1e11, allow_inf_nan=False, description="seconds since 1970")
 ]
-To = Annotated[float | None, Query(alias="to", ge=0, le=1e11, allow_inf_nan=False, description="seconds since 1970")]
 
 
 def create_app(
@@ -94,13 +93,13 @@ def peer(source: Source, peer_id: str) -> Response:
 
 
 @api.get("/history")
-def history(source: Source, begin: From = None, end: To = None, points: Limit = 300, by: Axis = "time") -> Response:
-    return as_json(source.history(begin=begin, end=end, points=points, by=by))
+def history(source: Source, begin: From = None, points: Limit = 300, by: Axis = "time") -> Response:
+    return as_json(source.history(begin=begin, points=points, by=by))
 
 
 @api.get("/epochs")
-def epochs(source: Source, after: After = -1, until: After = 2**62, limit: Limit = 600) -> Response:
-    return as_json(source.epochs(after=after, until=until, limit=limit))
+def epochs(source: Source, after: After = -1, limit: Limit = 600) -> Response:
+    return as_json(source.epochs(after=after, limit=limit))
 
 
 @api.get("/rounds")

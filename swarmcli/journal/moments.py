@@ -44,7 +44,7 @@ _MERGED = _ADD.format(
     f"max(epoch), sum(loss), sum(losses) {_OLD} GROUP BY slot / 2"
 )
 
-Axis = Literal["time", "epoch"]  # on which a span is given
+Axis = Literal["time", "epoch"]  # on which a span begins
 Query = Callable[[str, Sequence[Any]], Sequence[Any]]
 
 
@@ -81,28 +81,23 @@ def add_moments(db: Database, run_id: str, observed: Sequence[RunObserved]) -> N
                 db.execute(f"DELETE {_OLD}", (run_id, scale, slots))
 
 
-def read_moments(
-    query: Query, run_id: str, *, begin: float | None, end: float | None, by: Axis, points: int
-) -> list[Moment]:
-    """At most `points` moments between two times or two epochs (None: from the first, to the last), oldest first."""
-    if by == "epoch":
-        # From when one began to when the other was over, as exactly as that is still known.
-        edges = "min(first) FILTER (WHERE epoch >= ?), max(last) FILTER (WHERE epoch <= ?)"
-        span = (-math.inf if begin is None else begin, math.inf if end is None else end)
-        ((begin, end),) = query(f"SELECT {edges} FROM moments WHERE run_id = ?", (*span, run_id))
-        if begin is None or end is None:
+def read_moments(query: Query, run_id: str, *, begin: float | None, by: Axis, points: int) -> list[Moment]:
+    """At most `points` moments from a time or an epoch on (None: from the first), oldest first."""
+    if by == "epoch" and begin is not None:
+        # From when that one began, as exactly as that is still known.
+        ((begin,),) = query("SELECT min(first) FROM moments WHERE run_id = ? AND epoch >= ?", (run_id, begin))
+        if begin is None:
             return []
     ((first, last),) = query("SELECT min(first), max(last) FROM moments WHERE run_id = ?", (run_id,))
     if first is None:
         return []
     first = first if begin is None else max(first, begin)
-    last = last if end is None else min(last, end)
     low = int(first // SCALES[0])
     slots = max(1, math.ceil((int(last // SCALES[0]) - low + 1) / points))  # of the finest scale, in a point
     rows = query(
         "SELECT min(first), max(scale), max(epoch), sum(alive) * 1.0 / sum(count), sum(trainers) * 1.0 / sum(count), "
         "sum(rate) / sum(count), CASE WHEN sum(losses) THEN sum(loss) / sum(losses) END FROM moments "
-        "WHERE run_id = ? AND last >= ? AND first <= ? GROUP BY max(0, slot * scale / ? - ?) / ? ORDER BY 1",
-        (run_id, first, last, SCALES[0], low, slots),
+        "WHERE run_id = ? AND last >= ? GROUP BY max(0, slot * scale / ? - ?) / ? ORDER BY 1",
+        (run_id, first, SCALES[0], low, slots),
     )
     return [Moment(time, float(max(scale, slots * SCALES[0])), *rest) for time, scale, *rest in rows]

@@ -58,22 +58,18 @@ class JournalReader:
         )
         return [self._row(EpochAdvanced, row) for row in reversed(rows)]
 
-    def chart(
-        self, run_id: str, *, after: int = -1, until: int = 2**62, limit: int | None = None
-    ) -> list[EpochAdvanced]:
-        """The epochs above `after` up to `until`, or to the last that this peer has reached, by number; thinned out
-        evenly to `limit` at most, the last one kept.
+    def chart(self, run_id: str, *, after: int = -1, limit: int | None = None) -> list[EpochAdvanced]:
+        """The epochs above `after` up to the last that this peer has reached, by number; thinned out evenly to `limit`
+        at most, the last one kept.
 
         `loss` is the swarm's as `EpochLoss` told it, or else this peer's own. Epochs of which
         only reports tell have no samples. What a report claims of an epoch to come is left out: anybody can claim that.
         """
-        within = f"FROM curve WHERE run_id = ? AND epoch > ? AND epoch <= ? AND epoch <= {_REACHED}"
+        within = f"FROM curve WHERE run_id = ? AND epoch > ? AND epoch <= {_REACHED}"
         edges = [
             row[0]
             for order in ("ASC", "DESC")
-            for row in self._query(
-                f"SELECT epoch {within} ORDER BY epoch {order} LIMIT 1", (run_id, after, until, run_id)
-            )
+            for row in self._query(f"SELECT epoch {within} ORDER BY epoch {order} LIMIT 1", (run_id, after, run_id))
         ]
         if not edges:
             return []
@@ -189,12 +185,11 @@ class JournalReader:
         run_id: str,
         *,
         begin: float | None = None,
-        end: float | None = None,
         by: Axis = "time",
         points: int = 300,
     ) -> list[Moment]:
-        """How the run went between two times or two epochs, see `moments.read_moments`."""
-        return read_moments(self._query, run_id, begin=begin, end=end, by=by, points=points)
+        """How the run went from a time or an epoch on, see `moments.read_moments`."""
+        return read_moments(self._query, run_id, begin=begin, by=by, points=points)
 
     def totals(self, run_id: str) -> Totals:
         """Sums over the whole run, rows that gave way for want of room included."""

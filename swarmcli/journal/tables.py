@@ -35,7 +35,7 @@ APPLICATION_ID = 0x53574A4C  # "SWJL", in the header of the SQLite file
 # The format of the tables; a journal of another one is refused by name. A column that is only added, for a field with a
 # default, changes nothing about it: each swarm reads the other's, and this one adds the column where it writes.
 VERSION = 9
-CONVERTED = (6, 7, 8)  # are read as they are, and become VERSION where they are written
+CONVERTED = (6, 7)  # are read as they are, and become VERSION where they are written
 
 MAX_INTEGER = 2**63 - 1  # what SQLite can hold
 

@@ -290,16 +290,14 @@ def _lay_out(db: Database) -> None:
 
 
 def _convert(db: Database, version: int) -> None:
-    """Up to format 8 a table of contributions held beside what its writer saw what others had told it, which goes. Up
-    to format 7 triggers added up, and the sums were in tables WITHOUT ROWID, which sqlite-utils cannot insert into or
-    transform: they are made anew."""
+    """Formats 6 and 7: a table of contributions held beside what its writer saw what others had told it, which goes;
+    triggers added up, and the sums were in tables WITHOUT ROWID, which sqlite-utils cannot insert into or transform:
+    they are made anew."""
     given = db.table("contributions")
     seen = [name for name in given.columns_dict if name.startswith("own_")] if given.exists() else []
     if seen:
         taken = ", ".join(f"{name.removeprefix('own_')} = coalesce({name}, 0)" for name in seen)
         db.execute(f"UPDATE contributions SET {taken}")
-    if version == 8:
-        return
     for trigger in db.triggers:
         db.execute(f"DROP TRIGGER {trigger.name}")
     computed = {}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import msgspec
 
-from swarmcli.errors import NetworkError, UnknownMethod
+from swarmcli.errors import NetworkError
 from swarmcli.events import Contribution
 from swarmcli.network import wire
 from swarmcli.network.endpoint import Endpoint
@@ -169,8 +169,6 @@ async def fetch_tables(endpoint: Endpoint, writers: Sequence[PeerID], run_id: st
     async def ask(writer: PeerID) -> ContributionTable | str:
         try:
             table = await endpoint.call(writer, TABLE, TableWanted(run_id, most), ContributionTable, timeout=60.0)
-        except UnknownMethod:
-            return "it runs an older swarm, whose tables are not read any more; update it"
         except NetworkError as error:
             return str(error)
         if table.run_id != run_id or not len(table.peers) == len(table.rows) == len(set(table.peers)):

@@ -177,27 +177,25 @@ class DashboardSource:
         known = reader.peers(run, peer)
         return (known[0] if known else None), reader.reports_of(run, peer), reader.rounds_of(run, peer)
 
-    def history(
-        self, *, begin: float | None = None, end: float | None = None, points: int = 300, by: Axis = "time"
-    ) -> History:
-        """How the run went between two moments, or two epochs, in at most so many points."""
+    def history(self, *, begin: float | None = None, points: int = 300, by: Axis = "time") -> History:
+        """How the run went from a moment, or an epoch, on, in at most so many points."""
 
         def read(reader: JournalReader) -> History:
-            within = reader.moments(self._run_id, begin=begin, end=end, by=by, points=points)
+            within = reader.moments(self._run_id, begin=begin, by=by, points=points)
             place = attrgetter(by)
             evaluations = [
                 each
                 for each in reader.evaluations(self._run_id, limit=MOST_EVALUATIONS)
-                if (begin is None or place(each) >= begin) and (end is None or place(each) <= end)
+                if begin is None or place(each) >= begin
             ]
             return History(points=tuple(within), evaluations=tuple(evaluations))
 
         return self._read(read) or History()
 
-    def epochs(self, *, after: int = -1, until: int = 2**62, limit: int = 600) -> Sequence[EpochAdvanced]:
-        """Finished epochs above `after` up to `until`, by number, with the swarm's losses; thinned out evenly to
+    def epochs(self, *, after: int = -1, limit: int = 600) -> Sequence[EpochAdvanced]:
+        """Finished epochs above `after`, by number, with the swarm's losses; thinned out evenly to
         `limit` rows, the last one kept. The last few may still change, as reports arrive."""
-        return self._read(lambda reader: reader.chart(self._run_id, after=after, until=until, limit=limit)) or ()
+        return self._read(lambda reader: reader.chart(self._run_id, after=after, limit=limit)) or ()
 
     def rounds(self, *, after: int = 0, limit: int = 100) -> Sequence[RoundFinished]:
         """Rounds with an id above `after`, oldest first; the newest `limit` of them."""

@@ -180,7 +180,7 @@ async def test_a_table_says_since_when_it_counts_and_one_of_another_shape_or_run
     table = tables[writer]
     assert isinstance(table, ContributionTable) and table.since == 6
     assert {each.peer: each.samples for each in table.listed if each.samples} == {ADA: 150, BOB: 50}
-    assert "older swarm" in str(tables[none]), "who has no table"
+    assert "serves no method" in str(tables[none]), "who has no table"
     said = await run.reader(reader).standing()
     assert said is not None and said.since == 6 and said.is_signed
     assert not msgspec.structs.replace(said, since=7).is_signed

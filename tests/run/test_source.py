@@ -168,8 +168,8 @@ def test_the_past_is_told_over_time_with_evaluations(world: World) -> None:
     world.written()
     history = world.source.history()
     assert [each.epoch for each in history.points] == list(range(10)) and history.points[3].alive == 3.0
-    part = world.source.history(begin=3, end=6, by="epoch", points=2)
-    assert part.points[-1].epoch == 6 and len(part.points) == 2 and [each.loss for each in part.evaluations] == [3.9]
+    part = world.source.history(begin=3, by="epoch", points=2)
+    assert part.points[-1].epoch == 9 and len(part.points) == 2 and [each.loss for each in part.evaluations] == [3.9]
     run = world.source.overview().run
     assert run.evaluation is not None and run.evaluation.epoch == 4
     assert run.evaluated.startswith("epoch 4: loss ")

@@ -187,12 +187,10 @@ class FakeRun:
             if peer_id in (*each.members, *each.left_out):
                 yield each
 
-    def history(
-        self, *, begin: float | None = None, end: float | None = None, points: int = 300, by: Axis = "time"
-    ) -> History:
+    def history(self, *, begin: float | None = None, points: int = 300, by: Axis = "time") -> History:
         every = [moment(epoch) for epoch in range(1, self.finished_epochs + 1)]
         at = (lambda each: each.epoch) if by == "epoch" else (lambda each: each.time)
-        shown = [each for each in every if (begin or 0) <= at(each) <= (math.inf if end is None else end)]
+        shown = [each for each in every if (begin or 0) <= at(each)]
         return History(
             points=tuple(shown[:: max(1, math.ceil(len(shown) / points))]),
             evaluations=tuple(evaluation(each.epoch) for each in shown if each.epoch % 10 == 0),
@@ -267,8 +265,8 @@ class FakeRun:
         }
         return lists[name]
 
-    def epochs(self, *, after: int = -1, until: int = 2**62, limit: int = 600) -> Sequence[EpochAdvanced]:
-        return [epoch_row(epoch) for epoch in range(max(1, after + 1), min(until, self.finished_epochs) + 1)][-limit:]
+    def epochs(self, *, after: int = -1, limit: int = 600) -> Sequence[EpochAdvanced]:
+        return [epoch_row(epoch) for epoch in range(max(1, after + 1), self.finished_epochs + 1)][-limit:]
 
     def rounds(self, *, after: int = 0, limit: int = 100) -> Sequence[RoundFinished]:
         return [round_row(number) for number in range(max(1, after + 1), self.finished_epochs + 1)][-limit:]
