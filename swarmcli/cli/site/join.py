@@ -61,6 +61,8 @@ def _lead(
         peer = session.peer
         if restarted:
             peer.summary.samples = SitePast.read(peer.home.path).samples
+        else:
+            SitePast.forget(peer.home.path)
 
         def note(epoch: int) -> None:
             SitePast(epoch, peer.summary.samples).write(peer.home.path)

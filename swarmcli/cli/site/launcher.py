@@ -74,37 +74,39 @@ def run_site(home: Path, processes: int, command: Sequence[str], say: Callable[[
     logging.getLogger("torch.distributed.elastic").propagate = False  # its words on what is told below
     logging.getLogger("torch.distributed.elastic").addHandler(logging.NullHandler())
     interrupted, deaths, life = False, 0, 0
-    while True:
-        reached = SitePast.read(home).epoch
-        try:
-            launch(home, life, processes, command)
-            return ExitCode.DONE
-        except SignalException as error:
-            came: BaseException | None = error
-            while isinstance(came, SignalException):  # one that came while the processes were ending hides the first
-                interrupted |= came.sigval == signal.SIGINT
-                came = came.__context__
-            return ExitCode.INTERRUPTED if interrupted else ExitCode.DONE
-        except ChildFailedError as error:
-            failures = error.failures
-        codes = {rank: each.error_file_data.get("code", each.exitcode) for rank, each in failures.items()}
-        told = {rank: str(each.message) for rank, each in failures.items() if "code" in each.error_file_data}
-        for rank, code in codes.items():
-            if code > 0 and code != ExitCode.START_AGAIN:  # it would end the same way again
-                if rank in told:
-                    say(told[rank])
-                return int(code)
-        rank, code = next(iter(codes.items()))  # the first that was seen; the others end because one has
-        name = signal.Signals(-code).name if code < 0 else ""
-        why = f"process {rank} of this site " + (f"was ended by {name}" if name else told.get(rank, "has given up"))
-        why += " (perhaps there is too little memory)" if name == "SIGKILL" else ""
-        life, deaths = life + 1, 1 if SitePast.read(home).epoch > reached else deaths + 1
-        if deaths >= STARTS:
-            raise SiteError(
-                f"{why}; that was the end number {deaths} of this site without an epoch in between, so it is not "
-                "started again; look at the lines above, or try fewer processes or a smaller micro_batch_size"
-            )
-        say(f"{why}; the site starts again from its last state ({deaths} of {STARTS - 1})")
+    SitePast.forget(home)
+    try:
+        while True:
+            reached = SitePast.read(home).epoch
+            try:
+                launch(home, life, processes, command)
+                return ExitCode.DONE
+            except ChildFailedError as error:
+                failures = error.failures
+            codes = {rank: each.error_file_data.get("code", each.exitcode) for rank, each in failures.items()}
+            told = {rank: str(each.message) for rank, each in failures.items() if "code" in each.error_file_data}
+            for rank, code in codes.items():
+                if code > 0 and code != ExitCode.START_AGAIN:  # it would end the same way again
+                    if rank in told:
+                        say(told[rank])
+                    return int(code)
+            rank, code = next(iter(codes.items()))  # the first that was seen; the others end because one has
+            name = signal.Signals(-code).name if code < 0 else ""
+            why = f"process {rank} of this site " + (f"was ended by {name}" if name else told.get(rank, "has given up"))
+            why += " (perhaps there is too little memory)" if name == "SIGKILL" else ""
+            life, deaths = life + 1, 1 if SitePast.read(home).epoch > reached else deaths + 1
+            if deaths >= STARTS:
+                raise SiteError(
+                    f"{why}; that was the end number {deaths} of this site without an epoch in between, so it is not "
+                    "started again; look at the lines above, or try fewer processes or a smaller micro_batch_size"
+                )
+            say(f"{why}; the site starts again from its last state ({deaths} of {STARTS - 1})")
+    except SignalException as error:  # between two lives, too: torch's handlers stay
+        came: BaseException | None = error
+        while isinstance(came, SignalException):  # one that came while the processes were ending hides the first
+            interrupted |= came.sigval == signal.SIGINT
+            came = came.__context__
+        return ExitCode.INTERRUPTED if interrupted else ExitCode.DONE
 
 
 def launch(home: Path, life: int, processes: int, command: Sequence[str]) -> None:

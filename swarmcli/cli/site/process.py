@@ -51,6 +51,12 @@ class SitePast(msgspec.Struct, frozen=True):
         except (OSError, msgspec.DecodeError):
             return cls()
 
+    @classmethod
+    def forget(cls, home: Path) -> None:
+        """A person has started the site: nothing of the start before counts."""
+        with suppress(OSError):
+            cls.file_in(home).unlink()
+
     def write(self, home: Path) -> None:
         with suppress(OSError):  # a full disk costs a restart these two numbers
             write_file(self.file_in(home), msgspec.json.encode(self))
@@ -140,7 +146,7 @@ class SiteProcess:
                 self._told = True
                 found = {"message": said[-MAX_WORDS:], "timestamp": int(time.time()), "code": code}
                 with suppress(OSError):
-                    Path(file).write_text(json.dumps(found), encoding="utf-8")
+                    write_file(Path(file), json.dumps(found).encode())
             raise
 
     def _judge(self, error: Exception) -> tuple[ExitCode, str]:

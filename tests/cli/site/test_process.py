@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,17 @@ def test_rank_0_tells_an_error_before_it_leaves_the_swarm_and_no_second_time(sit
     assert site.file.read_text() == told and end.value.exit_code == 75
 
 
+def test_on_a_full_disk_an_error_leaves_no_half_word_for_the_launcher(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert site.end_with(FingerprintError("another recipe")) == (4, "")
+    assert not site.file.exists(), "torch's launcher would fail on what it cannot read"
+
+
 def test_the_home_keeps_what_a_restart_must_know(tmp_path: Path) -> None:
     assert SitePast.read(tmp_path) == SitePast()
     SitePast(4, 32).write(tmp_path)
@@ -122,3 +135,34 @@ def test_a_site_that_dies_again_and_again_is_given_up(tmp_path: Path, monkeypatc
     with pytest.raises(SiteError, match=r"process 1 of this site was ended by SIGKILL .* end number 6 of this site"):
         launcher.run_site(tmp_path, 2, [], lambda text: None)
     assert lives == list(range(6))
+
+
+def test_a_start_by_a_person_counts_neither_epochs_nor_samples_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    SitePast(500, 98765).write(tmp_path)
+
+    def die(home: Path, life: int, *_: object) -> None:
+        if life < 20:
+            SitePast(SitePast.read(home).epoch + 1, 10).write(home)
+            raise ChildFailedError("swarm", {1: ProcessFailure(1, 1234, -9, "")})
+
+    monkeypatch.setattr(launcher, "launch", die)
+    assert launcher.run_site(tmp_path, 2, [], lambda text: None) == 0
+    assert SitePast.read(tmp_path) == SitePast(20, 10)
+
+
+def test_a_signal_between_two_lives_of_a_site_ends_it_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    def die(*_: object) -> None:
+        raise ChildFailedError("swarm", {1: ProcessFailure(1, 1234, -9, "")})
+
+    def signalled(text: str) -> None:
+        raise SignalException(text, signal.SIGINT)  # as torch's handler does, which stays where it was
+
+    monkeypatch.setattr(launcher, "launch", die)
+    assert launcher.run_site(tmp_path, 2, [], signalled) == 130
