@@ -18,7 +18,7 @@ from swarmcli.network.identity import Identity
 from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.transports.base import Purpose
 from swarmcli.network.transports.tcp.handshake import PROTOCOL_VERSION, GreetingKind, listener_context
-from tests.simulation import in_real_time
+from tests.simulation import faults, in_real_time
 
 from .tcp_helpers import (
     LISTENER,
@@ -175,6 +175,18 @@ async def test_programs_that_knock_without_tls_are_turned_away(knock: bytes) -> 
 
 
 # ---- strangers that cost time
+
+
+@pytest.mark.parametrize("kind", [GreetingKind.REFUSAL, GreetingKind.NO_MEMBER])
+@in_real_time
+async def test_a_refusal_instead_of_a_token_ends_its_connection_and_nothing_else(kind: GreetingKind) -> None:
+    wrong = faults()
+    async with peer() as listener, raw_peer(listener.address, tls=False) as raw:
+        listener.transport.on_join(lambda token: pytest.fail("no token was said"))
+        raw.say(kind, b"no")
+        await raw.rest()
+        await still_works(listener)
+    assert wrong == []
 
 
 @pytest.mark.parametrize("tls", [True, False])

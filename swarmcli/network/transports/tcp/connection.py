@@ -324,8 +324,9 @@ class TCPConnection(asyncio.BufferedProtocol):
             if message is None or self._shared.join is None:
                 return
             protocol = self._shared.join(expect(GreetingKind.JOIN, message, TOKEN_BYTES))
-        except Refused as error:
-            self._socket.write(error.last_words)
+        except HandshakeError as error:
+            if isinstance(error, Refused):
+                self._socket.write(error.last_words)
             self._end_handshake(error)
             return
         self._phase = Phase.ENDED
