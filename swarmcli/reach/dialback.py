@@ -78,8 +78,11 @@ class DialBackService:
         address = _named(request.address) if request.address else with_port(seen.remote_address, request.port)
         if place.scheme == "tcp" and not parse_address(address).port:
             raise CallRefused("port", "a port to dial is missing")
-        here, there = network_of(place.host), network_of(parse_address(address).host)
+        host = parse_address(address).host
+        here, there = network_of(place.host), network_of(host)
         if request.address:
+            if family_of(host) == family_of(place.host):
+                raise CallRefused("family", "in the family of your connection only your own host is dialed")
             allowed = self._namers.take(now, peer=peer, network=here)
             allowed = allowed and self._named.take(now, peer=peer, network=there)
         else:
