@@ -117,7 +117,11 @@ class _Namespace:
     def run(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
         """Runs a command to its end. Raises CalledProcessError, with what it printed, where it fails."""
         options = {"check": True, "capture_output": True, "text": True, **options}
-        return subprocess.run([*self.prefix, *command], **options)
+        try:
+            return subprocess.run([*self.prefix, *command], **options)
+        except subprocess.CalledProcessError as error:
+            error.add_note(f"{error.stdout}\n{error.stderr}")
+            raise
 
     def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Starts a command in a process group of its own, which `kill` or the end of the internet ends."""

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -37,7 +38,11 @@ def look_around(home: Machine, *words: str) -> dict[str, list[str]]:
     return found
 
 
-def test_a_port_of_the_router_makes_a_home_dialable_and_is_given_back(internet: Internet) -> None:
+def test_a_port_of_the_router_makes_a_home_dialable_and_is_given_back(
+    internet: Internet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWARM_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("SWARM_RUNTIME_DIR", str(tmp_path / "runtime"))  # else it looks at peers of other tests, too
     contacts = start_contacts(internet, 3)
     router = internet.router("router", MASQUERADE, mbit=20)
     outer = router.outside[0]
