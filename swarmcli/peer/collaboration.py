@@ -190,20 +190,8 @@ class Collaboration:
         elsewhere = self.optimizer.call(lambda core: core.succession.furthest())
         if elsewhere is not None and elsewhere >= epoch_of(found[0]):
             return
-        try:
-            self.go_on_from(found)
-        except CheckpointError as error:
-            if elsewhere is None:
-                raise CheckpointError(
-                    f"{error}. This peer would begin the run anew beside its checkpoints in {self.peer.home.path}: "
-                    "move them away if it should, or give the run another run_id"
-                ) from error
-
-    def go_on_from(self, places: Sequence[Path]) -> None:
-        """Goes on from the first of these checkpoints that can be used; of each before it a warning tells. Raises
-        CheckpointError, that of the first, where none can."""
         problems = []
-        for place in places:
+        for place in found:
             try:
                 self.restore(load_checkpoint(place, self.peer.recipe.run_id))
             except (CheckpointError, ValueError) as error:
@@ -212,7 +200,11 @@ class Collaboration:
             else:
                 self.peer.events.emit(Noticed("info", f"going on from epoch {epoch_of(place)}, saved at {place}"))
                 return
-        raise CheckpointError(problems[0])
+        if elsewhere is None:
+            raise CheckpointError(
+                f"{problems[0]}. This peer would begin the run anew beside its checkpoints in {self.peer.home.path}: "
+                "move them away if it should, or give the run another run_id"
+            )
 
     def _hear_of_earlier_life(self) -> None:
         """A peer that came further before, and left no checkpoint, knows that others may hold the run's state."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from swarmcli.checkpoints.directory import Keep
-from swarmcli.errors import CheckpointError
+from swarmcli.checkpoints.layout import checkpoints_below
 from swarmcli.events import Noticed
 from swarmcli.peer.checkpoints import BackgroundCheckpoints, not_saved, store_of
 from swarmcli.peer.collaboration import Collaboration
@@ -43,20 +42,16 @@ class SiteState:
             self._copy = lambda state: state  # a copy already, in a file
 
     def load(self, resume: Path | None, *, restarted: bool) -> None:
-        """Goes on from the checkpoint `resume`, or else as any trainer from its own (`Collaboration.resume_own`); a
-        site that the launcher started again (`restarted`) does so from the last state of the life before, if it can.
+        """Goes on as any trainer from its own checkpoints (`Collaboration.resume_own`), or from the checkpoint
+        `resume`, unless the launcher started the site again (`restarted`) after it had saved a state.
 
         Raises CheckpointError when `resume` cannot be used, or no own checkpoint can and no peer is there that hands
         out the run's.
         """
-        last = list(reversed(self._last.checkpoints.all())) if restarted else []
-        if last:
-            with suppress(CheckpointError):  # told; another peer may hand out the run's state
-                self._collaboration.go_on_from(last)
-        elif resume is not None:  # it may be of another run: the user has said so
-            self._collaboration.restore(load_checkpoint(resume))
-        else:
+        if resume is None or (restarted and checkpoints_below(self._home, self._run_id)):
             self._collaboration.resume_own()
+        else:  # it may be of another run: the user has said so
+            self._collaboration.restore(load_checkpoint(resume))
 
     def saving(self) -> BackgroundCheckpoints:
         """Writes every epoch, beside training. To be made before the run is joined."""
