@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from swarmcli.journal import printable, short
 from swarmcli.words import format_duration, format_size, plural
 
 if TYPE_CHECKING:
-    from swarmcli.network.identity import PeerID
+    from swarmcli.network.identity import Identity, PeerID
     from swarmcli.peer.peer import Summary
     from swarmcli.run.asking import AskedTables
     from swarmcli.run.certificate import ContributionCertificate
@@ -244,13 +243,15 @@ def write(
     from swarmcli.run.certificate import ContributionCertificate
 
     directory = home if home is not None else only_home()
-    said = _attestation(directory, peer or [])
+    identity = _identity(directory)
+    said = _attestation(directory, identity, peer or [])
     if said is None:
         raise SwarmError(
             f"no monitor of the run could be asked, and none was when the peer in {directory} left last; try again "
             "when the run goes on, or name one of its peers with --peer"
         )
-    made = ContributionCertificate.make(said, _identity(directory, said), whom[:200])
+    own = identity if identity is not None and identity.peer_id == said.peer else None
+    made = ContributionCertificate.make(said, own, whom[:200])
     if made.fault:
         raise SwarmError(f"no certificate was written: {made.fault}")
     made.write(to)
@@ -309,7 +310,7 @@ def only_home() -> Path:
     return only([home for home in homes if not home.name.startswith("monitor")] or homes, "--home")
 
 
-def _attestation(home: Path, peers: Sequence[str]) -> Attestation | None:
+def _attestation(home: Path, identity: Identity | None, peers: Sequence[str]) -> Attestation | None:
     """Returns the word of a monitor that runs now, or else the one that the home has kept."""
     from swarmcli.peer.home import read_link
     from swarmcli.peer.linked import LinkedRun
@@ -317,7 +318,9 @@ def _attestation(home: Path, peers: Sequence[str]) -> Attestation | None:
     from swarmcli.run.certificate import FILE, ContributionCertificate
 
     kept = ContributionCertificate.read(home / FILE) if (home / FILE).is_file() else None
-    about = _who(home, kept)
+    about = kept.peer if kept is not None else identity.peer_id if identity is not None else None
+    if about is None:
+        raise UsageError(f"{home} is no directory of a peer that took part in a run; name another one with --home")
     try:
         link, _ = read_link(home)
         contacts, visitor = [*peers, *contacts_of(home)], LinkedRun(link).visitor()
@@ -333,28 +336,13 @@ def _attestation(home: Path, peers: Sequence[str]) -> Attestation | None:
     return said
 
 
-def _who(home: Path, kept: ContributionCertificate | None) -> Any:
-    """The id of the peer of a home."""
-    from swarmcli.network.identity import PeerID
-
-    if kept is not None:
-        return kept.peer
-    for name in ("peer.json", "summary.json"):
-        try:
-            return PeerID.parse(json.loads((home / name).read_text(encoding="utf-8"))["peer"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    raise UsageError(f"{home} is no directory of a peer that took part in a run; name another one with --home")
-
-
-def _identity(home: Path, about: Attestation) -> Any:
-    """The key of the peer, which may be running: it is read, and not claimed. None: it is not here, or another's."""
+def _identity(home: Path) -> Identity | None:
+    """The key of the peer, which may be running: it is read, and not claimed. None: it is not here."""
     from swarmcli.network.identity import Identity
     from swarmcli.network.key_file import read_key_file
 
     try:
-        identity = Identity(read_key_file(home / "identity.key", "identity", "restore your copy of it"))
+        return Identity(read_key_file(home / "identity.key", "identity", "restore your copy of it"))
     except (OSError, SwarmError) as error:
         err.print(f"the peer's own key is not used: {printable(str(error), 200)}")
         return None
-    return identity if identity.peer_id == about.peer else None
