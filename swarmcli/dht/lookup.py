@@ -20,7 +20,9 @@ from swarmcli.network.prefix import Prefix
 MOST_ASKED = 160  # nodes: liars may invent ever nearer ones …
 MOST_ON_PATH = 40  # … and in one path of it
 PATH_ENDS = 3  # nearest candidates of a path that have to have answered before the paths are put together
-MOST_MISSED = 3  # contacts that a peer has named and that are not there: what only it has named is not asked any more
+# So many more of the contacts that a peer has named may be gone than there are: tables hold dead ones for a while. Then
+# what only it has named is not asked any more.
+MOST_MISSED = 3
 
 Ask: TypeAlias = Callable[[Contact], Awaitable[Iterable[Contact]]]
 T = TypeVar("T")
@@ -128,7 +130,7 @@ class _Search:
         self._target, self._width, self._parallel, self._prefix = target, width, parallel, prefix
         self._paths = paths  # 1 as soon as they are put together
         self._order: list[tuple[int, PeerID]] = []  # (distance, peer), nearest first
-        self._missed: Counter[PeerID | None] = Counter()  # by who had named what is not there
+        self._missed: Counter[PeerID | None] = Counter()  # by who had named what is not there, less what is
         self._asked_on = [0] * paths
 
     def offer(self, contacts: Iterable[Contact], namer: _Candidate | None = None) -> None:
@@ -181,7 +183,7 @@ class _Search:
 
     def answered(self, each: _Candidate) -> None:
         each.asked, each.prefix = Asked.ANSWERED, "unknown"  # now it is connected, and seen where it is
-        self._missed.subtract(each.namers)
+        self._missed.subtract((*each.namers, *each.namers))  # taken back, and one that is there
 
     def failed(self, each: _Candidate, *, exists: bool) -> None:
         """No answer; `exists`: a refusal, which shows that whoever named this peer has not invented it."""

@@ -116,6 +116,21 @@ async def test_invented_contacts_cost_a_search_few_dials_of_each_liar(silent: bo
 
 
 @simulated
+async def test_an_honest_peer_half_of_whose_contacts_are_gone_is_believed() -> None:
+    named = nearest([contact(number) for number in range(1, 25)], 0, 24)
+    gone = named[1::2]
+
+    async def ask(asked: Contact) -> list[Contact]:
+        await asyncio.sleep(0.1)
+        if asked in gone:
+            raise CallTimeout("nobody is there")
+        return named if asked == contact(0) else []
+
+    found = await search(0, [contact(0)], ask, width=20, parallel=3, slow_after=0.5)
+    assert set(found) == {contact(0), *named} - set(gone)
+
+
+@simulated
 async def test_paths_ask_nobody_twice_and_a_liar_spoils_its_own() -> None:
     """Three nodes are known; one names liars only, who answer and name each other. The search finds the honest ones."""
     dice, target = random.Random(5), 1 << 255
