@@ -67,7 +67,7 @@ class Assembly:
         self, manifest: bytes, outline: StateOutline, spool: Path | None = None, former: Assembly | None = None
     ) -> None:
         """Takes the place for the whole state, or that of a `former` one of the same layout, which nobody fills any
-        more, with the chunks that are equal. Raises ValueError if there is no room."""
+        more, with the chunks that are equal. Raises OSError if there is no room."""
         self.manifest, self.outline, self._spool = manifest, outline, spool
         layout = self.layout = outline.layout
         self.received = 0  # bytes of chunks
@@ -95,7 +95,7 @@ class Assembly:
             file.resize(nbytes)
             return file, torch.empty(0, dtype=torch.uint8)
         except (RuntimeError, OSError) as error:
-            raise ValueError(f"no room for a state of {nbytes} bytes: {error}") from error
+            raise OSError(f"no room for a state of {nbytes} bytes: {error}") from error
 
     @property
     def in_file(self) -> bool:

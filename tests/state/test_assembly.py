@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from swarmcli.compression import BlockwiseQuantization, Float16Compression, NoCompression
 from swarmcli.errors import StateDownloadError
+from swarmcli.events import PeerRefused
 from swarmcli.network import Identity
 from swarmcli.state import assembly as assembly_module
 from swarmcli.state import unnamed_file
@@ -154,3 +155,4 @@ async def test_too_little_room_is_told_before_anything_is_written(
     async with Swarm(1) as swarm:
         with pytest.raises(StateDownloadError, match="no room for a state of"):
             await swarm.download(spool=tmp_path)
+        assert not any(isinstance(event, PeerRefused) for event in swarm.events), "the donor is honest"
