@@ -183,14 +183,14 @@ class _Download:
         progress: DownloadProgress,
         came: Callable[[], None],
     ) -> None:
-        """`make_room`, which runs beside the loop, raises ValueError for a manifest of a state that is not wanted, or
-        has no room. `came` is called for each chunk that counts."""
+        """`make_room`, which runs beside the loop, raises ValueError for a manifest of a state that is not wanted,
+        OSError where there is no room. `came` is called for each chunk that counts."""
         self._endpoint, self._prefix, self._version = endpoint, prefix, version
         self._make_room, self._progress, self._came = make_room, progress, came
         self._pace = 0.0  # seconds for a chunk from the quickest donor
         self._news = Bell()  # whenever another donor may be visited, a chunk be asked for, or nothing is missing
         self._attempts: dict[str, str] = {}
-        self._known: set[PeerID] = set()
+        self._known = {endpoint.peer_id}  # who is not taken up from hearsay
         self._waiting: list[_Donor] = []
         self._visited: list[_Donor] = []
         self._assembly: Assembly | None = None
@@ -303,7 +303,7 @@ class _Download:
         """Waits in the donor's line, and fetches whatever is missing, until nothing is.
 
         Raises Unequal, ValueError for messages that no honest donor sends, NetworkError and TimeoutError, OSError when
-        a chunk cannot be kept here. The chunks that the donor gave until then are kept.
+        it cannot be kept here. The chunks that the donor gave until then are kept.
         """
         request, method = StateRequest(self._version), state_method(self._prefix)
         assembly = None
@@ -349,7 +349,8 @@ class _Download:
                 self._waiting.insert(place, _Donor(other.peer_id, rank))
 
     async def _join(self, manifest: bytes) -> Assembly:
-        """The assembly that this manifest belongs to. Raises ValueError, or Unequal if it is of another state."""
+        """The assembly that this manifest belongs to. Raises ValueError, OSError if there is no room, or Unequal if it
+        is of another state."""
         async with self._joining:  # or each of several donors of one state would have room made for it
             if self._assembly is None or self._assembly.manifest != manifest:
                 if self._settled:

@@ -14,9 +14,10 @@ import torch
 
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import PeerRefused
-from swarmcli.network import Identity, PeerID
+from swarmcli.network import Identity, PeerID, Stream
 from swarmcli.state import snapshot as snapshot_module
 from swarmcli.state.assembly import DownloadedState
+from swarmcli.state.donor import Holder, InLine, StateRequest, state_method
 from swarmcli.state.download import DownloadProgress
 from swarmcli.state.snapshot import PinnedState, Snapshot, StateOutline
 from tests.averaging.states import CHUNK, Swarm, check, drip, make_state, size_of
@@ -163,6 +164,21 @@ async def test_only_the_wanted_version() -> None:
             await swarm.download(version=b"v9")
         assert set(caught.value.attempts) == {peer.text for peer in swarm.ids}
         assert "does not have that state" in str(caught.value)
+
+
+@simulated
+async def test_a_newcomer_that_a_donor_names_to_itself_does_not_ask_itself() -> None:
+    async with Swarm(1) as swarm:
+        donor, newcomer = swarm.endpoints
+        swarm.donors[0].close()
+
+        async def lie(peer: PeerID, request: StateRequest, stream: Stream) -> None:
+            await stream.send(InLine((Holder(newcomer.peer_id, ("memory://elsewhere",)),)))
+
+        donor.serve_stream(state_method("test"), StateRequest, lie)
+        with pytest.raises(StateDownloadError) as caught:
+            await swarm.download()
+        assert list(caught.value.attempts) == [donor.peer_id.text]
 
 
 @simulated
