@@ -136,20 +136,31 @@ def end_soon(say: Callable[[], object], code: ExitCode = ExitCode.INTERRUPTED) -
 
 @contextmanager
 def interrupted_soon() -> Iterator[None]:
-    """Within this block Ctrl-C raises KeyboardInterrupt, and the process ends SOON. For the main thread only."""
+    """Within this block Ctrl-C raises KeyboardInterrupt, SIGTERM and a hangup SystemExit, and the process ends SOON.
+    For the main thread only."""
     timers: list[threading.Timer] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        timers.append(end_soon(bool))
-        signal.default_int_handler(number, frame)
+        timers.append(end_soon(bool, ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.DONE))
+        if number == signal.SIGINT:
+            signal.default_int_handler(number, frame)
+        if number == HANGUP:
+            _forget_terminal()
+        raise SystemExit(int(ExitCode.DONE))
 
-    before = signal.signal(signal.SIGINT, handle)
+    numbers = [signal.SIGINT]
+    if "RANK" not in os.environ:  # the launcher of a site would take that for work that is done
+        numbers.append(signal.SIGTERM)
+        if HANGUP is not None and signal.getsignal(HANGUP) is not signal.SIG_IGN:  # nohup ignores it, and means it
+            numbers.append(HANGUP)
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
         for timer in timers:  # otherwise it goes on: libraries have work to do at the end of a process
             timer.cancel()
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -35,16 +35,27 @@ def test_the_first_signal_asks_the_second_hurries_and_the_third_ends(number: sig
     assert sorted(asked.wishes, key=lambda wish: wish[1]) == [(number, False), (signal.SIGINT, True)]
 
 
-def test_what_has_just_begun_ends_soon_after_an_interrupt_whatever_holds_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("number", "raises", "code"),
+    [(signal.SIGINT, KeyboardInterrupt, 130), *((each, SystemExit, 0) for each in (signal.SIGTERM, signal.SIGHUP))],
+)
+def test_what_has_just_begun_cleans_up_and_ends_soon_after_a_signal_whatever_holds_it_up(
+    number: signal.Signals, raises: type[BaseException], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("swarmcli.cli.ending.SOON", 0.0)
-    ended, before = threading.Event(), signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr("swarmcli.cli.ending.os._exit", lambda code: ended.set() if code == 130 else None)
-    with pytest.raises(KeyboardInterrupt), interrupted_soon():
-        try:
-            os.kill(os.getpid(), signal.SIGINT)
-        finally:
-            assert ended.wait(60), "it was held up"
-    assert signal.getsignal(signal.SIGINT) is before
+    monkeypatch.setattr("swarmcli.cli.ending._forget_terminal", lambda: None)
+    monkeypatch.delenv("RANK", raising=False)
+    ended, before = threading.Event(), signal.signal(number, signal.default_int_handler)
+    monkeypatch.setattr("swarmcli.cli.ending.os._exit", lambda given: ended.set() if given == code else None)
+    try:
+        with pytest.raises(raises), interrupted_soon():
+            try:
+                os.kill(os.getpid(), number)
+            finally:
+                assert ended.wait(60), "it was held up"
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, before)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no hangup")
