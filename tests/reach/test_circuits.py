@@ -180,6 +180,16 @@ async def test_what_cannot_be_dialed_is_refused_with_a_reason() -> None:
         assert relay.statistics().circuits == 0
 
 
+@in_real_time
+async def test_a_circuit_goes_from_an_address_of_this_machine_which_may_lose_it() -> None:
+    async with tcp_scene() as peers:
+        endpoint, _ = await peers.relay()
+        a, b = await peers.pair(endpoint)
+        connection = await a.transport.dial(b.address(endpoint), b.peer_id, Purpose.BULK, 5)
+        assert connection.local_host == "127.0.0.1" and not connection.on_this_computer
+        connection.abort("enough")
+
+
 @simulated
 async def test_a_relay_is_dialed_where_it_answers_now_before_where_it_last_did() -> None:
     """One of its two addresses fell silent, which used up all the time that a circuit has to be made."""

@@ -262,7 +262,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         self.remote_address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
         self.prefix = prefix_of(host)
         own = transport.get_extra_info("sockname")
-        self.local_host = own[0].partition("%")[0].removeprefix("::ffff:") if own and not self.relayed else None
+        self.local_host = own[0].partition("%")[0].removeprefix("::ffff:") if own else None
         self.on_this_computer = not self.relayed and (host == self.local_host or scope_of(host) is Scope.HOST)
         if self.on_this_computer:  # the user's limits are for the link, which these bytes do not pass
             self._way_in = self._writer.way = LinkWay()
