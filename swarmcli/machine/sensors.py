@@ -96,8 +96,7 @@ class Sensors:
             found = replace(found, idle=self._idle(), others=self._others.read(own))
         if limits.temperature is not None:
             found = replace(found, temperature=self._temperature())
-        if limits.memory is not None:
-            memory = psutil.virtual_memory()
+        if limits.memory is not None and (memory := _known(psutil.virtual_memory)) is not None:
             taken = float(sum(filter(None, map(memory_of, own))))
             found = replace(found, memory=taken, memory_free=memory.available, memory_whole=memory.total)
         if limits.disk is not None and self._files:

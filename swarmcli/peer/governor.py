@@ -203,7 +203,11 @@ class Governor:
             except RecipeError as error:
                 self._notice(f"the limits stay as they are: {error}")
             limits = self._limits.limits
-            readings = self._sensors.read(limits)
+            try:
+                readings = self._sensors.read(limits)
+            except Exception:
+                self._hold_on()
+                raise
             self._pause_or_run(limits, readings)
             if (share := share_of(limits, readings)) != self._share:
                 before, self._share = self._share, share
@@ -211,6 +215,12 @@ class Governor:
                     self._limit_rates(share.upload, share.download)
                     self._rates_changed(share.divided)
                 self.compute_on_card(self._on_card)
+
+    def _hold_on(self) -> None:
+        """While nothing can be read what holds the peer goes on, and does not end by itself."""
+        for reason in self._activity.status().reasons:
+            if reason.kind in SETTLE:
+                self._activity.hold(reason, SETTLE[reason.kind])
 
     def _pause_or_run(self, limits: Limits, readings: Readings) -> None:
         held = {reason.kind: reason for reason in self._activity.status().reasons}

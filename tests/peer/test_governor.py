@@ -107,6 +107,18 @@ def test_somebody_who_works_comes_first_and_so_do_other_programs(told: Told) -> 
     assert later == ["", *["other programs use this computer"] * 3]
 
 
+def test_while_no_sensor_can_be_read_what_holds_goes_on(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    story(told, {"memory": "4 GB"}, (0.0, {"memory": 5e9, "memory_free": 9e9, "memory_whole": 16e9}))
+    with monkeypatch.context() as broken:
+        broken.setattr(told, "read", lambda limits: 1 / 0)
+        for now in range(1, 60):
+            with pytest.raises(ZeroDivisionError):
+                told.look(float(now))
+            assert told.activity.status().state == "pausing"
+    assert told.look(61.0, memory=1e9, memory_free=9e9, memory_whole=16e9) != "", "it settles first"
+    assert told.look(90.0, memory=1e9, memory_free=9e9, memory_whole=16e9) == ""
+
+
 def test_memory_and_disk_hold_above_the_limit_and_where_the_computer_runs_short() -> None:
     def why(given: Limits, **readings: Any) -> list[str]:
         return list(judge(given, Readings(0.0, **readings))[0].values())
