@@ -128,14 +128,15 @@ const work = new Chart("work", {
 });
 
 // Epochs in which this peer was not there are a gap in the line: those that only others tell of, and those that nobody
-// told here, which are further apart than thinning out leaves them.
+// told here, which are further apart than thinning out leaves them: of a few more epochs than there is room for it takes
+// every second one in places.
 function worked(epochs) {
   const points = [];
   const usual = Math.min(...epochs.slice(1).map((each, i) => each.epoch - epochs[i].epoch));
   let last = null;
   for (const each of epochs) {
     const mine = each.samples > 0 && each.seconds > 0;
-    const apart = last === null || each.epoch - last > 2 * usual - 1;
+    const apart = last === null || each.epoch - last > Math.max(2, 2 * usual - 1);
     if (mine) points.push({ x: each.epoch, value: each.own_samples / each.seconds, begins: apart });
     last = mine ? each.epoch : null;
   }

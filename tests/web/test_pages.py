@@ -108,6 +108,17 @@ def test_the_line_of_ones_work_has_a_gap_where_the_peer_was_not_there(serve: Ser
     assert [path.count("L") + 1 for path in drawn] == [3, 3, 1]  # epochs 1 to 3, 7 to 9, 11
     assert page.locator("#work-chart circle.dot").count() == 1
 
+    class Long(FakeRun):
+        """The journal thins 900 epochs out to 600."""
+
+        def epochs(self, **span: Any) -> Sequence[EpochAdvanced]:
+            return [epoch_row(900 - i * 900 // 600) for i in reversed(range(600))]
+
+    page = open_page(serve(volunteer(Long(finished_epochs=900))).url, "")
+    lines = page.locator("#work-chart path.line")
+    lines.first.wait_for(state="attached")
+    assert lines.count() == 1, "what was thinned out is no gap"
+
 
 def test_limits_are_set_on_the_page_and_a_wrong_one_is_told(serve: Serve, open_page: Open) -> None:
     run = volunteer(FakeRun(finished_epochs=8, limits=as_shown(upload="3 MB/s", hours="22:00-08:00")))
