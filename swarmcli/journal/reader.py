@@ -27,7 +27,7 @@ from swarmcli.journal.describe import Line
 from swarmcli.journal.moments import READ_FORMAT_6, Axis, Moment, read_moments
 from swarmcli.journal.options import JOURNAL
 from swarmcli.journal.sums import Failure
-from swarmcli.journal.tables import TABLES, RunRecord, Totals, from_row, version_of
+from swarmcli.journal.tables import TABLES, VERSION, RunRecord, Totals, from_row, version_of
 
 R = TypeVar("R", bound=RunRecord | Event)
 
@@ -294,5 +294,10 @@ def _open(path: Path, mode: str) -> sqlite3.Connection:
             raise JournalError(f"{path} cannot be read: it is empty; its run has not written anything yet")
         if version == 6:
             connection.executescript(f"{READ_FORMAT_6}; {sums.READ_FORMAT_6};")
+        # Until it is written again a former format holds others' word beside what its writer has seen: see the writer.
+        names = [row[1] for row in connection.execute("PRAGMA table_info(contributions)")] if version < VERSION else []
+        if names:
+            seen = [f"coalesce(own_{each}, 0) AS {each}" if f"own_{each}" in names else each for each in names]
+            connection.execute(f"CREATE TEMP VIEW contributions AS SELECT {', '.join(seen)} FROM main.contributions")
         on_error.pop_all()
     return connection

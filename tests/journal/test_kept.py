@@ -66,6 +66,9 @@ def go_on(path: Path) -> None:
 
 
 def test_of_a_table_of_contributions_what_its_writer_has_seen_goes_on_and_no_others_word(path: Path) -> None:
+    with JournalReader(path) as reader:
+        (bob,) = reader.contributions("kept")  # before it is converted, too
+        assert (bob.name, bob.samples, bob.rounds) in (("Bob", 200.0, 1), ("Bob", 600.0, 3))
     go_on(path)
     with JournalReader(path) as reader:
         (bob,) = reader.contributions("kept")
