@@ -165,12 +165,12 @@ def _held_out(names: Sequence[str], sizes: Sequence[int], share: float, piece: i
 
 
 def private_among(files: Sequence[Path], root: Path | None = None) -> set[Path]:
-    """Run keys, and what lies in a peer's home: a directory with an identity, `root` or below it (None: the file's
-    own). Who holds the trained model could have it say what it has read."""
+    """Run keys, and what lies in a peer's home: a directory with a journal or an identity, which may lie elsewhere;
+    `root` or below it (None: the file's own). Who holds the trained model could have it say what it has read."""
     places = {file.parent for file in files}
     if root is not None:
         places |= {above for place in places for above in place.parents if above.is_relative_to(root)}
-    homes = {place for place in places if (place / "identity.key").exists()}
+    homes = {place for place in places if any((place / each).exists() for each in ("identity.key", "journal.sqlite"))}
     return {file for file in files if file.suffix == ".run-key" or not homes.isdisjoint(file.parents)}
 
 

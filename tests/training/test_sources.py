@@ -69,6 +69,8 @@ def test_keys_and_homes_of_peers_are_not_learned(tmp_path: Path) -> None:
     create_key_file(tmp_path / "my-key.txt")
     write(tmp_path, **{"a.txt": "text", "notes.md": "about keys"})
     write(home, **{"dashboard.token": "token", "checkpoints/card.txt": "card"})
+    (beside := tmp_path / "runs" / "a" / "trainer-2").mkdir()  # whose identity lies elsewhere
+    write(beside, **{"journal.sqlite": "", "dashboard.token": "token"})
     for pattern in ("**/*", "**/*.*"):
         found = sorted(map(str, read(FileSource.below(tmp_path, pattern))))
         assert found == ["about keys", "it is a private key", "text"]
