@@ -73,7 +73,7 @@ def test_a_volunteer_pauses_goes_on_and_leaves_by_click(serve: Serve, open_page:
     page.get_by_role("button", name="Hand in, then leave").click()
     expect_text(page, "#activity", "Stopping")
     assert controls.asked[-1] == ("stop", False)
-    expect_text(page, "#sentence", "Handing in, about 4 min left (1,200 samples)")
+    expect_text(page, "#sentence", "Leaving: handing in, about 4 min left (1,200 samples)")
     page.get_by_role("button", name="Leave at once…").click()
     assert page.get_by_role("button", name="Hand in, then leave").is_hidden()
     page.get_by_role("button", name="Leave at once", exact=True).click()
