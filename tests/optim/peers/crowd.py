@@ -107,15 +107,15 @@ class Node:
         await asyncio.gather(*(ask(contact) for contact in nearest))
         return nearest
 
-    def breadth(self, targets: list[int]) -> int:
+    def breadth(self, target: int) -> int:
         return 0
 
     async def find(
-        self, contact: Contact, questions: list[Any], *, contacts: int, values: bool, room: int
+        self, contact: Contact, question: Any, *, contacts: int, values: bool, room: int = 0
     ) -> tuple[FindReply, list[Contact]]:
         await asyncio.sleep(LATENCY)
         replica = next(each for each in self.replicas if each.contact == contact)
-        request = FindRequest(True, tuple(questions), contacts, values, room)
+        request = FindRequest(True, (question,), contacts, values, room)
         reply = await replica.service.find(self.peer_id, request)
         sent = len(msgspec.msgpack.encode(reply)) + ENVELOPE
         replica.sent += sent
