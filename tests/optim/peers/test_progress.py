@@ -14,7 +14,6 @@ from swarmcli.optim.peers.progress import (
     borne_out,
     estimate_global_progress,
     expected_samples,
-    refresh_period,
 )
 
 NOW = 1000.0
@@ -69,19 +68,6 @@ def test_time_that_remains(others, local, seconds_left) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds_left", "peers", "expected"),
-    [
-        pytest.param(8.0, 1, 2.0, id="few peers: three may join"),
-        pytest.param(6.0, 30, 5.0, id="many peers: a fifth may join"),
-        pytest.param(0.1, 30, 0.5, id="not below the shortest period"),
-        pytest.param(math.inf, 30, 10.0, id="not above the longest"),
-    ],
-)
-def test_refresh_period_follows_the_drift_estimate(seconds_left, peers, expected) -> None:
-    assert refresh_period(seconds_left, peers, OPTIONS) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
     ("told", "samples"),
     [
         pytest.param(report(2, 3, 40, 5.0), 40, id="as it has just told"),
@@ -97,18 +83,6 @@ def test_refresh_period_follows_the_drift_estimate(seconds_left, peers, expected
 )
 def test_how_many_samples_a_report_stands_for(told, samples) -> None:
     assert expected_samples(told, 3, NOW - 4.0, 100, NOW) == pytest.approx(samples)
-
-
-@pytest.mark.parametrize(("age", "counts"), [(61.0, False), (60.0, True), (0.0, True), (-5.0, True), (-5.1, False)])
-def test_reports_that_are_stale_or_from_the_future_do_not_count(age: float, counts: bool) -> None:
-    others, own = [report(1, 0, 0, age=age)], report(0, 0, 0)
-    found = estimate_global_progress(others, own, target_batch_size=100, now=NOW, options=OPTIONS)
-    assert found.num_peers == 1 + counts
-
-
-def test_alone_looks_again_after_the_default_period() -> None:
-    progress = estimate_global_progress([], report(1, 0, 99, 50.0), target_batch_size=100, now=NOW, options=OPTIONS)
-    assert progress.next_fetch_time == NOW + OPTIONS.default_refresh_period
 
 
 @pytest.mark.parametrize(
@@ -155,19 +129,6 @@ def test_a_rate_that_is_known_to_change_follows_at_once() -> None:
     assert ema.samples_per_second == pytest.approx(2.5)
     ema.update(20, 10.0)
     assert ema.samples_per_second == pytest.approx(2.5)
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"min_refresh_period": 0}, {"min_refresh_period": 11}, {"expected_drift_peers": -1}]
-)
-def test_refresh_options_are_checked(arguments) -> None:
-    with pytest.raises(ValueError, match=next(iter(arguments))):
-        RefreshOptions(**arguments)
-
-
-def test_performance_alpha_is_checked() -> None:
-    with pytest.raises(ValueError, match="performance_ema_alpha"):
-        PerformanceEMA(alpha=0.0)
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,8 @@ def test_the_dht_may_end_first() -> None:
         ({"status_loglevel": "loud"}, ValueError),
         ({"performance_ema_alpha": 0.0}, ValueError),
         ({"metadata_expiration": 0.0}, ValueError),
+        ({"min_refresh_period": 11.0}, ValueError),
+        ({"expected_drift_peers": -1}, ValueError),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused_by_name(option, error) -> None:

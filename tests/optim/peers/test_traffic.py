@@ -11,7 +11,6 @@ from swarmcli.dht import DHTNode
 from swarmcli.optim.peers.progress import ProgressTrackerCore
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import nodes, together
-from tests.optim.peers.crowd import crowd
 from tests.suites import soak
 
 EPOCH = 10.0  # seconds
@@ -70,11 +69,3 @@ def test_traffic_per_peer_and_epoch(count) -> None:
     cost = Cost(with_trackers.messages - without.messages, with_trackers.bytes - without.bytes)
     messages, volume = BUDGET[count]
     assert cost.messages <= messages and cost.bytes <= volume, cost
-
-
-@pytest.mark.parametrize("count", [8, *soak([64, 256])])
-def test_what_a_peer_reads_and_a_replica_sends_is_bounded_however_many_peers_there_are(count: int) -> None:
-    """All start within a minute; a minute of 256 takes twenty seconds of a processor."""
-    minutes = virtual_time.run(crowd(count, 3, within=60.0, step=count / 16), timeout=1e6)
-    assert max(each.reads for each in minutes) <= 20e3 and max(each.sends for each in minutes) <= 200e3, minutes
-    assert minutes[-1].known > 0.8 and minutes[-1].age < 150, minutes
