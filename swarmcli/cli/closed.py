@@ -155,24 +155,23 @@ def members(
     overrides: Overrides,
     peer: Peers,
     what: Which = None,
-    teams: Annotated[bool, typer.Option("--teams", help="Add up what the members of each team gave.")] = False,
     run_key: KeyFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
 ) -> None:
     """Show what each peer has given to a run; to the owner of a closed run also who takes part, by which invitation.
 
-    Examples: swarm members; swarm members recipe.yaml --teams; swarm members --json
+    Examples: swarm members; swarm members recipe.yaml; swarm members --json
     """
     run = _run_named(what, overrides, peer)
     if run.recipe is not None and _is_owner(run.recipe, run_key):
-        _show_closed(run.recipe, run.contacts, run_key, teams, as_json)
+        _show_closed(run.recipe, run.contacts, run_key, as_json)
         return
     with _waiting("looking who has given what"):
         told = _told(run)
     if as_json:
         typer.echo(json.dumps(told.as_json(), indent=2))
     else:
-        told.print(by_team=teams)
+        told.print()
 
 
 def _is_owner(recipe: Recipe, run_key: Path | None) -> bool:
@@ -205,7 +204,7 @@ def _told_here(run_id: str) -> Told | None:
     return Told(run_id, [Contribution(**each) for each in found], lines, {"rests_on": rests_on})
 
 
-def _show_closed(recipe: Recipe, contacts: list[str], run_key: Path | None, teams: bool, as_json: bool) -> None:
+def _show_closed(recipe: Recipe, contacts: list[str], run_key: Path | None, as_json: bool) -> None:
     key, path = load_key(recipe, run_key)
     visit = Visit(recipe, key, InvitationLedger.beside(path), contacts)
     with _waiting("looking who takes part"):
@@ -226,7 +225,7 @@ def _show_closed(recipe: Recipe, contacts: list[str], run_key: Path | None, team
         out.print(others)
     if told.contributions:
         out.print(Text("\nwhat each has given", style="bold"))
-        told.print(by_team=teams)
+        told.print()
 
 
 @dataclass(frozen=True, slots=True)

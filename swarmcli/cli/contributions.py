@@ -37,32 +37,6 @@ LEGEND = (
 
 
 @dataclass(frozen=True, slots=True)
-class Team:
-    """The sums of all who name it as theirs."""
-
-    team: str
-    peers: int
-    samples: float
-    hours: float
-    rounds: int
-    reduced_bytes: int
-    uptime: float
-
-
-def teams_of(contributions: Sequence[Contribution]) -> list[Team]:
-    """Most samples first. Whoever is in none is left out."""
-    members: dict[str, list[Contribution]] = {}
-    for each in contributions:
-        if each.team:
-            members.setdefault(each.team, []).append(each)
-    sums = [
-        Team(team, len(of_it), *(sum(getattr(each, number) for each in of_it) for number in (*CLAIMED, *SEEN)))
-        for team, of_it in members.items()
-    ]
-    return sorted(sums, key=lambda each: (-each.samples, each.team))
-
-
-@dataclass(frozen=True, slots=True)
 class Told:
     """The outcome of asking. `rests_on`: whose count it is, in lines; `details`: of those who keep count, for JSON."""
 
@@ -75,14 +49,11 @@ class Told:
     def _ordered(self) -> Sequence[Contribution]:
         return sorted(self.contributions, key=lambda each: -each.samples)
 
-    def print(self, *, by_team: bool) -> None:
+    def print(self) -> None:
         """The table, and whose count it is."""
-        found, narrow = self.contributions, out.width < 79  # columns, in which only the samples have room beside a name
-        if found and by_team:
-            out.print(_team_table(teams_of(found), narrow=narrow))
-        elif found:
+        if self.contributions:
+            narrow = out.width < 79  # columns, in which only the samples have room beside a name
             out.print(contributions_table(self._ordered, narrow=narrow))
-        if found:
             err.print(f"\n{LEGEND}")
         for line in self.rests_on:
             err.print(printable(line, 400))
@@ -93,21 +64,11 @@ class Told:
             "claimed": CLAIMED,
             "seen": SEEN,
             "contributions": [_plain(each) for each in self._ordered],
-            "teams": [asdict(each) for each in teams_of(self.contributions)],
         } | self.details
 
 
 def _plain(each: Contribution) -> dict[str, Any]:
     return {name: value for name, value in asdict(each).items() if name not in ("time", "id", "run_id")}
-
-
-def contributions_table(shown: Sequence[Contribution], *, narrow: bool = False) -> Table:
-    """`narrow`: with what is read first only, so that nothing is cut."""
-    table, total = _table(("", "peer") if narrow else ("", "peer", "team"), narrow), sum(each.samples for each in shown)
-    for number, each in enumerate(shown, 1):
-        team = () if narrow else (printable(each.team, 16),)
-        table.add_row(str(number), _called(each), *team, *_numbers(each, total, narrow))
-    return table
 
 
 NUMERIC = (
@@ -120,35 +81,29 @@ NUMERIC = (
 )
 
 
-def _team_table(teams: Sequence[Team], *, narrow: bool) -> Table:
-    table = _table(("", "team", "peers"), narrow)
-    total = sum(each.samples for each in teams)
-    for number, each in enumerate(teams, 1):
-        table.add_row(str(number), printable(each.team, 24), str(each.peers), *_numbers(each, total, narrow))
-    return table
-
-
-def _table(texts: Sequence[str], narrow: bool) -> Table:
-    table = plain_table()
-    for column in texts:
+def contributions_table(shown: Sequence[Contribution], *, narrow: bool = False) -> Table:
+    """`narrow`: with what is read first only, so that nothing is cut."""
+    table, total = plain_table(), sum(each.samples for each in shown)
+    for column in ("", "peer") if narrow else ("", "peer", "team"):
         table.add_column(column, no_wrap=True)
     for column in NUMERIC[:2] if narrow else NUMERIC:
         table.add_column(column, justify="right", no_wrap=True)
+    for number, each in enumerate(shown, 1):
+        who = str(number), _called(each)
+        given = f"{each.samples:,.0f}", f"{each.samples / total:.0%}" if total else ""
+        if narrow:
+            table.add_row(*who, *given)
+            continue
+        table.add_row(
+            *who,
+            printable(each.team, 16),
+            *given,
+            f"{each.hours:,.1f}",
+            f"{each.rounds:,}",
+            format_size(each.reduced_bytes),
+            format_duration(each.uptime),
+        )
     return table
-
-
-def _numbers(each: Contribution | Team, total: float, narrow: bool) -> tuple[str, ...]:
-    """The cells of the numeric columns; `total`: samples of all."""
-    given = f"{each.samples:,.0f}", f"{each.samples / total:.0%}" if total else ""
-    if narrow:
-        return given
-    return (
-        *given,
-        f"{each.hours:,.1f}",
-        f"{each.rounds:,}",
-        format_size(each.reduced_bytes),
-        format_duration(each.uptime),
-    )
 
 
 def _called(each: Contribution) -> Text:

@@ -230,19 +230,6 @@ def manager() -> Manager:
     return Systemd()
 
 
-def last_lines(system: Manager, name: str, count: int) -> list[str]:
-    """The end of what a service said, the oldest line first; nothing where that cannot be read."""
-    if isinstance(system, Systemd):
-        unit = system.file(name).name
-        return _ask("journalctl", "--user", "-u", unit, "-n", str(count), "-o", "cat", strict=False).splitlines()
-    try:
-        with log_file(name).open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - 400 * count))
-            return log.read().decode("utf-8", "replace").splitlines()[-count:]
-    except OSError:
-        return []
-
-
 def log_file(name: str) -> Path:
     """The file for a service's words, where its manager keeps no log."""
     from swarmcli.machine.places import data_directory

@@ -133,15 +133,16 @@ def home_of(role: Role, recipe: Recipe, home: Path | None, process: SiteProcess 
 
 @contextmanager
 def told_of_refusal(joining: AbstractContextManager[None], ear: FirstEar) -> Iterator[None]:
-    """Raises MembershipError where the first contact said so, and hung up before this peer had met it."""
+    """Raises MembershipError where the contacts that this peer met do not take it, and have hung up."""
     with ExitStack() as undo:
         try:
             with naming("--port"):
                 undo.enter_context(joining)
-        except BootstrapError as error:
-            if ear.expelled:
-                raise MembershipError(ear.expelled) from error
-            raise
+        except BootstrapError:
+            if not ear.expelled:
+                raise
+        if ear.expelled:
+            raise MembershipError(ear.expelled)
         yield
 
 

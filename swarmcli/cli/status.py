@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Any
 
 import typer
 
@@ -18,30 +15,16 @@ from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.words import format_moment, plural, printable, roughly
 
 
-@dataclass(frozen=True, kw_only=True)
-class StatusOptions(AskedPeers):
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every second, until Ctrl-C.")] = False
-
-
 @spread
-def status(options: StatusOptions) -> None:
+def status(options: AskedPeers) -> None:
     """Show what your peers on this computer do, and how their runs go.
 
     \b
     swarm status            all of them
-    swarm status --watch    again every second
     swarm status --json     for programs: a list, one object for each peer
     """
     registry = LocalPeers()
-
-    def look() -> list[dict[str, Any]]:
-        return reports(registry, options.peers_of(registry)) if registry.peers() else []
-
-    if options.watch:
-        with suppress(KeyboardInterrupt):  # that is how one ends it
-            _watch(look, as_json=options.as_json)
-        return
-    found = look()
+    found = reports(registry, options.peers_of(registry)) if registry.peers() else []
     typer.echo(json.dumps(found) if options.as_json else text(found))
     if not found and not options.as_json and not options.quiet:
         typer.echo(HOW_TO_JOIN, err=True)
@@ -125,20 +108,3 @@ def _mine(me: dict[str, Any]) -> Iterator[str]:
     yield f"{me['samples']:,} samples"
     yield f"{me['share']:.0%} of the last epochs" if me["share"] is not None else ""
     yield f"number {me['rank']} of {me['ranked']} {me['told_by']}".rstrip() if me["rank"] and me["ranked"] > 1 else ""
-
-
-def _watch(look: Callable[[], list[dict[str, Any]]], *, as_json: bool, every: float = 1.0) -> None:
-    """Until Ctrl-C, every so many seconds. On a terminal in place; elsewhere one after the other."""
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
-    console = Console(highlight=False, markup=False, emoji=False)
-    if as_json or not console.is_terminal:
-        while True:
-            typer.echo(json.dumps(look()) if as_json else text(look()) + "\n")
-            time.sleep(every)
-    with Live(console=console, auto_refresh=False) as live:
-        while True:
-            live.update(Text(text(look())), refresh=True)
-            time.sleep(every)

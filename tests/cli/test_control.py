@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -121,18 +120,6 @@ def test_one_that_joins_or_does_not_answer_is_shown_too(registry: LocalPeers, mo
         assert "Bob (process" in swarm("status")[1] and "does not answer" in swarm("status")[1]
         monkeypatch.setattr(status.client, "get", lambda *args, **options: {"of": "another version"})
         assert "what this version of swarm cannot show" in swarm("status")[1]
-
-
-def test_watching_goes_on_until_an_interrupt(ada: RunningPeer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt_the_second(seconds: float, waits: list[float] = []) -> None:  # noqa: B006
-        waits.append(seconds)
-        if len(waits) == 2:
-            raise KeyboardInterrupt
-
-    clock = SimpleNamespace(sleep=interrupt_the_second, localtime=time.localtime, strftime=time.strftime)
-    monkeypatch.setattr(status, "time", clock)
-    code, out, _ = swarm("status", "--watch")
-    assert code == 0 and out.count("Ada, trainer of a-run") == 2
 
 
 def test_pause_and_resume(ada: RunningPeer) -> None:

@@ -64,13 +64,15 @@ def test_a_taken_port_names_its_option_and_an_address_that_cannot_be_read_is_nam
                 raise AssertionError("the session must not begin: nobody may meet a peer that leaves at once")
 
 
-def test_a_copy_of_a_running_peer_that_hears_so_before_it_has_met_anybody_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("met", [False, True])
+def test_a_copy_of_a_running_peer_is_refused_and_tells_nobody_how_to_join(
+    met: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     @contextmanager
     def gives_way(ready: ReadyPeer) -> Iterator[None]:
         ready.peer.events.emit(MembershipEnded("another process has this peer's key, and was there first"))
-        raise BootstrapError("no first contact answered")
+        if not met:
+            raise BootstrapError("no first contact answered")
         yield
 
     monkeypatch.setattr("swarmcli.cli.session.joined", gives_way)
@@ -79,6 +81,7 @@ def test_a_copy_of_a_running_peer_that_hears_so_before_it_has_met_anybody_is_ref
         session_of("trainer", load_recipe(RECIPE, [f"output_dir={tmp_path}"]), []),
     ):
         raise AssertionError("the session must not begin")
+    assert "join" not in capsys.readouterr().out
 
 
 def test_a_peer_that_looks_for_its_contacts_can_be_asked_and_what_is_asked_holds_from_its_start_on(

@@ -6,7 +6,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -17,7 +16,6 @@ from swarmcli.machine.registry import LocalPeers
 
 if TYPE_CHECKING:
     from swarmcli.recipe import Link, Recipe
-    from swarmcli.training.demand import Demand
 
 NAMES = {AddressError: "link", MembershipError: "invitation"}  # of what an error says, whichever check finds it
 Outcome = Literal["OK", "WARN", "FAIL", "SKIP"]
@@ -44,13 +42,8 @@ class Context:
     registry: LocalPeers = field(default_factory=LocalPeers)
     link: Link | None = None
     recipe: Recipe | None = None
-    downloaded: bool = True  # False: the recipe is a link's that this computer has not joined, so its data are not here
     reached: bool = False  # whether a first contact of the run has answered, with all that joining needs
-    demand: Demand | None = None  # of a trainer of the run
-    uplink: float | None = None  # bytes per second, as others measured it just now
-    epoch: float = 0.0  # seconds that one takes, as a contact says; 0: none has said
     homes: Sequence[Path] = ()  # of this user's peers, as far as they are known
-    undo: ExitStack = field(default_factory=ExitStack)  # what the checks put on the disk goes again by this
 
 
 class Check(NamedTuple):
@@ -90,7 +83,7 @@ def _told(check: Check, context: Context) -> Iterator[Finding]:
     except SwarmError as error:
         yield from of_error(next((name for kind, name in NAMES.items() if isinstance(error, kind)), check.name), error)
     except Exception as error:
-        said = plight(error) or f"{type(error).__name__}: {error}; please report this with `swarm doctor --report`"
+        said = plight(error) or f"{type(error).__name__}: {error}; please report this with the output of `swarm doctor`"
         yield from of_error(check.name, SwarmError(said))
 
 

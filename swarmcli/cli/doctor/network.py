@@ -1,25 +1,23 @@
 """Checks of this computer's line, with `--network`: who can dial it, what its router does, how fast the line is.
 
-They take part in the network of the run for a moment, without the run; where no run is named they ask the router alone.
+They take part in the network of the run for a moment, without the run.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, suppress
+from contextlib import suppress
 
 from swarmcli.cli.doctor.finding import Context, Finding
 from swarmcli.dht import DHT
 from swarmcli.errors import NetworkError
-from swarmcli.network.addresses import Scope, parse_address, scope_of
+from swarmcli.network.addresses import Scope, parse_address
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
-from swarmcli.network.transports.tcp.interfaces import announced_addresses
 from swarmcli.peer.linked import visitor_of
-from swarmcli.reach.mapping import NOT_ASKED, Mapping, PortMapping, default_gateway
+from swarmcli.reach.mapping import NOT_ASKED, Mapping, default_gateway
 from swarmcli.reach.outside import find_translation
 from swarmcli.reach.rates import measure
 from swarmcli.reach.reach import Reach
@@ -29,7 +27,6 @@ from swarmcli.words import format_duration, format_rate
 MEASURED_PEERS, ASKED_PEERS = 3, 8
 MEASURING_SECONDS = 20.0  # after which no further peer is measured: one takes up to 8 s, and all of it up to a minute
 HELPED_SECONDS = 20.0  # for the router and relays, which answer within some seconds
-ASK = "peers of a run say for sure: name its link, or one of them with --peer"
 SCOPES = {Scope.HOST: "from this computer", Scope.LAN: "from this network", Scope.INTERNET: "from the internet"}
 TRANSLATIONS = {
     "none": "not translated",
@@ -61,73 +58,28 @@ def check_network(context: Context) -> Iterator[Finding]:
         yield Finding("reach", "SKIP", "takes up to a minute; --network looks whether others can dial this computer")
         return
     contacts = contacts_of(context)
-    if contacts and not context.reached:
+    if not contacts:
+        text = "peers of a run say who can dial this computer: name its link, or one of them with --peer"
+        yield Finding("reach", "SKIP", text)
+        return
+    if not context.reached:
         yield Finding("reach", "SKIP", "no contact of the run answers, so nobody can tell")
         return
     local = context.recipe.local if context.recipe is not None else None
-    port, port_mapping = (local.port, local.port_mapping) if local is not None else (0, True)
-    if not contacts:
-        yield from asyncio.run(look_around(port, port_mapping=port_mapping))
-        return
     visitor = visitor_of(context.link or context.recipe)
     dht = DHT(
         start=False,
         identity=visitor.identity if visitor else None,
         initial_peers=contacts,
-        port=port,
-        port_mapping=port_mapping,
+        port=local.port if local is not None else 0,
+        port_mapping=local.port_mapping if local is not None else True,
         host=(local.host if local is not None else None) or "",
         client_mode=local.client_mode if local is not None else False,
         announce_addresses=local.announce_addresses if local is not None else (),
     )
     dht.membership = visitor.membership if visitor else None
     with dht:
-        yield from dht.run_coroutine(_ask_peers(dht, context))
-
-
-# Alone
-
-
-async def look_around(port: int, *, port_mapping: bool) -> list[Finding]:
-    """Finds out what it can without any other peer: addresses, and whether the router opens a port, which is given back
-    at once."""
-    with socket.create_server(("", port)) as listener:
-        port = listener.getsockname()[1]
-        listening = announced_addresses("::" if socket.has_dualstack_ipv6() else "0.0.0.0", port)
-        asked = PortMapping(port) if port_mapping else None
-        try:
-            if asked is not None:
-                async with aclosing(asked.leases()) as leases:
-                    await anext(leases)
-            scopes = [scope_of(parse_address(address).host) for address in listening]
-            scope = max((each for each in scopes if each is not None), default=None)
-            mapping = asked.current if asked is not None else None
-            return [
-                alone(scope, mapping.host if mapping else "", asked=asked is not None),
-                Finding("listening", "OK", ", ".join(listening) or "nowhere"),
-                await _router(asked.current if asked else None, asked.problem if asked else None),
-            ]
-        finally:
-            if asked is not None:
-                await asked.withdraw()
-
-
-def alone(scope: Scope | None, outer: str, *, asked: bool) -> Finding:
-    """Says what can be said without having asked any peer. `outer`: the host at which the router has opened a port, ""
-    if it has opened none."""
-    if scope is None or scope is Scope.HOST:
-        text = "this computer is connected to no network, so it can take part with peers on itself alone"
-        return Finding("reach", "WARN", text, "connect it to a network")
-    if scope is Scope.INTERNET:
-        text = "this computer has an address of the internet, so others can dial it unless a firewall stops them"
-    elif not outer:
-        refused = "opens no port for it" if asked else "was not asked for a port"
-        text = f"this computer is behind a router that {refused}, so it will probably take part through relays"
-    elif scope_of(outer) is Scope.INTERNET:
-        text = "this computer's router opens ports for it, so others can probably dial it"
-    else:
-        text = "this computer is behind two routers, so it will probably take part through relays"
-    return Finding("reach", "OK", f"{text}; {ASK}")
+        yield from dht.run_coroutine(_ask_peers(dht))
 
 
 async def _router(mapping: Mapping | None, problem: str | None) -> Finding:
@@ -142,10 +94,7 @@ async def _router(mapping: Mapping | None, problem: str | None) -> Finding:
     return Finding("router", "OK", f"{name}, opens no port{f': {problem}' if problem else ''}")
 
 
-# Among peers
-
-
-async def _ask_peers(dht: DHT, context: Context) -> list[Finding]:
+async def _ask_peers(dht: DHT) -> list[Finding]:
     """Asks the peers of a running DHT, and measures their links. It takes up to a minute."""
     reach, endpoint = dht.reach, dht.endpoint
     await _until_helped(reach)
@@ -153,13 +102,7 @@ async def _ask_peers(dht: DHT, context: Context) -> list[Finding]:
     found += [await _family(reach, verdict) for verdict in reach.verdicts]
     asked = reach.mapping
     found.append(await _router(asked.current if asked else None, asked.problem if asked else None))
-    measured = [each async for each in _measured(endpoint, context)]
-    if measured and context.uplink is None:
-        text = "how fast this computer's line is could not be measured"
-        measured.append(
-            Finding("rates", "WARN", text, "try again in some minutes: peers lend their lines to one at a time")
-        )
-    return found + measured
+    return found + [each async for each in _measured(endpoint)]
 
 
 async def _until_helped(reach: Reach) -> None:
@@ -218,7 +161,7 @@ def _listeners(reach: Reach, family: Family) -> list[str]:
     return [address for address, near in found.items() if not near] or list(found)
 
 
-async def _measured(endpoint: Endpoint, context: Context) -> AsyncIterator[Finding]:
+async def _measured(endpoint: Endpoint) -> AsyncIterator[Finding]:
     """Relays first, then the nearest peers; rates with the first MEASURED_PEERS that lend their link, one at a
     time. No more than ASKED_PEERS are asked, and some of them refuse."""
     relays = _relays(endpoint)
@@ -235,7 +178,6 @@ async def _measured(endpoint: Endpoint, context: Context) -> AsyncIterator[Findi
                 measured += 1
                 told += [f"{format_rate(rates.down)} down"] if rates.down is not None else []
                 told += [f"{format_rate(rates.up)} up"] if rates.up is not None else []
-                context.uplink = max(rates.up or 0.0, context.uplink or 0.0) or None
             except NetworkError as error:
                 told.append(str(error))
         yield Finding("rates", "OK", f"{peer.short}: {', '.join(filter(None, told))}")

@@ -1,4 +1,4 @@
-"""Checks of this user's peers: what they left on the disk, whether they run, and whether they start by themselves."""
+"""Checks of this user's peers: what they left on the disk, and how those do that run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from swarmcli.cli import service
 from swarmcli.cli.doctor.finding import Context, Finding, of_error
 from swarmcli.cli.status import reports
 from swarmcli.errors import JournalError, SwarmError
@@ -21,7 +20,6 @@ from swarmcli.words import plural
 
 MOST_HOMES = 200
 JOURNAL_SECONDS = 20.0  # for reading the pages of one journal
-READ_SECONDS = 60.0  # after which no further checkpoint is read
 CHECKED_EVERY = 10_000  # steps of SQLite between two looks at the time
 
 
@@ -111,27 +109,6 @@ def _look_into(journal: Path, running: set[str]) -> Finding | None:
     return Finding("last end", "WARN", text, fix)
 
 
-def check_checkpoints(context: Context) -> Iterator[Finding]:
-    """All are complete by their sizes, and the newest of each peer holds what was written, byte by byte."""
-    from swarmcli.checkpoints.looking import listing, verify
-
-    deadline, read = time.monotonic() + READ_SECONDS, 0
-    for home in context.homes:
-        was_read = False
-        for info in listing(home / "checkpoints"):  # the newest first
-            problem = info.problem
-            if not (problem or was_read) and time.monotonic() < deadline:
-                problem, was_read = verify(info.path), True
-            if problem:
-                text = f"{info.path} is damaged: {problem.partition('; ')[0]}"
-                fix = f"use another one, or have the peer begin without: rm -r {info.path}"
-                yield Finding("checkpoint", "FAIL", text, fix)
-        read += was_read
-    if read:
-        text = f"the newest of {plural(read, 'peer')} was read; `swarm checkpoints verify` reads all"
-        yield Finding("checkpoint", "OK", text)
-
-
 def check_peers(context: Context) -> Iterator[Finding]:
     """Those that run answer, and raise no alarm."""
     registry = context.registry
@@ -165,20 +142,3 @@ def _of_state(who: str, state: Any) -> Iterator[Finding]:
         yield Finding("peers", "OK", f"{who}: {sentence}")
     for alarm in alarms:
         yield Finding("peers", "WARN", f"{who}: {alarm}", "`swarm status` and its page tell more")
-
-
-def check_services(context: Context) -> Iterator[Finding]:
-    """Peers that start by themselves run, and outlive a session."""
-    system = service.manager()
-    names = service.installed(system)
-    if not names:
-        yield Finding("service", "SKIP", "none is installed; `swarm service install LINK` makes one")
-    for name in names:
-        running, state = system.look(name)
-        what, _, fix = system.hint().partition("; ")
-        if not running:
-            yield Finding("service", "FAIL", f"{name} does not run ({state})", f"what it said: {system.log_of(name)}")
-        elif what:
-            yield Finding("service", "WARN", f"{name} runs; {what}", fix or "stay logged in while it should help")
-        else:
-            yield Finding("service", "OK", f"{name} runs")

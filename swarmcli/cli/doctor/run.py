@@ -1,4 +1,4 @@
-"""Checks of a run: its recipe, its first contacts layer by layer, whether its model and data fit this computer.
+"""Checks of a run: its recipe, and its first contacts layer by layer.
 
 They ask as `swarm join` does, by the same code, and join nothing: a contact is greeted and asked, an invitation is
 shown and not taken up.
@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarmcli.cli.doctor.finding import Context, Finding
@@ -23,14 +22,11 @@ from swarmcli.errors import (
     ConnectError,
     FingerprintError,
     IdentityError,
-    JournalError,
     MembershipError,
     NetworkError,
     NotAMember,
-    RecipeError,
     WrongPeerError,
 )
-from swarmcli.journal import JOURNAL_NAME, JournalReader
 from swarmcli.network.addresses import format_address, parse_address
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity
@@ -38,9 +34,8 @@ from swarmcli.network.loop_thread import LoopThread
 from swarmcli.network.transports.tcp.handshake import Refused
 from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.peer.linked import LinkedRun, visitor_of
-from swarmcli.recipe.advice import on_lines_of_homes
 from swarmcli.version import build
-from swarmcli.words import format_duration, format_rate, format_size
+from swarmcli.words import format_duration
 
 if TYPE_CHECKING:
     from swarmcli.network.membership import Membership
@@ -51,7 +46,6 @@ if TYPE_CHECKING:
 CONTACT_SECONDS = 10.0  # for all that is asked of one contact
 CLOCK_SECONDS = 5.0  # for its answer to the ping with which a connection begins, which tells its clock
 MOST_CONTACTS = 16
-EPOCHS = 20  # the last ones, of which a usual one is taken
 OFF_SECONDS = 30.0  # of the clock: the swarm corrects it, but hours and ends of invitations come at other times
 NOWHERE = (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
 OFFLINE = "this computer has no network that leads there: see that it is online"
@@ -80,7 +74,6 @@ def check_recipe(context: Context) -> Iterator[Finding]:
         context.link = link = parse_link(context.target)
         yield Finding("link", "OK", f"leads to {link.named} in the run {link.run_id}")
         kept = recipe_kept(LinkedRun(link), context.overrides)
-        context.downloaded = kept is not None
         context.recipe = kept[1] if kept is not None else None
         if link.ticket is not None:
             check_not_ended(link.ticket)
@@ -216,86 +209,7 @@ def check_offer(context: Context) -> Iterator[Finding]:
     """Whether the peer of a link that nobody has joined by here hands out the very recipe that the link speaks of."""
     if context.link is None or context.recipe is not None or not context.reached:
         return
-    from swarmcli.cli.linking import with_settings
     from swarmcli.peer.offering import fetch_recipe
 
-    run = LinkedRun(context.link)
-    context.undo.callback(run.forget)
-    recipe, answer = fetch_recipe(context.link, run.path, run.bring)
-    context.epoch = answer.going.epoch_seconds
-    context.recipe = with_settings(run, run.text_of(recipe), context.overrides)
+    fetch_recipe(context.link, LinkedRun(context.link).path)
     yield Finding("recipe", "OK", f"the contact hands out the recipe of {context.link.run_id} that the link names")
-
-
-def check_memory(context: Context) -> Iterator[Finding]:
-    """Whether this computer has the memory that a trainer of the run takes, and has it free."""
-    if context.recipe is None:
-        return
-    from swarmcli.peer.collaboration import compute_of
-    from swarmcli.training import memory
-    from swarmcli.training.demand import demand_of
-    from swarmcli.training.outline import outline_of
-
-    compute = compute_of(context.recipe, "trainer")
-    outline = outline_of(context.recipe)
-    context.demand = demand_of(context.recipe, outline, "trainer", compute)
-    told = memory.check_memory(context.recipe, outline, "trainer", compute, now=False)
-    try:
-        memory.check_memory(context.recipe, outline, "trainer", compute)
-        yield Finding("memory", "OK", f"a trainer takes about {told}")
-    except RecipeError:
-        fix = "close other programs before you join, or help with `swarm aux`, which needs less"
-        yield Finding("memory", "WARN", f"a trainer takes about {told}, and less is free at the moment", fix)
-
-
-def check_data(context: Context) -> Iterator[Finding]:
-    """Draws the first batch; before joining by a link, looks whether there is anything where its data belong."""
-    if context.recipe is None:
-        return
-    if not context.downloaded:
-        from swarmcli.recipe.offered import check_data_here
-
-        check_data_here(context.recipe)
-        yield Finding("data", "SKIP", "nothing is downloaded before you join")
-        return
-    from swarmcli.training import build_task
-
-    batch = next(build_task(context.recipe).batches(context.recipe.seed))
-    shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items())
-    yield Finding("data", "OK", f"the first batch was drawn: {shapes}")
-
-
-def check_sending(context: Context) -> Iterator[Finding]:
-    """Whether a round's bytes are sent before the next one is due: by this computer's line as it was measured, or as
-    its user has limited it, and by how long an epoch takes, as the contact says or a journal here has it."""
-    from swarmcli.recipe.limit_store import LimitStore
-
-    recipe, demand = context.recipe, context.demand
-    if recipe is None or demand is None:
-        return
-    limit = LimitStore(recipe).limits.upload
-    uplink = min((rate for rate in (context.uplink, limit) if rate), default=0.0)
-    if not uplink:
-        text = f"an epoch sends {format_size(demand.round)}, which takes {on_lines_of_homes(demand.round)}"
-        yield Finding("sending", "OK", f"{text}; --network measures this computer's line")
-        return
-    takes, epoch = demand.round / uplink, context.epoch or _last_epoch(context.homes, recipe.run_id)
-    text = f"a round sends {format_size(demand.round)}, {format_duration(takes)} at {format_rate(uplink)} up"
-    if not epoch:
-        yield Finding("sending", "OK", f"{text}; how long an epoch takes nobody tells")
-    elif takes <= epoch:
-        yield Finding("sending", "OK", f"{text}, beside epochs of {format_duration(epoch)}")
-    else:
-        fix = "the run's owner can train in another way: `swarm validate RECIPE --uplink …` says which (docs/modes.md)"
-        fix = "that is your own limit: `swarm limits set upload=…` sets a higher one" if uplink == limit else fix
-        yield Finding("sending", "WARN", f"{text}, more than an epoch of {format_duration(epoch)}", fix)
-
-
-def _last_epoch(homes: Sequence[Path], run_id: str) -> float:
-    """Seconds that the last epochs took by the newest journal of the run here; 0: none has one."""
-    found = [(0.0, 0.0)]
-    for home in homes:
-        with suppress(JournalError), JournalReader(home / JOURNAL_NAME) as journal:
-            if steps := [each for each in journal.epochs(run_id, limit=EPOCHS) if each.seconds > 0]:
-                found.append((steps[-1].time, statistics.median(each.seconds for each in steps)))
-    return max(found)[1]

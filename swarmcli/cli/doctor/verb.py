@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from contextlib import nullcontext
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,7 +16,6 @@ from swarmcli.cli.doctor.finding import Check, Context, Finding, findings
 from swarmcli.cli.ending import ExitCode
 from swarmcli.cli.local import Json
 from swarmcli.cli.peers import Overrides, Peers
-from swarmcli.errors import SwarmError
 from swarmcli.network.addresses import parse_address
 from swarmcli.words import printable
 
@@ -33,16 +30,11 @@ CHECKS = (
     Check("device", computer.check_torch, 120.0, "trying whether this computer computes well"),
     Check("contacts", run.check_contacts, 180.0, "asking the first contacts of the run"),
     Check("recipe", run.check_offer, 60.0, "asking for the recipe of the run"),
-    Check("memory", run.check_memory, 180.0, "finding out how large the model is"),
-    Check("data", run.check_data, 300.0, "reading the first of the data"),
     Check("reach", network.check_network, 120.0, "finding out who can dial this computer, and how fast"),
     Check("homes", peers.find_homes),
     Check("identity", peers.check_identities),
     Check("journal", peers.check_journals),
-    Check("sending", run.check_sending),
-    Check("checkpoint", peers.check_checkpoints, 300.0),  # those of several processes are read by torch
     Check("peers", peers.check_peers),
-    Check("service", peers.check_services),
 )
 
 
@@ -59,13 +51,6 @@ def doctor(
     on_network: Annotated[
         bool, typer.Option("--network", help="Also find out who can dial this computer, and how fast: up to a minute.")
     ] = False,
-    report: Annotated[
-        bool, typer.Option("--report", help="Write what was found into a file for whoever helps you, without secrets.")
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="That file; JSON if it is called so. Implies --report."),
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Look at all that a peer needs, and say for each thing that is wrong what helps.
@@ -79,8 +64,6 @@ def doctor(
     swarm doctor "swarm://…"
 
     swarm doctor my-run.yaml --network
-
-    swarm doctor --report
     """
     context = Context(target or "", overrides, peer, on_network)
     for address in context.peers:
@@ -88,7 +71,7 @@ def doctor(
     found: list[Finding] = []
     status = out.status("")
     # On a terminal a last line says what one waits for.
-    with context.undo, status if out.is_terminal and not (as_json or err.quiet) else nullcontext():
+    with status if out.is_terminal and not (as_json or err.quiet) else nullcontext():
         for check in CHECKS:
             status.update(f"{check.doing or f'looking at: {check.name}'} …")
             for finding in findings(check, context):
@@ -102,8 +85,6 @@ def doctor(
         well = f"nothing is broken{f', {warned} to look at' if warned else ''}"
         said = f"{failed} of {len(found)} failed; begin with the first" if failed else well
         out.print(Text(f"\n{said}", style="bold"))
-    if report or output is not None:
-        _write(context, found, output)
     if failed:
         raise typer.Exit(ExitCode.FAILURE)
 
@@ -116,16 +97,3 @@ def _show(finding: Finding) -> None:
         lines.append(Text.assemble("      ", ("→ ", "bold"), printable(finding.fix, 1000), overflow="fold"))
     for line in lines:
         out.print(line)
-
-
-def _write(context: Context, found: list[Finding], file: Path | None) -> None:
-    from swarmcli.cli.doctor.report import as_text, collect
-
-    file = file or Path(time.strftime("swarm-report-%Y%m%d-%H%M%S.txt"))
-    collected = collect(context, found)
-    text = json.dumps(collected, indent=1) + "\n" if file.suffix == ".json" else as_text(collected)
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SwarmError(f"{file} cannot be written ({error.strerror}); name another by --output") from error
-    err.print(f"the report is in {file}; read it before you give it to anybody")
