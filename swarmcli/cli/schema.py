@@ -8,7 +8,6 @@ from typing import Any
 import typer
 
 from swarmcli.recipe import Recipe
-from swarmcli.recipe.load import INCLUDE
 from swarmcli.recipe.task_names import BUILT_IN
 
 
@@ -29,12 +28,6 @@ def recipe_schema() -> dict[str, Any]:
     found = Recipe.model_json_schema(mode="validation")
     found["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     found["title"] = "A recipe of swarm"
-    found["properties"][INCLUDE] = {
-        "type": "string",
-        "description": "a recipe file whose keys hold too",
-    }
-    # A file may leave to another one what has to be there.
-    found.pop("required", None)
     found["properties"]["datasets"]["items"] = {"anyOf": found["properties"]["datasets"]["items"]["oneOf"]}
     # Amounts with units: `2 MB/s`, `50%`.
     with_units = found["$defs"]["Limits"]["properties"], found["$defs"]["LocalSettings"]["properties"]
@@ -56,8 +49,7 @@ def recipe_schema() -> dict[str, Any]:
 
 
 def _forbid_without_meaning(section: dict[str, Any]) -> None:
-    """Where a selector is written with a value beside which a key means nothing, the key can only be switched off. A
-    selector that is not written may be so in a file that this one includes."""
+    """Where a selector is written with a value beside which a key means nothing, the key can only be switched off."""
     rules = []
     for key, field in section.get("properties", {}).items():
         for selector, values in field.pop("of", {}).items():

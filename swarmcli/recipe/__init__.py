@@ -10,7 +10,6 @@ from swarmcli.recipe.schema import Recipe
 from swarmcli.recipe.settings import (
     AggregatorSettings,
     GradientAveragingSettings,
-    PieceSettings,
     SchedulerSettings,
     SiteSettings,
     UploadSettings,
@@ -24,7 +23,6 @@ __all__ = [
     "HuggingFaceDataset",
     "Limits",
     "Link",
-    "PieceSettings",
     "Recipe",
     "SchedulerSettings",
     "SiteSettings",

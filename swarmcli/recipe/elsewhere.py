@@ -57,6 +57,8 @@ HINTS: Mapping[str, str] = {
     "train_on_inputs": "of a conversation the model learns what roles_to_train of its dataset say; remove it",
     "text_column": "it is called field; rename it",
     "special_tokens": "they are the tokenizer's; remove it, and save them with one that `tokenizer` names",
+    "include": "a recipe is one file; write the keys of {} here",
+    "pieces": "a schedule has a name; write for example `lr_scheduler: {{name: warmup_stable_decay, decay_epochs: 9}}`",
     "hierarchy": "the processes of a site take every step together, and average at no levels any more; remove it",
     "resume_from_checkpoint": "a peer goes on from its own newest checkpoint; remove it, or start with --resume",
 }

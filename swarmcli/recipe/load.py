@@ -16,7 +16,6 @@ from swarmcli.recipe.problems import as_written, recipe_error
 from swarmcli.recipe.schema import Recipe, Setting
 
 MOST_OF_OPTION = 1000  # values of one
-INCLUDE = "include"  # a key of files, and of no recipe: what it names is read before anything is checked
 
 
 def _merge(root: RecipeEntry, setting: Setting) -> None:
@@ -100,7 +99,6 @@ def parse_recipe(
 ) -> Recipe:
     """The same for a text; relative paths begin in `directory` (default: where the process was started)."""
     root, home = parse_document(text, name), Path(directory or Path.cwd())
-    _include(root, home, ())
     for setting in overrides:
         _merge(root, setting)
     return recipe_of(root, text, overrides, name=name, directory=home)
@@ -124,36 +122,3 @@ def _never_evaluated(recipe: Recipe) -> Iterator[str]:
     if end and every > end:
         where = recipe.origin("evaluation", "every_epochs")
         yield f"{where}: evaluation.every_epochs is {every}, and the run ends at {end}: nothing is evaluated; lower it"
-
-
-def _include(root: RecipeEntry, directory: Path, within: tuple[Path, ...]) -> None:
-    """Puts the keys of the file that `include` names below those that are written here: a section of both has the keys
-    of both, and of all else the value that is written here counts. Relative paths begin beside the recipe, whichever
-    file they are written in."""
-    assert isinstance(root.value, dict)
-    entry = root.value.pop(INCLUDE, None)
-    if entry is None:
-        return
-    if not isinstance(entry.value, Word) or not entry.value.text:
-        raise RecipeError(f"{entry.origin}: include should be the path of a recipe file; write for example base.yaml")
-    file = (directory / Path(entry.value.text).expanduser()).resolve()
-    if file in within or len(within) >= 8:
-        raise RecipeError(f"{entry.origin}: include: {file} includes itself, so this has no end; remove it")
-    try:
-        included = parse_document(read_text(file), str(file))
-    except OSError as error:
-        raise RecipeError(f"{entry.origin}: include: {file} cannot be read ({error.strerror}); correct it") from error
-    _include(included, file.parent, (*within, file))
-    _lay_over(included, root)
-    root.value = included.value
-
-
-def _lay_over(below: RecipeEntry, above: RecipeEntry) -> None:
-    assert isinstance(below.value, dict) and isinstance(above.value, dict)
-    for key, entry in above.value.items():
-        there = below.value.get(key)
-        if there is not None and isinstance(there.value, dict) and isinstance(entry.value, dict):
-            _lay_over(there, entry)
-            there.origin = entry.origin
-        else:
-            below.value[key] = entry

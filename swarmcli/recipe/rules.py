@@ -145,10 +145,7 @@ def _rows_of(dataset: AnyDataset) -> dict[str, Any]:
 def _of_schedule(recipe: Recipe) -> Contradictions:
     schedule, end = recipe.lr_scheduler, recipe.lr_scheduler.total_epochs or recipe.max_epochs
     warmup, decay = schedule.warmup_epochs, schedule.decay_epochs or 0
-    if schedule.pieces:
-        for key in sorted(schedule.model_fields_set - {"pieces"}):
-            yield f"lr_scheduler.{key}", f"{key} has no meaning beside pieces; remove one of the two"
-    elif schedule.name == "warmup_stable_decay" and not decay:
+    if schedule.name == "warmup_stable_decay" and not decay:
         yield "lr_scheduler.decay_epochs", f"{schedule.name} needs decay_epochs; add how many epochs the rate falls"
     elif schedule.ends and end is None:
         fix = "add max_epochs or lr_scheduler.total_epochs"

@@ -161,15 +161,6 @@ Shape: TypeAlias = Literal[
 _FALLING = "linear", "cosine", "cosine_with_restarts", "cosine_with_min_lr", "polynomial", "warmup_stable_decay"
 
 
-class PieceSettings(Section):
-    """A stretch of a schedule."""
-
-    epochs: int = shared(REQUIRED, "its length", ge=1)
-    start: float = shared(REQUIRED, "the rate at its beginning, as a fraction of learning_rate", ge=0, le=1)
-    end: float = shared(REQUIRED, "the rate at its end", ge=0, le=1)
-    shape: Literal["linear", "cosine"] = shared("linear", "how the rate moves in between")
-
-
 class SchedulerSettings(Section):
     """How the learning rate moves, epoch by epoch: an epoch is one step of the optimizer by the whole swarm."""
 
@@ -186,14 +177,11 @@ class SchedulerSettings(Section):
     decay_epochs: int | None = shared(
         None, "the last epochs, in which the rate falls by half a cosine", of={"name": ("warmup_stable_decay",)}, ge=1
     )
-    pieces: tuple[PieceSettings, ...] = shared(
-        (), "stretches one behind the other, in place of a name; behind the last the rate stays", max_length=64
-    )
 
     @property
     def ends(self) -> bool:
         """Whether the shape has an end at which it has fallen."""
-        return not self.pieces and self.name in _FALLING
+        return self.name in _FALLING
 
 
 class UploadSettings(Section):

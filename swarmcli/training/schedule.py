@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from swarmcli.errors import RecipeError
 from swarmcli.optim.arguments import clipping
 from swarmcli.optim.modes import Outer
-from swarmcli.recipe import PieceSettings, Recipe, SchedulerSettings
+from swarmcli.recipe import Recipe, SchedulerSettings
 from swarmcli.recipe.optimizers import OPTIMIZERS
 from swarmcli.training.muon import BY_MUON, MuonWithAdamW
 from swarmcli.words import some
@@ -165,8 +163,6 @@ def build_scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer) -> LambdaL
 def rate_by_epoch(settings: SchedulerSettings, max_epochs: int | None) -> Callable[[int], float]:
     """The factor on the learning rate at an epoch, from 0 to 1: that of transformers' schedule of this name at a step
     of the Trainer, which begins at step 0. Behind the end it stays as it is there."""
-    if settings.pieces:
-        return partial(_rate_in_pieces, settings.pieces)
     # Imported here: it takes seconds, and an auxiliary has no schedule.
     from transformers import get_scheduler
 
@@ -188,13 +184,3 @@ def rate_by_epoch(settings: SchedulerSettings, max_epochs: int | None) -> Callab
         return rate if rises else floor + (1.0 - floor) * rate
 
     return factor
-
-
-def _rate_in_pieces(pieces: Sequence[PieceSettings], epoch: int) -> float:
-    for piece in pieces:
-        if epoch < piece.epochs:
-            progress = epoch / piece.epochs
-            left = 1.0 - progress if piece.shape == "linear" else 0.5 + 0.5 * math.cos(math.pi * progress)
-            return piece.end + (piece.start - piece.end) * left
-        epoch -= piece.epochs
-    return pieces[-1].end

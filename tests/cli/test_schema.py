@@ -15,6 +15,7 @@ from swarmcli.recipe.document import parse_document, plain
 from tests.cli.typed import typed
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+WHOLE = {"run_id": "a", "base_model": "m", "datasets": [{"source": "stdlib"}], "target_batch_size": 8}
 VALIDATOR = jsonschema.Draft202012Validator(recipe_schema())
 
 
@@ -39,16 +40,17 @@ def test_the_file_beside_the_recipes_is_what_the_verb_prints() -> None:
 
 def test_it_knows_right_from_wrong() -> None:
     for recipe in (
-        {"include": "base.yaml"}, {"include": "base.yaml", "lora_r": 4, "optimizer": {"momentum": 0.9}},
-        {"task": "their_task", "labels": ["a", "b"]}, {"task": "masked_lm", "sample_packing": False},
+        {"lora_r": 4, "optimizer": {"momentum": 0.9}}, {"task": "their_task", "labels": ["a", "b"]},
+        {"task": "masked_lm", "sample_packing": False},
         {"datasets": [{"path": "texts"}, {"path": "owner/name", "split": "train"}, {"source": "stdlib"}]},
         {"local": {"limits": {"upload": "2 MB/s", "hours": "22-8"}, "journal_size": "500 MB"}},
     ):  # fmt: skip
-        assert errors(recipe) == [], recipe
+        assert errors(WHOLE | recipe) == [], recipe
     for recipe in (
+        {"include": "base.yaml"},
         {"optimiser": {}}, {"optimizer": {"learning_rat": 1}}, {"micro_batch_size": "many"}, {"datasets": []},
         {"datasets": [{"path": "texts", "globb": "*"}]}, {"optimizer": {"name": "sgd", "betas": [0.9, 0.9]}},
         {"task": "masked_lm", "labels": ["a", "b"]}, {"adapter": None, "lora_r": 4},
         {"gradient_averaging": {"method": "topk", "rank": 4}}, {"lr_scheduler": {"name": "linear", "power": 2}},
     ):  # fmt: skip
-        assert errors(recipe) != [], recipe
+        assert errors(WHOLE | recipe) != [], recipe

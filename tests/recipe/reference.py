@@ -37,7 +37,6 @@ from swarmcli.recipe.settings import (
     NetworkSettings,
     OptimizerSettings,
     OuterSettings,
-    PieceSettings,
 )
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
@@ -50,7 +49,6 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "optimizer": OptimizerSettings,
     "optimizer.groups": GroupSettings,
     "lr_scheduler": SchedulerSettings,
-    "lr_scheduler.pieces": PieceSettings,
     "averaging": AveragingSettings,
     "averaging.aggregator": AggregatorSettings,
     "gradient_averaging": GradientAveragingSettings,

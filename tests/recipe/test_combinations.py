@@ -113,7 +113,11 @@ SPLIT = "evaluation={every_epochs: 5, dataset: {source: huggingface, path: a/b, 
         (["optimizer={groups: [{match: '(a+)+'}]}"], "may take too long to match"),
         (["lr_scheduler={name: warmup_stable_decay}"], "warmup_stable_decay needs decay_epochs"),
         (["optimizer={name: sgd, args: {momentum: 0.9}}"], "momentum stands one level up; write `optimizer.momentum: "),
-        (["lr_scheduler={name: linear, pieces: [{epochs: 1, start: 0, end: 1}]}"], "name has no meaning beside pieces"),
+        (
+            ["lr_scheduler={pieces: [{epochs: 1, start: 0, end: 1}]}"],
+            "unknown key lr_scheduler.pieces; a schedule has a",
+        ),
+        (["include=base.yaml"], "unknown key include; a recipe is one file; write the keys of base.yaml here"),
     ],
 )
 def test_what_cannot_go_together_is_refused_where_it_is_written(overrides: list[str], words: str) -> None:

@@ -224,8 +224,6 @@ def test_a_rate_rises_in_its_warm_up_and_falls_to_its_floor_and_stays() -> None:
     assert rates(SchedulerSettings(warmup_epochs=4), None, 6) == [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
     settings = SchedulerSettings(name="linear", min_lr_ratio=0.2, warmup_epochs=1)
     assert rates(settings, 5, 8) == [0.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2]
-    pieces = [{"epochs": 2, "start": 0, "end": 1}, {"epochs": 2, "start": 1, "end": 0.5, "shape": "cosine"}]
-    assert rates(SchedulerSettings.model_validate({"pieces": pieces}), None, 6) == [0.0, 0.5, 1.0, 0.75, 0.5, 0.5]
 
 
 def test_the_schedule_moves_once_per_epoch_and_goes_on_from_its_state(tmp_path: Path) -> None:
