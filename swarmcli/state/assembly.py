@@ -7,7 +7,7 @@ is the state of that manifest to the last bit.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ class DownloadedState:
     contents  its tensors by name. They share one memory: copy those that are to outlive the others. Those of a state
               that went through a file lie there
     donors    the peers that gave something of it
-    received  bytes of all chunks that came, those included that had to be fetched again
+    received  bytes of its chunks that came, those included that had to be fetched again
     exact     every bit as the donor has it; False where tensors travelled with a lossy codec
     root      32 bytes: equal for equal states
     digests   of all chunks
@@ -57,35 +57,21 @@ class DownloadedState:
 
 
 class Assembly:
-    """Visits take chunks, fetch them into slots, and note them or put them back.
+    """Visits take chunks, fetch them into slots, and note them or put them back. A chunk is in the hands of one visit.
 
     The place is memory or, with `spool`, an unnamed file in that directory; then only the chunks that are on their way
     are in memory.
     """
 
-    def __init__(
-        self, manifest: bytes, outline: StateOutline, spool: Path | None = None, former: Assembly | None = None
-    ) -> None:
-        """Takes the place for the whole state, or that of a `former` one of the same layout, which nobody fills any
-        more, with the chunks that are equal. Raises OSError if there is no room."""
+    def __init__(self, manifest: bytes, outline: StateOutline, spool: Path | None = None) -> None:
+        """Takes the place for the whole state. Raises OSError if there is no room."""
         self.manifest, self.outline, self._spool = manifest, outline, spool
         layout = self.layout = outline.layout
         self.received = 0  # bytes of chunks
-        self._file: UnnamedFile | None
-        self._memory: torch.Tensor
         self.givers: dict[int, PeerID] = {}  # chunk that is here → who gave it
-        self._asked: dict[int, float] = {}  # chunk → loop time at which it was last asked for; the longest ago first
-        self._aside: dict[int, memoryview] = {}  # true chunks to whose places another visit may still write
-        if former is not None and former.layout == layout:
-            former._settle()
-            self.received, self._file, self._memory = former.received, former._file, former._memory
-            same = zip(outline.digests, former.outline.digests, strict=True)
-            equal = {chunk for chunk, (one, other) in enumerate(same) if one == other}
-            self.givers = {chunk: giver for chunk, giver in former.givers.items() if chunk in equal}
-        else:
-            self._file, self._memory = self._take_place(layout.nbytes)
+        self._file, self._memory = self._take_place(layout.nbytes)
         self._bytes = tensor_memory(self._memory)
-        self._open = deque(chunk for chunk in range(layout.chunks) if chunk not in self.givers)  # nobody fetches these
+        self._open = deque(range(layout.chunks))  # nobody fetches these
 
     def _take_place(self, nbytes: int) -> tuple[UnnamedFile | None, torch.Tensor]:
         try:
@@ -110,36 +96,25 @@ class Assembly:
         """The peers that gave what is here."""
         return tuple(dict.fromkeys(self.givers.values()))
 
-    def slot(self, chunk: int, *, aside: bool) -> memoryview:
-        """Where a visit writes the content of a chunk: in its place in memory, or `aside`."""
+    def slot(self, chunk: int) -> memoryview:
+        """Where a visit writes the content of a chunk: in its place in memory, or beside the file."""
         begin, end = self.layout.bounds(chunk)
-        return unwritten(end - begin) if aside or self._file is not None else self._bytes[begin:end]
+        return unwritten(end - begin) if self._file is not None else self._bytes[begin:end]
 
-    def take(self, most: int, now: float, patience: float, own: Collection[int]) -> tuple[range, bool]:
-        """Up to `most` chunks to ask for, one behind the other, that nobody has been asked for. If there is none: the
-        one that was asked for the longest ago, if that is `patience` seconds, and it is none of one's `own`: the first
-        to come counts. And whether that is fetched aside, since another visit may write to its place."""
-        if aside := not self._open:
-            overdue = (chunk for chunk, asked in self._asked.items() if asked <= now - patience and chunk not in own)
-            if (found := next(overdue, None)) is None:
-                return range(0), aside
-            first = last = found
-            del self._asked[found]
-        else:
-            first = last = self._open.popleft()
-            while self._open and self._open[0] == last + 1 and last - first + 1 < most:
-                last = self._open.popleft()
-        self._asked.update(dict.fromkeys(range(first, last + 1), now))
-        return range(first, last + 1), aside
+    def take(self, most: int) -> range:
+        """Up to `most` chunks to ask for, one behind the other, that nobody has been asked for."""
+        if not self._open:
+            return range(0)
+        first = last = self._open.popleft()
+        while self._open and self._open[0] == last + 1 and last - first + 1 < most:
+            last = self._open.popleft()
+        return range(first, last + 1)
 
-    def put_back(self, taken: Mapping[int, bool]) -> None:
-        """These (chunk → whether aside) will not come from whom they were asked of, who writes to their places no more.
-        Whoever fetched one aside leaves its place to the visit that may still write there."""
-        own = (chunk for chunk, aside in taken.items() if not aside)
-        back = {chunk for chunk in own if self._asked.pop(chunk, None) is not None}
-        self._open = deque(sorted(back.union(self._open)))
+    def put_back(self, taken: Iterable[int]) -> None:
+        """These will not come from whom they were asked of, who writes to their places no more."""
+        self._open = deque(sorted([*self._open, *taken]))
 
-    def is_true(self, chunk: int, content: memoryview, *, aside: bool) -> bool:
+    def is_true(self, chunk: int, content: memoryview) -> bool:
         """Whether what a visit has written to its slot is the chunk; then it is kept. For an executor; for several
         threads at once.
 
@@ -149,26 +124,15 @@ class Assembly:
             return False
         if self._file is not None:
             self._file.write(self.layout.bounds(chunk)[0], content)
-        elif aside:
-            self._aside[chunk] = content
         return True
 
     def note(self, chunk: int, giver: PeerID) -> None:
         """The chunk is in its place."""
-        self.givers.setdefault(chunk, giver)
-        self._asked.pop(chunk, None)
-
-    def _settle(self) -> None:
-        """No visit is left that might write."""
-        for chunk, content in self._aside.items():
-            begin, end = self.layout.bounds(chunk)
-            self._bytes[begin:end] = content
-        self._aside.clear()
+        self.givers[chunk] = giver
 
     def finish(self) -> DownloadedState:
         """The complete state, once no visit is left. For an executor. Raises CompressionError for what no codec makes,
         and OSError."""
-        self._settle()
         outline = self.outline
         return DownloadedState(
             outline.version,

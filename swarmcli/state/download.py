@@ -1,8 +1,8 @@
 """Downloads a state from several donors at once. Each chunk is checked; a donor that fails is replaced.
 
 Donors with equal manifests give parts of one state (see `assembly`). A donor whose state differs (unlike processors
-may differ in the last bit) is put aside: only if all equal ones fail, its state is taken instead, with the chunks of
-the other that are equal. All or nothing: one manifest names the hashes of all chunks of the result.
+may differ in the last bit) is put aside: only if all equal ones fail, its state is taken instead. All or nothing: one
+manifest names the hashes of all chunks of the result.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MOST_BYTES = 1 << 40  # of a state, unless the caller says otherwise
 BUSY_PAUSE = 0.5  # before donors that were busy are asked again
 OPENING = 60.0  # without a word before the manifest: the donor may have to copy and hash its state
 SILENCE = 20.0  # without a byte of a chunk that was asked for
-PATIENCE = 10.0  # for what was asked of others; a donor whose own round runs gives a chunk in 2 s
+PATIENCE = 10.0  # for a chunk that another donor could give; one whose own round runs gives a chunk in 2 s
 STALLED = 20.0  # without a chunk that counts, after which a visit keeps no other donor from being asked
 BATCH_TIME = 0.5  # of a donor's speed in one request: at the end nobody waits long for the slowest
 SPEED_SECONDS = 10.0  # the last ones tell the speed of a download: lines change …
@@ -72,10 +72,10 @@ class DownloadProgress:
     def __post_init__(self) -> None:
         self.began = self.moved = self.clock()
 
-    def begin(self, total: int, received: int = 0) -> None:
+    def begin(self, total: int) -> None:
         """A donor has answered: the state has so many bytes."""
-        self._recent = deque([(self.clock(), received)])
-        self.total, self.received = total, received
+        self._recent = deque([(self.clock(), 0)])
+        self.total, self.received = total, 0
 
     def note(self, received: int) -> None:
         """So many bytes have arrived by now."""
@@ -121,13 +121,13 @@ async def download_state(
     Raises StateDownloadError, whose `attempts` say what happened with each donor.
     """
 
-    def make_room(manifest: bytes, former: Assembly | None) -> Assembly:
+    def read(manifest: bytes) -> StateOutline:
         outline = read_manifest(manifest, max_bytes)
         if version and outline.version != version:
             raise ValueError("a state of another version than the one that was asked for")
         if check is not None:
             check(outline)
-        return Assembly(manifest, outline, spool, former)
+        return outline
 
     progress = progress or DownloadProgress(asyncio.get_running_loop().time)
     bound = asyncio.timeout(timeout)
@@ -137,7 +137,7 @@ async def download_state(
         if not bound.expired():
             bound.reschedule(asyncio.get_running_loop().time() + timeout)
 
-    download = _Download(endpoint, prefix, version, make_room, progress, came)
+    download = _Download(endpoint, prefix, version, read, spool, progress, came)
     try:
         async with bound:
             return await download.run(donors, relayed)
@@ -165,9 +165,7 @@ class _Donor:
     moved: float = 0.0  # loop time of the last of them
     in_line: bool = False
     fetching: bool = False
-    taken: dict[int, bool] = field(
-        default_factory=dict
-    )  # chunks that it was asked for and that are not checked: aside?
+    taken: set[int] = field(default_factory=set)  # chunks that it was asked for and that are not checked
     task: asyncio.Task[None] | None = None
 
 
@@ -179,14 +177,15 @@ class _Download:
         endpoint: Endpoint,
         prefix: str,
         version: bytes,
-        make_room: Callable[[bytes, Assembly | None], Assembly],
+        read: Callable[[bytes], StateOutline],
+        spool: Path | None,
         progress: DownloadProgress,
         came: Callable[[], None],
     ) -> None:
-        """`make_room`, which runs beside the loop, raises ValueError for a manifest of a state that is not wanted,
-        OSError where there is no room. `came` is called for each chunk that counts."""
+        """`read`, which runs beside the loop, raises ValueError for a manifest of a state that is not wanted. `came` is
+        called for each chunk that counts."""
         self._endpoint, self._prefix, self._version = endpoint, prefix, version
-        self._make_room, self._progress, self._came = make_room, progress, came
+        self._read, self._spool, self._progress, self._came = read, spool, progress, came
         self._pace = 0.0  # seconds for a chunk from the quickest donor
         self._news = Bell()  # whenever another donor may be visited, a chunk be asked for, or nothing is missing
         self._attempts: dict[str, str] = {}
@@ -356,8 +355,10 @@ class _Download:
                 if self._settled:
                     raise Unequal
                 # It takes a second where there are 262,144 tensors.
-                self._assembly = await offload(self._make_room, manifest, self._assembly)
-                self._progress.begin(self._assembly.layout.nbytes, self._assembly.received)
+                outline = await offload(self._read, manifest)
+                self._assembly = None  # first: its place may be the next one's
+                self._assembly = await offload(Assembly, manifest, outline, self._spool)
+                self._progress.begin(self._assembly.layout.nbytes)
             self._settled = True
             return self._assembly
 
@@ -367,23 +368,25 @@ class _Download:
         coming, batch, got, began = deque[int](), 1, 0, loop_time()
         while True:
             while len(coming) < batch:  # the next request is on its way before this one is answered
-                patience = max(PATIENCE, 2 * self._pace)
-                chunks, aside = assembly.take(batch, loop_time(), patience, donor.taken)
+                chunks = assembly.take(batch)
                 if not chunks:
                     break
+                if not donor.taken:
+                    donor.moved = loop_time()
                 coming.extend(chunks)
-                donor.taken.update(dict.fromkeys(chunks, aside))
+                donor.taken.update(chunks)
                 await stream.send(ChunkRequest(chunks.start, len(chunks)))
             if not coming:
                 await arrived.join()
                 if assembly.complete:
                     return
-                with suppress(TimeoutError):  # what others were asked for may be put back, or become overdue
+                self._relieve_the_late()
+                with suppress(TimeoutError):  # what others were asked for may be put back, or they become late
                     async with asyncio.timeout(PATIENCE):
                         await self._news.wait()
                 continue
             chunk = coming[0]
-            content = assembly.slot(chunk, aside=donor.taken[chunk])
+            content = assembly.slot(chunk)
             async with unless_silent(stream, SILENCE):
                 await _receive_chunk(stream, content, chunk)
             coming.popleft()
@@ -393,21 +396,28 @@ class _Download:
             self._pace = min(pace, self._pace or pace)
             batch = max(1, min(MAX_CHUNKS_AT_ONCE, 2 * batch, int(BATCH_TIME / pace)))
 
+    def _relieve_the_late(self) -> None:
+        """Some donor has nothing left to give. The visits end of those that owe chunks for long, who may have them
+        given by it."""
+        since = loop_time() - max(PATIENCE, 2 * self._pace)
+        for late in self._visited:
+            if late.taken and late.moved <= since and late.task is not None and not late.task.cancelling():
+                late.task.cancel()
+
     async def _check(self, donor: _Donor, assembly: Assembly, arrived: asyncio.Queue[tuple[int, memoryview]]) -> None:
         """Checks chunks in the order in which they arrive, while the next ones do."""
         while True:
             chunk, content = await arrived.get()
             assembly.received += len(content)
             self._progress.note(assembly.received)
-            if chunk not in assembly.givers:
-                nbytes = max(len(content), OFFLOAD_FROM) if assembly.in_file else len(content)  # disks take their time
-                if not await on_executor(nbytes, assembly.is_true, chunk, content, aside=donor.taken[chunk]):
-                    raise ValueError(f"chunk {chunk} of its state does not have the hash that it names")
-                assembly.note(chunk, donor.peer)
-                donor.gave += 1
-                donor.moved = loop_time()
-                self._came()
-            donor.taken.pop(chunk, None)
+            nbytes = max(len(content), OFFLOAD_FROM) if assembly.in_file else len(content)  # disks take their time
+            if not await on_executor(nbytes, assembly.is_true, chunk, content):
+                raise ValueError(f"chunk {chunk} of its state does not have the hash that it names")
+            assembly.note(chunk, donor.peer)
+            donor.taken.remove(chunk)
+            donor.gave += 1
+            donor.moved = loop_time()
+            self._came()
             arrived.task_done()
             if assembly.complete:
                 self._news.ring()

@@ -36,7 +36,7 @@ STRANGER = Identity.from_seed(1).peer_id
 def assembled(pinned: PinnedState, spool: Path) -> Assembly:
     assembly = Assembly(pinned.manifest, read_manifest(pinned.manifest, 1 << 30), spool)
     for chunk in reversed(range(pinned.layout.chunks)):
-        assert assembly.is_true(chunk, memoryview(b"".join(pinned.chunk(chunk))), aside=True)
+        assert assembly.is_true(chunk, memoryview(b"".join(pinned.chunk(chunk))))
         assembly.note(chunk, STRANGER)
     return assembly
 
@@ -61,26 +61,6 @@ def test_what_is_settled_is_the_state(state: dict[str, torch.Tensor], codec: Any
         here = restored[name]
         assert isinstance(here, DistantTensor) and (here.dtype, here.shape) == (tensor.dtype, tuple(tensor.shape))
         torch.testing.assert_close(loaded(here), tensor)
-
-
-def test_two_visits_never_write_to_one_place() -> None:
-    """A chunk comes aside while the slow visit that has its place goes on to write, and lies."""
-    pinned = PinnedState(Snapshot(b"", None, make_state()))
-    assembly = Assembly(pinned.manifest, read_manifest(pinned.manifest, 1 << 30))
-    (chunk, *_), aside = assembly.take(1000, 0.0, 10.0, own=())
-    slow = assembly.slot(chunk, aside=aside)
-    assert not aside and assembly.take(1, 5.0, 10.0, own=()) == (range(0), True)
-    for now in (20.0, 40.0):
-        (again,), aside = assembly.take(1, now, 10.0, own=range(chunk + 1, 1000))
-        assert again == chunk and aside, "its place stays the slow one's, whoever else gives up"
-        assembly.put_back({chunk: aside})
-    for each in range(pinned.layout.chunks):
-        content = assembly.slot(each, aside=each == chunk)
-        content[:] = b"".join(pinned.chunk(each))
-        assert assembly.is_true(each, content, aside=each == chunk)
-        assembly.note(each, STRANGER)
-    slow[:] = bytes(len(slow))
-    check(assembly.finish(), pinned.snapshot)
 
 
 def test_the_file_has_no_name_and_goes_with_its_last_tensor(tmp_path: Path) -> None:
