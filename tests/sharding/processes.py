@@ -15,8 +15,8 @@ imported torch already (some 0.2 s per world), and a check in a warm world costs
 rank is seeded with 0, after it all ranks meet in a barrier. A rank has one thread of torch. Modules share no world: a
 group that is destroyed and made again under the same name finds the addresses of the former one in the store.
 
-What goes in and out is plain: None, bool, int, float, str, bytes, lists (tuples arrive as lists), dicts and tensors,
-as msgpack. `pytest.raises` works inside of a check; a failing `assert` there shows its line, not its values.
+What goes in and out is pickled. `pytest.raises` works inside of a check; a failing `assert` there shows its line, not
+its values.
 
 A rank that raises, dies or takes too long fails the test with its traceback and its stderr; the whole world is then
 killed and a later check gets a new one. For tests in which that is the point, `outcomes` says how each rank fared.
@@ -28,8 +28,8 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import importlib
 import os
+import pickle
 import sys
 import tempfile
 import traceback
@@ -41,7 +41,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -50,7 +49,6 @@ from tests.forkserver import CONTEXT
 
 SECONDS = 120.0  # for a check, and for a collective in it, on a machine that is busy with other tests
 GRACE_SECONDS = 10.0  # for the others to tell what they saw of a rank that failed
-_TENSOR = 1  # the code of the msgpack extension
 
 
 class RankFailed(AssertionError):
@@ -125,7 +123,7 @@ class World:
             self._start()
         if self._store is None or not self._grouped:  # groups formed one after the other must not meet at one store
             self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        order = _encode([check.__module__, check.__qualname__, arguments, self._seconds, self._store.port])
+        order = pickle.dumps((check, arguments, self._seconds, self._store.port))
         for rank in self._ranks:
             rank.tell(order)
         outcomes: list[Outcome] = []
@@ -190,7 +188,7 @@ class _Rank:
         """Of the check it was told; a rank that has nothing to say by now is killed."""
         if self.pipe.poll():
             try:
-                value, error = _decode(self.pipe.recv_bytes())
+                value, error = pickle.loads(self.pipe.recv_bytes())  # noqa: S301, it is this very test's
                 return Outcome(value, error and self._with_stderr(error))
             except (EOFError, ConnectionResetError):
                 self._process.join(GRACE_SECONDS)
@@ -221,11 +219,11 @@ def _live(pipe: Connection, environment: dict[str, str], stderr: str, grouped: b
             order = pipe.recv_bytes()
         except EOFError:
             return
-        pipe.send_bytes(_encode(_run(order, grouped)))
+        pipe.send_bytes(_run(order, grouped))
 
 
-def _run(order: bytes, grouped: bool) -> tuple[Any, str | None]:
-    module, name, arguments, seconds, port = _decode(order)
+def _run(order: bytes, grouped: bool) -> bytes:
+    check, arguments, seconds, port = pickle.loads(order)  # noqa: S301, it is this very test's
     os.environ["MASTER_PORT"] = str(port)
     os.ftruncate(2, 0)  # what earlier checks had to say
     faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # shows where it hangs
@@ -233,43 +231,12 @@ def _run(order: bytes, grouped: bool) -> tuple[Any, str | None]:
         if grouped and not dist.is_initialized():
             dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
         torch.manual_seed(0)
-        value = _find(module, name)(*arguments)
-        _encode(value)
+        told = pickle.dumps((check(*arguments), None))
         gc.collect()
         if grouped:
             dist.barrier()
-        return value, None
+        return told
     except (Exception, pytest.fail.Exception):  # the latter is what `pytest.raises` raises
-        return None, traceback.format_exc()
+        return pickle.dumps((None, traceback.format_exc()))
     finally:
         faulthandler.cancel_dump_traceback_later()
-
-
-def _find(module: str, name: str) -> Callable[..., Any]:
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
-
-
-def _encode(value: Any) -> bytes:
-    return msgspec.msgpack.encode(value, enc_hook=_extension_of)
-
-
-def _decode(data: bytes) -> Any:
-    return msgspec.msgpack.Decoder(ext_hook=_of_extension).decode(data)
-
-
-def _extension_of(value: Any) -> msgspec.msgpack.Ext:
-    if not isinstance(value, torch.Tensor):
-        raise TypeError(f"a check cannot take or return a {type(value).__name__}")
-    flat = value.detach().cpu().contiguous().reshape(-1)
-    data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-    return msgspec.msgpack.Ext(_TENSOR, _encode([str(value.dtype).removeprefix("torch."), list(value.shape), data]))
-
-
-def _of_extension(code: int, data: memoryview) -> torch.Tensor:
-    dtype, shape, flat = _decode(bytes(data))
-    if not flat:
-        return torch.empty(shape, dtype=getattr(torch, dtype))
-    return torch.frombuffer(bytearray(flat), dtype=getattr(torch, dtype)).reshape(shape)

@@ -6,14 +6,11 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from swarmcli.averaging.checks import as_count
-
-# Which of all parameters the tensors are, for shapes alone do not tell them apart; None: all of them.
-Places: TypeAlias = Sequence[int] | None
 
 NOTHING = "no parameter has a gradient"  # the reason when there is nothing to average
 
@@ -99,11 +96,11 @@ def _warn_of_shadows(periods: tuple[int, ...]) -> None:
             )
 
 
-def outline(tensors: Sequence[torch.Tensor], places: Places) -> bytes:
-    """32 bytes, equal for tensors of equal shapes and types at equal places."""
-    listed = list(range(len(tensors))) if places is None else list(places)
+def outline(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> bytes:
+    """32 bytes, equal for tensors of equal shapes and types at equal places among all parameters: shapes alone do not
+    tell them apart."""
     kinds = [(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors]
-    return hashlib.sha256(repr((kinds, listed)).encode()).digest()
+    return hashlib.sha256(repr((kinds, list(places))).encode()).digest()
 
 
 def chosen(params: Iterable[Any], fits: Callable[[torch.Tensor], bool]) -> tuple[list[torch.Tensor], list[int]]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from swarmcli.sharding.levels.plan import NOTHING, LevelAverage, LevelPlan, Places, outline
+from swarmcli.sharding.levels.plan import NOTHING, LevelAverage, LevelPlan, outline
 
 
 class ProcessGroupLevels:
@@ -19,10 +18,8 @@ class ProcessGroupLevels:
     addresses of the former one in the store.
     """
 
-    def __init__(
-        self, plan: LevelPlan, process_group: dist.ProcessGroup | None = None, *, timeout: timedelta | None = None
-    ) -> None:
-        """`process_group`: None is all processes. `timeout`: of the groups that are made; None: torch's.
+    def __init__(self, plan: LevelPlan, process_group: dist.ProcessGroup | None = None) -> None:
+        """`process_group`: None is all processes.
 
         Raises RuntimeError without torch.distributed, ValueError for group sizes that do not fit and for a process
         that is not in `process_group`.
@@ -33,7 +30,6 @@ class ProcessGroupLevels:
                 "swarm=SwarmGroups(...) to average with the peers of a swarm"
             )
         self._plan = plan
-        self._timeout = timeout
         whole = dist.group.WORLD if process_group is None else process_group
         if not isinstance(whole, dist.ProcessGroup):
             raise ValueError(
@@ -55,7 +51,7 @@ class ProcessGroupLevels:
         return [group for _, group in self._levels]
 
     def take_step(
-        self, tensors: Sequence[torch.Tensor], step: int, places: Places = None
+        self, tensors: Sequence[torch.Tensor], step: int, places: Sequence[int]
     ) -> tuple[int, LevelAverage | None]:
         """Averages if it is the turn of a level; the number of the next step, and what came of it.
 
@@ -64,7 +60,7 @@ class ProcessGroupLevels:
         level = self._plan.due(step)
         return step + 1, None if level is None else self.average(level, tensors, step, places)
 
-    def average(self, level: int, tensors: Sequence[torch.Tensor], step: int, places: Places = None) -> LevelAverage:
+    def average(self, level: int, tensors: Sequence[torch.Tensor], step: int, places: Sequence[int]) -> LevelAverage:
         """Replaces the tensors by their mean over the members of this level's group, all of them or none.
 
         Every member that averages at this level gives tensors of the same shapes and types, in the same order, and of
@@ -90,8 +86,7 @@ class ProcessGroupLevels:
             return name, self.process_group
         # Only the members make a group, so a hierarchy within a part of the processes is none of the others' business.
         backend = dist.get_backend_config(self.process_group)
-        group = dist.new_group(ranks, timeout=self._timeout, backend=backend, use_local_synchronization=True)
-        return name, group
+        return name, dist.new_group(ranks, backend=backend, use_local_synchronization=True)
 
 
 def _check_sizes(plan: LevelPlan, whole: int) -> None:
@@ -129,7 +124,7 @@ def _average(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
             tensor.copy_(mean.view(tensor.shape))
 
 
-def _check_alike(tensors: Sequence[torch.Tensor], places: Places, group: dist.ProcessGroup, name: str) -> None:
+def _check_alike(tensors: Sequence[torch.Tensor], places: Sequence[int], group: dist.ProcessGroup, name: str) -> None:
     """Members with other tensors would wait for each other forever, or add what does not belong together."""
     digest = int.from_bytes(outline(tensors, places)[:7])
     carried = "cuda" if dist.get_backend(group) == "nccl" else "cpu"

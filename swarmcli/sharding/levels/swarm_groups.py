@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,7 +28,7 @@ class SwarmGroups:
 
     dht: DHT
     prefix: str  # of the run: what all group keys begin with
-    place: str | Sequence[str] = ""  # this peer's groups from the widest to the narrowest: one name less than levels
+    place: str = ""  # this peer's groups from the widest to the narrowest: one name less than levels
     matchmaking_time: float = 5.0  # seconds to look for others at most, while not everyone is there
     averaging_timeout: float | None = None  # seconds that a round may take once the group is there; None: adaptive
     compression: CompressionBase = field(default_factory=NoCompression)
@@ -37,7 +36,9 @@ class SwarmGroups:
 
     def names(self, plan: LevelPlan) -> tuple[str, ...]:
         """(levels,) what the groups of this peer are called, in the order of the plan. ValueError: not one for each."""
-        parts = _parts(self.place)
+        parts = self.place.split("/") if self.place else []
+        if not all(parts):
+            raise ValueError(f"place={self.place!r}: a name of a group is not empty")
         if len(parts) != len(plan) - 1:
             names = ["europe", "paris", *(f"rack-{number}" for number in range(1, len(plan)))]
             example = "/".join(names[: len(plan) - 1])
@@ -62,13 +63,3 @@ class SwarmGroups:
             bandwidth=self.bandwidth,
             share_state=False if name else None,
         )
-
-
-def _parts(place: str | Sequence[str]) -> list[str]:
-    parts = (place.split("/") if place else []) if isinstance(place, str) else list(place)
-    for part in parts:
-        if not isinstance(part, str):
-            raise TypeError(f"place={place!r}: expected names of groups, got a {type(part).__name__}")
-        if not part or "/" in part:
-            raise ValueError(f"place={place!r}: a name of a group is a text without slashes, not empty")
-    return parts

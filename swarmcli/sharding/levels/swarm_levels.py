@@ -23,7 +23,7 @@ from swarmcli.errors import (
     StateDownloadError,
 )
 from swarmcli.network.loop_thread import offload
-from swarmcli.sharding.levels.plan import NOTHING, LevelAverage, LevelPlan, Places, outline
+from swarmcli.sharding.levels.plan import NOTHING, LevelAverage, LevelPlan, outline
 from swarmcli.sharding.levels.swarm_groups import EVERYONE, SwarmGroups
 from swarmcli.state.sharing import StateOffer
 
@@ -59,7 +59,7 @@ class SwarmLevels:
         self._behind = False  # others were ahead when this peer came, and it has nothing of theirs yet
 
     async def take_step(
-        self, tensors: Sequence[torch.Tensor], step: int, places: Places = None
+        self, tensors: Sequence[torch.Tensor], step: int, places: Sequence[int]
     ) -> tuple[int, LevelAverage | None]:
         """As ProcessGroupLevels does. A peer that is behind begins at the step of most others, so the same level is
         due: two peers a step apart could look for each other at different levels forever.
@@ -76,7 +76,7 @@ class SwarmLevels:
         return average.step + 1, average
 
     async def average(
-        self, level: int, tensors: Sequence[torch.Tensor], step: int, places: Places = None
+        self, level: int, tensors: Sequence[torch.Tensor], step: int, places: Sequence[int]
     ) -> LevelAverage:
         """One round with the others of this level's group who look for one now. Their tensors are of the same shapes
         and types, in the same order, and of the same places.
@@ -107,7 +107,7 @@ class SwarmLevels:
         return LevelAverage(agreed, level, group, len(result.contributors))
 
     async def download(
-        self, tensors: Sequence[torch.Tensor], timeout: float | None, places: Places = None
+        self, tensors: Sequence[torch.Tensor], timeout: float | None, places: Sequence[int]
     ) -> int | None:
         """Replaces the tensors by those that others have averaged last; the step at which they were.
 
@@ -145,7 +145,7 @@ class SwarmLevels:
         for averager in averagers:
             await averager.shutdown()
 
-    async def _fit(self, tensors: Sequence[torch.Tensor], places: Places) -> None:
+    async def _fit(self, tensors: Sequence[torch.Tensor], places: Sequence[int]) -> None:
         """Averagers are made for the tensors that come, and made anew when others come."""
         which = outline(tensors, places).hex()[:16]
         if self._averagers and self._which == which:
@@ -153,10 +153,9 @@ class SwarmLevels:
         await self.shutdown()
         self._which = which
         self._copies = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
-        meaning = "" if places is None else which  # without places shapes and types tell all, as everywhere
         for config in self._configs:
             averager = AveragerCore(
-                self._copies, self._groups.dht.node, replace(config, meaning=meaning), get_state=self._state
+                self._copies, self._groups.dht.node, replace(config, meaning=which), get_state=self._state
             )
             await averager.start()
             self._averagers.append(averager)

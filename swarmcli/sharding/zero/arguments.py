@@ -3,53 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from swarmcli.sharding.transfer import gather_numbers
-from swarmcli.sharding.zero.ownership import check_weights
-
-
-def listed_params(params: Any) -> list[Any]:
-    """`params` as a list: tensors, (name, tensor) pairs or parameter groups, one kind only.
-
-    Raises TypeError (a tensor, something that cannot be iterated, kinds mixed) and ValueError (nothing in it, a group
-    without 'params').
-    """
-    if isinstance(params, torch.Tensor):
-        raise TypeError(f"params is one {torch.typename(params)}: pass an iterable of tensors, for example [tensor]")
-    try:
-        entries = list(params)
-    except TypeError as error:
-        raise TypeError(
-            f"params is a {torch.typename(params)}: pass an iterable of tensors or of dicts (parameter groups)"
-        ) from error
-    if not entries:
-        raise ValueError("params is empty: pass at least one tensor or parameter group")
-    kinds = {_kind(position, entry) for position, entry in enumerate(entries)}
-    if len(kinds) > 1:
-        raise TypeError(f"params mixes {' and '.join(sorted(kinds))}: pass an iterable of one kind")
-    return entries
-
-
-def _kind(position: int, entry: Any) -> str:
-    if isinstance(entry, torch.Tensor):
-        return "tensors"
-    if isinstance(entry, dict):
-        if "params" not in entry:
-            raise ValueError(
-                f"parameter group {position} has no 'params' (only {sorted(map(str, entry))}): "
-                "each group maps 'params' to its tensors"
-            )
-        return "dicts"
-    if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], torch.Tensor):
-        return "(name, tensor) pairs"
-    raise TypeError(
-        f"params[{position}] is a {torch.typename(entry)}: pass an iterable of tensors or of dicts (parameter groups)"
-    )
 
 
 def check_parameters(parameters: Sequence[torch.Tensor], first: int = 0) -> None:
@@ -136,38 +97,18 @@ def group_of(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return group
 
 
-def agreed_weights(shares: Sequence[float] | float | None, group: dist.ProcessGroup) -> list[float]:
-    """The weight of each rank: equal ones, those given (the same at every rank), or everyone's own capacity.
+def gathered_shares(share: float | None, group: dist.ProcessGroup) -> list[float]:
+    """How much each rank can hold, by its own word; None is 1, as much as any other. A collective call.
 
-    With `shares` it is a collective call. Raises ValueError at every rank when any rank's are unusable or differ.
+    Raises TypeError for what is no number; ValueError, at every rank, for a share that is negative or not finite, and
+    where all are 0.
     """
-    world_size = dist.get_world_size(group)
-    if shares is None:
-        return [1.0] * world_size
-    own = _numbers(shares)
-    shapes = gather_numbers([float(isinstance(shares, Iterable)), float(len(own))], group)
-    if any(shape != shapes[0] for shape in shapes):
-        raise ValueError(
-            "the ranks give different kinds of shares: either every rank gives the weights of all "
-            f"({world_size} numbers), or every rank gives its own capacity (one number)"
-        )
-    if not isinstance(shares, Iterable):
-        return check_weights([capacity for (capacity,) in gather_numbers(own, group)], world_size)
-    everyones = [check_weights(weights, world_size) for weights in gather_numbers(own, group)]
-    for rank, weights in enumerate(everyones):
-        if weights != everyones[0]:
-            raise ValueError(f"shares differ: rank 0 has {everyones[0]}, rank {rank} has {weights}; give all the same")
-    return everyones[0]
-
-
-def _numbers(shares: Any) -> list[float]:
-    entries = list(shares) if isinstance(shares, Iterable) and not isinstance(shares, str | bytes) else [shares]
-    try:
-        if any(isinstance(entry, str | bytes) for entry in entries):
-            raise TypeError("a text is no weight")
-        return [float(entry) for entry in entries]
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"shares is {shares!r}: pass the weights of all ranks, such as [1.0, 3.0], or this rank's own capacity, "
-            "one number"
-        ) from error
+    if isinstance(share, bool) or not isinstance(share, int | float | None):
+        raise TypeError(f"shares is {share!r}: pass how much this rank can hold, one number such as 24e9")
+    shares = [each for (each,) in gather_numbers([1.0 if share is None else float(share)], group)]
+    for rank, each in enumerate(shares):
+        if not math.isfinite(each) or each < 0:
+            raise ValueError(f"the share of rank {rank} is {each}: a share is a finite number, 0 or more")
+    if not any(shares):
+        raise ValueError("all shares are 0, so nobody could hold the optimizer's state: give one rank more than 0")
+    return shares

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,19 +51,6 @@ def assign(sizes: Sequence[int], loads: list[int], weights: Sequence[float]) -> 
         loads[owner] += size
         owners[index] = owner
     return owners
-
-
-def check_weights(weights: Sequence[float], world_size: int) -> list[float]:
-    """The weights as floats. Raises ValueError: not one per rank, negative, not finite, or all of them zero."""
-    values = [float(weight) for weight in weights]
-    if len(values) != world_size:
-        raise ValueError(f"shares has {len(values)} weights for {world_size} ranks: give one per rank of the group")
-    for rank, value in enumerate(values):
-        if not math.isfinite(value) or value < 0:
-            raise ValueError(f"the share of rank {rank} is {value}: a share is a finite number, 0 or more")
-    if not any(values):
-        raise ValueError("all shares are 0, so nobody could hold the optimizer's state: give one rank more than 0")
-    return values
 
 
 class ParameterBuckets:

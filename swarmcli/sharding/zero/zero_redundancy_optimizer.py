@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -15,16 +15,14 @@ from torch.optim import Optimizer
 from swarmcli.errors import ShardingError
 from swarmcli.sharding.transfer import broadcast_from_owners
 from swarmcli.sharding.zero.arguments import (
-    agreed_weights,
     check_agreement,
     check_class,
     check_parameters,
     checked_place,
+    gathered_shares,
     group_of,
-    listed_params,
 )
 from swarmcli.sharding.zero.consolidation import consolidate
-from swarmcli.sharding.zero.join import StepAlong, UnevenInputs
 from swarmcli.sharding.zero.overlap import Overlap, is_functional
 from swarmcli.sharding.zero.ownership import Ownership, ParameterBuckets
 from swarmcli.sharding.zero.state import State, copy_settings, own_entries, placed, settings_of
@@ -44,8 +42,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     `parameters_as_bucket_view`: the parameters of each rank become views of one long tensor per device and type, which
     is sent whole; otherwise they are sent as they lie, short ones packed. Several devices and types at once are fine.
     `overlap_with_ddp`: the step runs inside a DistributedDataParallel communication hook (see `overlap`).
-    `shares`: how much of the state each rank takes, either the weights of all ranks, the same everywhere (0 takes
-    nothing), or at each rank its own capacity in any common unit, which are then gathered (a collective call).
+    `shares`: at each rank how much of the state it can hold, in any common unit; 0 takes nothing. None: all the same.
     The attribute `initialized` is torch's: whether the constructor has come to its end.
 
     A rank that dies makes the others' next collective raise RuntimeError (after the group's timeout at the latest);
@@ -55,18 +52,18 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     def __init__(
         self,
-        params: Any,
+        params: Iterable[Any],
         optimizer_class: Any,
         process_group: dist.ProcessGroup | None = None,
         parameters_as_bucket_view: bool = False,
         overlap_with_ddp: bool = False,
         *,
-        shares: Sequence[float] | float | None = None,
+        shares: float | None = None,
         **defaults: Any,
     ) -> None:
         self.initialized = False  # the base class calls add_param_group before there is anything to share out
         check_class(optimizer_class)
-        Optimizer.__init__(self, listed_params(params), defaults)
+        Optimizer.__init__(self, params, defaults)
         Joinable.__init__(self)
         self.parameters: list[torch.Tensor] = list(chain.from_iterable(group["params"] for group in self.param_groups))
         check_parameters(self.parameters)
@@ -87,9 +84,9 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self.overlap: Overlap | None = None
         self._buckets = ParameterBuckets() if parameters_as_bucket_view and not overlap_with_ddp else None
         self._trainable = [parameter.requires_grad for parameter in self.parameters]
-        self._ownership = Ownership(agreed_weights(shares, self.process_group))
+        self._ownership = Ownership(gathered_shares(shares, self.process_group))
         self._consolidated: State | None = None
-        self._inputs = UnevenInputs(hand_over=False)
+        self.has_joined = False  # this rank has run out of inputs, and steps along
         if overlap_with_ddp:
             self._check_overlap()
             self.overlap = Overlap(optimizer_class, defaults, self.process_group)
@@ -168,6 +165,11 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         Raises ShardingError with overlap, which has one group only, and TypeError or ValueError for a group that cannot
         be added, or is another one at other ranks; nothing is changed then.
         """
+        if isinstance(param_group, dict) and "params" not in param_group:
+            raise ValueError(
+                f"a parameter group has no 'params' (only {sorted(map(str, param_group))}): each maps 'params' to its "
+                "tensors"
+            )
         if not self.initialized:
             super().add_param_group(param_group)
             return
@@ -209,14 +211,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def local_step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:
         """Steps this rank's own parameters only; `broadcast_parameters` must follow before they are used."""
         self._require_initialized()
-        if not self._inputs.joined:
+        if not self.has_joined:
             Join.notify_join_context(self)
-        if self._inputs.hand_over and self._join_config.enable:
-            if closure is not None:
-                raise ValueError(
-                    "hand_over_gradients=True needs the gradients before the step: call it without closure"
-                )
-            self._inputs.exchange(self._ownership.by_rank(self.parameters), self.process_group)
         self.follow_changes()
         copy_settings(self.param_groups, self.optim.param_groups)
         if closure is not None:  # some optimizers' step takes none
@@ -337,22 +333,19 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     # Uneven inputs (torch.distributed.algorithms.Join)
 
-    def join_hook(self, *, hand_over_gradients: bool = False, **kwargs: Any) -> JoinHook:
+    def join_hook(self, **kwargs: Any) -> JoinHook:
         """This rank steps its share along in the steps of others after its inputs have ended.
 
         It does so with the gradients that it has then, as torch's optimizer does; an earlier hook may set them.
-        DistributedDataParallel's does not: beside it, give `Join` the option `hand_over_gradients=True`, and each step
-        begins with a rank that still has inputs sending the others the gradients of their shares, so that the
-        parameters are those of an unsharded optimizer. Other options are for other hooks. Raises ShardingError with
-        overlap: DDP's hook for `Join` reduces gradients without its communication hook.
+        DistributedDataParallel's does not. The options are for other hooks. Raises ShardingError with overlap: DDP's
+        hook for `Join` reduces gradients without its communication hook.
         """
         if self.overlap is not None:
             raise ShardingError(
                 "with overlap_with_ddp=True uneven inputs cannot be joined, since DDP then leaves its communication "
                 "hook out: train without overlap, or give all ranks as many inputs"
             )
-        self._inputs = UnevenInputs(hand_over=hand_over_gradients)
-        return StepAlong(self.step, self._inputs)
+        return _StepAlong(self)
 
     @property
     def join_device(self) -> torch.device:
@@ -363,3 +356,18 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def join_process_group(self) -> dist.ProcessGroup:
         """The group over which the state is shared out."""
         return self.process_group
+
+
+class _StepAlong(JoinHook):
+    """Shadows every step of those that still have inputs, because they need this rank's share stepped and sent."""
+
+    def __init__(self, optimizer: ZeroRedundancyOptimizer) -> None:
+        super().__init__()
+        self._optimizer = optimizer
+
+    def main_hook(self) -> None:
+        self._optimizer.has_joined = True
+        self._optimizer.step()
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        self._optimizer.has_joined = False

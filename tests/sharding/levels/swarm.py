@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from swarmcli import testing
+from swarmcli.averaging import AveragerConfig
 from swarmcli.dht.node import DHTNode
 from swarmcli.events import Event, RoundFinished
-from swarmcli.sharding.levels.plan import LevelAverage, LevelPlan, read_plan
+from swarmcli.sharding.levels.plan import LevelAverage, LevelPlan, outline, read_plan
 from swarmcli.sharding.levels.swarm_groups import SwarmGroups
 from swarmcli.sharding.levels.swarm_levels import SwarmLevels
 from swarmcli.testing import virtual_time
@@ -33,6 +34,12 @@ class Peer:
     events: list[Event] = field(default_factory=list)
 
     @property
+    def config(self) -> AveragerConfig:
+        """With which the averager of the last level works."""
+        meaning = outline(self.tensors, range(len(self.tensors))).hex()[:16]
+        return replace(self.groups.configs(self.plan)[-1], meaning=meaning)
+
+    @property
     def value(self) -> float:
         return self.tensors[0].flatten()[0].item()
 
@@ -41,8 +48,11 @@ class Peer:
         return [event for event in self.events if isinstance(event, RoundFinished)]
 
     async def average(self) -> LevelAverage | None:
-        self.step, average = await self.levels.take_step(self.tensors, self.step)
+        self.step, average = await self.levels.take_step(self.tensors, self.step, range(len(self.tensors)))
         return average
+
+    async def download(self, timeout: float) -> int | None:
+        return await self.levels.download(self.tensors, timeout, range(len(self.tensors)))
 
 
 class Swarm(testing.Swarm):
@@ -55,7 +65,7 @@ class Swarm(testing.Swarm):
     async def add(
         self,
         levels: Mapping[int, int | None],
-        place: str | Sequence[str] = "",
+        place: str = "",
         *,
         value: float | None = None,
         tensors: Sequence[torch.Tensor] | None = None,
@@ -78,6 +88,17 @@ class Swarm(testing.Swarm):
     async def average(self, *peers: Peer) -> list[LevelAverage | None]:
         """One step of all, or of these, at the same time."""
         return list(await asyncio.gather(*(peer.average() for peer in peers or self.peers)))
+
+
+def odd_tensors(fill: float) -> list[torch.Tensor]:
+    """Of several shapes and types, one of them not contiguous, one empty."""
+    return [
+        torch.full((3, 2), fill).t(),
+        torch.full((), fill),
+        torch.full((7,), fill, dtype=torch.bfloat16),
+        torch.full((2, 2), fill, dtype=torch.float64),
+        torch.empty(0, 4),
+    ]
 
 
 def in_swarm(seed: int) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:

@@ -23,11 +23,7 @@ def test_the_last_level_whose_period_divides_the_step() -> None:
     assert due((2, 3), 7) == [1, None, 0, 1, 0, None, 1]
     assert due((1,), 3) == [0, 0, 0]
     assert due((4, 2), 5) == [1, None, 1, None, 1], "also out of order"
-
-
-def test_nothing_during_warm_up() -> None:
-    assert due((2, 4), 7, warmup=3) == [None, None, None, None, 1, None, 0]
-    assert due((2,), 3, warmup=2) == [None, None, 0]
+    assert due((2, 4), 7, warmup=3) == [None, None, None, None, 1, None, 0], "nothing during warm-up"
 
 
 def test_what_is_read() -> None:
@@ -43,14 +39,8 @@ def test_what_is_read() -> None:
         ({}, 0, ValueError, "period_group_size_dict is empty; give at least one level"),
         ([(2, 4)], 0, TypeError, "period_group_size_dict must be a mapping of periods to group sizes, got list"),
         ({0: 4}, 0, ValueError, "a period in period_group_size_dict=0: expected at least 1"),
-        ({2: 2, -4: 4}, 0, ValueError, "a period in period_group_size_dict=-4: expected at least 1"),
-        ({2.5: 4}, 0, TypeError, "a period in period_group_size_dict=2.5: expected a whole number"),
-        ({True: 4}, 0, TypeError, "a period in period_group_size_dict=True: expected a whole number"),
-        ({2: 0}, 0, ValueError, "the group size of period 2=0: expected at least 1"),
         ({2: None}, 0, TypeError, "the group size of period 2=None: expected a whole number"),
-        ({2: "4"}, 0, TypeError, "the group size of period 2='4': expected a whole number"),
         ({2: 4}, -1, ValueError, "warmup_steps=-1: expected at least 0"),
-        ({2: 4}, 1.5, TypeError, "warmup_steps=1.5: expected a whole number"),
     ],
 )
 def test_what_is_refused(given: Any, warmup: Any, kind: type[Exception], words: str) -> None:

@@ -12,6 +12,7 @@ from torch.distributed.algorithms.model_averaging import hierarchical_model_aver
 from torch.distributed.optim.post_localSGD_optimizer import PostLocalSGDOptimizer
 
 from swarmcli.sharding.levels import HierarchicalModelAverager
+from tests.sharding.levels.swarm import odd_tensors
 from tests.sharding.processes import World
 from tests.sharding.threads import in_threads, ranks
 
@@ -81,6 +82,22 @@ def test_equal_to_torch(size: int, levels: dict[int, int], warmup: int) -> None:
     taken = in_threads(size, beside_torch, list(levels.items()), warmup, size > 3, size > 3)
     assert all(each == taken[0] for each in taken)
     assert set(taken[0]) >= {-1, len(levels) - 1} - ({-1} if 1 in levels and not warmup else set())
+
+
+@ranks(3)
+def test_parameters_of_all_kinds_are_averaged_where_they_are() -> None:
+    averager, params = HierarchicalModelAverager({2: 3}), []
+    for tensor in odd_tensors(float(dist.get_rank())):
+        params.append(torch.nn.Parameter(tensor))
+        params[-1].grad = torch.zeros_like(tensor)
+    before = [(param.data_ptr(), param.stride()) for param in params]
+    average = averager.average_parameters(params)
+    assert average is not None and average.averaged
+    assert [(param.data_ptr(), param.stride()) for param in params] == before
+    assert all(torch.allclose(param, torch.ones_like(param)) for param in params)
+    averager.step = 2
+    nothing = averager.average_parameters([torch.nn.Parameter(torch.ones(1))])
+    assert nothing is not None and (nothing.averaged, nothing.reason) == (False, "no parameter has a gradient")
 
 
 @ranks(2)

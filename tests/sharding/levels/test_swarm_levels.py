@@ -11,7 +11,7 @@ import torch
 from swarmcli.averaging import AveragerCore, RoundRequest
 from swarmcli.errors import FingerprintError, StateDownloadError
 from swarmcli.sharding.levels.plan import LevelAverage
-from tests.sharding.levels.swarm import Peer, Swarm, in_swarm
+from tests.sharding.levels.swarm import Peer, Swarm, in_swarm, odd_tensors
 from tests.suites import soak
 
 PLACES = ["europe/paris", "europe/paris", "europe/rome", "asia/delhi"]
@@ -65,18 +65,19 @@ async def test_sizes_are_upper_bounds(swarm: Swarm) -> None:
 
 
 @in_swarm(4)
-async def test_members_come_and_go(swarm: Swarm) -> None:
-    first = await swarm.add({1: 8})
-    second = await swarm.add({1: 8})
-    assert groups_of(await swarm.average()) == [("everyone", 2)] * 2
-    third = await swarm.add({1: 8}, value=8.0)
+async def test_tensors_of_all_kinds_are_averaged_where_they_are_and_equal_in_every_bit(swarm: Swarm) -> None:
+    for number in range(3):
+        drawn = torch.randn(10_001, generator=torch.Generator().manual_seed(number))
+        await swarm.add({1: 8}, tensors=[*odd_tensors(float(number)), drawn])
+    before = [(each.data_ptr(), each.stride()) for each in swarm.peers[0].tensors]
     assert groups_of(await swarm.average()) == [("everyone", 3)] * 3
-    assert values_of(swarm.peers) == [pytest.approx(3.0)] * 3
-    swarm.kill(first.node)
-    second.tensors[0].fill_(1.0)
-    third.tensors[0].fill_(2.0)
-    assert groups_of(await swarm.average(second, third)) == [("everyone", 2)] * 2
-    assert values_of([second, third]) == [1.5, 1.5]
+    first, *others = (peer.tensors for peer in swarm.peers)
+    assert [(each.data_ptr(), each.stride()) for each in first] == before
+    assert all(torch.equal(own, torch.full_like(own, 1.0)) for own in first[:-1])
+    assert all(torch.equal(own, other) for tensors in others for own, other in zip(first, tensors, strict=True))
+    swarm.peers[0].tensors.clear()
+    (result,) = await swarm.average(swarm.peers[0])
+    assert result is not None and (result.averaged, result.reason) == (False, "no parameter has a gradient")
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -155,7 +156,7 @@ async def test_a_newcomer_meets_the_one_who_waits(swarm: Swarm) -> None:
     waiting = asyncio.ensure_future(first.average())
     await asyncio.sleep(1.0)
     newcomer = await swarm.add({1: 4, 4: 4}, "here", value=100.0)
-    newcomer.step = await newcomer.levels.download(newcomer.tensors, 10.0) or 0
+    newcomer.step = await newcomer.download(10.0) or 0
     assert newcomer.value == 3.0
     assert groups_of([await newcomer.average(), await waiting]) == [("everyone", 2)] * 2
     assert groups_of(await swarm.average()) == [("here", 2)] * 2
@@ -178,7 +179,7 @@ async def test_nobody_is_led_on_by_one_who_claims_to_be_far_ahead(swarm: Swarm) 
 async def test_steps_that_nobody_can_have_are_not_believed(swarm: Swarm, claim: Any) -> None:
     honest, liar = await swarm.add({1: 2}), await swarm.add({1: 2})
     honest.step = 5
-    averager = AveragerCore(liar.tensors, liar.node, liar.groups.configs(liar.plan)[0])
+    averager = AveragerCore(liar.tensors, liar.node, liar.config)
     await averager.start()
     lying = averager.begin_round(RoundRequest(gather=claim))
     result = await honest.average()
@@ -226,18 +227,6 @@ async def test_parameters_that_are_no_numbers_stay_out(swarm: Swarm) -> None:
     assert swarm.peers[0].tensors[0][1].item() == float("inf")
 
 
-@in_swarm(13)
-async def test_a_newcomer_downloads_what_the_others_averaged(swarm: Swarm) -> None:
-    for place in ("paris", "paris", "rome"):
-        await swarm.add({1: 4, 4: 8}, place)
-    await swarm.average()
-    await swarm.average()
-    newcomer = await swarm.add({1: 4, 4: 8}, "rome", value=100.0)
-    assert await newcomer.levels.download(newcomer.tensors, 30.0) == 1
-    assert newcomer.value == 1.0
-    assert newcomer.tensors[1].tolist() == [[1.0, 1.0], [1.0, 1.0]]
-
-
 @in_swarm(16)
 async def test_a_newcomer_that_has_nothing_of_the_others_gives_nothing(swarm: Swarm) -> None:
     veterans = [await swarm.add({1: 4}, value=1.0) for _ in range(2)]
@@ -248,27 +237,28 @@ async def test_a_newcomer_that_has_nothing_of_the_others_gives_nothing(swarm: Sw
     await asyncio.sleep(1.0)
     for _ in range(3):
         newcomer = await swarm.add({1: 4}, value=50.0)
-        assert await newcomer.levels.download(newcomer.tensors, 30.0) == 2
+        assert await newcomer.download(30.0) == 2
         assert newcomer.value == 1.0
         await newcomer.levels.shutdown()
     assert groups_of(await swarm.average(*veterans, fresh)) == [("everyone", 3)] * 3
     await asyncio.sleep(10.0)  # donors keep for a while what they have copied
-    assert await fresh.levels.download(fresh.tensors, 30.0) == 3
+    assert await fresh.download(30.0) == 3
 
 
 @in_swarm(15)
 async def test_copies_that_were_never_filled_are_given_to_nobody(swarm: Swarm) -> None:
     """They would show what else was in the memory of the process."""
     donor, stranger = await swarm.add({1: 4}), await swarm.add({1: 4})
-    asking = AveragerCore(stranger.tensors, stranger.node, stranger.groups.configs(stranger.plan)[-1])
+    asking = AveragerCore(stranger.tensors, stranger.node, stranger.config)
     await asking.start()
     others = [torch.ones(3, 3), torch.ones(3)]
     for tensors in (donor.tensors, others):
-        assert await donor.levels.download(tensors, 5.0) is None  # the copies are made, and there is nothing for them
+        places = range(len(tensors))
+        assert await donor.levels.download(tensors, 5.0, places) is None  # the copies are made, and nothing for them
         await asyncio.sleep(1.0)
         with pytest.raises(StateDownloadError, match="averaged no parameters"):
             await asking.sharing.download(5.0)
-        await donor.levels.take_step(tensors, 7)
+        await donor.levels.take_step(tensors, 7, places)
         state = await asking.sharing.download(5.0)
         assert state is not None and state.metadata["step"] == 7
         assert all(map(torch.equal, state.tensors.values(), tensors))
@@ -278,15 +268,15 @@ async def test_copies_that_were_never_filled_are_given_to_nobody(swarm: Swarm) -
 @in_swarm(14)
 async def test_where_there_is_nothing_that_fits_nothing_is_taken_over(swarm: Swarm) -> None:
     first, second = await swarm.add({1: 4}), await swarm.add({1: 4})
-    assert await first.levels.download(first.tensors, 30.0) is None
+    assert await first.download(30.0) is None
     first.tensors[0][0] = float("nan")  # nothing to go on from either
     await swarm.average(first)
-    assert await second.levels.download(second.tensors, 30.0) is None
+    assert await second.download(30.0) is None
     assert second.value == 1.0
     first.tensors[0][0] = 0.0
     other = await swarm.add({1: 4}, tensors=[torch.ones(5)])
     await swarm.average(first, second)
-    assert await other.levels.download(other.tensors, 30.0) is None
+    assert await other.download(30.0) is None
     assert other.tensors[0].tolist() == [1.0] * 5
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.optim import ZeroRedundancyOptimizer as TorchZero
 from torch.optim import SGD, Adam, Optimizer
 
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
+from swarmcli.sharding.zero.state import placed
 from tests.sharding.threads import in_threads, ranks
 from tests.sharding.zero.parity import (
     OPTIMIZERS,
@@ -65,25 +64,6 @@ def test_training_goes_on_at_another_number_of_ranks(name: str) -> None:
     trained(reference, whole, range(3, 6))
     for ours in in_threads(2, load_and_go_on, name, saved, range(3, 6)):
         assert_bitwise(ours, whole)
-
-
-@ranks(2)
-def test_state_dicts_are_those_of_an_unsharded_optimizer() -> None:
-    ours, theirs, whole = make_parameters(), make_parameters(), make_parameters()
-    optimizer = ZeroRedundancyOptimizer(ours, Adam, lr=0.01)
-    other, reference = TorchZero(theirs, Adam, lr=0.01), Adam(whole, lr=0.01)
-    trained(reference, whole, range(3))
-    for parameters, each in ((ours, optimizer), (theirs, other)):
-        for parameter, value in zip(parameters, whole, strict=True):
-            parameter.data.copy_(value.data)
-        each.load_state_dict(deepcopy(reference.state_dict()))  # torch's takes it over, and would step it too
-    for each, parameters in ((optimizer, ours), (other, theirs), (reference, whole)):
-        trained(each, parameters, range(3, 5))
-    assert_bitwise(ours, theirs)
-    assert_bitwise(ours, whole)
-    optimizer.consolidate_state_dict()
-    if optimizer.rank == 0:
-        reference.load_state_dict(optimizer.state_dict())
 
 
 @ranks(2)
@@ -155,3 +135,15 @@ def test_state_of_any_shape_is_consolidated_or_named() -> None:
     with pytest.raises(error, match="/rng is a object: only tensors"):
         secretive.consolidate_state_dict(to=1)
     dist.barrier()  # nobody is left waiting
+
+
+@pytest.mark.parametrize(
+    ("settings", "device"), [({}, "cpu"), ({"capturable": True}, "meta"), ({"fused": True}, "meta")]
+)
+def test_zero_dimensional_state_stays_on_the_cpu_unless_its_kernel_counts_on_the_device(
+    settings: dict[str, Any], device: str
+) -> None:
+    parameter = torch.zeros(2, device="meta")  # any device that is not the CPU
+    copy = placed({"step": torch.tensor(3.0), "exp_avg": torch.ones(2)}, parameter, settings)
+    assert copy["step"].device.type == device
+    assert copy["exp_avg"].device.type == "meta"
