@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
@@ -42,8 +40,6 @@ VIEW = ViewOptions()
 GIVE_WAY = ("drift", "role", "seen", "loss")  # columns of the table that a narrow terminal does without, in this order
 UNKNOWN = "–"
 BARS = "▁▂▃▄▅▆▇█"
-PATH = re.compile(r"(?<!\S)(?:[A-Za-z]:)?[/\\]\S+")  # from its root
-PARTS = re.compile(r"(?:…|[A-Za-z]:)?[/\\][^/\\]+(?P<rest>[/\\].+)")
 TONES = {"good": "green", "calm": "dim", "warn": "bold yellow", "bad": "bold red"}
 
 
@@ -66,7 +62,6 @@ class Frame:
         ]
         if me is not None:
             above += [_mine(me, width)] if me.samples or me.totals.rounds_committed else []
-            above += _limits(me.limits)
         above += [_one_line(Text(f"model {printable(status.evaluated, 200)}", style="dim"))] if status.evaluated else []
         above += [_one_line(Text(printable(status.reach, 300), style="dim"))] if status.reach else []
         above += [Text(printable(status.alarm, 600), style="bold red")] if status.alarm else []
@@ -103,17 +98,6 @@ def _mine(me: Me, width: int) -> Text:
     return _one_line(Text("mine ", style="dim").append(_fitting(parts, width - 5), style="not dim"))
 
 
-def _limits(shown: Mapping[str, Any]) -> list[Text]:
-    """A line with those that are set, if any is. `shown`: as `GET limits` gives them."""
-    limits: Mapping[str, Any] = shown.get("limits", {})
-    told = [
-        f"{key.replace('_', ' ')} {limit['text']}"
-        for key, limit in limits.items()
-        if limit.get("from") and limit.get("value") is not None
-    ]
-    return [_one_line(Text("limits ", style="dim").append("   ".join(told), style="not dim"))] if told else []
-
-
 def _latest(console: Console, said: Sequence[Line], width: int, rows: int) -> list[RenderableType]:
     """As many of the latest events as fit whole. Always of this height: a frame that changes its height jumps."""
     shown: list[Text] = []
@@ -131,23 +115,13 @@ def _event(console: Console, said: Line, width: int) -> list[Text]:
     # line lower than the view believes, and a line of the frame before would stay.
     began = f"{time_of_day(said.time)}  "
     room = max(1, width - len(began) - 2)
-    text = event_line(said)
-    if cell_len(text) > room:
-        text = PATH.sub(lambda path: _last_parts(path[0], room), text)
-    first, *rest = Text(text, style="dim").wrap(console, room) or [Text()]
+    first, *rest = Text(event_line(said), style="dim").wrap(console, room) or [Text()]
     lines = [Text(began, style="dim").append_text(first)]
     if rest:
         second = Text(" ".join(line.plain.strip() for line in rest), style="dim")
         second.truncate(room, overflow="ellipsis")
         lines.append(Text(" " * len(began)).append_text(second))
     return [_one_line(line) for line in lines]
-
-
-def _last_parts(path: str, room: int) -> str:
-    """The end of a path is what tells it from others: as many of its last parts as fit into a line."""
-    while len(path) > room and (parts := PARTS.fullmatch(path)):
-        path = f"…{parts['rest']}"
-    return path
 
 
 def _figures(status: RunStatus, width: int, *, curve: bool) -> Text:

@@ -43,7 +43,6 @@ from swarmcli.run.alerts import Alerts
 from swarmcli.run.observer import Observer
 from swarmcli.run.source import DashboardSource, Providers, RunStatus
 from swarmcli.run.watch import RunWatch
-from swarmcli.training.device import has_card
 
 NO_PAGE = PageOptions()
 CHANGE_LINKS = (EpochAdvanced, ReachabilityChanged, OwnAddressesChanged, PeerConnected, PeerDisconnected)
@@ -105,7 +104,6 @@ def session_of(
                 leaving.asked,
                 apply=peer.governor.look,
                 seat=watch.seat,
-                has_card=has_card(),
             )
             source, alerts = source_of(peer, watch, controls)
             address = undo.enter_context(web.served(peer, source, controls))  # also while it looks for its run

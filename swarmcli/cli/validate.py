@@ -9,9 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.text import Text
 
-from swarmcli.cli.console import out
 from swarmcli.cli.linking import recipe_of, show_sheet
 from swarmcli.cli.peers import Overrides
 from swarmcli.errors import DataError, RecipeError, UsageError
@@ -145,32 +143,29 @@ def site_in_words(site: SiteSettings) -> str:
     return f"{site.processes} processes as one peer{shared}"
 
 
+SIGNS = {"learned": ("«", "»"), "read": ("", ""), "cut": ("{", "}")}  # around a stretch of a sample
+
+
 def _show(look: LookedAt, most: int = 600) -> None:
-    """Prints a sample of a dataset: in colours, or where there are none with signs that say the same. Of a stretch of
-    more than `most` characters the middle is left out."""
-    coloured = out.is_terminal and out.color_system is not None and not out.no_color
-    signs = {"learned": ("green", "«", "»"), "read": ("dim", "", ""), "cut": ("red strike", "{", "}")}
-    legend, sample = Text(), Text()
-    for text, use in (("learned", "learned"), ("only read", "read"), ("cut off", "cut")):
-        _add(legend, text, *signs[use], coloured)
-        legend.append("" if use == "cut" else ", ")
+    """Prints a sample of a dataset, with signs that say what its stretches are for. Of a stretch of more than `most`
+    characters the middle is left out."""
+    rows = f"{look.name:<21} {look.rows:,} rows looked at"
+    rows += f", {printable(look.counts, 1000)}" if look.counts else ""
+    if look.classes:
+        table = [f"\n  {printable(name, 60)} → {n} → {count or 'none'}" for name, n, count in look.classes[:most]]
+        typer.echo(f"{rows}; name → number → how often:{''.join(table)}")
+        return
+    if not look.sample:
+        typer.echo(rows)
+        return
+    sample = ""
     for text, use in look.sample:
         if len(text) > most:
             text = f"{text[: most // 2]} […] {text[-most // 2 :]}"
-        _add(sample, harmless(text), *signs[use], coloured)
-    rows = f"{look.rows:,} rows looked at" + (f", {printable(look.counts, 1000)}" if look.counts else "")
-    if look.classes:
-        table = [f"\n  {printable(name, 60)} → {n} → {count or 'none'}" for name, n, count in look.classes[:most]]
-        out.print(Text(f"{look.name:<21} {rows}; name → number → how often:" + "".join(table)), soft_wrap=True)
-        return
-    legend = Text("; a sample of them (").append_text(legend).append("):") if look.sample else Text()
-    out.print(Text(f"{look.name:<21} {rows}").append_text(legend), soft_wrap=True)
-    for line in sample.split("\n") if look.sample else ():
-        out.print(Text("  ").append_text(line), soft_wrap=True)
-
-
-def _add(text: Text, words: str, colour: str, before: str, behind: str, coloured: bool) -> None:
-    text.append(*((words, colour) if coloured else (f"{before}{words}{behind}",)))
+        before, behind = SIGNS[use]
+        sample += f"{before}{harmless(text)}{behind}"
+    typer.echo(f"{rows}; a sample of them («learned», only read, {{cut off}}):")
+    typer.echo("\n".join(f"  {line}" for line in sample.split("\n")))
 
 
 def _try_out(recipe: Recipe) -> tuple[dict[str, str], list[LookedAt]]:

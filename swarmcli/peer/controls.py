@@ -12,8 +12,6 @@ from swarmcli.events import ActivityStatus
 from swarmcli.peer.activity import STAYS_ASKED, Activity, asked
 from swarmcli.recipe.limit_store import LimitStore
 
-OF_CARD = ("gpu",)
-
 
 class PeerControls:
     """One peer's. For any thread."""
@@ -26,17 +24,14 @@ class PeerControls:
         *,
         apply: Callable[[], object] = bool,
         seat: Callable[[], str] = str,
-        has_card: bool = True,
         end_process: Callable[[int], object] = os._exit,
     ) -> None:
         """`ask_to_stop` hears that the role ends because its user asked for it. `apply` has changed limits hold at
-        once, and then `seat` says why the samples of this trainer cannot count; "": they can. Without `has_card` (a
-        graphics card) limits of one are shown only where somebody has set them."""
+        once, and then `seat` says why the samples of this trainer cannot count; "": they can."""
         self._activity = activity
         self._limits = limits
         self._ask_to_stop = ask_to_stop
         self._apply, self._seat = apply, seat
-        self._has_card = has_card
         self._end_process = end_process
 
     def activity(self) -> ActivityStatus:
@@ -61,10 +56,7 @@ class PeerControls:
         self._end_process(130)
 
     def limits(self) -> Mapping[str, Any]:
-        shown = self._limits.shown()
-        if not self._has_card:
-            shown = {key: each for key, each in shown.items() if key not in OF_CARD or each["from"]}
-        return {"limits": shown, "seat": self._seat()}
+        return {"limits": self._limits.shown(), "seat": self._seat()}
 
     def change_limits(self, changes: Mapping[str, Any], *, keep: bool) -> None:
         """Raises RecipeError, which says what such a limit may be."""

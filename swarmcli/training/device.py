@@ -126,11 +126,6 @@ def _in_its_precision(recipe: Recipe, device: torch.device) -> Compute:
     return Compute(device, {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype])
 
 
-def has_card() -> bool:
-    """Whether torch finds a graphics card on this machine."""
-    return _best_device() != "cpu"
-
-
 def _best_device() -> str:
     if torch.cuda.is_available():
         return "cuda"

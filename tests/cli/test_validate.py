@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import re
@@ -8,9 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
-import swarmcli.cli.validate as module
 from swarmcli.cli.validate import validate
 from swarmcli.errors import RecipeError
 from tests.cli.typed import typed
@@ -128,19 +125,6 @@ def test_a_sample_shows_what_is_learned_what_is_read_and_what_is_cut_off(chats: 
     (sample,) = json.loads(check(chats, "--json").stdout)["samples"]
     assert (sample["name"], sample["rows"]) == ("datasets.0", 3)
     assert [use for _, use in sample["sample"]] == ["read", "learned", "read", "cut"]
-
-
-def test_on_a_terminal_a_sample_has_colours_unless_nobody_wants_them(
-    chats: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for environment, coloured in (({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False)):
-        screen = io.StringIO()
-        console = Console(file=screen, force_terminal=True, width=300, _environ=environment, highlight=False)
-        monkeypatch.setattr(module, "out", console)
-        run(chats)
-        shown = screen.getvalue()
-        assert ("\x1b[32ma[31m swarm<|im_end|>\x1b[0m" in shown) is coloured
-        assert ("«a[31m swarm<|im_end|>»" in shown) is not coloured
 
 
 def test_it_tells_which_way_to_train_the_volunteers_lines_allow(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ import pytest
 from swarmcli.machine.sensors import Readings, Sensors
 from swarmcli.network.rates import LEAST_RATE
 from swarmcli.peer.activity import Activity
-from swarmcli.peer.controls import OF_CARD, PeerControls
 from swarmcli.peer.disk import files_of, room_for
 from swarmcli.peer.governor import COOLER, SETTLE, Governor, PeerShare, judge, outside_hours, share_of
 from swarmcli.recipe import Limits
@@ -204,18 +203,6 @@ def test_what_is_decided_is_applied_once_and_taken_back(tmp_path: Path, told: To
     told.look(4.0)
     told.look(5.0)
     assert len(told.said) == 1 and str(limits_file(file)) in told.said[0] and told.rates[-1] == 3e6
-
-
-def test_limits_of_a_graphics_card_that_is_not_there_are_shown_only_where_one_was_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SWARM_CONFIG", str(tmp_path / "config.yaml"))
-    for has_card in (True, False):
-        controls = PeerControls(Activity(), LimitStore(), bool, has_card=has_card)
-        assert all((key in controls.limits()["limits"]) is has_card for key in OF_CARD)
-        assert "upload" in controls.limits()["limits"]
-    controls.change_limits({"gpu": "50%"}, keep=False)
-    assert controls.limits()["limits"]["gpu"]["value"] == 0.5
 
 
 HUB = "datasets=[{source: huggingface, path: ada/texts}]"
