@@ -76,7 +76,7 @@ def status(source: Source) -> Response:
 
 @api.get("/state")
 def state(source: Source, request: Request) -> Response:
-    return as_json(replace(source.overview(), can_control=_can_control(request) is True))
+    return as_json(replace(source.overview(), can_control=_can_control(request)))
 
 
 @api.get("/peers")
@@ -135,14 +135,6 @@ def contributions(source: Source) -> Response:
     return as_json(source.contributions())
 
 
-@api.get("/machine")
-def machine(source: Source, request: Request) -> Response:
-    """Homes, other runs and the tokens of their pages are this peer's own user's business."""
-    if _can_control(request) is False:
-        raise HTTPException(401, "only who may control this peer sees the others of this computer")
-    return as_json(source.machine())
-
-
 @api.get("/export/{name}.csv")
 def export(source: Source, name: str) -> Response:
     if name not in EXPORTS:
@@ -156,10 +148,10 @@ def events(source: Source, after: After = 0, limit: Limit = 200) -> Response:
     return as_json(source.events(after=after, limit=limit))
 
 
-def _can_control(request: Request) -> bool | None:
-    """Whether the request brings the token with which this peer is controlled; None: nothing controls it here."""
+def _can_control(request: Request) -> bool:
+    """Whether the request brings the token with which this peer is controlled."""
     token: str = request.app.state.control_token
-    return brings(request.headers, token) if token else None
+    return bool(token) and brings(request.headers, token)
 
 
 def _attachment(name: str) -> dict[str, str]:

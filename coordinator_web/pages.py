@@ -38,7 +38,6 @@ SCRIPTS = (
     "peers",
     "rounds",
     "run",
-    "runs",
     "you",
 )
 ASSETS = {  # a list and not a directory: nothing else is ever served
@@ -60,9 +59,8 @@ class Page:
 YOU = Page("you", "You", "/")
 RUN = Page("run", "The run", "/run")
 CONTRIBUTIONS = Page("contributions", "Contributions", "/contributions")
-RUNS = Page("runs", "This computer", "/runs")
 PEER = Page("peer", "Peer", "")
-LINKED = (YOU, RUN, CONTRIBUTIONS, RUNS)
+LINKED = (YOU, RUN, CONTRIBUTIONS)
 FRAMED = (*LINKED, PEER)
 
 

@@ -35,7 +35,6 @@ from swarmcli.optim.config import Role
 from swarmcli.peer.controls import PeerControls
 from swarmcli.peer.home import Home
 from swarmcli.peer.joining import joined, ready_peer
-from swarmcli.peer.neighbours import Neighbours
 from swarmcli.peer.peer import RunPeer
 from swarmcli.recipe import Recipe
 from swarmcli.recipe.link import command_of
@@ -178,7 +177,6 @@ def source_of(peer: RunPeer, watch: RunWatch, controls: PeerControls) -> tuple[D
         rests_on=peer.members.rests_on,
         checkpoints=peer.home.path / "checkpoints",
         alerts=lambda: alerts.standing,
-        machine=Neighbours().look,
     )
     return DashboardSource(peer.journal, watch.look, providers), alerts
 

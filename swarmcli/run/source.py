@@ -30,7 +30,6 @@ from swarmcli.run.values import (
     CheckpointShown,
     Health,
     History,
-    MachinePeer,
     Me,
     Overview,
     PeerDetails,
@@ -58,7 +57,6 @@ class Providers:
     limits: Callable[[], Mapping[str, object]] = dict
     contributions: Callable[[], Sequence[Contribution]] = tuple
     rests_on: Callable[[], str] = str  # whose count the contributions are, in a sentence
-    machine: Callable[[], Sequence[MachinePeer]] = tuple
     alerts: Callable[[], Sequence[Alert]] = tuple
     checkpoints: Path | None = None  # the directory that holds them
 
@@ -240,10 +238,6 @@ class DashboardSource:
     def contributions(self) -> Sequence[Contribution]:
         """Returns the contributions, the most samples first."""
         return sorted(self._providers.contributions(), key=lambda each: (-each.samples, each.peer))
-
-    def machine(self) -> Sequence[MachinePeer]:
-        """All peers of this user on this computer, the oldest first."""
-        return self._providers.machine()
 
     def export(self, name: str) -> tuple[type[Any], Iterable[Any]]:
         """The type and the rows of one of EXPORTS. Rows are read while they are taken; that raises JournalError where

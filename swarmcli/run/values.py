@@ -284,21 +284,6 @@ class CheckpointShown:
     problem: str = ""  # why it cannot be used
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachinePeer:
-    """`machine`: a peer of this user on this computer."""
-
-    pid: int
-    name: str
-    role: str
-    run_id: str
-    home: str
-    started: float
-    me: bool = False
-    url: str = ""  # of its page on this computer; "": it has none
-    sentence: str = ""  # what it does at this moment; "": it does not answer
-
-
 def shown_as(kind: type[T], record: object, **further: Any) -> T:
     """A value of this kind with what the record has under the names of its fields, and with `further` ones."""
     names = {each.name for each in fields(kind)} - further.keys()  # type: ignore[arg-type]  # a dataclass

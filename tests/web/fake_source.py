@@ -19,7 +19,6 @@ from swarmcli.run.values import (
     Alert,
     CheckpointShown,
     History,
-    MachinePeer,
     Me,
     Overview,
     PeerDetails,
@@ -245,15 +244,6 @@ class FakeRun:
             for position, peer in enumerate(self.people)
         ]
         return sorted(given, key=lambda each: -each.samples)
-
-    def machine(self) -> Sequence[MachinePeer]:
-        me = next((peer for peer in self.people if peer.me), OTHERS[-1])
-        usual: dict[str, Any] = {"started": START}
-        words = {"home": "/home/ada/runs/stdlib-lm/monitor-1", "url": "http://127.0.0.1:8080/"}
-        other = {"home": "/home/ada/runs/proteins/trainer-1", "url": "http://127.0.0.1:40123/", "role": "trainer"}
-        own = MachinePeer(pid=4711, name=me.name, role=me.role, run_id=self.run_id, me=True, **usual, **words)
-        paused = MachinePeer(pid=4712, name="lab-17", run_id="proteins", **usual, **other)
-        return [replace(own, sentence="Following the run, epoch 12"), replace(paused, sentence="Paused: on battery")]
 
     def export(self, name: str) -> tuple[type[Any], Iterable[Any]]:
         lists: Mapping[str, tuple[type[Any], Iterable[Any]]] = {
