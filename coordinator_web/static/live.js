@@ -1,4 +1,4 @@
-// Asks this peer for its state on every page, twice a second: draws the frame, tells alerts, and hands the state to the page.
+// Asks this peer for its state on every page, twice a second: draws the frame with the alerts, and hands the state to the page.
 
 import { again } from "/static/api.js";
 import { send } from "/static/control.js"; // it takes the token out of the address, whichever page the link leads to
@@ -11,11 +11,9 @@ const LOST_MS = 1500; // without an answer: a server that restarts in place is b
 export const here = { state: null }; // the last Overview
 
 let heard = Date.now();
-let opened = false;
 
 // `begin` is called when the peer answers for the first time, or again; `draw` with each state.
 export function follow(draw = () => {}, begin = () => {}) {
-  offerNotifications();
   again(ASK_SECONDS, () => look(draw, begin), true);
 }
 
@@ -31,8 +29,6 @@ async function look(draw, begin) {
   here.state = state;
   fill(state);
   drawFrame(state);
-  state.alerts.forEach(notify);
-  opened = true; // those that stood before were none to be notified of
   if (document.body.dataset.connection !== "live") await begin();
   await draw(state);
   document.body.dataset.connection = "live";
@@ -61,34 +57,4 @@ function drawFrame({ run, alerts }) {
 
 function createAlert(alert) {
   return element("p", "alarm", element("strong", "", `Since ${clock(alert.since)}: `), element("bdi"));
-}
-
-// ---- notifications of the browser, once somebody has asked for them. Browsers offer them to pages of this machine and to
-// those that come over TLS.
-
-const told = new Set(); // ids
-const wanted = () => "Notification" in window && Notification.permission === "granted" && localStorage.getItem("notify") === "yes";
-
-function notify(alert) {
-  if (told.has(alert.id)) return;
-  told.add(alert.id);
-  if (opened && wanted()) new Notification(here.state.run.run_id, { body: alert.text, tag: alert.id });
-}
-
-function offerNotifications() {
-  const button = $("notify");
-  if (!("Notification" in window) || !window.isSecureContext) return;
-  const show = () => {
-    button.hidden = false;
-    button.disabled = Notification.permission === "denied";
-    button.setAttribute("aria-pressed", String(wanted()));
-    write(button, button.disabled ? "Alerts: the browser forbids them" : wanted() ? "Alerts: on" : "Alerts: off");
-  };
-  button.addEventListener("click", async () => {
-    const on = wanted();
-    if (!on) await Notification.requestPermission();
-    localStorage.setItem("notify", on ? "no" : "yes");
-    show();
-  });
-  show();
 }

@@ -6,15 +6,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from swarmcli.events import EpochAdvanced
 from swarmcli.journal import Line
 from swarmcli.run.values import Alert
 
-from .conftest import PATIENCE, Open, Serve, expect_text
+from .conftest import Open, Serve, expect_text
 from .fake_source import (
     PAUSED,
     STALLED,
@@ -23,15 +22,11 @@ from .fake_source import (
     FakeControls,
     FakeRun,
     as_shown,
-    epoch_row,
     large_run,
     peer_row,
     round_row,
     volunteer,
 )
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
 
 pytestmark = pytest.mark.browser
 ATTACK = '<img src=x onerror="window.owned=1"><b>bold</b>'
@@ -90,34 +85,6 @@ def test_headline_and_card_name_one_speed_and_who_is_alone_has_no_place(serve: S
     expect_text(page, "#sentence", "Training at 13 samples a second, epoch 8 of 200")
     assert page.inner_text("#speed") == "13", "both come with one message"
     assert page.inner_text("#rank") == "2"
-
-
-def test_the_line_of_ones_work_has_a_gap_where_the_peer_was_not_there(serve: Serve, open_page: Open) -> None:
-    class Away(FakeRun):
-        """Of epochs 4 to 6 nobody told it, of epoch 10 others did."""
-
-        def epochs(self, **span: Any) -> Sequence[EpochAdvanced]:
-            told = replace(epoch_row(10), samples=0, own_samples=0, seconds=0.0)
-            seen = [each for each in super().epochs(**span) if each.epoch not in (4, 5, 6)]
-            return [told if each.epoch == 10 else each for each in seen]
-
-    page = open_page(serve(volunteer(Away(finished_epochs=11))).url, "")
-    lines = page.locator("#work-chart path.line")
-    lines.first.wait_for(state="attached")
-    drawn = [path.get_attribute("d") or "" for path in lines.all()]
-    assert [path.count("L") + 1 for path in drawn] == [3, 3, 1]  # epochs 1 to 3, 7 to 9, 11
-    assert page.locator("#work-chart circle.dot").count() == 1
-
-    class Long(FakeRun):
-        """The journal thins 900 epochs out to 600."""
-
-        def epochs(self, **span: Any) -> Sequence[EpochAdvanced]:
-            return [epoch_row(900 - i * 900 // 600) for i in reversed(range(600))]
-
-    page = open_page(serve(volunteer(Long(finished_epochs=900))).url, "")
-    lines = page.locator("#work-chart path.line")
-    lines.first.wait_for(state="attached")
-    assert lines.count() == 1, "what was thinned out is no gap"
 
 
 def test_limits_are_set_on_the_page_and_a_wrong_one_is_told(serve: Serve, open_page: Open) -> None:
@@ -242,31 +209,6 @@ def test_curves_show_the_latest_part_scale_and_go_by_time(serve: Serve, open_pag
     assert page.evaluate("Number(document.querySelector('#loss-chart svg').getAttribute('aria-valuemin'))") > START
 
 
-def test_an_alert_stands_on_every_page_and_is_notified_once_where_that_is_wanted(
-    serve: Serve, open_page: Open, chromium: Browser
-) -> None:
-    run = FakeRun(finished_epochs=12)
-    url = serve(run).url
-    context = chromium.new_context(permissions=["notifications"])
-    context.add_init_script(
-        "window.notified = []; window.Notification = class { static permission = 'granted'; "
-        "static requestPermission() { return Promise.resolve('granted'); } "
-        "constructor(title, { body }) { notified.push([title, body]); } };"
-    )
-    context.set_default_timeout(PATIENCE)
-    page = context.new_page()
-    page.goto(url + "contributions")
-    page.wait_for_selector('body[data-connection="live"]')  # alerts that stood before are none to be notified of
-    page.get_by_role("button", name="Alerts: off").click()
-    page.get_by_role("button", name="Alerts: on").wait_for()
-    run.alerts = [replace(STALLED, text=ATTACK)]
-    page.wait_for_function("() => notified.length === 1")
-    assert page.evaluate("notified") == [["stdlib-lm", ATTACK]]
-    expect_text(page, "#alerts bdi", ATTACK)
-    assert page.evaluate("window.owned") is None
-    context.close()
-
-
 def test_what_others_write_is_text_everywhere(serve: Serve, open_page: Open) -> None:
     class Hostile(FakeRun):
         def contributions(self) -> list[Any]:
@@ -292,6 +234,7 @@ def test_what_others_write_is_text_everywhere(serve: Serve, open_page: Open) -> 
         page.locator(place).get_by_text(ATTACK).first.wait_for(state="attached")
     for path in ("contributions", f"peers/{run.people[0].peer_id}"):
         page.goto(url + path)
+        expect_text(page, "#alerts bdi", ATTACK)
         page.get_by_text(ATTACK).nth(2).wait_for(state="attached")
         assert page.locator("main b, main img:not(#qr)").count() == 0 and page.evaluate("window.owned") is None
     page.goto(url + "contributions")
