@@ -78,18 +78,15 @@ def pages(
         base = _asked_for(request) or next(iter(addresses), "")
         return f"{base}/{path}" + (f"?token={token}" if token else "") if base else ""
 
-    def shown(page: Page, status: RunStatus, request: Request) -> Response:
-        return _html(framed(page, status, CODE if elsewhere(request, "join") else ""))
-
     @page.get("/")
-    def index(request: Request) -> Response:
+    def index() -> Response:
         """A volunteer begins with what the own computer does; somebody who watches a run begins with the run."""
         status = source.look()
-        return shown(RUN if status.role == "monitor" else YOU, status, request)
+        return _html(framed(RUN if status.role == "monitor" else YOU, status))
 
     @page.get("/peers/{peer_id}")
-    def peer(peer_id: str, request: Request) -> Response:
-        return shown(PEER, source.look(), request)  # the script asks for the peer that the address names
+    def peer(peer_id: str) -> Response:
+        return _html(framed(PEER, source.look()))  # the script asks for the peer that the address names
 
     @page.get("/join")
     def join(request: Request) -> Response:
@@ -117,11 +114,11 @@ def pages(
         return FileResponse(STATIC / name, media_type=ASSETS[name])
 
     @page.get("/{path}")
-    def linked(path: str, request: Request) -> Response:
+    def linked(path: str) -> Response:
         named = next((each for each in LINKED if each.path == f"/{path}"), None)
         if named is None:
             raise HTTPException(404, "no such page")
-        return shown(named, source.look(), request)
+        return _html(framed(named, source.look()))
 
     return page
 
@@ -130,9 +127,8 @@ def _html(text: str) -> Response:
     return Response(text, media_type="text/html")
 
 
-def framed(page: Page, status: RunStatus, code: str = "") -> str:
-    """The page within the frame that all share. It is whole without the run's numbers, so it is there at once. `code`:
-    where a picture of the address of /join is, if other computers can open that."""
+def framed(page: Page, status: RunStatus) -> str:
+    """The page within the frame that all share. It is whole without the run's numbers, so it is there at once."""
     current = ' aria-current="page"'
     links = [
         f'        <li><a href="{each.path}"{current if each is page else ""}>{each.title}</a></li>'
@@ -143,7 +139,6 @@ def framed(page: Page, status: RunStatus, code: str = "") -> str:
         "name": page.name,
         "title": page.title,
         "run_id": html.escape(status.run_id),
-        "code": code,
         "links": "\n".join(links),
         "content": _text(f"{page.name}.html").rstrip("\n"),
     }

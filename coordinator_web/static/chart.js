@@ -7,6 +7,8 @@ const MARGIN = { top: 8, right: 12, bottom: 34, left: 46 };
 const SMOOTH_FROM = 40; // points from which on a smoothed line is easier to read than the raw one
 const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800, 2592000, 7776000, 31536000];
 
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 });
+
 // Round numbers that divide low…high into about `wanted` steps.
 function roundStep(low, high, wanted) {
   const raw = (high - low) / Math.max(1, wanted) || 1;
@@ -18,14 +20,6 @@ function multiples(low, high, step) {
   const found = [];
   for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i += 1) found.push(i * step + 0); // and no -0
   return found;
-}
-
-// 1, 2, 5, 10, 20… within low…high; round numbers where that is less than a decade.
-function logMarks(low, high, wanted) {
-  if (high / low < 10) return multiples(low, high, roundStep(low, high, wanted));
-  const found = [];
-  for (let power = 10 ** Math.floor(Math.log10(low)); power <= high; power *= 10) found.push(...[1, 2, 5].map((each) => each * power));
-  return found.filter((each) => each >= low * 0.999 && each <= high * 1.001);
 }
 
 // The mean over a window around each point, so that the line does not lag; it narrows towards the ends.
@@ -44,10 +38,9 @@ export class Chart {
   constructor(name, { label, empty, describe, fromZero = true }) {
     const container = $(`${name}-chart`);
     Object.assign(this, { name, container, describe, fromZero });
-    this.points = []; // of the first line: {x, value, begins}, by x; one that `begins` is not joined to the one before
+    this.points = []; // of the first line: {x, value}, by x
     this.second = []; // of the second
     this.axis = "epoch"; // or "time"
-    this.log = false;
     this.looked = null; // the x that is looked at, or null for the latest
     this.root = svg("svg", { role: "slider", tabindex: "0", "aria-label": label, "aria-orientation": "horizontal" });
     this.note = element("p", "empty", empty);
@@ -67,8 +60,7 @@ export class Chart {
 
   draw() {
     const { clientWidth: width, clientHeight: height } = this.container;
-    [this.seen, this.beside] = [this.points, this.second].map((line) => (this.log ? line.filter((point) => point.value > 0) : line));
-    const empty = this.seen.length === 0;
+    const empty = this.points.length === 0;
     this.note.hidden = !empty;
     this.root.toggleAttribute("hidden", empty);
     if (empty || width === 0 || height === 0) return;
@@ -80,32 +72,27 @@ export class Chart {
 
   // Returns the marks of the vertical axis.
   scale(width, height) {
-    const values = [...this.seen, ...this.beside].map((point) => point.value);
-    let low = this.fromZero && !this.log ? 0 : Math.min(...values);
+    const values = [...this.points, ...this.second].map((point) => point.value);
+    let low = this.fromZero ? 0 : Math.min(...values);
     let high = Math.max(...values, low);
     if (high === low) [low, high] = [low - Math.abs(low) * 0.1, high + (Math.abs(high) * 0.1 || 1)];
-    const wanted = height / 44;
-    const step = roundStep(low, high, wanted);
-    if (this.log) [low, high] = [low * 0.97, high * 1.03];
-    else [low, high] = [Math.floor(low / step + 1e-9) * step, Math.ceil(high / step - 1e-9) * step]; // from one grid line to another
-    const first = this.seen[0].x;
-    const last = Math.max(this.seen.at(-1).x, first + 1);
-    const at = this.log ? Math.log10 : (value) => value;
+    const step = roundStep(low, high, height / 44);
+    [low, high] = [Math.floor(low / step + 1e-9) * step, Math.ceil(high / step - 1e-9) * step]; // from one grid line to another
+    const first = this.points[0].x;
+    const last = Math.max(this.points.at(-1).x, first + 1);
     this.x = (x) => MARGIN.left + ((x - first) / (last - first)) * width;
-    this.y = (value) => MARGIN.top + (1 - (at(value) - at(low)) / (at(high) - at(low))) * height;
+    this.y = (value) => MARGIN.top + (1 - (value - low) / (high - low)) * height;
     this.span = { first, last };
-    return this.log ? logMarks(low, high, wanted) : multiples(low, high, step);
+    return multiples(low, high, step);
   }
 
   axes(width, height, marks) {
     const group = svg("g", { class: "axes", "aria-hidden": "true" });
-    const digits = Math.max(...marks.map((value) => (String(Number(value.toPrecision(3))).split(".")[1] ?? "").length));
-    const short = (value) => (value >= 100_000 ? `${Number((value / 1000).toPrecision(4))}k` : value.toFixed(Math.min(6, digits)));
     for (const value of marks) {
       const y = this.y(value);
       group.append(
         svg("line", { x1: MARGIN.left, x2: width - MARGIN.right, y1: y, y2: y, class: "grid" }),
-        svg("text", { x: MARGIN.left - 8, y: y + 4, "text-anchor": "end" }, short(value)),
+        svg("text", { x: MARGIN.left - 8, y: y + 4, "text-anchor": "end" }, compact.format(value)),
       );
     }
     const { first, last } = this.span;
@@ -126,17 +113,7 @@ export class Chart {
   }
 
   lines(bottom) {
-    const pieces = [];
-    for (const point of this.seen) {
-      if (pieces.length === 0 || point.begins) pieces.push([]);
-      pieces.at(-1).push(point);
-    }
-    const drawn = pieces.flatMap((points) => this.piece(points, bottom));
-    if (this.beside.length > 0) drawn.push(svg("path", { class: "line second", d: this.path(this.beside) }));
-    return drawn;
-  }
-
-  piece(points, bottom) {
+    const { points, second } = this;
     const values = points.map((point) => point.value);
     const smoothed = values.length >= SMOOTH_FROM;
     const shown = this.path(points, smoothed ? smooth(values) : values);
@@ -144,7 +121,7 @@ export class Chart {
     const drawn = [svg("path", { class: "area", d: `${shown}L${to.toFixed(1)} ${bottom}L${from.toFixed(1)} ${bottom}Z` })];
     if (smoothed) drawn.push(svg("path", { class: "raw", d: this.path(points) }));
     drawn.push(svg("path", { class: "line", d: shown }));
-    if (values.length === 1) drawn.push(svg("circle", { class: "dot", r: 3.5, cx: from, cy: this.y(values[0]) }));
+    if (second.length > 0) drawn.push(svg("path", { class: "line second", d: this.path(second) }));
     return drawn;
   }
 
@@ -157,7 +134,7 @@ export class Chart {
   }
 
   current() {
-    return this.seen.find((point) => point.x === this.looked) ?? this.seen.at(-1);
+    return this.points.find((point) => point.x === this.looked) ?? this.points.at(-1);
   }
 
   look(x) {
@@ -166,26 +143,26 @@ export class Chart {
   }
 
   moved(event) {
-    if (this.seen.length === 0) return;
+    if (this.points.length === 0) return;
     const pixel = event.clientX - this.root.getBoundingClientRect().left;
     const distance = (point) => Math.abs(this.x(point.x) - pixel);
-    this.look(this.seen.reduce((best, point) => (distance(point) < distance(best) ? point : best)).x);
+    this.look(this.points.reduce((best, point) => (distance(point) < distance(best) ? point : best)).x);
   }
 
   key(event) {
-    if (this.seen.length === 0 || event.ctrlKey || event.metaKey || event.altKey) return;
-    const last = this.seen.length - 1;
-    const at = this.seen.indexOf(this.current());
+    if (this.points.length === 0 || event.ctrlKey || event.metaKey || event.altKey) return;
+    const last = this.points.length - 1;
+    const at = this.points.indexOf(this.current());
     const there = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: last, PageUp: at - 10, PageDown: at + 10 }[event.key];
     if (there === undefined) return;
-    this.look(this.seen[Math.max(0, Math.min(last, there))].x);
+    this.look(this.points[Math.max(0, Math.min(last, there))].x);
     event.preventDefault();
   }
 
   tell() {
     const point = this.current();
-    const text = this.describe(point, this.beside.findLast((each) => each.x <= point.x) ?? null, this.axis);
-    const told = { valuemin: this.seen[0].x, valuemax: this.seen.at(-1).x, valuenow: point.x, valuetext: text };
+    const text = this.describe(point, this.second.findLast((each) => each.x <= point.x) ?? null, this.axis);
+    const told = { valuemin: this.points[0].x, valuemax: this.points.at(-1).x, valuenow: point.x, valuetext: text };
     for (const [name, value] of Object.entries(told)) this.root.setAttribute(`aria-${name}`, value);
     write($(`${this.name}-readout`), text);
   }

@@ -42,10 +42,6 @@ let ends = null; // {first, last}: points of all that there is
 // Returns what draws them anew.
 export function drawCurves() {
   for (const choice of document.querySelectorAll("[name=axis], #span")) choice.addEventListener("change", fetchCurves);
-  $("log").addEventListener("change", () => {
-    loss.log = $("log").checked;
-    loss.draw();
-  });
   // Soon, but not more often than the eye follows.
   return () => {
     waiting ??= setTimeout(() => {

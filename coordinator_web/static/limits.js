@@ -47,14 +47,14 @@ function field(key) {
   input.setAttribute("aria-describedby", `${id}-help`);
   const label = Object.assign(element("label", "", title), { htmlFor: id });
   const about = Object.assign(element("p", "hint", help), { id: `${id}-help` });
-  const names = { told: "value told", source: "source", seat: "notice seat", refused: "alarm refused" };
+  const names = { source: "source", seat: "notice seat", refused: "alarm refused" };
   const part = Object.fromEntries(Object.entries(names).map(([name, classes]) => [name, Object.assign(element("p", classes), { hidden: true })]));
   part.refused.role = "alert";
-  return { node: element("div", "limit", label, part.told, input, about, part.source, part.seat, part.refused), input, part };
+  return { node: element("div", "limit", label, input, about, part.source, part.seat, part.refused), input, part };
 }
 
 // `limits`: key → {value, text, from}. `allowed`: to change them. Who may not is shown those that
-// are set, as words. `seat`: why its samples cannot count, and what one of them was said to lead to.
+// are set. `seat`: why its samples cannot count, and what one of them was said to lead to.
 export function showLimits(limits, allowed, seat) {
   if (seat === "" && waiting === 0) sayOfSeat("", "");
   for (const part of ["limits-change", "limits-keeping"]) $(part).hidden = !allowed;
@@ -62,11 +62,10 @@ export function showLimits(limits, allowed, seat) {
   for (const [key, { node, input, part }] of shown) {
     const { value = null, text = "", from = "" } = limits[key] ?? {};
     node.hidden = limits[key] === undefined || (!allowed && value === null);
-    input.disabled = input.hidden = !allowed;
+    input.disabled = !allowed;
     if (unsent.has(key) || input === document.activeElement) continue;
     input.value = input.matches("select") ? (value === false ? "no" : "none") : value === null ? "" : text;
     say(part.source, from);
-    say(part.told, allowed ? "" : (input.selectedOptions?.[0].text ?? text));
   }
 }
 

@@ -86,7 +86,6 @@ function createRound(round) {
     cell("Peers", "number", gave === members ? plural(members, "member") : `${count(gave)} contributed, ${plural(members, "member")}`),
     cell("Sent, received", "number", `${bytes(round.bytes_sent)}, ${bytes(round.bytes_received)}`),
   );
-  node.title = `${round.purpose}, led by ${round.leader ? called(round.leader) : "nobody"}`;
   node.addEventListener("click", () => {
     if (!opened.delete(round.id)) opened.add(round.id);
     pages(shown);
@@ -103,12 +102,6 @@ function update(node, { round, below }) {
   }
   node.classList.toggle("explained", open || explanation(round) !== "");
   node.querySelector(".opener").setAttribute("aria-expanded", String(open));
-}
-
-export function roundsNote(rounds) {
-  const failed = rounds.filter((round) => round.outcome !== "committed").length;
-  if (rounds.length === 0) return "";
-  return failed ? `${failed} of the last ${rounds.length} did not succeed` : `the last ${plural(rounds.length, "round")} all succeeded`;
 }
 
 export function showFailures(failures) {

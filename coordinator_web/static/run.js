@@ -8,17 +8,15 @@ import { bytes, clock, count, day, decimal, duration, plural, rate, roughly } fr
 import { follow } from "/static/live.js";
 import { pagesOf } from "/static/paging.js";
 import { listPeers } from "/static/peers.js";
-import { learnNames, named, roundsNote, showFailures, showRounds } from "/static/rounds.js";
+import { learnNames, named, showFailures, showRounds } from "/static/rounds.js";
 
 const MOST = { rounds: 60, events: 120 };
 const SLOWLY_SECONDS = 10; // between two looks at what seldom changes
-const WRITTEN_MS = 1000; // from an evaluation until the loss of its checkpoint is written down
-const CODE = document.body.dataset.code; // a picture of the address of /join; none where only this computer can open it
-const view = { rounds: [], events: [], epoch: null, evaluated: null };
+const view = { rounds: [], events: [], epoch: null };
 
 // ---- how the run stands
 
-function drawState({ run, counts, me }) {
+function drawState({ run, counts }) {
   write($("run-eta"), run.run_eta_seconds === null || run.state === "finished" ? "" : `about ${roughly(run.run_eta_seconds)} to the last epoch`);
   write($("throughput"), run.rests ? "–" : rate(run.samples_per_second));
   write($("loss"), decimal(run.losses.at(-1) ?? null));
@@ -30,7 +28,6 @@ function drawState({ run, counts, me }) {
   drawProgress(run);
   say($("result"), run.state === "finished" ? run.result : "");
   drawInvite(run);
-  drawOwn(me);
 }
 
 function roles(counts) {
@@ -60,17 +57,6 @@ function drawInvite(run) {
   write($("invite-heading"), first && run.epoch === 0 ? "Waiting for the first trainer" : "Join this run");
   $("invite").classList.toggle("prominent", first);
   write($("invite-hint"), run.link !== "" ? "Run this on any computer that has swarm installed." : "Run this on a computer that has swarm and the recipe file.");
-  const picture = $("qr");
-  picture.hidden = !CODE || !first; // later /join has it
-  $("invite").classList.toggle("with-code", !picture.hidden);
-  if (!picture.hidden && !picture.src) picture.src = CODE;
-}
-
-function drawOwn({ role, totals: own }) {
-  $("own").hidden = role === "monitor"; // it contributes nothing
-  const rounds = own.rounds_committed + own.rounds_failed + own.rounds_undecided;
-  write($("own-rounds"), rounds > own.rounds_committed ? `${count(own.rounds_committed)} of ${count(rounds)}` : count(rounds));
-  write($("own-bytes"), `${bytes(own.bytes_sent)}, ${bytes(own.bytes_received)}`);
 }
 
 const reloadCurves = drawCurves();
@@ -78,7 +64,6 @@ const reloadCurves = drawCurves();
 // ---- rounds and events
 
 function drawRounds() {
-  write($("rounds-note"), roundsNote(view.rounds) || "\u00a0");
   $("rounds-empty").hidden = view.rounds.length > 0;
   showRounds(view.rounds.toReversed());
 }
@@ -151,9 +136,6 @@ async function draw(state) {
   drawState(state);
   if (view.epoch !== state.run.epoch) reloadCurves();
   view.epoch = state.run.epoch;
-  const evaluation = state.run.evaluation?.epoch ?? null;
-  if (view.evaluated !== evaluation) setTimeout(look, WRITTEN_MS);
-  view.evaluated = evaluation;
   await drawNews().catch(() => {}); // the connection that is lost is told already
 }
 
@@ -162,4 +144,4 @@ follow(draw, () => {
   reloadCurves();
 });
 
-const look = again(SLOWLY_SECONDS, () => lookSlowly().catch(() => {}));
+again(SLOWLY_SECONDS, () => lookSlowly().catch(() => {}));

@@ -69,7 +69,6 @@ function drawRun(run) {
 
 // ---- what one asks of it
 
-
 async function ask(path, body) {
   busy = true;
   say($("control-error"), "");
@@ -127,27 +126,11 @@ const work = new Chart("work", {
   describe: (point) => `epoch ${count(point.x)}: ${rate(point.value)} samples a second`,
 });
 
-// Epochs in which this peer was not there are a gap in the line: those that only others tell of, and those that nobody
-// told here, which are further apart than thinning out leaves them: of a few more epochs than there is room for it takes
-// every second one in places.
-function worked(epochs) {
-  const points = [];
-  const usual = Math.min(...epochs.slice(1).map((each, i) => each.epoch - epochs[i].epoch));
-  let last = null;
-  for (const each of epochs) {
-    const mine = each.samples > 0 && each.seconds > 0;
-    const apart = last === null || each.epoch - last > Math.max(2, 2 * usual - 1);
-    if (mine) points.push({ x: each.epoch, value: each.own_samples / each.seconds, begins: apart });
-    last = mine ? each.epoch : null;
-  }
-  return points;
-}
-
 const lookBack = again(HISTORY_SECONDS, async () => {
   if (here.state === null) return;
   try {
-    const epochs = await get("epochs");
-    work.show(worked(epochs));
+    const epochs = (await get("epochs")).filter((each) => each.samples > 0 && each.seconds > 0); // of the others only others tell
+    work.show(epochs.map((each) => ({ x: each.epoch, value: each.own_samples / each.seconds })));
   } catch {
     // the connection that is lost is told already; a peer that is not listed yet has no history
   }

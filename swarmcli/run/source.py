@@ -143,11 +143,13 @@ class DashboardSource:
             totals=self._totals,
             limits=self._providers.limits(),
         )
+        alerts = tuple(self._providers.alerts())
+        told = any(alert.kind == "stalled" for alert in alerts)  # by the alert, in the same words
         return Overview(
-            run=replace(status, peers=()),
+            run=replace(status, peers=(), waits="" if told else status.waits),
             me=shown,
             counts=views.count(status.peers),
-            alerts=tuple(self._providers.alerts()),
+            alerts=alerts,
         )
 
     def peers(self, *, offset: int = 0, limit: int = 100, sort: str = "", query: str = "") -> PeerPage:

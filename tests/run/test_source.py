@@ -22,8 +22,8 @@ from swarmcli.events import (
 from swarmcli.journal import Journal, RunRecord
 from swarmcli.journal import reader as reader_module
 from swarmcli.journal.options import JournalOptions
-from swarmcli.run.source import REREAD_SECONDS, DashboardSource, PeerStatus, RunStatus
-from swarmcli.run.values import History
+from swarmcli.run.source import REREAD_SECONDS, DashboardSource, PeerStatus, Providers, RunStatus
+from swarmcli.run.values import Alert, History
 
 ALICE, BOB, CAROL = "a" * 52, "b" * 52, "c" * 52
 START = 1_790_000_000.0
@@ -133,6 +133,17 @@ def test_without_a_readable_journal_the_page_still_shows_the_moment(world: World
     world.journal.flush(30)
     world.now += REREAD_SECONDS
     assert "journal cannot be written" in world.source.look().notice
+
+
+def test_an_alert_that_stands_says_for_the_page_whom_the_run_waits_for(world: World) -> None:
+    world.live = replace(world.live, waits="The run stands: it waits for bob.")
+    alerts: list[Alert] = []
+    source = DashboardSource(world.journal, lambda: world.live, Providers(alerts=lambda: alerts))
+    assert source.overview().run.waits == world.live.waits
+    alerts.append(Alert(id="1", kind="stalled", text=world.live.waits, since=START))
+    shown = source.overview()
+    assert shown.run.waits == "" and shown.alerts == (*alerts,)
+    assert source.look().waits == world.live.waits
 
 
 def test_however_many_look_the_run_is_put_together_a_few_times_a_second(world: World) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,10 +153,8 @@ def test_without_the_token_the_page_only_shows_and_says_so(serve: Serve, open_pa
     page.wait_for_selector("#control-note:not([hidden])")
     assert "swarm status" in page.inner_text("#control-note")  # which prints the address with the token
     assert page.get_by_role("button", name="Pause").count() == 0
-    assert page.get_by_role("textbox", name="Upload").count() == 0
-    told = [each.split() for each in page.locator("#limits .limit:not([hidden])").all_inner_texts()]
-    assert [each[:2] for each in told] == [["Upload", "3"], ["Hours", "22:00-08:00"], ["On", "battery"]]
-    assert told[2][2] == "pauses"
+    told = page.locator("#limits .limit:not([hidden]) :is(input, select):disabled").all()
+    assert [each.input_value() for each in told] == ["3 MB/s", "22:00-08:00", "no"]
     assert page.locator("#limits-keeping").is_hidden()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     run.limits = as_shown()
@@ -192,7 +189,7 @@ def test_of_1000_peers_a_page_at_a_time_is_shown_in_the_wanted_order(serve: Serv
     page.wait_for_selector("#loss-chart path.line", state="attached")
 
 
-def test_curves_show_the_latest_part_scale_and_go_by_time(serve: Serve, open_page: Open) -> None:
+def test_curves_show_the_latest_part_and_go_by_time(serve: Serve, open_page: Open) -> None:
     page = open_page(serve(FakeRun(finished_epochs=120)).url)
     curve = page.get_by_role("slider", name="Loss", exact=True)
     curve.focus()
@@ -203,7 +200,6 @@ def test_curves_show_the_latest_part_scale_and_go_by_time(serve: Serve, open_pag
         page.wait_for_function(f"() => {begins} > 107 && {begins} < 110")
     page.get_by_label("seen").select_option("all")
     page.wait_for_function("() => document.querySelector('#rate-chart svg').getAttribute('aria-valuemin') === '1'")
-    page.get_by_label("log scale").check()
     page.get_by_label("by time").check()
     page.wait_for_function("() => document.querySelector('#loss-chart .axis-name').textContent === 'time'")
     assert page.evaluate("Number(document.querySelector('#loss-chart svg').getAttribute('aria-valuemin'))") > START
@@ -236,10 +232,8 @@ def test_what_others_write_is_text_everywhere(serve: Serve, open_page: Open) -> 
         page.goto(url + path)
         expect_text(page, "#alerts bdi", ATTACK)
         page.get_by_text(ATTACK).nth(2).wait_for(state="attached")
-        assert page.locator("main b, main img:not(#qr)").count() == 0 and page.evaluate("window.owned") is None
+        assert page.locator("main b, main img").count() == 0 and page.evaluate("window.owned") is None
     page.goto(url + "contributions")
-    page.get_by_label("teams").check()
-    expect_text(page, "#given tr:nth-child(1) .sub", "6 peers")
     expect_text(page, "#given-word", run.rests_on)
 
 
