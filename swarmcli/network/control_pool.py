@@ -27,14 +27,14 @@ from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.transports.base import Connection, Purpose
 from swarmcli.network.twins import METHOD, PATIENCE, Presence, TwinSeen, was_first
 from swarmcli.network.wire.codec import encode
-from swarmcli.network.wire.messages import AddressesChanged, ControlHello, Goodbye
+from swarmcli.network.wire.messages import AddressesChanged, ControlHello
 from swarmcli.recent import Recent
 
 logger = logging.getLogger(__name__)
 
 # Seconds
 _SURPLUS_LIFE = 5.0  # without a call, after which both ends are sure to use the better of two connections
-_GOODBYE = 1.0  # for the farewell to all peers when an endpoint closes
+_GOODBYE = 1.0  # for the other end to read why its connection ends
 
 
 class ControlPool:
@@ -156,10 +156,7 @@ class ControlPool:
     async def farewell(self, reason: str) -> None:
         """Tells all peers, and closes. Takes a second at most."""
         self._closed = self._closed or reason
-        channels = self._peers.controls()
-        await _say_goodbye_to_all(channels, reason, _GOODBYE)
-        for channel in channels:
-            channel.connection.abort(reason)
+        await asyncio.gather(*(_part(channel, reason) for channel in self._peers.controls()))
 
     # Inside
 
@@ -263,7 +260,7 @@ class ControlPool:
         if candidates:
             victim = min(candidates, key=self._standing)
             victim.ending = True
-            self._context.tasks.spawn(self._part(victim, "too many connections"))
+            self._context.tasks.spawn(_part(victim, "too many connections"))
 
     def _standing(self, channel: ControlChannel) -> tuple[bool, bool, bool, float]:
         """Reasons to keep a connection: that this peer wants it, that it has stood for long, that it is used.
@@ -273,16 +270,6 @@ class ControlPool:
         ours = channel.connection.dialed or channel.calls_waiting > 0 or self._peers.of(channel.peer_id).watched
         lasting = loop_time() - channel.opened_at >= self._context.limits.budgets.standing
         return ours, lasting, channel.unfinished, channel.used_at
-
-    async def _part(self, channel: ControlChannel, reason: str) -> None:
-        """An orderly end, within a bound: who does not read would hold the connection for as long as it likes."""
-        try:
-            async with asyncio.timeout(_GOODBYE):
-                await _say_goodbye(channel, reason)
-        except TimeoutError:
-            logger.debug("%s did not read the goodbye", channel.peer_id.short)
-        finally:
-            channel.connection.abort(reason)
 
     def _prefer(self, peer: Peer) -> None:
         """Chooses the current channel anew, and tells when that is another way to the peer."""
@@ -339,18 +326,12 @@ async def _tell(channel: ControlChannel, seen: TwinSeen) -> Presence | None:
         return None
 
 
-async def _say_goodbye_to_all(channels: list[ControlChannel], reason: str, timeout: float) -> None:
+async def _part(channel: ControlChannel, reason: str) -> None:
+    """An orderly end, within a bound: who does not read would hold the connection for as long as it likes."""
     try:
-        async with asyncio.timeout(timeout), asyncio.TaskGroup() as group:
-            for channel in channels:
-                group.create_task(_say_goodbye(channel, reason))
+        async with asyncio.timeout(_GOODBYE):
+            await channel.connection.close(reason)
     except TimeoutError:
-        logger.debug("some peers were not told goodbye in time")
-
-
-async def _say_goodbye(channel: ControlChannel, reason: str) -> None:
-    try:
-        await channel.connection.send(encode(Goodbye(reason)))
-        await channel.connection.close(reason)
-    except ConnectionLost:
-        pass  # it is gone already
+        logger.debug("%s did not read the goodbye", channel.peer_id.short)
+    finally:
+        channel.connection.abort(reason)

@@ -22,7 +22,6 @@ from swarmcli.network.wire.messages import (
     Cancel,
     ControlHello,
     Finish,
-    Goodbye,
     Ping,
     Pong,
     Request,
@@ -71,7 +70,7 @@ class Scene:
 
     def answers(self) -> list[Any]:
         """What the victim said besides its greeting and its pings."""
-        kinds: Any = CallAnswer | CallFailure | ControlHello | Ping | Pong | BulkDenied | Cancel | BulkWanted | Goodbye
+        kinds: Any = CallAnswer | CallFailure | ControlHello | Ping | Pong | BulkDenied | Cancel | BulkWanted
         heard = [wire.decode(kinds, header) for header, _ in self.heard.frames]
         return [message for message in heard if not isinstance(message, ControlHello | Ping)]
 
@@ -127,11 +126,12 @@ async def test_messages_and_payloads_that_are_too_large() -> None:
         await play.refused_for("payload on a control connection")
 
 
+@pytest.mark.parametrize("second", [0, 2])
 @simulated
-async def test_a_call_id_is_used_once() -> None:
+async def test_calls_are_numbered_without_gaps(second: int) -> None:
     async with scene() as play:
-        await play.send(Request(5, "double", Number(1)), Request(5, "double", Number(1)))
-        await play.refused_for("call id used twice")
+        await play.send(Request(0, "double", Number(1)), Request(second, "double", Number(1)))
+        await play.refused_for("call id out of turn")
 
 
 @simulated

@@ -29,13 +29,11 @@ from swarmcli.network.wire.messages import (
     Cancel,
     ControlHello,
     ControlMessage,
-    Goodbye,
     Ping,
     Pong,
     Request,
     raised,
 )
-from swarmcli.words import printable
 
 R = TypeVar("R")
 
@@ -139,7 +137,6 @@ class ControlChannel:
         self._ping_answered = -1  # the last one; an answer to its repetition may still come
         self._pong_due = False
         self._liveness = Liveness(connection, context.limits)
-        self._goodbye: str | None = None
         self._shared_reactions = reactions
 
     @property
@@ -166,21 +163,18 @@ class ControlChannel:
         self.used_at = now = self._loop.time()
         call = _Call(self._loop.create_future(), method, response_type, self._context.clock.raw(), now)
         self._calls[number] = call
+        self.post(Request(number, method, body))  # also if it is given up before its turn: no number may be left out
         try:
-            # Nothing may wait between the numbering and here: the connection writes in the order of `send`, and the
-            # numbers on the wire only grow.
-            await self.connection.send(encode(Request(number, method, body)))
             return await call.future
         finally:
             if self._calls.pop(number, None) is not None:
                 # Given up. The slot stays taken until the other end acknowledges that: it counts the call as well, and
-                # would take one more for a violation. Also where the request itself was cancelled before its turn:
-                # the other end counts every number.
+                # would take one more for a violation.
                 self._abandoned.add(number)
                 self.post(Cancel(number))
 
     def post(self, message: Any) -> None:
-        """Sends a message without waiting; one that can no longer be sent is dropped."""
+        """Sends a message without waiting, behind those that were posted before; dropped where it no longer can be."""
         if self.error is None:
             self._context.tasks.spawn(self._send_quietly(encode(message)))
 
@@ -227,8 +221,6 @@ class ControlChannel:
                     self._context.tasks.spawn(self._send_pong(message.number, self._context.clock.raw()))
             case Pong():
                 self._pong_received(message)
-            case Goodbye():
-                self._goodbye = printable(message.reason, 200)
             case ControlHello():
                 self.boot_id = message.boot_id
                 self._shared_reactions[ControlHello](self, message)
@@ -238,8 +230,6 @@ class ControlChannel:
 
     def connection_lost(self, error: Exception) -> None:
         lost = error if isinstance(error, ConnectionLost) else ConnectionLost(str(error) or type(error).__name__)
-        if self._goodbye is not None and not isinstance(lost, ProtocolViolation):
-            lost = ConnectionLost(f"closed by peer: {self._goodbye}")
         self.error = lost
         calls, self._calls = self._calls, {}
         for call in calls.values():

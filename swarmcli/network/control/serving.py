@@ -30,8 +30,7 @@ class IncomingCalls:
         self._requests = Account(context.ledgers.requests, self._peer, prefix, free_bytes)  # bytes of all these,
         self._waiting = Account(context.ledgers.calls, self._peer, prefix, free_calls)  # how many these are …
         self._replies = Account(context.ledgers.replies, self._peer, prefix, free_bytes)  # … and of unsent replies
-        self._next = 0  # all numbers below have been used …
-        self._skipped: dict[int, None] = {}  # … but for these, of which nothing was heard so far
+        self._next = 0  # the number of the next call
         self._replying = 0  # replies that the connection has not taken yet
 
     @property
@@ -50,11 +49,11 @@ class IncomingCalls:
     def request_received(self, request: Request) -> None:
         """Starts the handler. Raises ProtocolViolation."""
         limits = self._limits
-        if request.id < self._next:
-            raise ProtocolViolation(f"call id used twice: {request.id}")
+        if request.id != self._next:
+            raise ProtocolViolation(f"call id out of turn: {request.id}, not {self._next}")
         if len(self._tasks) >= limits.max_calls_per_peer:
             raise ProtocolViolation(f"too many unanswered calls: more than {limits.max_calls_per_peer}")
-        self._advance(request.id)
+        self._next += 1
         handler = self._context.call_handlers.get(request.method)
         size = memoryview(request.body).nbytes
         if handler is None:
@@ -74,18 +73,10 @@ class IncomingCalls:
             self._tasks[request.id] = self._context.tasks.spawn(work), size
 
     def cancel_received(self, cancel: Cancel) -> None:
-        """Every call is acknowledged once. A request that was cancelled while it waited for its turn to be written
-        never comes, and those behind it may well come before its cancellation."""
         task = self._take(cancel.id)
-        if task is not None:
+        if task is not None:  # else the answer has crossed the wish to cancel
             task.cancel()
-        elif cancel.id >= self._next:
-            self._advance(cancel.id)
-        elif cancel.id in self._skipped:
-            del self._skipped[cancel.id]
-        else:
-            return  # the answer has crossed the wish to cancel
-        self.reply(CallFailure(cancel.id, HandlerFailed("cancelled")))
+            self.reply(CallFailure(cancel.id, HandlerFailed("cancelled")))
 
     def reply(self, message: CallFailure | BulkDenied) -> None:
         """Posts a reply that no handler waits to send."""
@@ -99,15 +90,6 @@ class IncomingCalls:
         self._requests.close()
         self._waiting.close()
         self._replies.close()
-
-    def _advance(self, number: int) -> None:
-        """Uses a number that has not been used. Raises ProtocolViolation for more gaps than calls can be under way."""
-        if number > self._next:
-            most = self._limits.max_calls_per_peer
-            if number - self._next + len(self._skipped) > most:
-                raise ProtocolViolation(f"too many unanswered calls: more than {most} were left out")
-            self._skipped.update(dict.fromkeys(range(self._next, number)))
-        self._next = number + 1
 
     async def _serve(self, number: int, method: str, handler: Handler, request: Any, received: float) -> None:
         reply: CallAnswer | CallFailure

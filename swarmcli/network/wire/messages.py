@@ -109,10 +109,6 @@ class BulkDenied(msgspec.Struct, frozen=True, tag="bulk denied"):
     token: Number
 
 
-class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
-    reason: Words
-
-
 ControlMessage: TypeAlias = (
     ControlHello
     | Request
@@ -124,7 +120,6 @@ ControlMessage: TypeAlias = (
     | AddressesChanged
     | BulkWanted
     | BulkDenied
-    | Goodbye
 )
 
 
