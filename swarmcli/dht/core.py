@@ -245,8 +245,6 @@ class NodeCore:
         reply = await self._ask(contact, messages.FIND, request, FindReply)
         if len(reply.answers) != (1 if values else 0):
             raise self.impossible(contact.peer_id, "as many answers as questions were expected")
-        if sum(len(answer.records) for answer in reply.answers) > messages.MAX_RECORDS:
-            raise self.impossible(contact.peer_id, f"a message has at most {messages.MAX_RECORDS} records")
         return reply, self._neighbours(contact, reply.neighbours, contacts)
 
     async def find_nodes(self, contact: Contact, target: int, count: int) -> Sequence[Contact]:
@@ -257,12 +255,12 @@ class NodeCore:
     async def store(
         self, contact: Contact, records: Sequence[Record], *, contacts: int = 0
     ) -> tuple[Sequence[messages.Outcome], Sequence[Contact]]:
-        """One outcome per record, and neighbours of their keys. The caller keeps within the bounds of a message."""
+        """One outcome per record, and neighbours of their key. The caller keeps within the bounds of a message."""
         request = messages.StoreRequest(self.listening, tuple(records), contacts)
         reply = await self._ask(contact, messages.STORE, request, messages.StoreReply)
         if len(reply.outcomes) != len(records):
             raise self.impossible(contact.peer_id, "as many outcomes as records were expected")
-        return reply.outcomes, self._neighbours(contact, reply.neighbours, contacts * len(records))
+        return reply.outcomes, self._neighbours(contact, reply.neighbours, contacts)
 
     async def sync(self, contact: Contact, digests: Sequence[tuple[bytes, int]]) -> set[bytes]:
         """Under which of these keys the contact holds something else than this node."""

@@ -8,19 +8,17 @@ from typing import Annotated
 import msgspec
 
 from swarmcli.dht.records import ID_BYTES, Record
-from swarmcli.dht.routing import Contact
+from swarmcli.dht.routing import BUCKET_SIZE, Contact
 
 PING = "dht.ping"
 FIND = "dht.find"
 STORE = "dht.store"
 SYNC = "dht.sync"
 
-MAX_TARGETS = 256  # ids in one question
-MAX_CONTACTS = 512  # peers in one answer
 MAX_RECORDS = 4096  # in one message, and keys compared in one
 
 ID = Annotated[bytes, msgspec.Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
-Neighbours = Annotated[tuple[Contact, ...], msgspec.Meta(max_length=MAX_CONTACTS)]
+Neighbours = Annotated[tuple[Contact, ...], msgspec.Meta(max_length=BUCKET_SIZE)]
 Records = Annotated[tuple[Record, ...], msgspec.Meta(max_length=MAX_RECORDS)]
 
 
@@ -44,17 +42,17 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class FindRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Name the nodes that you know near these ids, and (with `values`) the records that you hold under them."""
+    """Name the nodes that you know near this id, and (with `values`) the records that you hold under it."""
 
     listening: bool
-    questions: Annotated[tuple[Question, ...], msgspec.Meta(max_length=MAX_TARGETS)]
-    contacts: int = 0  # wanted per question
+    questions: tuple[Question]
+    contacts: int = 0  # wanted
     values: bool = False
     room: int = 0  # bytes of records that the asker takes, though always one record; 0: as many as fit in a message
 
 
 class FindAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Records of one question in the order in which they were stored; `more` follow after `cursor`. The replica holds
+    """Records in the order in which they were stored; `more` follow after `cursor`. The replica holds
     `count` under that id in all."""
 
     records: Records = ()
@@ -65,14 +63,14 @@ class FindAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class FindReply(msgspec.Struct, frozen=True):
     instance: int  # drawn anew in each life of a node: cursors of another life mean nothing
-    neighbours: Neighbours  # near any of the questions
-    answers: Annotated[tuple[FindAnswer, ...], msgspec.Meta(max_length=MAX_TARGETS)]  # one per question, with `values`
+    neighbours: Neighbours
+    answers: Annotated[tuple[FindAnswer, ...], msgspec.Meta(max_length=1)]  # one with `values`, else none
 
 
 class StoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     listening: bool
-    records: Records
-    contacts: int = 0  # neighbours wanted per key, so that storing can be a step of the search for where to store
+    records: Records  # of one key
+    contacts: int = 0  # neighbours wanted, so that storing can be a step of the search for where to store
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):

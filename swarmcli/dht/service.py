@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
 from swarmcli.dht import messages
 from swarmcli.dht.core import NodeCore, breathing
@@ -62,26 +62,21 @@ class DHTService:
         return messages.PingReply(self._core.listening)
 
     async def find(self, peer: PeerID, request: messages.FindRequest) -> messages.FindReply:
-        """Neighbours of the targets and, if asked for, the records under them, cut at the size of a reply or at the
-        room that the asker has.
+        """Neighbours of the target and, if asked for, the records under it, cut at the size of a reply or at the room
+        that the asker has.
 
         Refuses ("busy") who has had more looked up than one peer, or one prefix, may.
         """
-        self._charge(peer, len(request.questions))
+        self._charge(peer, 1)
         self._core.heard_from(peer, request.listening)
-        room, left = min(request.room or math.inf, self._core.limits.max_reply), messages.MAX_RECORDS
+        (question,) = request.questions
+        target = id_from_bytes(question.target)
         answers: list[FindAnswer] = []
-        async for question in breathing(request.questions if request.values else ()):
-            answer, room = self._answer(question, room, left)
-            left -= len(answer.records)
-            if answer.more:
-                room = 0  # the message is full: of the other questions not even the keys are looked through
-            answers.append(answer)
-        if work := _RECORD_WORK * (messages.MAX_RECORDS - left):
-            self._work.owe(loop_time(), work, **_keys(peer, self._core.writer(peer).prefix))
-        targets = list(dict.fromkeys(id_from_bytes(question.target) for question in request.questions))
-        neighbours = await self._neighbours(peer, targets, request.contacts)
-        return messages.FindReply(self._core.instance, neighbours, tuple(answers))
+        if request.values:
+            answers.append(self._answer(question, target, min(request.room or math.inf, self._core.limits.max_reply)))
+            if work := _RECORD_WORK * len(answers[0].records):
+                self._work.owe(loop_time(), work, **_keys(peer, self._core.writer(peer).prefix))
+        return messages.FindReply(self._core.instance, self._neighbours(peer, target, request.contacts), tuple(answers))
 
     async def store(self, peer: PeerID, request: messages.StoreRequest) -> messages.StoreReply:
         """Judges each record by itself."""
@@ -101,10 +96,11 @@ class DHTService:
             if outcome.current is not None:
                 room -= outcome.current.size
             outcomes.append(outcome if room >= 0 else Outcome(outcome.verdict))
-        targets = list(dict.fromkeys(key_id(record.key) for record in request.records)) if request.contacts > 0 else []
-        if not self._work.take(now, len(targets), **keys):
-            targets = []  # to name neighbours is as much work as to answer a question
-        return messages.StoreReply(tuple(outcomes), await self._neighbours(peer, targets, request.contacts))
+        neighbours: tuple[Contact, ...] = ()
+        # To name neighbours is as much work as to answer a question.
+        if request.records and request.contacts > 0 and self._work.take(now, 1, **keys):
+            neighbours = self._neighbours(peer, key_id(request.records[0].key), request.contacts)
+        return messages.StoreReply(tuple(outcomes), neighbours)
 
     async def sync(self, peer: PeerID, request: messages.SyncRequest) -> messages.SyncReply:
         """Which of these keys look otherwise here; each once, however often it is named. Refuses like `find`."""
@@ -131,33 +127,24 @@ class DHTService:
             return Outcome(verdict, self._core.storage.find(key_id(record.key), record.subkey))
         return Outcome(verdict)
 
-    def _answer(self, question: messages.Question, room: float, left: int) -> tuple[FindAnswer, float]:
-        """Answers with the records that were stored after the question's cursor, as far as `room` bytes and `left`
-        records allow; and the room that is left."""
+    def _answer(self, question: messages.Question, target: int, room: float) -> FindAnswer:
+        """Answers with the records that were stored after the question's cursor, as far as `room` bytes allow, though
+        always with one."""
         cursor = question.cursor if question.instance == self._core.instance else 0
-        if room <= 0 or left <= 0:  # nothing fits any more, so nothing is looked up
-            return FindAnswer((), cursor, more=True), 0
-        entry = self._core.storage.entry(id_from_bytes(question.target), self._core.now())
+        entry = self._core.storage.entry(target, self._core.now())
         if entry is None:
-            return FindAnswer((), cursor), room
+            return FindAnswer((), cursor)
         records: list[Record] = []
         for stored in entry.since(cursor):
-            size = stored.record.size
-            first = not records and left == messages.MAX_RECORDS  # of the message: it comes whatever the asker's room
-            if (size > room and not first) or len(records) >= left:
-                return FindAnswer(tuple(records), cursor, True, len(entry.records)), room
-            room -= size
+            if len(records) >= messages.MAX_RECORDS or (records and stored.record.size > room):
+                return FindAnswer(tuple(records), cursor, True, len(entry.records))
+            room -= stored.record.size
             records.append(stored.record)
             cursor = stored.version
-        return FindAnswer(tuple(records), cursor, False, len(entry.records)), room
+        return FindAnswer(tuple(records), cursor, False, len(entry.records))
 
-    async def _neighbours(self, asker: PeerID, targets: Sequence[int], count: int) -> tuple[Contact, ...]:
-        """The nearest known nodes of each target, once each, without the asker."""
+    def _neighbours(self, asker: PeerID, target: int, count: int) -> tuple[Contact, ...]:
+        """The nearest known nodes, without the asker."""
         count = min(max(0, count), BUCKET_SIZE)
-        found: dict[PeerID, Contact] = {}
-        async for target in breathing(targets):
-            if count and len(found) + count <= messages.MAX_CONTACTS:
-                nearest = self._core.contacts.table.nearest_apart(target, count + 1)
-                found.update((near.peer_id, near) for near in nearest)
-        found.pop(asker, None)
-        return tuple(found.values())[: count * len(targets)]
+        nearest = self._core.contacts.table.nearest_apart(target, count + 1) if count else []
+        return tuple(near for near in nearest if near.peer_id != asker)[:count]

@@ -16,7 +16,7 @@ PEER = PeerID(bytes(32))
 BEYOND = [
     messages.PingRequest(5),  # type: ignore[arg-type]
     Question(b"short"),
-    FindRequest(False, (Question(bytes(32)),) * 1000),
+    FindRequest(False, (Question(bytes(32)),) * 2),  # type: ignore[arg-type]
     FindReply(1, (Contact(PEER, ("a",)),) * 1000, ()),
     FindReply(1, (Contact(PEER, ("a",) * 65),), ()),
     StoreRequest(False, (Record("key", b"", b"", 0.0),) * 5000),

@@ -14,7 +14,7 @@ from swarmcli.dht import messages
 from swarmcli.dht.core import NodeCore
 from swarmcli.dht.messages import FindAnswer, FindReply, FindRequest, Outcome, Question, StoreReply, StoreRequest
 from swarmcli.dht.records import OwnedSubkey, Record, encode_subkey, encode_value, id_to_bytes, key_id, sign_record
-from swarmcli.dht.routing import Contact
+from swarmcli.dht.routing import BUCKET_SIZE, Contact
 from swarmcli.dht.storage import StoreVerdict
 from swarmcli.errors import SwarmError
 from swarmcli.network.identity import Identity, PeerID
@@ -37,7 +37,7 @@ def hide(liar: Liar) -> None:
 @lie("invents contacts", "hash table", at_most="a search dials six of them")
 def invent(liar: Liar) -> None:
     """Hides, and names contacts near whatever is looked for that nobody is."""
-    name_each_other([], invented=messages.MAX_CONTACTS)(liar)
+    name_each_other([], invented=BUCKET_SIZE)(liar)
 
 
 @lie("plays back old records", "hash table", at_most="nothing: readers take the newest that its owner has signed")
@@ -53,9 +53,9 @@ def play_back(liar: Liar) -> None:
     def find(peer: PeerID, request: FindRequest) -> FindReply:
         if not request.values:
             return _nothing(request)
-        wanted = [int.from_bytes(question.target, "big") for question in request.questions]
-        old = [tuple(record for (number, _), record in first.items() if number == target) for target in wanted]
-        return FindReply(1, (), tuple(FindAnswer(records, cursor=len(records)) for records in old))
+        target = int.from_bytes(request.questions[0].target, "big")
+        old = tuple(record for (number, _), record in first.items() if number == target)
+        return FindReply(1, (), (FindAnswer(old, cursor=len(old)),))
 
     _answer(liar, messages.STORE, StoreRequest, store)
     _answer(liar, messages.FIND, FindRequest, find)
@@ -73,7 +73,7 @@ def stale(liar: Liar) -> None:
 @lie("answers without end", "hash table", at_most="one message; it is no contact for five minutes")
 def endless(liar: Liar) -> None:
     def find(peer: PeerID, request: FindRequest) -> FindReply:
-        answers = (FindAnswer((), cursor=1, more=True),) * (len(request.questions) if request.values else 0)
+        answers = (FindAnswer((), cursor=1, more=True),) * request.values
         return FindReply(1, (), answers)
 
     _answer(liar, messages.FIND, FindRequest, find)
@@ -136,9 +136,9 @@ def compare(liar: Liar) -> None:
 @lie("asks without end", "hash table", at_most="its own budget of questions: 2.5 % of a core in the long run")
 def ask_without_end(liar: Liar) -> None:
     async def ask(peer: PeerID) -> None:
-        for _ in range(20):
-            targets = (Question(liar.random.randbytes(32)) for _ in range(messages.MAX_TARGETS))
-            await _tell(liar, peer, messages.FIND, FindRequest(True, tuple(targets), contacts=20), FindReply)
+        for _ in range(5000):
+            question = Question(liar.random.randbytes(32))
+            await _tell(liar, peer, messages.FIND, FindRequest(True, (question,), contacts=20), FindReply)
 
     _keep_telling(liar, ask)
 
@@ -167,13 +167,10 @@ def name_each_other(liars: Sequence[Contact], invented: int = 0) -> Callable[[Li
         _store_nothing(liar)
 
         def find(peer: PeerID, request: FindRequest) -> FindReply:
-            named: list[Contact] = []
-            for question in request.questions:
-                target = int.from_bytes(question.target, "big")
-                fake = [_invented(liar, target) for _ in range(min(invented, request.contacts))]
-                near = sorted(liars, key=lambda contact: contact.node ^ target)
-                named += [*fake, *near][: request.contacts]
-            return _nothing(request, named[: messages.MAX_CONTACTS])
+            target = int.from_bytes(request.questions[0].target, "big")
+            fake = [_invented(liar, target) for _ in range(min(invented, request.contacts))]
+            near = sorted(liars, key=lambda contact: contact.node ^ target)
+            return _nothing(request, [*fake, *near][: request.contacts])
 
         _answer(liar, messages.FIND, FindRequest, find)
 
@@ -202,7 +199,7 @@ def _answer(liar: Liar, method: str, request_type: type, handler: Callable[[Peer
 
 
 def _nothing(request: FindRequest, neighbours: Sequence[Contact] = ()) -> FindReply:
-    return FindReply(1, tuple(neighbours), (FindAnswer(),) * (len(request.questions) if request.values else 0))
+    return FindReply(1, tuple(neighbours), (FindAnswer(),) * request.values)
 
 
 def _store_nothing(liar: Liar) -> None:
