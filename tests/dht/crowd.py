@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 from swarmcli.clock import Clock
-from swarmcli.dht import DHTLimits
+from swarmcli.dht import DHTLimits, messages
 from swarmcli.dht.core import NodeCore
+from swarmcli.dht.messages import FindAnswer, FindReply, FindRequest, Outcome, StoreReply, StoreRequest
 from swarmcli.dht.reading import KeyRead, read
 from swarmcli.dht.records import Record, encode_value, key_id
 from swarmcli.dht.routing import Contact
 from swarmcli.dht.service import DHTService
+from swarmcli.dht.storage import StoreVerdict
 from swarmcli.dht.writing import write
 from swarmcli.errors import CallTimeout, UnknownMethod
 from swarmcli.events import Events
@@ -22,7 +24,6 @@ from swarmcli.network.addresses import Scope
 from swarmcli.network.identity import PeerID
 from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.testing.virtual_time import EPOCH
-from tests.adversary.lies.base import Liar
 
 Handler = Callable[[PeerID, Any], Awaitable[Any]]
 
@@ -108,11 +109,12 @@ class Crowd:
             for contact in self.random.sample(contacts, len(contacts)):
                 core.contacts.heard_from(contact, 0.0)
 
-    def corrupt(self, cores: Collection[NodeCore], tell: Callable[[Liar], None]) -> None:
-        """These lie from now on."""
-        for core in cores:
-            endpoint: Any = core.endpoint
-            tell(Liar(endpoint.random, endpoint, SimpleNamespace(core=core)))  # type: ignore[arg-type]
+    def corrupt(self, liars: Collection[NodeCore], invented: int = 0) -> None:
+        """From now on these, who know each other, say that they have stored, have nothing, and name, of all nodes, only
+        the nearest liars, and before them so many contacts that they invent."""
+        named = [Contact(core.peer_id, core.addresses) for core in liars]
+        for core in liars:
+            name_each_other(core, named, invented)
 
     async def store(self, core: NodeCore, key: str) -> None:
         await write(core, [Record(key, b"\xc0", encode_value("honest"), core.now() + 1000.0)])
@@ -121,6 +123,34 @@ class Crowd:
         reading = KeyRead(key_id(key))
         await read(core, reading, latest=True)
         return bool(reading.records)
+
+
+def name_each_other(core: NodeCore, liars: Sequence[Contact], invented: int) -> None:
+    async def store(peer: PeerID, request: StoreRequest) -> StoreReply:
+        core.heard_from(peer, request.listening)
+        return StoreReply((Outcome(int(StoreVerdict.STORED)),) * len(request.records))
+
+    async def compare(peer: PeerID, request: messages.SyncRequest) -> messages.SyncReply:
+        core.heard_from(peer, request.listening)
+        return messages.SyncReply(())
+
+    async def find(peer: PeerID, request: FindRequest) -> FindReply:
+        core.heard_from(peer, request.listening)
+        target = int.from_bytes(request.questions[0].target, "big")
+        fake = [invented_near(core.endpoint.random, target) for _ in range(min(invented, request.contacts))]
+        near = sorted(liars, key=lambda contact: contact.node ^ target)
+        return FindReply(1, tuple([*fake, *near][: request.contacts]), (FindAnswer(),) * request.values)
+
+    core.endpoint.serve(messages.STORE, StoreRequest, store)
+    core.endpoint.serve(messages.SYNC, messages.SyncRequest, compare)
+    core.endpoint.serve(messages.FIND, FindRequest, find)
+
+
+def invented_near(source: random.Random, target: int) -> Contact:
+    """An id that nobody has the key of costs a hash, so the liar takes the best of some."""
+    drawn = [PeerID(source.randbytes(32)) for _ in range(64)]
+    nearest = min(drawn, key=lambda peer: int.from_bytes(hashlib.sha256(peer).digest(), "big") ^ target)
+    return Contact(nearest, (f"tcp://{source.randrange(20, 100)}.{source.randrange(256)}.1.1:9",))
 
 
 async def share_found(crowd: Crowd, honest: Sequence[NodeCore], reads: int, *, per_key: int = 1) -> float:

@@ -8,9 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from swarmcli.dht.records import key_id, node_id
-from swarmcli.dht.routing import Contact
 from swarmcli.network.identity import Identity, PeerID
-from tests.adversary.lies.hash_table import name_each_other
 from tests.simulation import simulated
 from tests.suites import soak
 
@@ -22,8 +20,7 @@ async def third(count: int, reads: int, seed: int, invented: int) -> tuple[float
     crowd = Crowd(count, seed)
     drawn = crowd.random.sample(crowd.cores, count)
     liars, honest = drawn[: count // 3], drawn[count // 3 :]
-    known = [Contact(core.peer_id, core.addresses) for core in liars]
-    crowd.corrupt(liars, name_each_other(known, invented))
+    crowd.corrupt(liars, invented)
     found = await share_found(crowd, honest, reads)
     per_search = calls(honest) / (2 * reads)
     print(
@@ -62,8 +59,7 @@ async def surrounded(count: int, identities: int, host: Callable[[int], str], *,
     around = ground(key_id("key 0"), identities, 20 * count * identities)
     crowd = Crowd(count, seed, more=around, host=host)
     honest, liars = crowd.cores[:count], crowd.cores[count:]
-    known = [Contact(core.peer_id, core.addresses) for core in liars]
-    crowd.corrupt(liars, name_each_other(known))
+    crowd.corrupt(liars)
     return await share_found(crowd, honest, 20, per_key=20)
 
 

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from swarmcli.network import Endpoint
     from swarmcli.optim.core import OptimizerCore
 
-Layer: TypeAlias = Literal[
-    "network", "hash table", "membership", "matchmaking", "parts", "votes", "audits", "gradients", "lineages"
-]
+Layer: TypeAlias = Literal["matchmaking", "parts", "votes", "audits", "gradients", "lineages"]
 
 
 @dataclass
