@@ -13,7 +13,7 @@ stays.
 
 For the control connection of a pair the peer with the smaller id asks, again after a growing while; for each bulk
 connection whoever opens a stream, as long as the control connection is such a direct one. What the other end
-names as its address may be anybody's: see `punch_rules.py` for what is dialed, and how often.
+names as its address may be anybody's: see `punch_rules.py` for what is dialed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from swarmcli.network.token_bucket import Meter
 from swarmcli.network.transports.base import Connection, LocalPort, Purpose
 from swarmcli.reach.budgets import ASK_LIMITS, BULK_LIMITS, CONTROL_LIMITS, NEAR_LIMITS, TRIES
 from swarmcli.reach.outside import Outside, OwnEnd
-from swarmcli.reach.punch_rules import Pair, Patience, behind_one_router, nearby, pairs_of
+from swarmcli.reach.punch_rules import Pair, behind_one_router, nearby, pairs_of
 from swarmcli.reach.verdict import Surroundings, host_of
 
 logger = logging.getLogger(__name__)
@@ -124,7 +124,9 @@ class Puncher:
         self._endpoint = endpoint
         self._around = around
         self.outside = Outside(endpoint, around)
-        self._patience = Patience()
+        # Each attempt in a row doubles the pause, until the pair has done without one for ten minutes: a connection
+        # that was lost soon is not made again and again.
+        self._pauses = Backoff[PeerID](120.0, 3600.0, quiet=600.0)
         self._bulk_pauses = Backoff[PeerID](_BULK_PAUSE, _BULK_PAUSE)
         self._dials = {Purpose.CONTROL: Meter(**CONTROL_LIMITS), Purpose.BULK: Meter(**BULK_LIMITS)}
         self._asks = {Purpose.CONTROL: Meter(**ASK_LIMITS), Purpose.BULK: Meter(**BULK_LIMITS)}
@@ -154,7 +156,7 @@ class Puncher:
 
     def forget(self) -> None:
         """This machine is in another network: nothing that was found out about routers holds."""
-        self._patience.forget()
+        self._pauses.clear()
         self.outside.forget()
         self._bulk_pauses.clear()
         self._event.set()
@@ -182,7 +184,7 @@ class Puncher:
             if seen is None or not seen.relayed:
                 self._relayed.discard(peer)
                 continue
-            due = self._patience.due(peer)
+            due = self._pauses.until(peer)
             if self._endpoint.round_trip(peer) is None:  # and so it has not even said where it can be dialed
                 due = max(due, now + _TOO_NEW)
             if due <= now and len(self._under_way) < _OWN_CONTROL and (own < peer or self._direct(peer)):
@@ -199,12 +201,11 @@ class Puncher:
         try:
             how = await self._connect(peer)
         except NetworkError as error:
-            self._patience.failed(peer, loop_time())
             logger.info("the connection to %s stays with its relay: %s", peer.short, error)
         else:
-            self._patience.worked(peer, loop_time())
             logger.info("the connection to %s has left its relay: %s", peer.short, how)
         finally:
+            self._pauses.add(peer, loop_time())
             self._under_way.discard(peer)
             self._event.set()
 

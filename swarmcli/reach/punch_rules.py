@@ -1,4 +1,4 @@
-"""When two peers behind routers try to open a direct connection, and which addresses they may name for it.
+"""Which addresses two peers behind routers may name for a direct connection.
 
 Pure logic, no I/O. What the other end names is hostile: it may be the address of somebody else.
 """
@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from swarmcli.backoff import Backoff
 from swarmcli.errors import AddressError
 from swarmcli.network.addresses import Address, Scope, parse_address, scope_of
-from swarmcli.network.identity import PeerID
 from swarmcli.reach.budgets import LEAST_PORT, MAX_NEARBY
 from swarmcli.reach.verdict import Family, family_of
 
@@ -64,29 +62,3 @@ def nearby(addresses: Iterable[str], is_near: Callable[[str], bool]) -> tuple[st
         if usual and is_near(address.host):
             found[str(address)] = None
     return tuple(found)[:MAX_NEARBY]
-
-
-class Patience:
-    """How long pairs are left alone, in seconds of the loop. Each attempt in a row that failed doubles the pause; so
-    does each connection that was lost before it had stood for ten minutes."""
-
-    def __init__(self) -> None:
-        self._failures = Backoff[PeerID](first=120.0, longest=3600.0)
-        self._connections = Backoff[PeerID](first=120.0, longest=3600.0, quiet=600.0)
-
-    def due(self, peer: PeerID) -> float:
-        """When this pair may be tried."""
-        return max(self._failures.until(peer), self._connections.until(peer))
-
-    def failed(self, peer: PeerID, now: float) -> None:
-        self._failures.add(peer, now)
-
-    def worked(self, peer: PeerID, now: float) -> None:
-        """Should the connection be lost soon, the next attempt waits as if this one had failed."""
-        self._failures.forget(peer)
-        self._connections.add(peer, now)
-
-    def forget(self) -> None:
-        """This machine is in another network: nothing of what was tried says anything now."""
-        self._failures.clear()
-        self._connections.clear()

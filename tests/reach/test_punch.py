@@ -18,13 +18,7 @@ from swarmcli.network.token_bucket import Meter
 from swarmcli.reach.budgets import CONTROL_LIMITS, TRIES
 from swarmcli.reach.circuits import RelayTransport
 from swarmcli.reach.punch import ASK, GO, Go, PunchAsk, Puncher, Ready, Went
-from swarmcli.reach.punch_rules import (
-    Patience,
-    acceptable,
-    behind_one_router,
-    nearby,
-    pairs_of,
-)
+from swarmcli.reach.punch_rules import acceptable, behind_one_router, nearby, pairs_of
 from swarmcli.reach.relaying import Relay
 from swarmcli.reach.verdict import Surroundings
 from swarmcli.testing import MemoryNetwork
@@ -167,6 +161,15 @@ async def test_a_direct_path_that_dies_is_replaced_by_the_relay_and_what_was_on_
         # The next try comes when the first one is two minutes old, and where it works the relay is left again.
         world.network.heal()
         await until(world.direct, 130)
+
+        # A path that breaks again and again is not made again and again.
+        world.network.cut(a.peer_id, b.peer_id)
+        await asyncio.sleep(15)
+        world.network.heal()
+        assert await reaches(a.endpoint, b.endpoint)
+        await asyncio.sleep(180)
+        assert not world.direct()
+        await until(world.direct, 90)
 
 
 @simulated
@@ -379,11 +382,3 @@ def test_a_crowd_of_identities_does_not_have_one_host_flooded():
     crowd = [Identity.from_seed(f"{number}".encode()).peer_id for number in range(200)]
     sent = sum(budget.take(second, peer=peer, network="5.3.0.1") for second in range(60) for peer in crowd)
     assert sent <= 24 + 60 / 20
-
-
-def test_a_direct_connection_that_breaks_again_and_again_is_not_made_again_and_again():
-    patience = Patience()
-    patience.worked(ANN, 0.0)
-    patience.worked(ANN, 130.0)
-    patience.worked(ANN, 400.0)
-    assert patience.due(ANN) - 400.0 == 480.0
