@@ -76,8 +76,7 @@ class AskForOffer(msgspec.Struct, frozen=True):
 
 
 class RelayOffer(msgspec.Struct, frozen=True):
-    room: bool  # whether a reservation would succeed now
-    load: Annotated[float, msgspec.Meta(ge=0, le=1)]  # the share of the relay's budgets that is in use
+    room: bool  # whether a reservation would succeed now, and a circuit
 
 
 class RelayRecord(msgspec.Struct, frozen=True):
@@ -87,11 +86,10 @@ class RelayRecord(msgspec.Struct, frozen=True):
         tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS)], ...],
         msgspec.Meta(min_length=1, max_length=MAX_ADDRESSES),
     ]  # direct ones
-    load: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0  # the share of its budgets that is in use
 
     def value(self) -> dict[str, Any]:
         """As it is stored."""
-        return {"addresses": list(self.addresses), "load": self.load}
+        return {"addresses": list(self.addresses)}
 
 
 Find = Callable[[], Awaitable[Mapping[PeerID, RelayRecord]]]

@@ -247,11 +247,6 @@ class Relay:
         pair = budgets.connects_per_second_to_target, budgets.connects_at_once_to_target
         self._attempts = Meter(network=client, target=client, pair=pair)
 
-    @property
-    def load(self) -> float:
-        """The share of its budgets that is in use, from 0 to 1."""
-        return max(len(self._clients) / self.budgets.reservations, len(self._circuits) / self.budgets.circuits)
-
     async def start(self) -> None:
         """Begins to serve, and to advertise it. Takes as many descriptors as the budgets need, or does with fewer.
 
@@ -274,9 +269,8 @@ class Relay:
         self._clients.clear()
 
     def _record(self) -> RelayRecord | None:
-        self._expire()
         addresses = self._endpoint.direct_addresses
-        return RelayRecord(addresses, round(min(1.0, self.load), 2)) if addresses else None
+        return RelayRecord(addresses) if addresses else None
 
     def statistics(self) -> RelayStatistics:
         self._expire()
@@ -285,7 +279,8 @@ class Relay:
     # Reservations
 
     async def _offer(self, peer: PeerID, request: messages.AskForOffer) -> messages.RelayOffer:
-        return messages.RelayOffer(isinstance(self._reservable(peer), Prefix), min(1.0, self.load))
+        full = len(self._circuits) >= self.budgets.circuits
+        return messages.RelayOffer(isinstance(self._reservable(peer), Prefix) and not full)
 
     async def _reserve(self, peer: PeerID, request: messages.Reserve) -> messages.Reserved:
         if not request.wanted:

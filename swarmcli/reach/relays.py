@@ -56,7 +56,6 @@ class HeldRelay:
 class _RelayCandidate:
     peer: PeerID
     round_trip: float
-    load: float
     network: Prefix
 
 
@@ -198,9 +197,8 @@ class Relays:
         taken = {prefix_of_address(seen.remote_address) for peer in self._held if (seen := self._endpoint.seen(peer))}
         elsewhere = [candidate for candidate in candidates if candidate.network not in taken]
         if not self._held:
-            return min(candidates, key=lambda each: (each.load >= 1, each.round_trip))
-        free = [each for each in elsewhere or candidates if each.load < 1]
-        return in_turns(free or elsewhere or candidates, lambda each: each.network, self._endpoint.random)[0]
+            return min(candidates, key=lambda each: each.round_trip)
+        return in_turns(elsewhere or candidates, lambda each: each.network, self._endpoint.random)[0]
 
     async def _candidates(self) -> list[_RelayCandidate]:
         """Asks the connected contacts, and some of the relays that advertise themselves; returns those that would
@@ -244,7 +242,7 @@ class Relays:
         if not offer.room or seen is None or seen.relayed or round_trip is None:
             self._avoided.add(peer, loop_time())
             return None
-        return _RelayCandidate(peer, round_trip, offer.load, prefix_of_address(seen.remote_address))
+        return _RelayCandidate(peer, round_trip, prefix_of_address(seen.remote_address))
 
     def _announce(self) -> None:
         own = self._endpoint.peer_id

@@ -26,7 +26,7 @@ def directory(node: DHTNode) -> RelayDirectory:
 async def test_a_published_relay_is_found_by_its_signed_word_alone() -> None:
     async with Swarm(seed=1) as swarm:
         relay, other, reader = [await swarm.node() for _ in range(3)]
-        record = RelayRecord(relay.endpoint.addresses, 0.25)
+        record = RelayRecord(relay.endpoint.addresses)
         assert await directory(relay).publish(record, 100)
         # What is not under a relay's own subkey, or is no record, counts for nothing.
         until = other.core.now() + 100

@@ -236,7 +236,7 @@ async def test_a_reservation_that_ends_at_once_is_none() -> None:
         asked = 0
 
         async def offer(peer: PeerID, request: AskForOffer) -> RelayOffer:
-            return RelayOffer(True, 0.0)
+            return RelayOffer(True)
 
         async def reserve(peer: PeerID, request: Reserve) -> Reserved:
             nonlocal asked
@@ -265,7 +265,7 @@ async def test_relays_advertise_themselves_while_they_can_be_dialed() -> None:
 
         endpoint, _ = await peers.relay(0, publish=publish)
         await asyncio.sleep(1)
-        assert board.records[endpoint.peer_id] == RelayRecord(endpoint.addresses, 0.0)
+        assert board.records[endpoint.peer_id] == RelayRecord(endpoint.addresses)
         board.records.clear()
         direct = endpoint.addresses
         endpoint.announce(direct=())
@@ -277,7 +277,7 @@ async def test_relays_advertise_themselves_while_they_can_be_dialed() -> None:
 
 
 def test_records_of_strangers_are_read_strictly() -> None:
-    good = RelayRecord(("tcp://192.0.2.1:1",), 0.5)
+    good = RelayRecord(("tcp://192.0.2.1:1",))
     assert read_record(good.value()) == good
     for bad in (
         None,
@@ -285,7 +285,6 @@ def test_records_of_strangers_are_read_strictly() -> None:
         {},
         {"addresses": []},
         {"addresses": ["x"] * 100},
-        {"addresses": ["x"], "load": 7},
         {"addresses": "x"},
     ):
         assert read_record(bad) is None
