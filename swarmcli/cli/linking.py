@@ -154,7 +154,7 @@ def show_sheet(run: LinkedRun, role: Role, recipe: Recipe, going: RunEstimate) -
     limits = LimitStore(recipe).limits
     # Whether that is free is looked at when the role begins, which may be long after the answer.
     memory = check_memory(recipe, outline, role, compute, limits=limits, now=False)
-    demand = demand_of(recipe, outline, role, compute, going)
+    demand = demand_of(recipe, outline, role, going)
     lines = consent.sheet(recipe, role, demand, memory, run.path, limits)
     if run.link.ticket is not None:
         lines.insert(1, ("access", consent.invitation_in_words(run.link.ticket)))

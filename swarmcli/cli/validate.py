@@ -183,9 +183,7 @@ def _try_out(recipe: Recipe) -> tuple[dict[str, str], list[LookedAt]]:
     limits = LimitStore(recipe).limits
     outline = task.build_model(outline=True)
     memory = check_memory(recipe, outline, "trainer", compute, limits=limits, now=False)
-    demand, of_four = (
-        demand_of(recipe, outline, "trainer", compute, each) for each in (UNKNOWN, RunEstimate(trainers=3))
-    )
+    demand, of_four = (demand_of(recipe, outline, "trainer", each) for each in (UNKNOWN, RunEstimate(trainers=3)))
     model = task.build_model()
     parameter_groups(recipe, model)
     if isinstance(task, ModelTask):

@@ -6,7 +6,6 @@ this computer, or peers of one run would read one recipe in two ways.
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
@@ -23,7 +22,6 @@ SOURCES = ("stdlib", "files", "huggingface")
 DATA_SUFFIXES = dict.fromkeys((".json", ".jsonl", ".ndjson"), "json")
 DATA_SUFFIXES |= {".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}
 ALL_FILES = "**/*"  # of a directory
-UTF_8 = "utf-8"
 _ENDING = re.compile(r"\.(gz|bz2|xz)$")  # of a compressed file
 
 
@@ -34,18 +32,6 @@ def format_of(name: str) -> str | None:
     """The format in which the library reads a file of this name, by its ending; None: a text."""
     bare = _ENDING.sub("", name.lower())
     return next((kind for ending, kind in DATA_SUFFIXES.items() if bare.endswith(ending)), None)
-
-
-def _encoding(text: str) -> str:
-    """Python's name of an encoding of text. Raises ValueError."""
-    try:
-        "".encode(text)  # refuses codecs that are of no text
-    except LookupError:
-        raise ValueError(f"{text!r:.40} is no encoding; write for example utf-8, cp1252 or utf-16") from None
-    return codecs.lookup(text).name.removesuffix("-sig")
-
-
-Encoding: TypeAlias = Annotated[str, AfterValidator(_encoding)]
 
 
 def _template(text: str) -> str:
@@ -82,7 +68,6 @@ class FilesDataset(DatasetSettings):
         REQUIRED, "a file or a directory, relative to local.data_dir or else to the recipe", min_length=1
     )
     glob: str = shared(ALL_FILES, "which files of a directory, for example **/*.py", min_length=1)
-    encoding: Encoding = shared(UTF_8, "of the files, for example cp1252")
 
 
 class StdlibDataset(DatasetSettings):
@@ -107,7 +92,6 @@ class HuggingFaceDataset(DatasetSettings):
     columns: Mapping[str, str] = shared(
         {}, "the columns that hold what else the task reads, by its words: {label: topic}", max_length=16
     )
-    encoding: Encoding = shared(UTF_8, "of files of json, csv or text")
     streaming: bool = advised(True, "read while training instead of downloading everything first")
     field_messages: str = shared("messages", "the column that holds the conversation", of=_CHAT, min_length=1)
     message_property_mappings: Mapping[str, str] = shared(

@@ -58,6 +58,8 @@ HINTS: Mapping[str, str] = {
     "text_column": "it is called field; rename it",
     "special_tokens": "they are the tokenizer's; remove it, and save them with one that `tokenizer` names",
     "include": "a recipe is one file; write the keys of {} here",
+    "encoding": "files are UTF-8 here; save them so (Unix: iconv -f {}), and remove it",
+    "groups": "all parameters have one learning_rate, and those decay that the Trainer has decay; remove it",
     "pieces": "a schedule has a name; write for example `lr_scheduler: {{name: warmup_stable_decay, decay_epochs: 9}}`",
     "hierarchy": "the processes of a site take every step together, and average at no levels any more; remove it",
     "resume_from_checkpoint": "a peer goes on from its own newest checkpoint; remove it, or start with --resume",

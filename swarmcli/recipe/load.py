@@ -5,7 +5,7 @@ of the program with their values."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pydantic
@@ -113,12 +113,4 @@ def recipe_of(root: RecipeEntry, text: str, overrides: Sequence[Setting] = (), *
     recipe._text, recipe._root = text, root
     recipe._directory = directory
     recipe._file, recipe._overrides = name, tuple(overrides)
-    recipe._notes = tuple(_never_evaluated(recipe))
     return recipe
-
-
-def _never_evaluated(recipe: Recipe) -> Iterator[str]:
-    every, end = recipe.evaluation.every_epochs, recipe.max_epochs
-    if end and every > end:
-        where = recipe.origin("evaluation", "every_epochs")
-        yield f"{where}: evaluation.every_epochs is {every}, and the run ends at {end}: nothing is evaluated; lower it"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from swarmcli.recipe.dataset import UTF_8, AnyDataset, HuggingFaceDataset
+from swarmcli.recipe.dataset import AnyDataset, HuggingFaceDataset
 from swarmcli.recipe.optimizers import OPTIMIZERS
 from swarmcli.recipe.patterns import MODEL_ON_HUB
 from swarmcli.recipe.section import Section, selectors_of
@@ -99,8 +99,6 @@ def _of_data(recipe: Recipe) -> Contradictions:
         if task and task.texts and item.path == "imagefolder":
             fix = "name texts, or take task: image_classification"
             yield f"{where}.path", f"{where}.path: imagefolder gives images, and {name} reads texts; {fix}"
-        if item.encoding != UTF_8 and item.path not in ("json", "csv", "text"):
-            yield f"{where}.encoding", f"{item.path} has no encoding of texts; remove it"
     # transformers looks for the borders of rows in the positions of a single sample alone.
     if recipe.sample_packing and recipe.local.attn_implementation == "flash_attention_2" and recipe.micro_batch > 1:
         fix = "set local.micro_batch_size: 1 (and raise local.gradient_accumulation_steps), or take sdpa"

@@ -175,7 +175,6 @@ class Recipe(Section):
     _directory: Path = PrivateAttr(default_factory=Path.cwd)
     _file: str = PrivateAttr("")
     _overrides: tuple[Setting, ...] = PrivateAttr(())
-    _notes: tuple[str, ...] = PrivateAttr(())
 
     @field_validator("base_model", mode="before")
     @classmethod
@@ -209,9 +208,12 @@ class Recipe(Section):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Advice, each with its line and what to write: a key that has another name now, an evaluation that the run
-        ends before."""
-        return self._notes
+        """Advice, each with its line and what to write: of an evaluation that the run ends before."""
+        every, end = self.evaluation.every_epochs, self.max_epochs
+        if not end or every <= end:
+            return ()
+        said = f"evaluation.every_epochs is {every}, and the run ends at {end}: nothing is evaluated; lower it"
+        return (f"{self.origin('evaluation', 'every_epochs')}: {said}",)
 
     @property
     def source(self) -> tuple[str, tuple[Setting, ...], str, str]:

@@ -12,7 +12,6 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    field_validator,
     model_validator,
 )
 
@@ -22,8 +21,8 @@ from swarmcli.network.identity import PeerID
 from swarmcli.recipe.dataset import Dataset
 from swarmcli.recipe.limits import Limits, read_journal_size
 from swarmcli.recipe.optimizers import OPTIMIZERS, check_args
-from swarmcli.recipe.patterns import ON_HUB, check_pattern
-from swarmcli.recipe.section import REQUIRED, Conflict, Section, advised, own, shared
+from swarmcli.recipe.patterns import ON_HUB
+from swarmcli.recipe.section import Conflict, Section, advised, own, shared
 
 
 def beside(directory: Path, text: str) -> Path:
@@ -103,16 +102,6 @@ AddressText = Annotated[str, AfterValidator(_check_address)]
 PeerText = Annotated[str, AfterValidator(lambda text: PeerID.parse(text).text)]
 
 
-class GroupSettings(Section):
-    """Parameters with settings of their own."""
-
-    match: str = shared(REQUIRED, "a regular expression for the beginnings of the parameters' names", min_length=1)
-    learning_rate: float | None = shared(None, "the peak of their schedule; null: the section's", gt=0)
-    weight_decay: float | None = shared(None, "their decay; null: as the section's of their kind", ge=0)
-
-    _pattern = field_validator("match")(check_pattern)
-
-
 class OptimizerSettings(Section):
     """The optimizer that every peer steps with the average gradient."""
 
@@ -128,9 +117,6 @@ class OptimizerSettings(Section):
     momentum: float = shared(0.0, "momentum; of muon 0.95", of={"name": _takers("momentum")}, ge=0, lt=1)
     args: Mapping[str, Any] = shared(
         {}, "further arguments as torch calls them, for example {nesterov: true}; none that is for a device"
-    )
-    groups: tuple[GroupSettings, ...] = shared(
-        (), "parameters with settings of their own; the first that fits counts", max_length=16
     )
     max_grad_norm: float | None = shared(None, "the average gradient is scaled down to this norm; null: never", gt=0)
     max_grad_value: float | None = shared(None, "each number of the average gradient is cut to this; null: never", gt=0)

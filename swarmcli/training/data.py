@@ -36,7 +36,7 @@ def open_source(
         return FileSource.stdlib(split)
     if isinstance(dataset, FilesDataset):
         path = recipe.locate(dataset.path, data=True)
-        return FileSource.below(path, dataset.glob, split, options, dataset.encoding)
+        return FileSource.below(path, dataset.glob, split, options)
     local = dataset.path in LOCAL_BUILDERS
     files = [
         str(recipe.locate(file, data=True)) if local and "://" not in file else file for file in dataset.data_files
@@ -56,7 +56,6 @@ def open_source(
         text_column=None if rows or dataset.type == "chat_template" else dataset.field,
         streaming=dataset.streaming,
         held_out=split,
-        encoding=dataset.encoding,
         options=options,
         called=f"{recipe.origin(*place_of(recipe, dataset))}: the dataset {(files or [dataset.path])[0]!r}",
         # Strangers have written a recipe that lies where those are kept that links have brought.

@@ -34,12 +34,9 @@ from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import Role
 from swarmcli.recipe import Recipe
 from swarmcli.recipe.offered import UNKNOWN, RunEstimate
-from swarmcli.training.device import Compute
 from swarmcli.training.freezing import frozen_bytes, stored_bytes
 from swarmcli.training.memory import (
-    Need,
     averaged_shapes,
-    memory_needs,
     sizes,
     statistics_of,
     statistics_that_travel,
@@ -66,7 +63,6 @@ class Demand:
 
     parameters: int
     trained: int  # of them
-    needs: tuple[Need, ...]  # of memory
     round: int  # that a trainer sends in a round at most, in the direction that takes more: by this seats are given
     message: int  # that a trainer brings into a round
     average: int  # of a round, at most
@@ -83,7 +79,7 @@ class Demand:
         return int(nbytes * 3600 / self.pace)
 
 
-def demand_of(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute, going: RunEstimate = UNKNOWN) -> Demand:
+def demand_of(recipe: Recipe, outline: nn.Module, role: Role, going: RunEstimate = UNKNOWN) -> Demand:
     """`going`: what the contact says of the run."""
     (model, trained), frozen = sizes(outline), frozen_bytes(outline)
     told = going.trainers + going.monitors + going.auxiliaries > 0
@@ -98,7 +94,6 @@ def demand_of(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute, 
     return Demand(
         parameters=sum(parameter.numel() for parameter in outline.parameters()),
         trained=sum(parameter.numel() for parameter in outline.parameters() if parameter.requires_grad),
-        needs=tuple(memory_needs(recipe, outline, role, compute)),
         round=max(averaged_bytes(recipe, outline, _MEMBERS)),
         message=message,
         average=average,

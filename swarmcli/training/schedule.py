@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,6 @@ from swarmcli.optim.modes import Outer
 from swarmcli.recipe import Recipe, SchedulerSettings
 from swarmcli.recipe.optimizers import OPTIMIZERS
 from swarmcli.training.muon import BY_MUON, MuonWithAdamW
-from swarmcli.words import some
 
 # Names of biases and norms, from transformers' Trainer. Peers count parameters by what decays, so this is not left to
 # the transformers that each of them has.
@@ -101,39 +99,24 @@ def _as_torch(value: Any) -> Any:
 
 
 def parameter_groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
-    """The parameters that need gradients, as torch optimizers take them. Those decay that the Trainer has decay, unless
-    `optimizer.groups` says otherwise. Raises RecipeError for an item of it that fits none."""
+    """The parameters that need gradients, as torch optimizers take them. Those decay that the Trainer has decay."""
     if (told := getattr(model, "optimizer_groups", None)) is not None:  # an outline, which has no names
         return [dict(group) for group in told]
     # Imported here: it takes seconds, which an auxiliary need not wait for.
     from transformers.trainer_pt_utils import get_parameter_names
 
     settings, decaying = recipe.optimizer, set(get_parameter_names(model, [nn.LayerNorm], _NO_DECAY))
-    rules = [re.compile(group.match) for group in settings.groups]
     by_tokens = _of_tokens(model) if settings.name == "muon" else set()
-    groups: dict[tuple[int, bool, bool], dict[str, Any]] = {}
+    groups: dict[tuple[bool, bool], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            rule = next((number for number, pattern in enumerate(rules) if pattern.match(name)), len(rules))
             decays = name in decaying
             by_muon = settings.name == "muon" and parameter.ndim == 2 and decays and id(parameter) not in by_tokens
-            groups.setdefault((rule, not decays, not by_muon), {"params": []})["params"].append(parameter)
-    for (rule, stays, by_adamw), group in groups.items():
-        own = settings.groups[rule] if rule < len(rules) else None
+            groups.setdefault((not decays, not by_muon), {"params": []})["params"].append(parameter)
+    for (stays, by_adamw), group in groups.items():
         group["weight_decay"] = 0.0 if stays else settings.weight_decay
-        if own is not None and own.weight_decay is not None:
-            group["weight_decay"] = own.weight_decay
-        if own is not None and own.learning_rate is not None:
-            group["lr"] = own.learning_rate
         if settings.name == "muon":
             group[BY_MUON] = not by_adamw
-    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    for number, of_recipe in enumerate(settings.groups):
-        if not any(rule == number for rule, *_ in groups):
-            raise RecipeError(
-                f"{recipe.origin('optimizer', 'groups', number)}: optimizer.groups: {of_recipe.match!r} begins no name "
-                f"of a parameter that is trained ({some(trained)}), or those before it take all; correct or remove it"
-            )
     # In this order, whichever parameter comes first: checkpoints and peers count parameters by it.
     return [groups[key] for key in sorted(groups)]
 

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from swarmcli.errors import DataError
-from swarmcli.recipe.dataset import ALL_FILES, LOCAL_BUILDERS, UTF_8, format_of
+from swarmcli.recipe.dataset import ALL_FILES, LOCAL_BUILDERS, format_of
 from swarmcli.words import first_words
 
 logger = logging.getLogger(__name__)
+
+UTF_8 = "utf-8"  # of all files; a former version read others, so it stands in identities
 
 Place: TypeAlias = tuple[int, ...]  # in a pass over a source; each source has its own kind
 
@@ -177,9 +179,8 @@ def private_among(files: Sequence[Path], root: Path | None = None) -> set[Path]:
 class FileSource:
     """Text files. Only their names are held in memory; files are read in segments, in shuffled order.
 
-    A segment that cannot be read, is not of the encoding, holds zero bytes (so it is no text) or begins as a private
-    key comes as a BadRow.
-    Only UTF-8 shows where a character begins, so files of another encoding are read whole.
+    A segment that cannot be read, is not of UTF-8, holds zero bytes (so it is no text) or begins as a private key comes
+    as a BadRow.
 
     A share of the text can be held out. What that is depends on the names of the files below `root` and nothing else,
     so it is the same on every computer, whatever its copy of the files says.
@@ -191,12 +192,9 @@ class FileSource:
         root: Path | None = None,
         split: Split | None = None,
         options: DataOptions = USUAL,
-        encoding: str = UTF_8,
     ) -> None:
         """`split`: which part of the text; None: all of it."""
         self._options = options
-        self._encoding = encoding
-        self._whole = options.window_bytes if encoding != UTF_8 else 0
         self._by_ending = False  # files of rows are left out
         self.files = tuple(files)
         self._root = root
@@ -204,9 +202,8 @@ class FileSource:
 
     @classmethod
     def below(
-        cls, path: Path, pattern: str = ALL_FILES, split: Split | None = None, options: DataOptions = USUAL,
-        encoding: str = UTF_8,
-    ) -> FileSource:  # fmt: skip
+        cls, path: Path, pattern: str = ALL_FILES, split: Split | None = None, options: DataOptions = USUAL
+    ) -> FileSource:
         """One file, or all files below a directory that fit the pattern; names that begin with a dot are left out, keys
         and peers' homes, and without a pattern those of rows.
 
@@ -215,7 +212,7 @@ class FileSource:
         if path.is_file():
             if private_among([path]):
                 raise DataError(f"{path} is a key, or lies in a peer's home: a model would tell it to everybody")
-            return cls([path], path.parent, split, options, encoding)
+            return cls([path], path.parent, split, options)
         if not path.is_dir():
             raise DataError(f"{path} does not exist; put the text files there, or correct `path` in the recipe")
         try:
@@ -228,7 +225,7 @@ class FileSource:
         if not files:
             none = "but keys and a peer's home, which are not read" if shown else "that fit " + repr(pattern)
             raise DataError(f"{path} holds no files {none}; put text files there, or correct `glob`")
-        source = cls(sorted(files), path, split, options, encoding)
+        source = cls(sorted(files), path, split, options)
         source._by_ending = pattern == ALL_FILES
         rows = list(filter(source._unread, source.files))
         if 2 * len(rows) >= len(files):
@@ -268,10 +265,9 @@ class FileSource:
 
     def _unread(self, file: Path) -> str:
         """Why a file is not read; "": it is."""
-        if self._by_ending and format_of(file.name):
-            return f"it holds rows; read them by `path: …/**/*{file.suffix}`, or choose texts by `glob`"
-        large = 0 < self._whole < _size_of(file)
-        return f"only UTF-8 may be larger than {self._whole >> 20} MiB; convert it" if large else ""
+        if not (self._by_ending and format_of(file.name)):
+            return ""
+        return f"it holds rows; read them by `path: …/**/*{file.suffix}`, or choose texts by `glob`"
 
     def _text_of(self, file: Path, start: int, size: int, ends: bool) -> str | BadRow:
         if reason := self._unread(file):
@@ -282,14 +278,14 @@ class FileSource:
                 data = stream.read(size)
             if start:  # the rest of a character that the segment before began
                 data = data[:3].lstrip(bytes(range(0x80, 0xC0))) + data[3:]
-            text = codecs.getincrementaldecoder(self._encoding)().decode(data, final=ends)
+            text = codecs.getincrementaldecoder("utf-8")().decode(data, final=ends)
             if "PRIVATE KEY-----" in text[:50]:
                 return BadRow("it is a private key")
         except OSError as error:
             return BadRow(error.strerror)
         except UnicodeError as error:
             place = start + getattr(error, "start", 0)
-            return BadRow(f"byte {place:,} is not of {self._encoding}; name its `encoding`")
+            return BadRow(f"byte {place:,} is not of UTF-8; save the file as that")
         return BadRow("it holds zero bytes, so it is no text") if "\0" in text else text.removeprefix("\ufeff")
 
     def parts(self) -> int:
@@ -304,7 +300,7 @@ class FileSource:
         """The pieces that are read at once: number of the file, first byte, bytes."""
         sizes = self._sizes
         # 2,048 pieces at least, if they are not too small: peers with few would read the same ones.
-        segment = self._whole or min(self._options.segment_bytes, max(1 << 14, -(-sum(sizes) // 2048)))
+        segment = min(self._options.segment_bytes, max(1 << 14, -(-sum(sizes) // 2048)))
         return [
             (n, start, min(segment, end - start) if end < sizes[n] else segment)
             for n, begin, end in self._stretches(sizes)
@@ -318,7 +314,7 @@ class FileSource:
             return
         root = self._root or Path()
         names = [file.relative_to(root).as_posix() for file in self.files]
-        piece = self._whole or self._options.held_out_bytes
+        piece = self._options.held_out_bytes
         held = _held_out(names, sizes, self._split.held_out, piece)
         for n, size in enumerate(sizes):
             begin = 0
@@ -331,7 +327,7 @@ class FileSource:
                     yield n, first, begin
 
     def identity(self) -> str:
-        listed: list[object] = [self._encoding, *([file.name, _size_of(file)] for file in self.files)]
+        listed: list[object] = [UTF_8, *([file.name, _size_of(file)] for file in self.files)]
         if self._split is not None:
             listed.append([self._split.held_out, self._split.evaluates])
         return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
@@ -358,7 +354,6 @@ class HuggingFaceSource:
         held_out: Split | None = None,
         options: DataOptions = USUAL,
         called: str = "",
-        encoding: str = UTF_8,
     ) -> None:
         """`text_column`: None for whole rows. `public_only`: whatever it names, nothing is downloaded from this
         computer or its network. `held_out`: which part of the rows; None: all of them. `called`: how messages name it;
@@ -373,9 +368,8 @@ class HuggingFaceSource:
             "name": name, "split": split, "data_files": self._data_files or None, "revision": revision,
             "streaming": streaming,
         }  # fmt: skip
-        self._encoding = encoding
         self._lines = False  # of JSON, which are read one by one, so that a bad one ends nothing
-        self._replaces = False  # bytes that are not of the encoding by U+FFFD, so that they end nothing either
+        self._replaces = False  # bytes that are not of UTF-8 by U+FFFD, so that they end nothing either
         self._encoded = False  # values of a list of JSON, by the library that streams it
         self._names: Sequence[str] = ()  # of files of this computer
         self._text_column = text_column
@@ -396,7 +390,7 @@ class HuggingFaceSource:
         except (DataError, GeneratorExit):
             raise
         except Exception as error:  # each storage and file format brings its own kinds
-            told = first_words(error) + "; name the files' `encoding`" * isinstance(error, UnicodeError)
+            told = first_words(error) + "; save the files as UTF-8" * isinstance(error, UnicodeError)
             raise DataError(f"{self._called} cannot be read on: {told}") from error
         if not found:
             kept = self._held_out is not None and self._held_out.evaluates
@@ -412,7 +406,7 @@ class HuggingFaceSource:
         rows = opened.num_shards if self._arguments["streaming"] else len(opened)
         files = [Path(file) for file in self._data_files]
         sizes = [file.stat().st_size if file.is_file() else 0 for file in files]
-        read = [self.path, self._arguments, self._encoding, self._text_column, self._held_out]
+        read = [self.path, self._arguments, UTF_8, self._text_column, self._held_out]
         # Earlier versions began such a source in the midst of its first shard, so their places are others.
         few = ["from the beginning"] if self._arguments["streaming"] and rows < self._options.few_shards else []
         return json.dumps([*read, rows, sizes, *few], default=str)
@@ -490,7 +484,7 @@ class HuggingFaceSource:
             self._dataset = self._undecoded(opened)
         except Exception as error:  # as above
             raise DataError(
-                f"{self._called} cannot be opened: {first_words(error)}; check its keys in the recipe, `encoding` too"
+                f"{self._called} cannot be opened: {first_words(error)}; check its keys in the recipe"
             ) from error
         return self._dataset
 
@@ -501,7 +495,7 @@ class HuggingFaceSource:
         self._names = [Path(file).name for file in files]
         if self.path == "text" and (private := private_among([Path(file) for file in files])):
             raise ValueError(f"{min(private)} is a key, or lies in a peer's home: a model would tell it to everybody")
-        options: dict[str, Any] = {"encoding": "utf-8-sig" if self._encoding == UTF_8 else self._encoding}
+        options: dict[str, Any] = {"encoding": "utf-8-sig"}  # with a byte order mark or without
         self._replaces = self.path in ("csv", "text")
         if self._replaces:
             options["encoding_errors"] = "replace"
@@ -512,7 +506,7 @@ class HuggingFaceSource:
             heads = {file: pandas.read_csv(file, nrows=1, **options) for file in files}
             for file, head in heads.items():
                 if "\ufffd" in "".join(head.columns):
-                    raise UnicodeError(f"the header of {Path(file).name} is not of {self._encoding}")
+                    raise UnicodeError(f"the header of {Path(file).name} is not of UTF-8")
                 if not isinstance(head.index, pandas.RangeIndex):  # its first cells would be taken for names of rows
                     raise ValueError(f"{Path(file).name}, row 1: it has more cells than the header; mend one of them")
             if heads:  # all columns are texts: 007 is not 7
@@ -520,7 +514,7 @@ class HuggingFaceSource:
                 options["features"] = datasets.Features(dict.fromkeys(common, datasets.Value("string")))
             # Only an empty cell is missing.
             return "csv", {**options, "keep_default_na": False, "na_values": [""], "on_bad_lines": "warn"}
-        if self.path == "json" and files and all(_is_in_lines(file, options["encoding"]) for file in files):
+        if self.path == "json" and files and all(map(_is_in_lines, files)):
             self._lines = True
             return "text", {**options, "encoding_errors": "backslashreplace"}
         return self.path, options if self._replaces or self.path == "json" else {}
@@ -563,7 +557,7 @@ class HuggingFaceSource:
             where = "/".join(Path(values["image"]["path"]).parts[-2:])
         try:
             if self._replaces and any("\ufffd" in value for value in values.values() if isinstance(value, str)):
-                raise BadRow(f"it has U+FFFD, as of bytes that are not of {self._encoding}; name the files' `encoding`")
+                raise BadRow("it has U+FFFD, as of bytes that are not of UTF-8; save the file as that")
             if self._lines and not values["text"].strip():
                 return "", where  # a blank line is no row
             return self._content_of(_parsed(values["text"]) if self._lines else values), where
@@ -590,11 +584,11 @@ def _decoded(rows: Any) -> Iterator[dict[str, Any]]:
     return (reader(table.schema).format_row(table) for table in rows.with_format("arrow"))
 
 
-def _is_in_lines(file: str, encoding: str) -> bool:
+def _is_in_lines(file: str) -> bool:
     """Whether each line of a file of JSON is a row: otherwise it is one list, or one object."""
     import fsspec
 
-    with fsspec.open(file, "rt", compression="infer", encoding=encoding, errors="replace") as stream:
+    with fsspec.open(file, "rt", compression="infer", encoding="utf-8-sig", errors="replace") as stream:
         head = stream.readline(1 << 10).strip()
     return ".json" not in Path(file.lower()).suffixes or (head.startswith("{") and head != "{")
 
@@ -606,7 +600,7 @@ def _parsed(line: str) -> dict[str, Any]:
         if re.search(r"\\u[dD][89a-fA-F]", line):  # halves of characters
             json.dumps(row, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadRow(f"it is no row of JSON in this encoding ({first_words(error)})") from None
+        raise BadRow(f"it is no row of JSON in UTF-8 ({first_words(error)})") from None
     return row
 
 

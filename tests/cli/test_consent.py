@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 import typer
 from rich.console import Console
 from torch import nn
@@ -30,7 +29,6 @@ from swarmcli.recipe import Link, Recipe, digest_of, load_recipe, offered, parse
 from swarmcli.recipe.link import is_link
 from swarmcli.recipe.offered import UNKNOWN, RunEstimate
 from swarmcli.training.demand import demand_of
-from swarmcli.training.device import Compute
 from tests.cli.typed import typed
 from tests.recipe.recipes import SMALL, small
 
@@ -41,7 +39,7 @@ LINK = Link(Identity.from_seed(1).peer_id, ("203.0.113.7:31330",), "small", dige
 
 
 def sheet(recipe: Recipe, role: Role = "trainer", going: RunEstimate = UNKNOWN) -> dict[str, str]:
-    demand = demand_of(recipe, OUTLINE, role, Compute(torch.device("cpu")), going)
+    demand = demand_of(recipe, OUTLINE, role, going)
     lines = consent.sheet(recipe, role, demand, "1 GiB of 8 GiB", Path("/data/small"), recipe.local.limits)
     shown = io.StringIO()
     consent.show(recipe, "k7q2m4xw5z", lines, Console(file=shown, width=100))
@@ -170,7 +168,7 @@ def test_a_disk_without_room_is_refused_also_by_who_agrees_to_all(
         with pytest.raises(RecipeError, match=r"300 kB free, and what this peer keeps there takes .*SWARM_DATA_DIR"):
             recipe_named(str(LINK), role, [], yes=True)
     assert list(tmp_path.iterdir()) == []
-    demand = replace(demand_of(small(), OUTLINE, "trainer", Compute(torch.device("cpu"))), frozen=10**9)
+    demand = replace(demand_of(small(), OUTLINE, "trainer"), frozen=10**9)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=45 * 10**8))
     lines = dict(consent.sheet(small(), "trainer", demand, "1 GiB of 8 GiB", Path("/data"), small().local.limits))
     assert lines["disk"].endswith("only 4.5 GB are free, which is too little"), "unless its base is here already"
@@ -181,7 +179,7 @@ def test_the_page_and_its_question_fit_a_terminal_of_24_lines_with_what_matters_
     """A volunteer's usual paths and an invitation to a closed run included."""
     recipe = parse_recipe((RECIPES / "stdlib-lm.yaml").read_text(), directory=Path("/data"))
     for going in (UNKNOWN, RunEstimate(6.3, trainers=12, monitors=2, auxiliaries=3)):
-        demand = demand_of(recipe, OUTLINE, role, Compute(torch.device("cpu")), going)
+        demand = demand_of(recipe, OUTLINE, role, going)
         memory, home = "613 MiB of the 23.5 GiB of this machine's memory", "/home/margarethe/.local/share/swarm/"
         lines = consent.sheet(recipe, role, demand, memory, Path(f"{home}stdlib-lm-34digzek"), recipe.local.limits)
         names = [name for name, _ in lines]

@@ -110,13 +110,17 @@ SPLIT = "evaluation={every_epochs: 5, dataset: {source: huggingface, path: a/b, 
         (["adapter=lora", "base_model=x", "load_in_8bit=true", "load_in_4bit=true"], "in 8 bits or in 4"),
         (["optimizer={name: adamw, args: {amsgard: true}}"], "adamw takes no argument 'amsgard' here;"),
         (["optimizer={name: muon, args: {ns_steps: 2.5}}"], "ns_steps is 2.5; it is usually 5"),
-        (["optimizer={groups: [{match: '(a+)+'}]}"], "may take too long to match"),
+        (
+            ["optimizer={groups: [{match: lm_head}]}"],
+            "unknown key optimizer.groups; all parameters have one learning_rate",
+        ),
         (["lr_scheduler={name: warmup_stable_decay}"], "warmup_stable_decay needs decay_epochs"),
         (["optimizer={name: sgd, args: {momentum: 0.9}}"], "momentum stands one level up; write `optimizer.momentum: "),
         (
             ["lr_scheduler={pieces: [{epochs: 1, start: 0, end: 1}]}"],
             "unknown key lr_scheduler.pieces; a schedule has a",
         ),
+        (["datasets.0={path: a.csv, encoding: cp1252}"], "unknown key datasets.0.encoding; files are UTF-8 here; save"),
         (["include=base.yaml"], "unknown key include; a recipe is one file; write the keys of base.yaml here"),
     ],
 )
@@ -145,7 +149,7 @@ SELECTED = {key: selectors for key, selectors in KEYS_OF.items() if selectors}
 
 @pytest.mark.parametrize("key", SELECTED)
 def test_a_key_is_refused_beside_each_value_with_which_it_means_nothing_and_told_where_it_belongs(key: str) -> None:
-    section, _, name = key.replace("datasets.", "datasets.0.").replace("groups.", "groups.0.").rpartition(".")
+    section, _, name = key.replace("datasets.", "datasets.0.").rpartition(".")
     here = f"{section}." if section else ""
     value = VALUES.get(name) or as_written(all_keys(Recipe)[key].default)
     rows = ["datasets.0={path: a.jsonl}"] if section == "datasets.0" else []

@@ -121,7 +121,7 @@ def test_what_a_volunteer_needs_and_sends_is_the_adapters(tmp_path: Path, saved:
     outline = outlined(recipe)
     model = build(recipe)
     learns = sum(each.nbytes for each in trained(model).values())
-    demand = demand_of(recipe, outline, "trainer", Compute(CPU))
+    demand = demand_of(recipe, outline, "trainer")
     assert (demand.round, demand.state, demand.trained) == (learns, 3 * learns, learns // 4)
     assert demand.frozen == 2 * frozen_bytes(model), "its files are in float32"
     needs = {need.what: need.nbytes for need in memory_needs(recipe, outline, "trainer", Compute(CPU))}

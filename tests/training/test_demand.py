@@ -19,7 +19,6 @@ from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription,
 from swarmcli.recipe.offered import UNKNOWN, RunEstimate
 from swarmcli.testing import virtual_time
 from swarmcli.training.demand import COMPRESSIONS, Demand, demand_of, passed_on
-from swarmcli.training.device import Compute
 from tests.optim import optim_swarm
 from tests.recipe.recipes import small
 from tests.suites import soak
@@ -31,7 +30,7 @@ NUMBERS = 100 * 200 + 200 + 200 * 10 + 10
 def demand(
     *overrides: str, role: Role = "trainer", going: RunEstimate = UNKNOWN, outline: nn.Module = OUTLINE
 ) -> Demand:
-    return demand_of(small(*overrides), outline, role, Compute(torch.device("cpu")), going)
+    return demand_of(small(*overrides), outline, role, going)
 
 
 def test_each_epoch_moves_at_most_twice_what_is_averaged() -> None:

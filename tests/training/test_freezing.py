@@ -92,10 +92,10 @@ def test_memory_and_traffic_count_what_is_trained(tmp_path: Path) -> None:
     needs = {need.what: need.nbytes for need in memory_needs(recipe, outline, "trainer", CPU)}
     assert needs["gradients"] == learns and needs["statistics of adamw"] == 2 * learns
     assert needs["a copy of the state, while somebody downloads it"] == 3 * learns
-    demand = demand_of(recipe, outline, "trainer", CPU)
+    demand = demand_of(recipe, outline, "trainer")
     assert (demand.round, demand.state, demand.frozen) == (learns, 3 * learns, frozen_bytes(model))
-    assert demand_of(plain, build(plain), "trainer", CPU).frozen == 0
-    assert demand_of(recipe, outline, "auxiliary", CPU).frozen == 0
+    assert demand_of(plain, build(plain), "trainer").frozen == 0
+    assert demand_of(recipe, outline, "auxiliary").frozen == 0
     cuda = memory_needs(recipe, outline, "trainer", Compute(torch.device("cuda", 0)))
     assert ("a copy of frozen weights, while somebody downloads them", frozen_bytes(model)) in {
         (need.what, need.nbytes) for need in cuda

@@ -92,20 +92,6 @@ def test_the_statistics_that_memory_counts_are_those_that_are_kept(tmp_path: Pat
     assert kept <= statistics_of(recipe) <= kept + (name == "muon")
 
 
-def test_groups_have_settings_of_their_own(tmp_path: Path) -> None:
-    model = nn.ModuleDict({"body": nn.Linear(2, 2), "head": nn.Linear(2, 2)})
-    fields = "{weight_decay: 0.1, learning_rate: 0.5, groups: [{match: head, learning_rate: 0.05}]}"
-    groups = made(small(tmp_path, f"optimizer={fields}"), model).param_groups
-    found = [(group["lr"], group["weight_decay"]) for group in groups]
-    assert found == [(0.05, 0.1), (0.05, 0.0), (0.5, 0.1), (0.5, 0.0)]
-    assert groups[0]["params"] == [model["head"].weight]
-    gone = small(tmp_path, "optimizer={groups: [{match: tail}]}")
-    with pytest.raises(
-        RecipeError, match=r"optimizer\.groups: 'tail' begins no name of a parameter that is trained \(\w+"
-    ):
-        parameter_groups(gone, model)
-
-
 def test_muon_steps_the_matrices_within_the_model_and_adamw_all_else(tmp_path: Path) -> None:
     recipe = small(tmp_path, "optimizer={name: muon, learning_rate: 0.01}")
     model = build_task(recipe).build_model()

@@ -59,8 +59,7 @@ def test_the_process_is_asked_once_and_what_it_says_is_the_model(
 
 def test_an_auxiliary_counts_parameters_as_trainers_do(tmp_path: Path) -> None:
     """Their order follows from names and from what their modules are, which an outline does not have."""
-    groups = "groups: [{match: 'transformer.h', learning_rate: 0.1}], weight_decay: 0.2"
-    recipe = small(tmp_path, f"optimizer={{name: muon, {groups}}}")
+    recipe = small(tmp_path, "optimizer={name: muon, weight_decay: 0.2}")
 
     def told(model: nn.Module) -> list[Any]:
         every = parameter_groups(recipe, model)
