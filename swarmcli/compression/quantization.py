@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from swarmcli.compression.base import TensorDescriptor, all_finite, read_numbers, tensor_memory
@@ -82,11 +80,11 @@ class Quantile8BitQuantization(FloatCodec):
         values = tensor.to(working_type(tensor.dtype)).reshape(-1)
         least, most = _extremes(values, self.name)
         levels = _choose_levels(values, least, most)
-        borders = levels[:-1] / 2 + levels[1:] / 2
-        if values.numel() <= _FEW:
-            numbers = torch.bucketize(values, levels if values.numel() <= _LEVELS else borders, out_int32=True)
-            return tensor_memory(levels), tensor_memory(numbers.to(torch.uint8))
-        return tensor_memory(levels), tensor_memory(_lookup(values.unsqueeze(0), borders, least, most))
+        borders = levels if values.numel() <= _LEVELS else levels[:-1] / 2 + levels[1:] / 2
+        numbers = torch.empty(values.numel(), dtype=torch.uint8)
+        for _, part in tiles(values.unsqueeze(0)):
+            numbers[part] = torch.bucketize(values[part], borders, out_int32=True).to(torch.uint8)
+        return tensor_memory(levels), tensor_memory(numbers)
 
     def _decode(self, payload: Buffer, descriptor: TensorDescriptor, values: torch.Tensor) -> None:
         count = min(_LEVELS, descriptor.numel)
@@ -110,12 +108,10 @@ def _extremes(values: torch.Tensor, codec: str) -> tuple[float, float]:
     return least, most
 
 
-# The levels of Quantile8BitQuantization, and where an element lies among them.
+# The levels of Quantile8BitQuantization.
 
 _EVEN = 64  # levels at equal distances, the extremes among them; they bound the error
 _SAMPLE = 16384  # elements
-_FEW = 4096  # elements, up to which a binary search for each is cheaper than a table
-_REACH = 2.0**15  # the largest magnitude among scaled elements, within the range of half precision
 
 
 def _choose_levels(values: torch.Tensor, least: float, most: float) -> torch.Tensor:
@@ -129,40 +125,3 @@ def _choose_levels(values: torch.Tensor, least: float, most: float) -> torch.Ten
     position = torch.linspace(0, 1, _EVEN, dtype=values.dtype)
     even = least * (1 - position) + most * position  # as a difference the range might be infinite
     return torch.cat((even, torch.from_numpy(sample[inner]))).clamp_(least, most).sort().values
-
-
-def _lookup(values: torch.Tensor, borders: torch.Tensor, least: float, most: float) -> torch.Tensor:
-    """The number of borders below each element, as bytes: from a table over its distance from the middle one.
-
-    That is rounded to half precision, so an element within 2⁻¹¹ of its distance from a border may count as beyond it.
-    `values`: (1, elements), from `least` to `most`.
-    """
-    # The range may be too large a number for the type, half of it is not.
-    shrink = 0.5 if most - least > torch.finfo(values.dtype).max else 1.0
-    middle = float(borders[len(borders) // 2]) * shrink
-    reach = max(middle - least * shrink, most * shrink - middle) or 1.0  # 0: all elements are equal
-    table = _table(((borders.double() * shrink - middle) / reach * _REACH).numpy())
-    numbers = torch.empty(values.shape[1], dtype=torch.uint8)
-    for row, part in tiles(values):
-        distances = (values[row, part].squeeze(0) * shrink).sub_(middle).div_(reach).mul_(_REACH)
-        keys = distances.to(torch.float16).view(torch.int16).to(torch.int32).add_(1 << 15)
-        torch.index_select(table, 0, keys, out=numbers[part])
-    return numbers
-
-
-def _table(borders: npt.NDArray[np.float64]) -> torch.Tensor:
-    """(65536,) bytes: the number of borders below each half-precision number, by its bits as a signed integer."""
-    numbers, places = _half_numbers()
-    counts = np.diff(np.searchsorted(numbers, borders), prepend=0, append=len(numbers))
-    table = np.zeros(1 << 16, np.uint8)
-    table[places] = np.repeat(np.arange(len(counts), dtype=np.uint8), counts)
-    return torch.from_numpy(table)
-
-
-@lru_cache(maxsize=1)
-def _half_numbers() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.intp]]:
-    """All finite numbers of half precision in ascending order, and the place of each in a table by its bits."""
-    every = np.arange(-(1 << 15), 1 << 15, dtype=np.int16).view(np.float16)
-    finite = np.flatnonzero(np.isfinite(every))
-    places = finite[np.argsort(every[finite], kind="stable")]
-    return every[places].astype(np.float64), places

@@ -100,7 +100,6 @@ class Cables:
         self.downlinks: dict[PeerID, MemoryLink] = {}
         self._groups: dict[PeerID, int] = {}  # partition; a peer in none is in group -1
         self._cuts: dict[tuple[PeerID, PeerID], None] = {}
-        self.to_tear: set[tuple[PeerID, PeerID]] = set()  # source and target
         self._frozen: dict[PeerID, None] = {}
         self.pumps: dict[object, Callable[[], None]] = {}  # of each connection's end: delivers what can be delivered
         self._changed = asyncio.Event()
@@ -126,11 +125,6 @@ class Cables:
     def thaw(self, peer: PeerID) -> None:
         self._frozen.pop(peer, None)
         self._flow_again()
-
-    def tear(self, source: PeerID, target: PeerID) -> None:
-        """The next payload that arrives at `target` from `source` breaks off in the middle, and with it its connection:
-        what has come of it lies in the receiver's memory."""
-        self.to_tear.add((source, target))
 
     def set_bandwidth(self, peer: PeerID, bytes_per_second: float | None) -> None:
         """Sets both directions."""

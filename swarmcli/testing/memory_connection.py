@@ -15,7 +15,7 @@ from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.rates import LinkRates
 from swarmcli.network.transports.base import Buffer, Purpose, Receiver
 from swarmcli.network.transports.frames import FrameReader, FrameWriter, goodbye_frame
-from swarmcli.testing.memory_cables import Cables, Packet
+from swarmcli.testing.memory_cables import Cables
 from swarmcli.testing.memory_pipe import MemoryPipe
 
 
@@ -154,13 +154,6 @@ class MemoryConnection(MemoryPipe):
         self.rates.download.charge(packet.size)
         self.bytes_received += packet.size
         self.other.acknowledged(packet.size)
-        if (self.peer_id, self.own_id) in self._cables.to_tear:
-            self._take(packet.data[: packet.size // 2])
-            if not self._reader.deliver_next(receiver) and self._reader.in_payload:
-                self._cables.to_tear.remove((self.peer_id, self.own_id))
-                self.die("the connection broke in the middle of a payload")
-                return False
-            packet = Packet(packet.data[packet.size // 2 :])
         self._take(packet.data)
         return True
 

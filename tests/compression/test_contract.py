@@ -147,15 +147,6 @@ def test_encoding_and_decoding_leave_their_sources_alone(codec: CompressionBase)
         assert torch.equal(codec.extract(TensorMessage(message.header, (content,))), codec.extract(message))
 
 
-@every_codec
-def test_what_was_decoded_is_stable_when_sent_on(codec: CompressionBase) -> None:
-    """A second trip may not add errors of its own beyond the bound of one."""
-    tensor = torch.randn(5000, generator=torch.Generator().manual_seed(5))
-    info = CompressionInfo.of(tensor, key="w")
-    once = restore(codec, tensor, info)
-    assert ((restore(codec, once, info) - once).abs() <= error_bound(codec.codec_for(info), once)).all()
-
-
 class LargeOnes(AdaptiveCompressionBase):
     """As users write one."""
 

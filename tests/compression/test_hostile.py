@@ -30,14 +30,12 @@ def halves(*values: float) -> bytes:
 
 
 HOSTILE = [
-    ("none", "float32", (4,), bytes(15), "payload of 16 bytes"),
     ("none", "float32", (1 << 60, 0), b"", "impossible shape"),
     ("none", "float32", (-1, -4), bytes(16), "impossible shape"),
     ("none", "float32", (1,) * 64, bytes(4), "impossible shape"),
     ("none", "complex32", (2,), bytes(8), "unknown dtype"),
     ("none", "bool", (2,), b"\x01\x02", "boolean"),
     ("pickle", "float32", (4,), bytes(16), "unknown codec"),
-    ("float16", "float32", (4,), bytes(16), "payload of 8 bytes"),
     ("float16", "int64", (8,), bytes(16), "expected codec none"),
     ("uniform_8bit", "bool", (8,), bytes(16), "expected codec none"),
     ("scaled_float16", "float32", (2,), floats(math.nan, 1) + halves(0, 0), "not finite"),
@@ -53,16 +51,11 @@ HOSTILE = [
     ("quantile_8bit", "float32", (2,), floats(0, 1) + b"\0\2", "level 2 of 2"),
     (BLOCKS, "float32", (17,), floats(1, math.nan) + bytes(17), "negative or not finite"),
     (LINEAR, "float32", (2,), floats(-1) + bytes(2), "negative or not finite"),
-    (LINEAR, "bfloat16", (17,), floats(1) + bytes(17), "payload of 25 bytes"),
     (LINEAR, "float16", (2,), floats(7e4) + bytes(2), "negative or not finite"),
     (LINEAR, "float32", (2,), floats(1) + b"\0\x80", "code -128"),
-    ("blockwise_4bit/16/linear", "float32", (3,), floats(1) + b"\0", "payload of 6 bytes"),
     ("blockwise_4bit/16/linear", "float32", (2,), floats(1) + b"\x80", "code -8"),
-    ("blockwise_2bit/16/linear", "float32", (2,), floats(1) + b"\0", "unknown codec"),
-    ("blockwise_8bit", "float32", (2,), floats(1) + bytes(2), "unknown codec"),
     ("blockwise_8bit/0016/linear", "float32", (2,), floats(1) + bytes(2), "unknown codec"),
     ("blockwise_8bit/" + "9" * 5000 + "/linear", "float32", (2,), floats(1) + bytes(2), "unknown codec"),
-    ("per_tensor", "float32", (2,), bytes(8), "unknown codec"),
 ]
 
 
@@ -81,9 +74,7 @@ SPARSE = [
     ("topk/64/2", topk(GOOD, b"\x15", b"\0"), "3 places of 2"),
     ("topk/64/2", topk(GOOD, b"\x03", b"\0"), "places without order"),
     ("topk/64/2", topk(GOOD, b"\x14", b"\0"), "beyond the end"),
-    ("topk/64/2", topk(GOOD, IN_ORDER, b""), "payload of 10 bytes"),
     ("topk/31/2", topk(GOOD, IN_ORDER, b"\0"), "unknown codec"),
-    ("topk/64/3", topk(GOOD, IN_ORDER, b"\0"), "unknown codec"),
     ("topk/064/2", topk(GOOD, IN_ORDER, b"\0"), "unknown codec"),
 ]
 
@@ -103,10 +94,8 @@ AVERAGES = [
     (squeezed(1, 1, FIRST, b"\0"), "code of zero"),
     (squeezed(1, 1, FIRST, b"\x08"), "code -8"),
     (squeezed(-1, 1, FIRST, b"\x01"), "negative"),
-    (squeezed(1, 65535, FIRST, b"\x01"), "payload"),
     (squeezed(1, 2**32 - 1, FIRST, b"\x01"), "payload"),
     (b"\0" * 5, "payload"),
-    (bytes(2000), "payload"),
 ]
 
 
