@@ -144,11 +144,3 @@ def test_a_failure_anywhere_ends_all_waiting(kind: str, error: str, words: str) 
     leader, *_ = in_threads(3, fail_in, kind)
     assert leader[0] == error
     assert words in leader[1]
-
-
-@ranks(2)
-def test_only_rank_0_commands() -> None:
-    with Site.form(timeout=10) as site:
-        if site.rank:
-            with pytest.raises(ValueError, match="only rank 0"):
-                LeaderCommands(site)

@@ -74,7 +74,6 @@ BOTH = [0, 6, 7.0, 7.0, 0.0, 7.0]
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        ("aahs", [BOTH, [0, 0]]),
         ("ahath", [FIRST, BOTH, [0, 6]]),
         ("ahsahs", [FIRST, FIRST, [0, 0]]),
         ("ahsbh", [FIRST, [0, 2, 10.0, 10.0, 0.0, 10.0], [0, 2]]),
@@ -82,7 +81,6 @@ BOTH = [0, 6, 7.0, 7.0, 0.0, 7.0]
         # The reset is news to the others with the next verdict: what they add before it is void, and not counted.
         ("caracch", [0, 1, 1, [0, 1, 1.0, 1.0, 0.0, 1.0], [0, 1]]),
         ("araach", [4, [0, 4, 5.5, 5.5, 0.0, 5.5], [0, 4]]),  # (2 · 1 + 2 · 10) / 4
-        ("h", [[0, 0, 0.0, 0.0, 0.0, 0.0], [0, 0]]),
     ],
 )
 def test_what_rank_0_hands_in(script: str, expected: list[Any]) -> None:

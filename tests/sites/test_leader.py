@@ -15,7 +15,7 @@ from torch import nn
 
 from swarmcli.errors import SiteError
 from swarmcli.sites import gradients, steps
-from swarmcli.sites.commands import Command, LeaderCommands
+from swarmcli.sites.commands import LeaderCommands
 from swarmcli.sites.gradients import SiteAccumulator
 from swarmcli.sites.site import Site
 from swarmcli.sites.steps import SiteLeader, SiteMember
@@ -23,10 +23,6 @@ from tests.sharding.processes import Worlds
 from tests.sharding.threads import in_threads, ranks
 
 LAST = 5  # epoch of the run
-
-
-class Ask(Command, frozen=True):
-    """Rank 0 wants something of the others in the middle of a step."""
 
 
 class Swarm:
@@ -72,8 +68,6 @@ class Trainer:
         self.rank = self.site.rank
         self.net = net or nn.Linear(3, 2)
         self.wants_to_stop = threading.Event()
-        self.asked = 0
-        self.on_ask: Callable[[], Any] = lambda: None
         self.swarm: Swarm | None = None
         self.steps: Any
         if self.rank == 0:
@@ -92,13 +86,8 @@ class Trainer:
                 has_ended=lambda: optimizer.local_epoch == LAST,
             )
         else:
-            parameters, handlers = list(self.net.parameters()), {Ask: self._answer}
-            self.steps = SiteMember(self.site, self.net, parameters, handlers, wants_to_stop=self.wants_to_stop)
+            self.steps = SiteMember(self.site, self.net, list(self.net.parameters()), wants_to_stop=self.wants_to_stop)
         self.steps.load_state_from_peers()
-
-    def _answer(self, command: Ask) -> None:
-        self.asked += 1
-        self.on_ask()
 
     def fail(self) -> None:
         """In the next step, at this rank."""
@@ -231,32 +220,20 @@ def test_a_rank_that_fails_keeps_nobody_waiting_even_if_it_lives_on(who: int) ->
 
 
 def fail_in_a_step(who: int, how: str) -> str:
-    """`how` rank `who` ends in its third step; the error of the others."""
+    """`how` rank `who` ends in its third step, or as sums are gathered; the error of the others."""
     trainer, monkey = Trainer(seconds=0.5 if how == "freezes" else 1000.0), pytest.MonkeyPatch()
     processes = [torch.zeros(1, dtype=torch.int64) for _ in range(3)]
     dist.all_gather(processes, torch.tensor([os.getpid()]))
-    if trainer.swarm and how.startswith("command"):
-        trainer.swarm.on_step = lambda: trainer.commands.run(Ask(), lambda: None)
-    if trainer.rank == who:
-        ends: dict[str, Callable[[], Any]] = {
-            "command raises": lambda: {}["no such key"],
-            "command dies": lambda: os.kill(os.getpid(), signal.SIGKILL),
-        }
-        if how == "gather dies":
-            monkey.setattr(gradients, "sum_over_ranks", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-        trainer.on_ask = lambda: ends[how]() if trainer.asked == 3 else None
-        if trainer.swarm and how == "step raises":
-            trainer.swarm.on_step = lambda: 1 // int(len(trainer.swarm.batches) < 3) if trainer.swarm else None
+    number = signal.SIGSTOP if how == "freezes" else signal.SIGKILL
+    if trainer.rank == who and how == "gather dies":
+        monkey.setattr(gradients, "sum_over_ranks", lambda *_: os.kill(os.getpid(), number))
     try:
         with trainer.steps:
             for turn in range(4):
-                if turn == 2 and trainer.rank == who:
-                    if how == "dies":
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    if how == "freezes":
-                        os.kill(os.getpid(), signal.SIGSTOP)
+                if turn == 2 and trainer.rank == who and how != "gather dies":
+                    os.kill(os.getpid(), number)
                 trainer.step()
-    except (SiteError, KeyError, ZeroDivisionError) as error:
+    except SiteError as error:
         if how == "freezes" and trainer.rank == 0:
             os.kill(int(processes[who]), signal.SIGKILL)  # as the launcher would
         return f"{type(error).__name__}: {error}"
@@ -264,14 +241,9 @@ def fail_in_a_step(who: int, how: str) -> str:
 
 
 ENDS = [
-    (1, "dies", "rank 1 is gone"),
-    (1, "freezes", "rank 1 is gone, or sent nothing within 0.5 s: Timed out"),
-    (1, "command raises", "rank 1 is gone"),
-    (1, "command dies", "rank 1 is gone"),
-    (1, "gather dies", "the gradients of this site did not come together"),
-    (0, "gather dies", ""),
     (0, "dies", ""),
-    (0, "step raises", ""),
+    (1, "freezes", "rank 1 is gone, or sent nothing within 0.5 s: Timed out"),
+    (1, "gather dies", "the gradients of this site did not come together"),
 ]
 
 
@@ -282,7 +254,5 @@ def test_whoever_fails_the_others_end_with_a_site_error(worlds: Worlds, who: int
     for rank, outcome in enumerate(outcomes):
         if rank != who:
             assert outcome.value is not None, outcome.error
-            assert outcome.value.startswith("SiteError: "), outcome.value
+            assert outcome.value.startswith("SiteError: ") and "gloo" not in outcome.value, outcome.value
             assert words in outcome.value or rank > 0
-    if how in ("step raises", "command raises"):
-        assert outcomes[who].value.startswith(("KeyError", "ZeroDivisionError"))

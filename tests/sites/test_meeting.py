@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
+import threading
 
 import pytest
 import torch
@@ -34,29 +34,22 @@ def test_a_site_meets_again_at_the_store_of_its_life_before(worlds: Worlds) -> N
     assert worlds(3, grouped=False).run(live_twice) == [[False, True]] * 3
 
 
-def store_of_the_test() -> dist.TCPStore:
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=10))
+def test_what_an_earlier_life_has_left_is_not_taken_for_an_answer() -> None:
+    store, names = dist.HashStore(), dict[int, str]()
+    for key, word in (("old/hello/1", "of yesterday"), ("old/welcome/1", "of yesterday"), (CURRENT, "old")):
+        store.set(key, word)
 
+    def come(rank: int) -> None:
+        names[rank] = agree_on_name(store, rank, 2, 20)
 
-def come_where_an_earlier_life_has_left_its_words() -> str:
-    store, rank = store_of_the_test(), int(os.environ["RANK"])
-    if rank == 1:
-        store.set("old/hello/1", "of yesterday")
-        store.set("old/welcome/1", "of yesterday")
-        store.set(CURRENT, "old")
-    else:
-        # Rank 1 comes first, and has answered the life before when this one begins.
-        store.wait(["old/welcome/1"])
-        while store.get("old/hello/1") == b"of yesterday":
-            pass
-    return agree_on_name(store, rank, 2, 20)
-
-
-@pytest.mark.e2e
-def test_what_an_earlier_life_has_left_is_not_taken_for_an_answer(worlds: Worlds) -> None:
-    first, second = worlds(2, grouped=False).run(come_where_an_earlier_life_has_left_its_words)
-    assert first == second != "old"
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in (1, 0)]
+    threads[0].start()
+    while store.get("old/hello/1") == b"of yesterday":  # rank 1 comes first, and answers the life before
+        pass
+    threads[1].start()
+    for thread in threads:
+        thread.join()
+    assert names[0] == names[1] != "old"
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,7 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.errors import SiteError
-from swarmcli.sites.commands import StepVerdict
 from swarmcli.sites.site import Site
-from swarmcli.sites.step_sync import SharedModel
 from tests.sharding.threads import in_threads, ranks
 from tests.sites.site_state import differing, shared_out
 
@@ -172,21 +170,3 @@ def test_a_share_that_cannot_be_stepped_ends_the_site() -> None:
     said = in_threads(3, a_share_that_fails)
     assert "nothing happened" not in said
     assert any(each.startswith("owner: ") and "not this one" in each for each in said)
-
-
-@ranks(2)
-def test_when_a_model_counts_as_equal_at_all_ranks() -> None:
-    model = net(seed=dist.get_rank())
-    with Site.form(timeout=10) as site:
-        shared = SharedModel(site, model)
-        shared.note_equal()  # of what an optimizer steps; the rest of the model has not been sent yet
-        seen = [shared.equal, shared.written]
-        shared.transfer(StepVerdict(0, new_parameters=True))
-        seen += [shared.equal, shared.written]
-        with torch.no_grad():
-            model[0].add_(1)
-        seen += [shared.written]
-        shared.note_equal()
-        seen += [shared.equal, shared.written]
-        shared.transfer(StepVerdict(0))
-        assert [*seen, shared.equal] == [False, True, False, False, True, True, False, False]
