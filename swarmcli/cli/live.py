@@ -6,7 +6,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 
 from rich.cells import cell_len
@@ -23,20 +22,14 @@ from swarmcli.journal import Line, Recorder, printable
 from swarmcli.run.values import Me, PeerStatus, RunStatus
 from swarmcli.words import format_duration, format_size, plural, roughly
 
-
-@dataclass(frozen=True, slots=True)
-class ViewOptions:
-    """The room that each part of a view has, and how often it tells of progress."""
-
-    most_peers: int = 12  # rows of the table; a line tells of the others
-    least_peers: int = 3  # of them, on a terminal that is not high
-    events: int = 6  # rows for the latest events, below the peers, and …
-    few_events: int = 4  # … on a terminal with fewer rows than …
-    roomy: int = 24  # … these
-    progress: float = 30.0  # seconds without any other line, after which one tells of progress where no terminal is
-
-
-VIEW = ViewOptions()
+MOST_PEERS = 12  # rows of the table; a line tells of the others
+LEAST_PEERS = 3  # of them, on a terminal that is not high
+EVENTS, FEW_EVENTS, ROOMY = (
+    6,
+    4,
+    24,
+)  # rows for the latest events, below the peers; on a terminal with fewer rows than ROOMY
+PROGRESS = 30.0  # seconds without any other line, after which one tells of progress where no terminal is
 GIVE_WAY = ("drift", "role", "seen", "loss")  # columns of the table that a narrow terminal does without, in this order
 UNKNOWN = "–"
 BARS = "▁▂▃▄▅▆▇█"
@@ -67,11 +60,11 @@ class Frame:
         above += [Text(printable(status.alarm, 600), style="bold red")] if status.alarm else []
         told = [text[0].upper() + text[1:] for text in (status.seat, status.waits) if text]
         above += [Text(printable(text, 600), style="yellow") for text in told]
-        rows = VIEW.events if options.size.height >= VIEW.roomy else VIEW.few_events
+        rows = EVENTS if options.size.height >= ROOMY else FEW_EVENTS
         below = _latest(console, self._said, width, rows)
         high = sum(len(each.wrap(console, width)) if isinstance(each, Text) else 1 for each in above)
         room = options.size.height - high - len(below) - 4  # blank line, heading, "and … more", the cursor's line
-        most = max(VIEW.least_peers, min(VIEW.most_peers, room))
+        most = max(LEAST_PEERS, min(MOST_PEERS, room))
         yield Group(*above, Text(), _peers(status, width, most), *below)
 
 
@@ -265,7 +258,7 @@ class LiveView:
         self._look = look
         self._me = me
         self._plain = plain or not console.is_terminal or console.is_dumb_terminal
-        self._said: deque[Line] = deque(maxlen=VIEW.events)
+        self._said: deque[Line] = deque(maxlen=EVENTS)
         self._events = events
         self._console = console
         self._clock = clock
@@ -328,10 +321,10 @@ class LiveView:
     def _print_lines(self) -> None:
         ending = False
         while not ending:
-            ending, heard = self._next(timeout=VIEW.progress / 4)
+            ending, heard = self._next(timeout=PROGRESS / 4)
             for each in heard:
                 self._print(each.time, epoch_line(each) if isinstance(each, EpochAdvanced) else event_line(each))
-            if not ending and abs(self._clock() - self._printed_at) >= VIEW.progress:
+            if not ending and abs(self._clock() - self._printed_at) >= PROGRESS:
                 self._print_progress()
 
     def _next(self, timeout: float) -> tuple[bool, list[EpochAdvanced | Line]]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from swarmcli.cli.live import BARS, Frame, LiveView, ViewOptions, sparkline
+from swarmcli.cli.live import BARS, Frame, LiveView, sparkline
 from swarmcli.events import ActivityStatus, EpochAdvanced, Events, Noticed, PeerConnected, PeerSeen, Reason
 from swarmcli.journal import Line, Totals
 from swarmcli.run.values import Me, PeerStatus, RunStatus
@@ -227,7 +227,7 @@ class Watched(io.StringIO):
 def test_in_a_pipe_progress_and_trouble_are_told_now_and_then(
     status: RunStatus, said: str, unsaid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarmcli.cli.live.VIEW", ViewOptions(progress=0.02))
+    monkeypatch.setattr("swarmcli.cli.live.PROGRESS", 0.02)
     written = threading.Event()
     file = Watched(lambda text: said in text and written.set())
     ticks = itertools.count(0, 60)
@@ -238,7 +238,7 @@ def test_in_a_pipe_progress_and_trouble_are_told_now_and_then(
 
 
 def test_of_a_run_that_has_finished_no_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarmcli.cli.live.VIEW", ViewOptions(progress=0.02))
+    monkeypatch.setattr("swarmcli.cli.live.PROGRESS", 0.02)
     looks, ticks = threading.Semaphore(0), itertools.count(0, 60)
 
     def status() -> RunStatus:

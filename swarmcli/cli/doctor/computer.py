@@ -1,13 +1,11 @@
-"""Checks of this computer: Python and what swarm stands on, torch and its device, disks, clock, configuration."""
+"""Checks of this computer: Python and what swarm stands on, torch and its device, disks."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
-import time
 from collections.abc import Iterator
-from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     import torch
 
 LEAST_FREE, LITTLE_FREE = 500 << 20, 5 << 30  # bytes: too little for a journal and a checkpoint, little for a model
-FIRST_YEAR, LAST_YEAR = 2026, 2100  # before this version was written no clock was right
 SIZE = 512  # rows and columns of the matrices
 # The error allowed, in the norm of Frobenius: TF32 keeps 10 bits of a factor, bfloat16 keeps 8. A broken device is off
 # by as much as the product itself.
@@ -116,40 +113,3 @@ def check_disk(context: Context) -> Iterator[Finding]:
             outcome: Outcome = "FAIL" if free < LEAST_FREE else "WARN" if free < LITTLE_FREE else "OK"
             fix = "" if outcome == "OK" else f"make room there, or {elsewhere}"
             yield Finding("disk", outcome, f"{format_size(free)} free at {place} ({what})", fix)
-
-
-def check_clock(context: Context) -> Iterator[Finding]:
-    """Whether it can be right at all, and whether this computer knows its time zone. `check_contacts` compares it."""
-    now = time.time()
-    year = time.gmtime(now).tm_year
-    there = datetime.fromtimestamp(now).astimezone()
-    if not FIRST_YEAR <= year <= LAST_YEAR:
-        text = f"this computer's clock says that it is the year {year}"
-        fix = "set the clock, and switch on setting it by the network; invitations and hours depend on it"
-        yield Finding("clock", "FAIL", text, fix)
-    elif not there.tzname():
-        yield Finding("clock", "WARN", "the time zone is not known", "set it: the hours of your limits go by it")
-    else:
-        yield Finding("clock", "OK", f"{there:%Y-%m-%d %H:%M}, time zone {there.tzname()} (UTC{there:%z})")
-
-
-def check_limits(context: Context) -> Iterator[Finding]:
-    """Whether they would keep a peer paused at this moment, and which of them this computer cannot keep."""
-    from swarmcli.machine.sensors import Sensors
-    from swarmcli.peer.governor import judge, outside_hours
-    from swarmcli.recipe.limit_store import LimitStore
-
-    limits = LimitStore(context.recipe).limits
-    if not limits.written:
-        yield Finding("limits", "OK", "none: a peer takes what it can use; `swarm limits set` sets some")
-        return
-    readings = Sensors([Path.cwd()], context.registry.living).read(limits)
-    (bad, unknown), outside = judge(limits, readings), outside_hours(limits, readings.now)
-    reasons = [*bad.values(), *([outside.text] if outside else [])]
-    for reason in reasons:
-        fix = "that is as you set it; `swarm limits show` and `swarm limits set` change it"
-        yield Finding("limits", "WARN", f"a peer would pause now: {reason}", fix)
-    for text in unknown:
-        yield Finding("limits", "WARN", text, "use another limit in its place, for example hours or processor")
-    if not reasons and not unknown:
-        yield Finding("limits", "OK", f"{', '.join(limits.written)}: a peer would run now")

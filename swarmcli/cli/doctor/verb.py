@@ -24,8 +24,6 @@ STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red", "SKIP": "dim"}
 CHECKS = (
     Check("Python", computer.check_python),
     Check("recipe", run.check_recipe),
-    Check("limits", computer.check_limits),
-    Check("clock", computer.check_clock),
     Check("disk", computer.check_disk),
     Check("device", computer.check_torch, 120.0, "trying whether this computer computes well"),
     Check("contacts", run.check_contacts, 180.0, "asking the first contacts of the run"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import os
 import shutil
 import socket
@@ -13,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +26,6 @@ from swarmcli.cli.doctor.verb import CHECKS
 from swarmcli.clock import Clock
 from swarmcli.journal import JOURNAL_NAME
 from swarmcli.machine.registry import LocalPeer, LocalPeers
-from swarmcli.machine.sensors import VARIABLE as SENSORS
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.loop_thread import LoopThread
@@ -107,12 +104,6 @@ def a_full_disk_of_a_running_peer(world: World) -> None:
 def a_directory_of_others(world: World) -> None:
     world.data.mkdir()
     world.set.setattr(os, "access", lambda place, mode: Path(place) != world.data)
-
-
-def sensing(world: World, limits: str, **sensed: object) -> None:
-    world.config(f"limits: {limits}")
-    (world.here / "sensors.json").write_text(json.dumps(sensed))
-    world.set.setenv(SENSORS, str(world.here / "sensors.json"))
 
 
 def an_unknown_key(world: World) -> None:
@@ -204,7 +195,6 @@ class Fault(NamedTuple):
     outcome: str = "FAIL"
 
 
-NOON = datetime(2026, 9, 21, 12).timestamp()  # by this computer's clock
 FULL = shutil._ntuple_diskusage(10**12, 10**12, 10**7)
 MISSING = ["no-such-package>=1", "numpy>=2"]
 CLOSED = ("access=invite", f"run_key={OTHER.peer_id}", "network.initial_peers=[tcp://127.0.0.1:1]")
@@ -212,8 +202,6 @@ CLOSED = ("access=invite", f"run_key={OTHER.peer_id}", "network.initial_peers=[t
 FAULTS = [
     Fault("a missing package", lambda world: world.set.setattr(metadata, "requires", lambda name: MISSING),
           computer.check_python, "no-such-package is missing", '-m pip install "no-such-package>=1"'),
-    Fault("an old package", lambda world: world.set.setattr(metadata, "requires", lambda name: ["numpy>=99"]),
-          computer.check_python, "and swarm needs >=99", '-m pip install "numpy>=99"'),
     Fault("a wrong product", lambda world: world.set.setattr(torch, "mm", lambda a, b: (a @ b).roll(1, 0)),
           computer.check_torch, "float32: a product of matrices comes out wrong", "do not train on it"),
     Fault("a device that fails", a_device_that_fails, computer.check_torch, "no kernel image", "update the driver"),
@@ -225,16 +213,8 @@ FAULTS = [
           computer.check_disk, "external/trainer-1 (directory of a running peer)", "another --home"),
     Fault("a directory of others", a_directory_of_others,
           computer.check_disk, "you may not write", "set SWARM_DATA_DIR"),
-    Fault("a clock without battery", lambda world: world.set.setattr(time, "time", lambda: 1000.0),
-          computer.check_clock, "it is the year 1970", "set the clock"),
     Fault("a clock two hours behind", a_clock_two_hours_behind,
           run.check_contacts, "clock: this computer's clock is 2.0 h behind the contacts'", "set the clock"),
-    Fault("an unknown limit", lambda world: world.config("limits:\n  uplaod: 2 MB/s\n"),
-          computer.check_limits, "config.yaml:2", "did you mean upload"),
-    Fault("a battery", lambda world: sensing(world, "{on_battery: false}", on_battery=True),
-          computer.check_limits, "would pause now: on battery", "swarm limits set", "WARN"),
-    Fault("other hours", lambda world: sensing(world, "{hours: '22:00-08:00'}", now=NOON),
-          computer.check_limits, "on again at 22:00", "swarm limits set", "WARN"),
     Fault("an unknown key", an_unknown_key, run.check_recipe, "sequence_length", "sequence_len"),
     Fault("no such recipe", lambda world: setattr(world.context, "target", "nowhere.yaml"),
           run.check_recipe, "nowhere.yaml", "give a link"),
