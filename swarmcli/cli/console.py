@@ -57,7 +57,6 @@ class ConsoleHandler(logging.Handler):
 
     def __init__(self, console: Console) -> None:
         super().__init__()
-        self.setFormatter(_Harmless())
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:

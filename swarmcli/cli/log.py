@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -17,12 +18,11 @@ from rich.console import Console
 from rich.text import Text
 
 from swarmcli.cli.console import day, epoch_line, event_line, out, round_line
-from swarmcli.cli.ending import ExitCode
 from swarmcli.cli.log_summary import print_summary
 from swarmcli.cli.which import Which, journal_of
-from swarmcli.errors import JournalError, UsageError
+from swarmcli.errors import JournalError
 from swarmcli.events import EpochAdvanced, Event, PeerSeen, RoundFinished
-from swarmcli.journal import JournalReader, Line, RunRecord, printable
+from swarmcli.journal import JournalReader, Line, printable
 from swarmcli.journal.describe import short, with_names
 
 GROWING = ("epochs", "rounds", "events")  # what is added row by row; a peer's row changes in place
@@ -64,24 +64,9 @@ def show(
             if not (records or as_json):
                 console.print(f"no {' or '.join(lists)} yet")
         elif as_json:
-            _print_json(console, "runs", summary(reader, runs))
+            _print_json(console, "runs", asdict(runs[-1]) | asdict(reader.totals(run_id)))
         else:
             print_summary(console, reader, runs, now())
-
-
-def summary(reader: JournalReader, runs: list[RunRecord]) -> dict[str, Any]:
-    """The last run and its sums, for programs."""
-    run_id = runs[-1].run_id
-    losses = [epoch.loss for epoch in reader.epochs(run_id) if epoch.loss is not None]
-    last = reader.epochs(run_id, limit=1)
-    return {
-        **asdict(runs[-1]),
-        "starts": sum(run.run_id == run_id for run in runs),
-        "last_epoch": last[-1].epoch if last else None,
-        "first_loss": losses[0] if losses else None,
-        "last_loss": losses[-1] if losses else None,
-        **asdict(reader.totals(run_id)),
-    }
 
 
 def _added(
@@ -179,10 +164,5 @@ def log(
     """
 
     wanted = {"epochs": epochs, "rounds": rounds, "events": events, "peers": peers}
-    try:
+    with suppress(KeyboardInterrupt) if follow else nullcontext():  # it is the usual end of following
         show(which, [name for name in wanted if wanted[name]], last, as_json=as_json, follow=follow)
-    except (JournalError, UsageError) as error:
-        typer.echo(f"swarm log: {error}", err=True)
-        raise typer.Exit(ExitCode.USAGE) from error
-    except KeyboardInterrupt as interrupt:
-        raise typer.Exit(ExitCode.DONE if follow else ExitCode.INTERRUPTED) from interrupt

@@ -5,7 +5,6 @@ import logging
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from swarmcli.cli.console import (
     ConsoleHandler,
@@ -53,14 +52,6 @@ def test_without_verbose_only_warnings_are_logged(capsys: pytest.CaptureFixture[
     setup_logging(who="process 1")
     Events().emit(Noticed("warning", "the disk is full"))
     assert "[process 1] WARNING: the disk is full" in capsys.readouterr().err
-
-
-def test_log_lines_on_a_terminal_keep_their_lines_and_lose_what_steers() -> None:
-    file = io.StringIO()
-    handler = ConsoleHandler(Console(file=file, width=60, color_system=None))
-    record = logging.LogRecord("x", logging.WARNING, "f", 1, "first\nsecond [bold]\x1b]0;owned\x07", (), None)
-    handler.emit(record)
-    assert file.getvalue() == "first\nsecond [bold]]0;owned\n"
 
 
 class Terminal(io.StringIO):

@@ -5,13 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from swarmcli.cli.demo import RECIPE
-
 ROOT = Path(__file__).parents[2]
-
-
-def test_the_recipe_is_the_one_of_the_readme() -> None:
-    assert RECIPE.samefile(ROOT / "recipes" / "stdlib-lm.yaml")
 
 
 def test_a_wheel_has_every_file_that_lies_beside_the_code() -> None:

@@ -18,14 +18,13 @@ from swarmcli.peer.collaboration import (
     COMPRESSIONS,
     Collaboration,
     averager_options,
-    device_in_words,
     grad_averager,
     mode_options,
     timing_options,
 )
-from swarmcli.recipe import Recipe, load_recipe
+from swarmcli.recipe import Recipe
 from swarmcli.recipe.settings import GradientCodec
-from swarmcli.training import Compute, optimizer_factory, parameter_groups
+from swarmcli.training import Compute
 from swarmcli.training.resumed import Resume, resumed_place
 from tests.checkpoints.small_checkpoints import fill
 from tests.recipe.recipes import small
@@ -101,22 +100,6 @@ def test_ways_to_average_have_the_recipes_options_and_plain_averaging_is_the_opt
         made = grad_averager(recipe.gradient_averaging)
         assert made.func.__name__.lower() == f"{method}gradientaverager"
         assert made.keywords == {"averager_rank": 3, "min_compression_ratio": 0.2}
-
-
-@pytest.mark.parametrize("file", sorted(RECIPES.glob("*.yaml")), ids=lambda file: file.stem)
-def test_the_optimizer_of_a_shipped_recipe_can_be_made_of_copies(file: Path) -> None:
-    recipe = load_recipe(file)
-    groups = parameter_groups(recipe, nn.Linear(2, 2))
-    copies = [{**group, "params": [torch.zeros_like(p) for p in group["params"]]} for group in groups]
-    made = optimizer_factory(recipe)(copies)
-    assert [len(group["params"]) for group in made.param_groups] == [1, 1]
-    assert made.param_groups[1]["weight_decay"] == 0.0
-
-
-def test_the_devices_of_a_site_are_counted() -> None:
-    alone, first_of_four = Compute(torch.device("cuda", 1)), Compute(torch.device("cuda", 0), torch.bfloat16)
-    assert device_in_words(small(), alone) == "cuda:1 (float32)"
-    assert device_in_words(small("local.site.processes=4"), first_of_four) == "4 × cuda (bfloat16)"
 
 
 def test_the_latest_checkpoint_is_looked_for_also_in_a_home_elsewhere(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -205,8 +205,6 @@ FAULTS = [
     Fault("a wrong product", lambda world: world.set.setattr(torch, "mm", lambda a, b: (a @ b).roll(1, 0)),
           computer.check_torch, "float32: a product of matrices comes out wrong", "do not train on it"),
     Fault("a device that fails", a_device_that_fails, computer.check_torch, "no kernel image", "update the driver"),
-    Fault("no such device", lambda world: world.recipe("local.device=cuda:77"),
-          computer.check_torch, "device: ", "set it to auto, or to cpu"),
     Fault("a full disk", lambda world: world.set.setattr(shutil, "disk_usage", lambda place: FULL),
           computer.check_disk, "disk: 10 MB free", "make room there"),
     Fault("a full disk of a running peer", a_full_disk_of_a_running_peer,
@@ -216,19 +214,11 @@ FAULTS = [
     Fault("a clock two hours behind", a_clock_two_hours_behind,
           run.check_contacts, "clock: this computer's clock is 2.0 h behind the contacts'", "set the clock"),
     Fault("an unknown key", an_unknown_key, run.check_recipe, "sequence_length", "sequence_len"),
-    Fault("no such recipe", lambda world: setattr(world.context, "target", "nowhere.yaml"),
-          run.check_recipe, "nowhere.yaml", "give a link"),
-    Fault("half a link", lambda world: setattr(world.context, "target", link_of()[:100]),
-          run.check_recipe, "link: ", "copy"),
     Fault("an ended invitation", an_ended_invitation,
           run.check_recipe, "the invitation of this link held until", "swarm invite"),
     Fault("no invitation", lambda world: world.recipe(*CLOSED), run.check_contacts, "is closed", "`swarm invite`"),
     Fault("a key that others read", lambda world: (world.home() / "identity.key").chmod(0o644),
           peers.check_identities, "mode 0644", "chmod 600"),
-    Fault("a torn key", lambda world: (world.home() / "identity.key").write_text("-----BEGIN PRIV"),
-          peers.check_identities, "holds no Ed25519 private key", "restore a backup"),
-    Fault("a torn membership", lambda world: (world.home() / "membership.json").write_text("{"),
-          peers.check_identities, "membership.json cannot be read", "backup"),
     Fault("a damaged journal", a_damaged_journal, peers.check_journals, "journal: ", "mv "),
     Fault("files of another user", a_home_of_another_user,
           peers.check_journals, "journal.sqlite belongs to another user (id ", "run: sudo chown -R"),
@@ -275,6 +265,9 @@ def test_a_peer_of_the_run_is_well_and_one_with_another_recipe_is_not(world: Wor
         assert [each.outcome for each in found] == ["OK"] * len(found) and world.context.reached
         assert {each.check for each in found} >= {"contact", "recipe"}
         assert found[0].text.startswith(f"{link.places[0]} ({peer.peer_id.short}) answers in ")
+        world.context.link = replace(world.context.link, fingerprint="a" * 32)
+        (another,) = found_by(run.check_offer, world)
+        assert another.outcome == "FAIL" and "not the one that the link speaks of" in another.text and another.fix
         world.context = Context(peers=link.addresses)
         world.recipe("seed=5")
         (other,) = (each for each in found_by(run.check_contacts, world) if each.check == "contact")

@@ -105,42 +105,10 @@ wait()
     assert site.run("sys.exit(2) if rank == 1 else wait()") == 2
 
 
-def test_epochs_between_deaths_make_a_site_worth_starting_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "STARTS", 2)
-    actions = """
-if rank == 0:
-    (home / "site.json").write_text(json.dumps({"epoch": life + 1, "samples": 8}))
-    os.kill(os.getpid(), signal.SIGKILL) if life < 3 else None
-"""
-    assert site.run(actions) == 0
-    assert site.lives() == 4 and SitePast.read(site.home) == SitePast(4, 8)
-    assert site.said == [
-        "process 0 of this site was ended by SIGKILL (perhaps there is too little memory); the site starts again from "
-        "its last state (1 of 1)"
-    ] * 3
-
-
 @pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGTERM", 0)])
 def test_a_signal_is_passed_on_and_ends_the_site_in_order(site: Site, number: str, code: int) -> None:
     assert site.run(f"os.kill(launcher, signal.{number}) if rank == 0 else None\nwait()") == code
     assert site.lives() == 1 and site.said == []
-
-
-def test_processes_that_hand_in_what_they_have_computed_are_not_killed_for_that(site: Site) -> None:
-    if "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" not in environment(Launch("", "", 0)):
-        pytest.skip("this torch waits for 30 seconds")
-    actions = """
-signal.signal(signal.SIGINT, lambda *_: None)
-(home / f"ready-{rank}").touch()
-while len(list(home.glob("ready-*"))) < 2:
-    time.sleep(0.01)
-os.kill(launcher, signal.SIGINT) if rank == 0 else None
-time.sleep(35)
-(home / f"handed-in-{rank}").touch()
-sys.exit(130)
-"""
-    assert site.run(actions) == 130
-    assert len(list(site.home.glob("handed-in-*"))) == 2
 
 
 def test_a_second_signal_is_passed_on_too(site: Site) -> None:
