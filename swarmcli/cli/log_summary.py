@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -67,9 +66,8 @@ def _round_facts(reader: JournalReader, run_id: str) -> list[tuple[str, str]]:
     totals = reader.totals(run_id)
     counts = f"{totals.rounds_committed} committed, {totals.rounds_failed} failed, {totals.rounds_undecided} undecided"
     facts = [("rounds", counts)]
-    reasons = Counter(round_.reason for round_ in reader.rounds(run_id) if round_.outcome != "committed")
-    for reason, times in reasons.most_common(5):
-        facts.append(("", f"{times} × {printable(reason) or 'no reason given'}"))
+    failures = [each for each in reader.failures(run_id) if each.what == "round"]
+    facts += [("", f"{each.count} × {printable(each.example)}") for each in failures[:5]]
     facts.append(("moved", f"{format_size(totals.bytes_sent)} sent, {format_size(totals.bytes_received)} received"))
     return facts
 

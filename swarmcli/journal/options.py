@@ -20,8 +20,7 @@ class JournalOptions:
     max_gone: int = 4096  # peers that have left and are remembered
     most_rows: int = 20_000  # of a table whose rows strangers can make at will, by ever new identities
     max_text: int = 2000  # characters kept of any text, for peers choose some of it
-    max_causes: int = 200  # of one run's failures; their words are others'
-    max_cause: int = 200  # characters
+    rounds_counted: int = 500  # the last ones that failed or went on without somebody, of which people see the reasons
     moments: int = 2000  # rows of the finest scale; each coarser one reaches back twice as far, with half as many
     busy: float = 2.0  # seconds that a reader or writer waits for another writer, before a batch is put off
     interval: float = 0.5  # seconds from a record's arrival to its commit at most, while the disk works

@@ -24,9 +24,9 @@ from swarmcli.events import (
 )
 from swarmcli.journal import sums
 from swarmcli.journal.describe import Line
+from swarmcli.journal.failures import Failure, count_failures
 from swarmcli.journal.moments import READ_FORMAT_6, Axis, Moment, read_moments
 from swarmcli.journal.options import JOURNAL
-from swarmcli.journal.sums import Failure
 from swarmcli.journal.tables import TABLES, VERSION, RunRecord, Totals, from_row, version_of
 
 R = TypeVar("R", bound=RunRecord | Event)
@@ -173,12 +173,9 @@ class JournalReader:
         return [self._row(RoundFinished, row) for row in rows]
 
     def failures(self, run_id: str) -> list[Failure]:
-        """Why rounds failed or went on without somebody, the most frequent first."""
-        rows = self._query(
-            "SELECT reason, what, count, first, last, example FROM failures WHERE run_id = ? ORDER BY count DESC",
-            (run_id,),
-        )
-        return [Failure(*row) for row in rows]
+        """Why the latest rounds that failed or went on without somebody did so, the most frequent first."""
+        where = f"run IN ({{runs}}) AND ({sums.TROUBLED.replace('{}', '{{}}')})"
+        return count_failures(self._rows(RoundFinished, where, (run_id,), "id", JOURNAL.rounds_counted, ""))
 
     def moments(
         self,

@@ -1,5 +1,5 @@
-"""Sums made as rows come in, so that nobody has to read a million of them again: sums of a run, the loss of the
-swarm by epoch, and why rounds failed.
+"""Sums made as rows come in, so that nobody has to read a million of them again: sums of a run, and the loss of the
+swarm by epoch.
 
 They are added up in the transaction of the rows themselves: what is in the file agrees whatever died meanwhile. Rows
 that retention deletes are not subtracted.
@@ -8,18 +8,15 @@ that retention deletes are not subtracted.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from swarmcli.events import EpochLoss, RoundFinished
-from swarmcli.journal.options import JOURNAL
+from swarmcli.events import EpochLoss
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
-OTHER = "another reason"
+TROUBLED = "outcome != 'committed' OR left_out != '{}'"  # of rounds: they failed, or went on without somebody
 
 # In format 6 triggers added up what peers reported, weighted by the rates that they claimed.
 LOSS_OF_FORMAT_6 = "loss_sum / nullif(weight, 0)"
@@ -36,24 +33,10 @@ def make(db: Database) -> None:
     counts = {"stepped": 0, "peers": 0}
     curve = {"run_id": str, "epoch": int, "row": int, "stepped": int, "loss": float, "peers": int, "told": float}
     db.table("curve").create(curve, pk=("run_id", "epoch"), not_null=counts, defaults=counts, if_not_exists=True)
-    key = ("run_id", "what", "reason")
-    failures = {**dict.fromkeys(key, str), "count": int, "first": float, "last": float, "example": str}
-    db.table("failures").create(failures, pk=key, if_not_exists=True)
-    # Lists show the newest rows that people should read, and who left lately.
+    # Lists show the newest rows that people should read, what went wrong, and who left lately.
     db.execute("CREATE INDEX IF NOT EXISTS events_told ON events (id) WHERE level != 'detail'")
+    db.execute(f"CREATE INDEX IF NOT EXISTS rounds_troubled ON rounds (id) WHERE {TROUBLED}")
     db.execute("CREATE INDEX IF NOT EXISTS peers_gone ON peers (time) WHERE gone != ''")
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Rounds that failed, or went on without somebody, for one reason; numbers and peers in it are left out."""
-
-    reason: str
-    what: Literal["round", "left out"]
-    count: int
-    first: float
-    last: float
-    example: str  # as it was said the last time
 
 
 def begin(db: Database, run_id: str) -> None:
@@ -80,8 +63,8 @@ def add_epochs(db: Database, run_id: str, count: int) -> None:
         )
 
 
-def add_rounds(db: Database, run_id: str, rounds: Sequence[RoundFinished]) -> None:
-    """Adds up rounds that were just added to their table."""
+def add_rounds(db: Database, run_id: str, count: int) -> None:
+    """Adds up the newest so many rows of `rounds`."""
     db.execute(
         """
         UPDATE totals SET
@@ -95,10 +78,8 @@ def add_rounds(db: Database, run_id: str, rounds: Sequence[RoundFinished]) -> No
             FROM (SELECT * FROM rounds ORDER BY id DESC LIMIT ?)
         ) WHERE run_id = ?
         """,
-        [len(rounds), run_id],
+        [count, run_id],
     )
-    for each in rounds:
-        _add_causes(db, run_id, each.time, _causes(each))
 
 
 def put_losses(db: Database, run_id: str, losses: Sequence[EpochLoss]) -> None:
@@ -110,35 +91,3 @@ def put_losses(db: Database, run_id: str, losses: Sequence[EpochLoss]) -> None:
                 "loss = excluded.loss, peers = excluded.peers, told = coalesce(told, excluded.told)",
                 [run_id, each.epoch, each.loss, each.peers, each.time],
             )
-
-
-def _causes(ended: RoundFinished) -> Iterator[tuple[str, str, str]]:
-    """Rounds that failed for one reason: the reason in general, and an example in its words."""
-    if ended.outcome != "committed":
-        unknown = "no reason was given" if ended.outcome == "failed" else "its outcome could not be learned"
-        text = ended.reason or unknown
-        yield "round", cause_of(text, ended.members), text
-    for peer, why in ended.left_out.items():
-        yield "left out", cause_of(why, (*ended.members, peer)), why
-
-
-def cause_of(reason: str, peers: Iterable[str]) -> str:
-    """A reason without what differs from time to time: peers, addresses and numbers."""
-    for peer in peers:
-        if peer:
-            reason = reason.replace(peer, "…").replace(peer[:10], "…")
-    reason = re.sub(r"\b\w+://\S+", "…", reason)
-    reason = re.sub(r"\b[a-z2-7]{52}\b", "…", reason)
-    return re.sub(r"\d+([.,:]\d+)*", "…", reason)[: JOURNAL.max_cause] or OTHER
-
-
-def _add_causes(db: Database, run_id: str, time: float, causes: Iterable[tuple[str, str, str]]) -> None:
-    failures = db.table("failures")
-    for what, cause, example in causes:
-        if not failures.count_where("run_id = ? AND what = ? AND reason = ?", [run_id, what, cause]):
-            cause = cause if failures.count_where("run_id = ?", [run_id]) < JOURNAL.max_causes else OTHER
-        db.execute(
-            "INSERT INTO failures VALUES (?, ?, ?, 1, ?, ?, ?) ON CONFLICT DO UPDATE SET "
-            "count = count + 1, last = excluded.last, example = excluded.example",
-            [run_id, what, cause, time, time, example[: JOURNAL.max_cause].encode("utf-8", "replace").decode()],
-        )

@@ -305,7 +305,8 @@ def _convert(db: Database, version: int) -> None:
         db.execute(moments.CONVERT_FORMAT_6)
         db.execute("DROP INDEX IF EXISTS moments_by_epoch")
         computed = {("curve", "loss"): sums.LOSS_OF_FORMAT_6}
-    names = ("totals", "curve", "failures", "moments")
+    db.execute("DROP TABLE IF EXISTS failures")  # counted where they are read
+    names = ("totals", "curve", "moments")
     for name in names:
         db.rename_table(name, f"former_{name}")
     _lay_out(db)
@@ -338,4 +339,4 @@ def _put(db: Database, kind: type[Event], values: Sequence[Any], run: RunRecord)
     if kind is EpochAdvanced:
         sums.add_epochs(db, run.run_id, len(values))
     if kind is RoundFinished:
-        sums.add_rounds(db, run.run_id, values)
+        sums.add_rounds(db, run.run_id, len(values))
