@@ -3,9 +3,9 @@ an adapter has learned, as a whole model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,10 +13,8 @@ from swarmcli.cli.console import err
 from swarmcli.cli.local import LastEpoch
 from swarmcli.cli.which import Which, journal_of
 from swarmcli.errors import JournalError, SwarmError, UsageError
-from swarmcli.events import Contribution, EpochAdvanced, Evaluated, PeerSeen, RoundFinished
-from swarmcli.journal import JournalReader, Line
-from swarmcli.run.contributions import whole
-from swarmcli.run.tables import EXPORTS, csv_of, json_of
+from swarmcli.journal import JournalReader
+from swarmcli.run.tables import EXPORTS, csv_of, json_of, rows_of
 
 What = Literal["epochs", "evaluations", "rounds", "peers", "contributions", "events"]
 FORMS = {"csv": csv_of, "json": json_of}
@@ -75,7 +73,12 @@ def export(
             raise JournalError(f"{reader.path} holds no run yet")
         run_id = which if which in {run.run_id for run in runs} else runs[-1].run_id
         for name in EXPORTS if what is None else (what,):
-            _write(FORMS[form](*rows_of(reader, run_id, name)), output, f"{name}.{form}", one=what is not None)
+            _write(
+                FORMS[form](EXPORTS[name], rows_of(reader, run_id, name)),
+                output,
+                f"{name}.{form}",
+                one=what is not None,
+            )
 
 
 def _merge(word: str, base: Path | None, output: Path | None, last_epoch: bool) -> None:
@@ -90,24 +93,6 @@ def _merge(word: str, base: Path | None, output: Path | None, last_epoch: bool) 
     except OSError as error:
         raise SwarmError(f"{output} cannot be written ({error.strerror}); name another place by --output") from error
     err.print(f"{output} is written", soft_wrap=True)
-
-
-def rows_of(reader: JournalReader, run_id: str, name: str) -> tuple[type[Any], Iterable[Any]]:
-    """The type and the rows of one of EXPORTS; long lists are read while they are taken."""
-    match name:
-        case "epochs":
-            return EpochAdvanced, reader.every(run_id, name)
-        case "evaluations":
-            return Evaluated, reader.evaluations(run_id)
-        case "rounds":
-            return RoundFinished, reader.every(run_id, name)
-        case "events":
-            return Line, reader.every(run_id, name)
-        case "peers":
-            return PeerSeen, reader.peers(run_id)
-        case "contributions":  # of one who keeps count; others have none
-            return Contribution, map(whole, reader.contributions(run_id))
-    raise ValueError(f"no list is named {name}: {', '.join(EXPORTS)}")
 
 
 def _write(pieces: Iterator[bytes], output: Path | None, name: str, *, one: bool) -> None:

@@ -149,8 +149,6 @@ def _head(status: RunStatus, me: Me | None) -> Text:
         text.append(printable(me.sentence, 200), style="bold yellow")
         return _one_line(text)
     text.append(status.state_in_words, style=TONES[status.tone])
-    if status.mode:
-        text.append(f"  {printable(status.mode, 60)}", style="dim")
     return _one_line(text)
 
 

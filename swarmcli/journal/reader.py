@@ -174,7 +174,8 @@ class JournalReader:
 
     def failures(self, run_id: str) -> list[Failure]:
         """Why the latest rounds that failed or went on without somebody did so, the most frequent first."""
-        where = f"run IN ({{runs}}) AND ({sums.TROUBLED.replace('{}', '{{}}')})"
+        # The plus keeps SQLite from the index by runs, which would have it sort all of them.
+        where = f"+run IN ({{runs}}) AND ({sums.TROUBLED.replace('{}', '{{}}')})"
         return count_failures(self._rows(RoundFinished, where, (run_id,), "id", JOURNAL.rounds_counted, ""))
 
     def moments(

@@ -24,7 +24,7 @@ from swarmcli.events import (
 )
 from swarmcli.journal import Axis, Failure, Journal, JournalReader, Line, Totals
 from swarmcli.run import views
-from swarmcli.run.tables import EXPORTS
+from swarmcli.run.tables import EXPORTS, rows_of
 from swarmcli.run.values import (
     Alert,
     CheckpointShown,
@@ -245,23 +245,16 @@ class DashboardSource:
         """The type and the rows of one of EXPORTS. Rows are read while they are taken; that raises JournalError where
         the journal cannot be read."""
         match name:
-            case "epochs":
-                return EpochAdvanced, self._every(name)
-            case "evaluations":
-                return Evaluated, self._read(lambda reader: reader.evaluations(self._run_id)) or []
-            case "events":
-                return Line, self._every(name)
-            case "rounds":
-                return RoundFinished, self._every(name)
             case "peers":
                 return PeerStatus, self.look().peers
             case "contributions":
                 return Contribution, self.contributions()
-        raise ValueError(f"no list is named {name}: {', '.join(EXPORTS)}")
+            case _:
+                return EXPORTS[name], self._every(name)
 
     def _every(self, name: str) -> Iterator[Any]:
         with self._journal.read() as reader:
-            yield from reader.every(self._run_id, name)
+            yield from rows_of(reader, self._run_id, name)
 
     def _reread(self, reader: JournalReader, since: float) -> None:
         self._totals = reader.totals(self._run_id)
@@ -288,12 +281,5 @@ class DashboardSource:
 
 def _departed(seen: PeerSeen) -> PeerStatus:
     """A peer that is only known from the journal, because it left or was lost."""
-    return PeerStatus(
-        peer_id=seen.peer,
-        role=seen.role,
-        epoch=seen.epoch,
-        name=seen.name,
-        client_mode=seen.client_mode,
-        last_seen=seen.time,
-        health=seen.gone or "lost",
-    )
+    gone = {"last_seen": seen.time, "health": seen.gone or "lost", "samples": 0, "samples_per_second": 0.0}
+    return shown_as(PeerStatus, seen, peer_id=seen.peer, **gone)

@@ -11,10 +11,34 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-EXPORTS = ("epochs", "evaluations", "rounds", "peers", "contributions", "events")
+from swarmcli.events import Contribution, EpochAdvanced, Evaluated, PeerSeen, RoundFinished
+from swarmcli.journal import JournalReader, Line
+from swarmcli.run.contributions import whole
+
+EXPORTS: Mapping[str, type[Any]] = {  # list → the type of its rows
+    "epochs": EpochAdvanced,
+    "evaluations": Evaluated,
+    "rounds": RoundFinished,
+    "peers": PeerSeen,
+    "contributions": Contribution,
+    "events": Line,
+}
 # Where a formula begins: at the start of a text, and behind what some spreadsheets take for the end of a cell. Those of
 # countries that write 0,5 for a half split a line at semicolons, whatever stands in quotes.
 _FORMULA = re.compile(r"(?:^|(?<=[;,|\t\r\n]))(?=[ ]*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20])")
+
+
+def rows_of(reader: JournalReader, run_id: str, name: str) -> Iterable[Any]:
+    """The rows of one of EXPORTS; long lists are read while they are taken."""
+    match name:
+        case "evaluations":
+            return reader.evaluations(run_id)
+        case "peers":
+            return reader.peers(run_id)
+        case "contributions":  # of one who keeps count; others have none
+            return map(whole, reader.contributions(run_id))
+        case _:
+            return reader.every(run_id, name)
 
 
 def csv_of(kind: type[Any], rows: Iterable[Any]) -> Iterator[bytes]:

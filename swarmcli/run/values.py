@@ -146,7 +146,6 @@ class RunStatus:
     seat: str = ""  # why the samples of this trainer cannot count, in figures, and what helps; "": they can
     download: str = ""  # of a peer that gets the state: how much, how far, and how long it takes
     round_bytes: int = 0  # that a trainer sends in each round, and receives; 0: unknown
-    mode: str = ""  # how the run averages, in words
     join_line: str = ""  # the command with which others join
     link: str = ""  # the link in it; "": others need the recipe file
     install: str = "swarmcli"  # what somebody installs before who has nothing, perhaps with an extra

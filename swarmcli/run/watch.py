@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
 from swarmcli.averaging.round.pace import longest_sending
@@ -13,7 +14,7 @@ from swarmcli.events import EpochLoss, Evaluated, Event, Noticed
 from swarmcli.network.context import Traffic
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.peers.progress import seconds_until
-from swarmcli.optim.peers.report import is_settled
+from swarmcli.optim.peers.report import PeerReport, is_settled
 from swarmcli.recipe import HuggingFaceDataset
 from swarmcli.recipe.link import command_of, reach_in_words
 from swarmcli.recipe.offered import needs_in_words
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from swarmcli.events import Events
     from swarmcli.journal import Journal
     from swarmcli.network.transports.base import Connection
-    from swarmcli.optim import Optimizer, PeerDescription, PeerReport
+    from swarmcli.optim import Optimizer, PeerDescription
     from swarmcli.optim.config import Role
     from swarmcli.recipe import Link, Recipe
     from swarmcli.run.evaluations import RunEvaluations
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 GOES_ON = ("training", "averaging", "following")  # states in which it can be told when the epoch ends
 
+# What a peer says of itself is shown as it says it: these fields of its report.
+AS_REPORTED = tuple((PeerReport.model_fields.keys() & {each.name for each in fields(PeerStatus)}) - {"samples"})
 Expected = Mapping[PeerID, tuple[float, float]]  # what each peer should have by now: samples, and its rate
 
 
@@ -166,7 +169,6 @@ class RunWatch:
             last_epoch=self._history.last,
             evaluation=self._evaluation,
             best=self._evaluations.best if self._evaluations else None,
-            mode=mode_in_words(recipe),
             join_line=command_of(link) if link else self._join_line() if peer.dht.is_alive() else "",
             link=str(link or ""),
             install=package_of(recipe),
@@ -317,18 +319,10 @@ def _row(
         told=told,
         health=health,
         share=shares.get(peer.text),
-        role=report.role,
-        epoch=report.epoch,
-        name=report.name,
-        device=report.device,
-        version=report.version,
-        client_mode=report.client_mode,
         way=way,
         samples=int(expected.get(peer, (0.0, 0.0))[0]),
-        samples_per_second=report.samples_per_second,
-        loss=report.loss,
         trouble=f"its last round {ended}: {report.last_reason}" if ended else "",
-        drift=report.drift,
+        **dict(zip(AS_REPORTED, attrgetter(*AS_REPORTED)(report), strict=True)),
     )
 
 
@@ -383,25 +377,3 @@ def _named(reports: Sequence[PeerReport], *, epoch: bool = True) -> str:
 
 
 REMEDY = "Start `swarm monitor` on a computer that all of them can dial: it hands the state from one to the other."
-METHODS = {  # filled in by the recipe's section
-    "plain": "",
-    "powersgd": "PowerSGD of rank {0.rank}",
-    "poweref": "PowerEF of rank {0.rank}",
-    "topk": "the largest {0.k} of 4,096 in {0.bits} bits",
-}
-
-
-def mode_in_words(recipe: Recipe) -> str:
-    """How the run averages, for people: "synchronous" where nothing was chosen; and whether this peer is a site."""
-    gradients, delay, compression = recipe.gradient_averaging, recipe.delay, recipe.compression
-    codec = compression.state_averaging if recipe.local_updates.enabled else compression.gradients
-    parts = [
-        "local updates" if recipe.local_updates.enabled else "",
-        f"outer steps ({recipe.outer.optimizer})" if recipe.outer.takes_steps else "",
-        METHODS[gradients.method].format(gradients),
-        "delayed averaging" if delay.grad_averaging else "delayed step" if delay.step else "",
-        "" if codec == "none" else codec.replace("_", " ") + " on the wire",
-    ]
-    mode = ", ".join(filter(None, parts)) or "synchronous"
-    processes = recipe.local.site.processes
-    return mode if processes == 1 else f"{mode}, a site of {processes}"

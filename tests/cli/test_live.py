@@ -89,7 +89,6 @@ def test_a_frame_shows_progress_figures_and_peers() -> None:
         {"reach": "others cannot dial this peer: its router or firewall lets nobody in"},
         {"evaluated": "epoch 5: loss 2.0", "said": "model epoch 5: loss 2.0"},
         {"alarm": "Two models are being trained: one by alice (epoch 7), another by bob (epoch 4)."},
-        {"mode": "local updates"},
     ],
 )
 def test_a_frame_tells_what_else_is_known(more: dict[str, Any]) -> None:
@@ -102,7 +101,7 @@ def test_a_frame_tells_what_else_is_known(more: dict[str, Any]) -> None:
 
 def test_a_frame_tells_how_far_peers_are_from_each_other() -> None:
     peers = (replace(PEERS[0], drift=0.0), replace(PEERS[1], drift=3.2e-7), PEERS[2])
-    lines = lines_of(replace(STATUS, mode="local updates", peers=peers))
+    lines = lines_of(replace(STATUS, peers=peers))
     column = next(line for line in lines if "drift" in line).index("drift")
     assert [line[column : column + 6].strip() for line in lines[-3:]] == ["0", "3e-07", "–"]
 

@@ -13,31 +13,10 @@ from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim.epoch.seat import SeatLost
 from swarmcli.run.values import RunStatus, State
 from swarmcli.run.views import evaluated
-from swarmcli.run.watch import RunWatch, alarm, clock_alarm, mode_in_words
+from swarmcli.run.watch import RunWatch, alarm, clock_alarm
 from tests.recipe.recipes import small
 
 TRAINER, BOB, CEM = (Identity.from_seed(number).peer_id for number in (1, 2, 3))
-SPARSE, LARGEST = ["averaging.trust=members", "gradient_averaging.method=topk"], "the largest 64 of 4,096 in 2 bits"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        ([], "synchronous"),
-        (["local.site.processes=4"], "synchronous, a site of 4"),
-        (["gradient_averaging={method: powersgd, rank: 8}"], "PowerSGD of rank 8"),
-        (SPARSE, LARGEST),
-        ([*SPARSE, "outer={optimizer: sgd, momentum: 0, inner_batch_size: 8}"], f"outer steps (sgd), {LARGEST}"),
-        (["delay.grad_averaging=yes"], "delayed averaging"),
-        (
-            ["delay.optimizer_step=yes", "compression.gradients=blockwise_8bit"],
-            "delayed step, blockwise 8bit on the wire",
-        ),
-        (["local_updates.enabled=yes", "compression.state_averaging=float16"], "local updates, float16 on the wire"),
-    ],
-)
-def test_people_read_how_a_run_averages(overrides: list[str], words: str) -> None:
-    assert mode_in_words(small(*overrides)) == words
 
 
 class FakeOptimizer:

@@ -72,7 +72,6 @@ class FakeRun:
     seat: str = ""
     max_epochs: int | None = 200
     run_eta: float | None = 14_000.0
-    mode: str = "synchronous"
     result: str = ""
     people: list[PeerStatus] = field(default_factory=lambda: [*TRAINERS, *OTHERS])
     extra_events: list[Line] = field(default_factory=list)
@@ -109,7 +108,7 @@ class FakeRun:
             losses=tuple(loss_at(epoch) for epoch in range(1, self.finished_epochs + 1))[-60:], started=START,
             last_epoch=epoch_row(self.finished_epochs) if self.finished_epochs else None, now=self.now,
             join_line=self.join_line, link=self.link, link_reach=self.link_reach, install=self.install,
-            mode=self.mode, reach=REACH, result=self.result, peers=tuple(self._peers()),
+            reach=REACH, result=self.result, peers=tuple(self._peers()),
             evaluation=measured, evaluated=views.evaluated(measured, None) if measured else "",
         )  # fmt: skip
 

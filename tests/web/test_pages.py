@@ -216,7 +216,7 @@ def test_what_others_write_is_text_everywhere(serve: Serve, open_page: Open) -> 
                 replace(round_row(1), outcome="failed", reason=ATTACK, leader=self.people[0].peer_id, left_out=left)
             ]
 
-    run = Hostile(finished_epochs=41, run_id=ATTACK, join_line=ATTACK, mode=ATTACK, waits=ATTACK)
+    run = Hostile(finished_epochs=41, run_id=ATTACK, join_line=ATTACK, waits=ATTACK)
     run.people = [
         replace(peer, name=ATTACK, device=ATTACK, version=ATTACK, role=ATTACK, trouble=ATTACK) for peer in run.people
     ]
@@ -224,7 +224,7 @@ def test_what_others_write_is_text_everywhere(serve: Serve, open_page: Open) -> 
     run.extra_events = [Line("warning", "x", "", ATTACK, id=99, time=START)]
     url = serve(run).url
     page = open_page(url)
-    for place in ("#run-id", "#mode", "#waits", "#join-line", "#alerts bdi"):
+    for place in ("#run-id", "#waits", "#join-line", "#alerts bdi"):
         expect_text(page, place, ATTACK)
     for place in ("#peers .name", "#peers .role", "#rounds .why", "#rounds .detail", "#events bdi"):
         page.locator(place).get_by_text(ATTACK).first.wait_for(state="attached")
