@@ -29,7 +29,6 @@ from swarmcli.events import (
     ReachabilityChanged,
 )
 from swarmcli.journal import printable
-from swarmcli.machine.registry import LocalPeers
 from swarmcli.network.addresses import parse_address
 from swarmcli.optim.config import Role
 from swarmcli.peer.controls import PeerControls
@@ -88,8 +87,6 @@ def session_of(
             own = undo.enter_context(home_of(role, recipe, home, process))
             as_what = f"a site of {recipe.local.site.processes} processes" if process else role
             err.print(f"joining the run {recipe.run_id} as {as_what}; my files are in {own.path}", soft_wrap=True)
-            if process is None and (twin := twin_of(role, recipe.run_id, own.path)):
-                err.print(twin, soft_wrap=True)
             ready = undo.enter_context(
                 ready_peer(recipe, role, own, contacts=contacts, port=port, listener=ear, begins_anew=begins_anew)
             )
@@ -141,18 +138,6 @@ def told_of_refusal(joining: AbstractContextManager[None], ear: FirstEar) -> Ite
         if ear.expelled:
             raise MembershipError(ear.expelled)
         yield
-
-
-def twin_of(role: Role, run_id: str, home: Path) -> str:
-    """Reminds a user whose other peer takes part already; "": none does."""
-    twins = [each for each in LocalPeers().peers() if (each.role, each.run_id) == (role, run_id)]
-    if not twins:
-        return ""
-    named = ", ".join(f"{Path(each.home).name} (process {each.pid})" for each in twins[:3])
-    runs = "runs" if len(twins) == 1 else "run"
-    return (
-        f"{printable(named)} of yours {runs} already; this is another {role}, {home.name}, and they share this computer"
-    )
 
 
 def say_where_it_begins(role: Role, recipe: Recipe, contacts: Sequence[str], peer: RunPeer) -> None:

@@ -15,12 +15,12 @@ import pytest
 
 from swarmcli.cli.leaving import Leaving
 from swarmcli.cli.page import PageOptions
-from swarmcli.cli.session import GONE, join_line, session_of, twin_of
+from swarmcli.cli.session import GONE, join_line, session_of
 from swarmcli.dht import first_contact
 from swarmcli.errors import AddressError, BootstrapError, ControlError, ListenError, MembershipError
 from swarmcli.events import MembershipEnded
 from swarmcli.machine import client
-from swarmcli.machine.registry import LocalPeer, LocalPeers
+from swarmcli.machine.registry import LocalPeers
 from swarmcli.peer.activity import STAYS_ASKED, STAYS_HURRIED, Activity, PendingWork
 from swarmcli.peer.home import LINK
 from swarmcli.peer.joining import ReadyPeer
@@ -179,13 +179,3 @@ def test_who_leaves_is_told_what_is_lost() -> None:
     assert left.farewell() == (
         "left at epoch 3 after 1,536 samples; 368 more are lost, of an epoch that had not ended; my files are in h"
     )
-
-
-def test_who_joins_a_run_once_more_is_told_of_his_peer_in_it() -> None:
-    with LocalPeers().entered(LocalPeer.here("trainer", "a-run", Path("/homes/trainer-1"))) as entry:
-        entry.announce(name="Ada", api="http://127.0.0.1:1", token="x")
-        told = twin_of("trainer", "a-run", Path("/homes/trainer-2"))
-        assert told.startswith("trainer-1 (process ") and told.endswith(
-            ") of yours runs already; this is another trainer, trainer-2, and they share this computer"
-        )
-        assert twin_of("monitor", "a-run", Path("/x")) == twin_of("trainer", "another", Path("/x")) == ""

@@ -31,7 +31,7 @@ def test_all_is_well_with_a_run_until_its_peer_is_killed(swarm: Callable[..., Sw
     code, found = doctor(link)
     assert code == 0 and {each["outcome"] for each in found} <= {"OK", "SKIP"}, found
     well = {each["check"] for each in found if each["outcome"] == "OK"}
-    assert {"torch", "contact", "recipe", "identity", "journal", "peers"} <= well
+    assert {"torch", "contact", "recipe", "identity", "journal"} <= well
 
     monitor.kill()
     run.wait(lambda: monitor.returncode is not None, "the monitor is gone")

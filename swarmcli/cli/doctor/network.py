@@ -18,22 +18,15 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.peer.linked import visitor_of
 from swarmcli.reach.mapping import NOT_ASKED, Mapping, default_gateway
-from swarmcli.reach.outside import find_translation
 from swarmcli.reach.rates import measure
 from swarmcli.reach.reach import Reach
-from swarmcli.reach.verdict import Family, ReachVerdict, family_of, host_of
+from swarmcli.reach.verdict import ReachVerdict
 from swarmcli.words import format_duration, format_rate
 
 MEASURED_PEERS, ASKED_PEERS = 3, 8
 MEASURING_SECONDS = 20.0  # after which no further peer is measured: one takes up to 8 s, and all of it up to a minute
 HELPED_SECONDS = 20.0  # for the router and relays, which answer within some seconds
 SCOPES = {Scope.HOST: "from this computer", Scope.LAN: "from this network", Scope.INTERNET: "from the internet"}
-TRANSLATIONS = {
-    "none": "not translated",
-    "independent": "translated, to one port for all, so direct connections can be made from both ends",
-    "dependent": "translated, to another port for each, so relays are needed",
-    None: "translation not known",
-}
 HOW = {
     "assumed": "as far as is known",
     "dialed back": "contacts dialed it back",
@@ -99,7 +92,7 @@ async def _ask_peers(dht: DHT) -> list[Finding]:
     reach, endpoint = dht.reach, dht.endpoint
     await _until_helped(reach)
     found = [Finding("reach", "OK", reach.sentence())]
-    found += [await _family(reach, verdict) for verdict in reach.verdicts]
+    found += map(_family, reach.verdicts)
     asked = reach.mapping
     found.append(await _router(asked.current if asked else None, asked.problem if asked else None))
     return found + [each async for each in _measured(endpoint)]
@@ -124,41 +117,11 @@ def _relays(endpoint: Endpoint) -> list[PeerID]:
     return [relay for relay in found if relay is not None]
 
 
-async def _family(reach: Reach, verdict: ReachVerdict) -> Finding:
-    """Says who can dial this computer at its addresses of a family, and as what others see it."""
+def _family(verdict: ReachVerdict) -> Finding:
+    """Says who can dial this computer at its addresses of a family."""
     can = {None: "not known whether others can dial it", True: "can be dialed", False: "cannot be dialed"}
     at = f", at {', '.join(verdict.addresses)}" if verdict.addresses else ""
-    text = f"{can[verdict.dialable]} {SCOPES[verdict.scope]}, {HOW[verdict.how]}{at}"
-    return Finding(verdict.family, "OK", text + await _translation(reach, verdict.family))
-
-
-async def _translation(reach: Reach, family: Family) -> str:
-    """Where contacts see a port of this computer, and whether all see the same one."""
-    listeners = _listeners(reach, family)
-    if not listeners:
-        return ""
-    try:
-        port = reach.endpoint.local_port(family)
-    except OSError:  # this computer does not have the family
-        return ""
-    try:
-        seen, translation = await find_translation(port, listeners, reach.evidence.around.hosts)
-    finally:
-        port.close()
-    return f"{f'; seen as {seen}' if seen else ''}; {TRANSLATIONS[translation]}"
-
-
-def _listeners(reach: Reach, family: Family) -> list[str]:
-    """Where peers listen that this one has dialed itself: each answers once more. One in this computer's own network
-    does not see what the router makes of its port, so it is asked only where there is no other."""
-    found: dict[str, bool] = {}
-    for peer in reach.endpoint.connected():
-        seen = reach.endpoint.seen(peer)
-        if seen is not None and seen.dialed and not seen.relayed and not seen.punched:
-            host = host_of(seen.remote_address)
-            if family_of(host) == family:
-                found[f"{seen.remote_address}/{peer.text}"] = reach.evidence.around.is_near(host)
-    return [address for address, near in found.items() if not near] or list(found)
+    return Finding(verdict.family, "OK", f"{can[verdict.dialable]} {SCOPES[verdict.scope]}, {HOW[verdict.how]}{at}")
 
 
 async def _measured(endpoint: Endpoint) -> AsyncIterator[Finding]:

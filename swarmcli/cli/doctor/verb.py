@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from swarmcli.cli.console import err, out
-from swarmcli.cli.doctor import computer, network, peers, run
+from swarmcli.cli.doctor import computer, homes, network, run
 from swarmcli.cli.doctor.finding import Check, Context, Finding, findings
 from swarmcli.cli.ending import ExitCode
 from swarmcli.cli.local import Json
@@ -29,10 +29,9 @@ CHECKS = (
     Check("contacts", run.check_contacts, 180.0, "asking the first contacts of the run"),
     Check("recipe", run.check_offer, 60.0, "asking for the recipe of the run"),
     Check("reach", network.check_network, 120.0, "finding out who can dial this computer, and how fast"),
-    Check("homes", peers.find_homes),
-    Check("identity", peers.check_identities),
-    Check("journal", peers.check_journals),
-    Check("peers", peers.check_peers),
+    Check("homes", homes.find_homes),
+    Check("identity", homes.check_identities),
+    Check("journal", homes.check_journals),
 )
 
 
@@ -43,7 +42,7 @@ def doctor(
         str | None,
         typer.Argument(
             metavar="[LINK|RECIPE]",
-            help="A run to look at as well, by its link or recipe. Without it: this computer and your peers on it.",
+            help="A run to look at as well, by its link or recipe. Without it: this computer alone.",
         ),
     ] = None,
     on_network: Annotated[

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from swarmcli.cli.doctor import computer, peers, run
+from swarmcli.cli.doctor import computer, homes, run
 from swarmcli.cli.doctor.finding import Check, Context, Finding, findings
 from swarmcli.cli.doctor.verb import CHECKS
 from swarmcli.clock import Clock
@@ -63,7 +63,7 @@ class World:
 
     def home(self, **how: object) -> Path:
         home = home_with(self.data, **how)  # type: ignore[arg-type]
-        list(peers.find_homes(self.context))
+        list(homes.find_homes(self.context))
         assert self.context.homes == [home]
         return home
 
@@ -131,11 +131,6 @@ def a_home_of_another_user(world: World) -> None:
     world.home()
     another = os.geteuid() + 1
     world.set.setattr(os, "geteuid", lambda: another)
-
-
-def a_silent_peer(world: World) -> None:
-    entry = world.until.enter_context(LocalPeers().entered(LocalPeer.here("trainer", "small", world.here)))
-    entry.announce(name="Ada", api=world.until.enter_context(nobody()).replace("tcp:", "http:"), token="secret")
 
 
 def contact(world: World, address: str, peer: PeerID = PEER) -> None:
@@ -218,14 +213,10 @@ FAULTS = [
           run.check_recipe, "the invitation of this link held until", "swarm invite"),
     Fault("no invitation", lambda world: world.recipe(*CLOSED), run.check_contacts, "is closed", "`swarm invite`"),
     Fault("a key that others read", lambda world: (world.home() / "identity.key").chmod(0o644),
-          peers.check_identities, "mode 0644", "chmod 600"),
-    Fault("a damaged journal", a_damaged_journal, peers.check_journals, "journal: ", "mv "),
+          homes.check_identities, "mode 0644", "chmod 600"),
+    Fault("a damaged journal", a_damaged_journal, homes.check_journals, "journal: ", "mv "),
     Fault("files of another user", a_home_of_another_user,
-          peers.check_journals, "journal.sqlite belongs to another user (id ", "run: sudo chown -R"),
-    Fault("a kill", lambda world: world.home(ended=False),
-          peers.check_journals, "ended without a goodbye", "start it again", "WARN"),
-    Fault("a silent peer", a_silent_peer,
-          peers.check_peers, "Ada (trainer of small) does not answer", "swarm stop --now"),
+          homes.check_journals, "journal.sqlite belongs to another user (id ", "run: sudo chown -R"),
     Fault("a name that leads nowhere", a_name_that_leads_nowhere, run.check_contacts,
           "name: peer.example.org cannot be resolved: Name or service", "name server"),
     Fault("nobody there", lambda world: contact(world, world.until.enter_context(nobody())),

@@ -1,4 +1,4 @@
-"""Checks of this user's peers: what they left on the disk, and how those do that run."""
+"""Checks of what this user's peers have on the disk."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from swarmcli.cli.doctor.finding import Context, Finding, of_error
-from swarmcli.cli.status import reports
 from swarmcli.errors import JournalError, SwarmError
 from swarmcli.files.durable import foreign
-from swarmcli.journal import JOURNAL_NAME, JournalReader
-from swarmcli.machine.registry import VARIABLE
+from swarmcli.journal import JOURNAL_NAME
 from swarmcli.words import plural
 
 MOST_HOMES = 200
@@ -57,10 +54,9 @@ def check_identities(context: Context) -> Iterator[Finding]:
 
 
 def check_journals(context: Context) -> Iterator[Finding]:
-    """SQLite reads through each; and the last life of a peer that does not run should have ended with a goodbye."""
-    running = {peer.home for peer in context.registry.living()}
+    """SQLite reads through each."""
     files = [home / JOURNAL_NAME for home in context.homes]
-    yield from _each("journal", files, lambda file: _look_into(file, running), "journal", "intact")
+    yield from _each("journal", files, _look_into, "journal", "intact")
 
 
 def _each(check: str, files: list[Path], look: Callable[[Path], object], what: str, well: str) -> Iterator[Finding]:
@@ -83,7 +79,7 @@ def _each(check: str, files: list[Path], look: Callable[[Path], object], what: s
         yield Finding(check, "OK", f"{plural(good, what)} {well}")
 
 
-def _look_into(journal: Path, running: set[str]) -> Finding | None:
+def _look_into(journal: Path) -> Finding | None:
     """Raises JournalError."""
     deadline = time.monotonic() + JOURNAL_SECONDS
     try:
@@ -98,47 +94,4 @@ def _look_into(journal: Path, running: set[str]) -> Finding | None:
     if damage != "ok":
         fix = f"move it away, and a new one is begun: mv {journal} {journal}.damaged"
         raise JournalError(f"{journal} is damaged: {damage}; {fix}")
-    with JournalReader(journal) as reader:
-        runs = reader.runs()
-    home, last = str(journal.parent), runs[-1] if runs else None
-    # A peer that was started with another runtime directory is in another registry.
-    if last is None or last.finished is not None or home in running or last.goes_on(time.time()):
-        return None
-    text = f"{home} ended without a goodbye: it was killed, or power was lost"
-    fix = f"start it again, it takes up where it was; `swarm log {home}` shows what was before"
-    return Finding("last end", "WARN", text, fix)
-
-
-def check_peers(context: Context) -> Iterator[Finding]:
-    """Those that run answer, and raise no alarm."""
-    registry = context.registry
-    if registry.directory.exists() and not registry.is_own:
-        text = f"{registry.directory} belongs to another user or may be written by others, so no peer is found there"
-        fix = f"chmod 700 {registry.directory}, or set {VARIABLE} to a directory of your own"
-        yield Finding("peers", "FAIL", text, fix)
-        return
-    peers = registry.peers()
-    if not peers:
-        yield Finding("peers", "SKIP", "no peer of yours runs on this computer")
-        return
-    for report in reports(registry, peers):
-        who = f"{report['name']} ({report['role']} of {report['run_id']})"
-        if "error" in report:
-            yield Finding("peers", "FAIL", f"{who} does not answer", f"`swarm stop --now` ends process {report['pid']}")
-        elif "joining" in report:
-            yield Finding("peers", "OK", f"{who} is joining")
-        else:
-            yield from _of_state(who, report["state"])
-
-
-def _of_state(who: str, state: Any) -> Iterator[Finding]:
-    try:
-        run, sentence = state["run"], state["me"]["sentence"]
-        alarms = [*filter(None, (run["alarm"], run["notice"], *(alert["text"] for alert in state["alerts"])))]
-    except (KeyError, TypeError):
-        yield Finding("peers", "WARN", f"{who} is of another version of swarm", "stop it and start it again")
-        return
-    if not alarms:
-        yield Finding("peers", "OK", f"{who}: {sentence}")
-    for alarm in alarms:
-        yield Finding("peers", "WARN", f"{who}: {alarm}", "`swarm status` and its page tell more")
+    return None
