@@ -142,9 +142,6 @@ class ControlPool:
         now = loop_time()
         for channel in self._peers.controls():
             better = self._peers.current(channel.peer_id)
-            if channel.boot_id is None and now - channel.opened_at >= self._context.limits.handshake_timeout:
-                channel.connection.abort("it never greeted")
-                continue
             if channel is better or better is None or better.boot_id is None or channel.unfinished:
                 continue
             # Where one end dialed several at once, the two ends may have seen different ones come last. Were

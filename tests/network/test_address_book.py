@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from swarmcli.network.address_book import AddressBook
 from swarmcli.network.addresses import Scope, readable, scope_of
 from swarmcli.network.identity import Identity
@@ -133,9 +130,3 @@ def test_of_what_strangers_write_only_addresses_are_left_that_may_be_tried() -> 
     assert readable(said, PEER, Scope.LAN) == everywhere[:2] + everywhere[3:]
     assert readable(said, PEER, Scope.INTERNET) == everywhere[:1] + everywhere[3:]
     assert len(readable(many(100), PEER)) == 8
-
-
-@given(st.lists(st.text(max_size=80) | st.text(max_size=30).map(lambda text: f"tcp://{text}:80"), max_size=40))
-def test_no_text_raises_and_what_is_left_reads_the_same(said: list[str]) -> None:
-    found = readable(said, PEER)
-    assert readable(found, PEER) == found and len(found) <= 8

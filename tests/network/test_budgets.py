@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from pathlib import Path
 
 import pytest
 
-from swarmcli.clock import MAX_PER_NETWORK, Clock
 from swarmcli.errors import CallRefused
 from swarmcli.network import Endpoint, Identity, NetworkLimits, Purpose, Stream, wire
 from swarmcli.network.budgets import BUDGETS, Budget, Budgets
 from swarmcli.network.ledger import Ledger
-from swarmcli.network.prefix import Prefix, prefix_of
+from swarmcli.network.prefix import prefix_of
 from swarmcli.network.transports.tcp import TCPTransport
 from swarmcli.network.wire.messages import Open, Piece
 from tests.simulation import in_real_time, simulated
 
-from .test_stream_memory import FakeChannel
 from .worlds import Number, reaches, stay_alive, town
 
 HOME, AWAY, LAN = prefix_of("192.0.2.1"), prefix_of("198.51.100.1"), prefix_of("192.168.0.1")
@@ -76,18 +72,28 @@ def test_each_bound_holds_by_itself() -> None:
 
 @simulated
 async def test_a_payload_takes_no_memory_beyond_the_budget_and_waits_for_its_reader() -> None:
-    channel = FakeChannel(budget=Budget(*[100_000] * 4))
-    assert channel.begin(0, 90_000) is not None
-    channel.complete()
-    assert channel.begin(1, 20_000) is None and channel.stream.starved
-    assert not channel.stream.reading_wanted, "the other end waits"
-    assert (await channel.stream.receive(Number))[0] == Number(0)
-    reading = asyncio.create_task(channel.stream.receive(Number, lambda message, size: memoryview(bytearray(size))))
-    await asyncio.sleep(0)
-    assert channel.stream.reading_wanted, "memory of its reader costs nothing"
-    assert channel.begin(1, 200_000) is not None
-    channel.complete()
-    assert (await reading)[0] == Number(1) and channel.ledger.taken == 0
+    limits = NetworkLimits(budgets=Budgets(payloads=Budget(*[100_000] * 4)))
+    async with town() as place:
+        victim, friend = await place.peer(0, host(0, 1), limits=limits), await place.peer(1, host(1, 1))
+        payloads, go, sizes = victim._context.ledgers.payloads, asyncio.Event(), list[int]()
+
+        async def collect(peer: object, request: Number, stream: Stream) -> None:
+            await go.wait()
+            sizes.append((await stream.receive(Number))[1].nbytes)
+            for _ in range(2):  # memory of its reader costs nothing
+                _, payload = await stream.receive(Number, lambda message, size: memoryview(bytearray(size)))
+                sizes.append(payload.nbytes)
+
+        victim.serve_stream("collect", Number, collect)
+        friend.learn(victim.peer_id, victim.addresses)
+        async with friend.stream(victim.peer_id, "collect", Number(0), timeout=5) as stream:
+            for size in (90_000, 20_000, 200_000):
+                await stream.send(Number(0), bytes(size))
+            await asyncio.sleep(5)
+            assert 90_000 < payloads.taken < 100_000, "the second one waits in its sender"
+            go.set()
+            await asyncio.sleep(1)
+        assert sizes == [90_000, 20_000, 200_000] and payloads.taken == 0
 
 
 @pytest.mark.parametrize("staying", [False, True])
@@ -189,15 +195,6 @@ async def test_a_flood_of_identities_from_one_prefix_costs_nobody_else_his_conne
 
 
 @simulated
-async def test_whoever_never_greets_is_let_go() -> None:
-    async with town() as place:
-        victim = await place.peer(0, host(0, 1))
-        _, heard = await place.attacker(66, host(9, 1)).dial(victim, Purpose.CONTROL, greet=False)
-        await asyncio.sleep(15)
-        assert heard.ends and victim.statistics().control_connections == 0
-
-
-@simulated
 async def test_bulk_connections_of_one_prefix_are_bounded_and_unused_ones_make_room() -> None:
     async with town() as place:
         victim = await place.peer(0, host(0, 1), limits=NetworkLimits(budgets=Budgets(bulk=Budget(4, 6, 6, 100))))
@@ -215,54 +212,10 @@ async def test_bulk_connections_of_one_prefix_are_bounded_and_unused_ones_make_r
         assert not victim.statistics().violations, "of a prefix, nobody has broken a rule"
 
 
-# Time
-
-
-def observe(clock: Clock, name: str, wrong: float, network: object = None, *, dialed: bool) -> None:
-    now = clock.raw()
-    clock.observe(name.encode(), now, now + wrong, now + wrong, now, network=network, dialed=dialed)  # type: ignore[arg-type]
-
-
-def test_who_comes_to_us_does_not_outvote_whom_we_dialed() -> None:
-    clock = Clock()
-    for number in range(9):
-        observe(clock, f"honest {number}", number / 10, dialed=True)
-    for number in range(64):
-        observe(clock, f"liar {number}", 3000, dialed=False)
-    assert 0 <= clock.offset <= 0.81
-
-
-def test_identities_of_one_network_have_few_votes() -> None:
-    clock = Clock()
-    for number in range(MAX_PER_NETWORK + 1):
-        observe(clock, f"honest {number}", 1, Prefix("internet", str(number)), dialed=True)
-    for number in range(64):
-        observe(clock, f"liar {number}", 3000, HOME, dialed=True)
-    assert clock.offset == pytest.approx(1)
-
-
-# Hostile offers
-
-
-PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
-ROWS = {
-    "payloads that nobody": BUDGETS.payloads,
-    "messages above 64 KiB": BUDGETS.heads,
-    "requests that are not": BUDGETS.requests,
-    "answers that are not": BUDGETS.replies,
-    "calls that wait for their": BUDGETS.calls,
-    "control connections": BUDGETS.connections,
-    "bulk connections": BUDGETS.bulk,
-}
-
-
-def numbers(row: str) -> Budget:
-    cells = row.strip("|").split("|")[1:]
-    found = [int(each.replace(",", "")) for cell in cells for each in re.findall(r"[\d,]+", cell)]
-    return Budget(*(each << 20 if "MiB" in row.split("|", 2)[2] else each for each in found))
-
-
-def test_the_table_has_the_constants() -> None:
-    for beginning, budget in ROWS.items():
-        [row] = [line for line in PAGE.splitlines() if line.startswith(f"| {beginning}")]
-        assert numbers(row) == budget, row
+@simulated
+async def test_whoever_never_greets_is_let_go() -> None:
+    async with town() as place:
+        victim = await place.peer(0, host(0, 1))
+        _, heard = await place.attacker(66, host(9, 1)).dial(victim, Purpose.CONTROL, greet=False)
+        await asyncio.sleep(15)
+        assert heard.ends and victim.statistics().control_connections == 0

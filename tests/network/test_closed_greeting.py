@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from swarmcli.errors import AddressError, HandshakeError, NotAMember
+from swarmcli.errors import NotAMember
 from swarmcli.network import Endpoint, Identity, Purpose
-from swarmcli.network.membership import MAX_PROOF, Pass
 from swarmcli.network.transports.tcp.handshake import (
     GreetingKind,
     Message,
     Refused,
     greet_dialer,
-    greet_listener,
     take_message,
 )
 from swarmcli.reach.circuits import open_circuits
-from swarmcli.recipe.ticket import Ticket
 from tests.network.closed_runs import ClosedRunWorld
 from tests.network.worlds import MemoryWorld, Number, TCPWorld, World, double, reaches
 from tests.reach.relay_worlds import CLIENTS, Client, scene
@@ -107,26 +101,6 @@ def test_an_invitation_is_worth_nothing_on_a_connection_that_its_holder_has_not_
     asked = member.sign("dial", challenge.body, thief.peer_id, b"\x00", shown)  # the member dialed the thief
     with pytest.raises(Refused, match="does not belong to this peer id, this listener"):
         script.send(Message(GreetingKind.PROOF, asked + shown))
-
-
-@given(st.binary(max_size=2 * MAX_PROOF))
-def test_whatever_is_shown_is_a_pass_or_a_refusal(data: bytes) -> None:
-    closed = ClosedRunWorld()
-    with suppress(ValueError):
-        assert Pass.decode(data).encode() == data
-    with pytest.raises(NotAMember):
-        closed.member(1).check(Identity.from_seed(2).peer_id, data)
-    dialer, listener = greet_listener(Identity.from_seed(2), Identity.from_seed(1).peer_id, Purpose.CONTROL), data
-    next(dialer)
-    dialer.send(Message(GreetingKind.CHALLENGE, bytes(32)))
-    with suppress(HandshakeError, StopIteration):
-        dialer.send(Message(GreetingKind.WELCOME, listener[:1024]))
-
-
-@given(st.text(max_size=400) | st.binary(max_size=300).map(lambda data: Ticket.__name__ + data.hex()))
-def test_whatever_stands_in_a_link_is_a_ticket_or_an_address_error(text: str) -> None:
-    with suppress(AddressError):
-        assert Ticket.parse(text).encode() == text
 
 
 def _only(data: bytes) -> Message:

@@ -179,7 +179,8 @@ async def test_the_death_of_either_end_fails_calls_and_cancels_handlers(dead: in
 @simulated
 async def test_closing_says_goodbye_and_ends_everything() -> None:
     async with endpoints(MemoryNetwork(), 2) as [a, b]:
-        busy = Busy()
+        busy, seen = Busy(), list[Event]()
+        a.events.subscribe(seen.append)
         b.serve("busy", Number, busy)
         there = asyncio.create_task(a.call(b.peer_id, "busy", Number(0), Number, timeout=600))
         a.serve("busy", Number, busy)
@@ -193,6 +194,10 @@ async def test_closing_says_goodbye_and_ends_everything() -> None:
             await back
         await asyncio.sleep(1)
         assert busy.cancelled == 2
+        assert seen == [
+            PeerConnected(b.peer_id.text, b.addresses[0]),
+            PeerDisconnected(b.peer_id.text, "closed by peer: the peer has left"),
+        ]
         with pytest.raises(ConnectionLost, match="closed"):
             await reaches(b, a)
         with pytest.raises(PeerUnreachable, match="refused"):
@@ -225,21 +230,6 @@ async def test_the_first_contact_may_be_unknown_but_not_another_than_named() -> 
         assert nobody.value.step == "connect"
         with pytest.raises(AddressError):
             await a.connect("nonsense", timeout=5)
-
-
-@simulated
-async def test_events_tell_who_came_and_went() -> None:
-    async with endpoints(MemoryNetwork(), 2) as [a, b]:
-        seen: list[Event] = []
-        a.events.subscribe(seen.append)
-        await b.connect(a.addresses[0], timeout=5)
-        await asyncio.sleep(1)
-        await b.close()
-        await asyncio.sleep(1)
-        assert seen == [
-            PeerConnected(b.peer_id.text, f"memory://{b.peer_id.short}"),
-            PeerDisconnected(b.peer_id.text, "closed by peer: the peer has left"),
-        ]
 
 
 @simulated

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -11,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmcli.errors import ProtocolViolation
 from swarmcli.network import Identity, PeerID, wire
 from swarmcli.network.limits import NetworkLimits
-from swarmcli.network.transports.frames import FrameReader, PeerSaidGoodbye, byte_views, frame_start, goodbye_frame
-from swarmcli.network.wire.messages import BulkMessage, ControlMessage
+from swarmcli.network.transports.frames import FrameReader, PeerSaidGoodbye, frame_start, goodbye_frame
 
 LIMITS = NetworkLimits(max_message=50, max_payload=200)
 
@@ -66,31 +62,16 @@ def test_any_chunking_gives_the_same_frames(frames: list[tuple[bytes, bytes]], c
     assert not reader.in_frame and not reader.in_payload
 
 
-@given(st.binary(max_size=300), st.lists(st.integers(1, 50), max_size=10))
-def test_garbage_never_takes_more_memory_than_a_payload_may(garbage: bytes, chunks: list[int]) -> None:
-    collector = Collector()
-    with suppress(ProtocolViolation, PeerSaidGoodbye):
-        read(FrameReader(LIMITS), collector, garbage, chunks)
-    assert all(len(memory) <= LIMITS.max_payload for memory in collector.memory)
-
-
 def test_a_goodbye_comes_whole_and_bounded() -> None:
     reader, collector = FrameReader(LIMITS), Collector()
-    goodbye = goodbye_frame("ö" * 600)
+    goodbye = goodbye_frame("ö\x1b[2J" + "ö" * 600)
     assert len(goodbye) < 530
     reader.feed(memoryview(goodbye[:-1]))
     assert not reader.deliver_next(collector)
     reader.feed(memoryview(goodbye[-1:]))
-    with pytest.raises(PeerSaidGoodbye, match="closed by peer: ö"):
+    with pytest.raises(PeerSaidGoodbye, match="closed by peer: ö") as said:
         reader.deliver_next(collector)
-
-
-def test_pieces_become_bytes_without_a_copy() -> None:
-    numbers = memoryview(bytearray(16))
-    views = byte_views([b"", numbers.cast("I"), numbers.cast("B", (4, 4)), b"x"])
-    assert [view.nbytes for view in views] == [16, 16, 1] and views[0].obj is numbers.obj
-    with pytest.raises(TypeError):
-        byte_views([numbers[::2]])
+    assert str(said.value).isprintable() and len(str(said.value)) < 300
 
 
 class Letter(msgspec.Struct, frozen=True):
@@ -121,10 +102,3 @@ PEER = Identity.from_seed(1).peer_id
 def test_anything_else_is_a_decode_error(data: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         wire.decode(Letter, data)
-
-
-@pytest.mark.parametrize("expected", [Letter, ControlMessage, BulkMessage])
-@given(data=st.binary(max_size=200))
-def test_random_bytes_are_a_message_or_a_decode_error(expected: Any, data: bytes) -> None:
-    with contextlib.suppress(msgspec.DecodeError):
-        wire.decode(expected, data)

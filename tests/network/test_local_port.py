@@ -16,9 +16,8 @@ from swarmcli.network.addresses import parse_address
 from swarmcli.network.transports.base import Connection, LocalPort
 from swarmcli.network.transports.tcp import TCPTransport
 from swarmcli.network.transports.tcp.local_port import TCPLocalPort
-from swarmcli.testing import MemoryNetwork, MemoryTransport
 from tests.network.worlds import Attacker, MemoryWorld, TCPWorld, World, town
-from tests.simulation import in_real_time, now, simulated
+from tests.simulation import in_real_time, simulated
 
 ANN, BEN, EVE = (Identity.from_seed(seed) for seed in range(3))
 CROSSING = 0.9
@@ -106,55 +105,6 @@ async def test_ends_that_expect_something_else_are_left_with_nothing(twist: dict
     async with met() as ports:
         _, ben = await handshakes(*ports, **twist)
         assert isinstance(ben, HandshakeError)
-
-
-async def cross(a: MemoryTransport, b: MemoryTransport, *, late: float = 0.0) -> Sequence[Connection | BaseException]:
-    """Both learn from a listener how they are seen and dial each other, Ben `late` seconds after Ann."""
-    network = a.network
-    listener = network.transport(Identity.from_seed(9), host="5.1.0.1")
-    await listener.listen(lambda connection: None)
-    ports = [each.local_port("memory") for each in (a, b)]
-    anns, bens = [await port.probe("memory://5.1.0.1", 5) for port in ports]
-    assert anns is not None and bens is not None
-
-    async def ben() -> Connection:
-        await asyncio.sleep(late)
-        return await ports[1].meet(anns, ANN.peer_id, Purpose.CONTROL, leads=False, crossing=CROSSING, timeout=5)
-
-    ann = ports[0].meet(bens, BEN.peer_id, Purpose.CONTROL, leads=True, crossing=CROSSING, timeout=5)
-    try:
-        return await asyncio.gather(ann, ben(), return_exceptions=True)
-    finally:
-        for port in ports:
-            port.close()
-
-
-@pytest.mark.parametrize(
-    ("north", "late", "works"),
-    [
-        ({}, 0.0, True),
-        ({}, 0.5, True),  # a silent router drops the first SYN, and the second one passes the other router
-        ({}, 1.0, False),
-        ({"refuses": True}, 0.0, True),
-        ({"refuses": True}, 0.06, False),  # the first SYN was refused before the other end had dialed
-        ({"translation": "dependent"}, 0.0, False),
-    ],
-    ids=str,
-)
-@simulated
-async def test_ends_behind_routers_meet_while_both_dial(north: dict[str, Any], late: float, works: bool) -> None:
-    network = MemoryNetwork(seed=1, latency=0.05)
-    routers = [network.router("5.2.0.1", **north), network.router("5.3.0.1", refuses="refuses" in north)]
-    ann, ben = (
-        network.transport(identity, listening=False, host="192.168.1.2", behind=router)
-        for identity, router in zip((ANN, BEN), routers, strict=True)
-    )
-    ends = await cross(ann, ben, late=late)
-    assert [not isinstance(end, BaseException) for end in ends] == [works] * 2
-    if not works:
-        assert all(isinstance(end, ConnectError) for end in ends)
-    else:
-        assert now() < 2
 
 
 Heard = list[tuple[PeerID, str, bytes]]

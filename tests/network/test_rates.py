@@ -26,15 +26,14 @@ KB = 1000
 SECONDS = 10.0
 
 
-def pour(peer: Endpoint, to: Endpoint, nbytes: int = 64 * 1024) -> Coroutine[Any, Any, None]:
-    """Sends payloads without end."""
-
-    async def main() -> None:
-        async with peer.stream(to.peer_id, "sink", Number(0), timeout=30) as stream:
-            while True:
-                await stream.send(Number(1), bytes(nbytes))
-
-    return main()
+async def pour(peer: Endpoint, to: Endpoint, nbytes: int = 64 * 1024, payloads: int = 1 << 30) -> None:
+    """Sends payloads, and waits until they are received."""
+    async with peer.stream(to.peer_id, "sink", Number(0), timeout=60) as stream:
+        for _ in range(payloads):
+            await stream.send(Number(1), bytes(nbytes))
+        await stream.finish()
+        with contextlib.suppress(EndOfStream):
+            await stream.receive(Number)
 
 
 def sink(peer: Endpoint) -> dict[PeerID, int]:
@@ -43,12 +42,10 @@ def sink(peer: Endpoint) -> dict[PeerID, int]:
 
     async def serve(sender: PeerID, request: Number, stream: Stream) -> None:
         memory = memoryview(bytearray(16 << 20))
-        try:
+        with contextlib.suppress(EndOfStream):
             while True:
                 _, payload = await stream.receive(Number, lambda message, size: memory[:size])
                 received[sender] = received.get(sender, 0) + payload.nbytes
-        except EndOfStream:
-            pass
 
     peer.serve_stream("sink", Number, serve)
     return received
@@ -68,8 +65,16 @@ async def over(seconds: float, traffic: Callable[[], int], *streams: Coroutine[A
         await asyncio.wait(tasks)
 
 
-@pytest.mark.parametrize("limit", [10 * KB, 300 * KB])
-@pytest.mark.parametrize("upload", [True, False])
+async def longest_call(caller: Endpoint, target: PeerID, *, many: int = 1) -> float:
+    """Seconds of the slowest of so many calls at once."""
+    began = asyncio.get_running_loop().time()
+    await asyncio.gather(
+        *(caller.call(target, "double", Number(each), Number, timeout=60) for each in range(many)),
+    )
+    return asyncio.get_running_loop().time() - began
+
+
+@pytest.mark.parametrize(("limit", "upload"), [(10 * KB, True), (10 * KB, False), (300 * KB, True)])
 @simulated
 async def test_what_passes_in_ten_seconds_keeps_to_the_limit(limit: float, upload: bool) -> None:
     async with endpoints(MemoryNetwork(seed=1), 4) as (limited, *others):
@@ -94,11 +99,9 @@ async def test_streams_share_alike_and_calls_do_not_wait_for_them() -> None:
             sink(other)
 
         async def slowest_call() -> float:
-            loop, worst = asyncio.get_running_loop(), 0.0
+            worst = 0.0
             for _ in range(20):
-                began = loop.time()
-                await others[0].call(limited.peer_id, "double", Number(1), Number, timeout=30)
-                worst = max(worst, loop.time() - began)
+                worst = max(worst, await longest_call(others[0], limited.peer_id))
                 await asyncio.sleep(0.1)
             return worst
 
@@ -143,30 +146,6 @@ async def test_what_no_peer_can_live_with_is_refused(rate: float) -> None:
     assert rates.upload.limit == LEAST_RATE and rates.download.limit is None and rates.lower == LEAST_RATE
 
 
-async def swallow(peer: PeerID, request: Number, stream: Stream) -> None:
-    with contextlib.suppress(EndOfStream):
-        while True:
-            await stream.receive(Number)
-
-
-async def pour_all(source: Endpoint, target: PeerID, pieces: int) -> None:
-    async with source.stream(target, "swallow", Number(0), timeout=60) as stream:
-        for _ in range(pieces):
-            await stream.send(Number(0), [bytes(100_000)])
-        await stream.finish()
-        with contextlib.suppress(EndOfStream):
-            await stream.receive(Number)
-
-
-async def longest_call(caller: Endpoint, target: PeerID, *, many: int = 1) -> float:
-    """Seconds of the slowest of so many calls at once."""
-    began = asyncio.get_running_loop().time()
-    await asyncio.gather(
-        *(caller.call(target, "double", Number(each), Number, timeout=60) for each in range(many)),
-    )
-    return asyncio.get_running_loop().time() - began
-
-
 @simulated
 async def test_calls_beside_a_full_link_are_answered_within_seconds_and_nobody_is_lost() -> None:
     """10 kB/s each way, and four streams of it: 1.6 MB take minutes."""
@@ -174,12 +153,12 @@ async def test_calls_beside_a_full_link_are_answered_within_seconds_and_nobody_i
     async with endpoints(network, 3) as peers:
         lost: list[PeerDisconnected] = []
         for peer in peers:
-            peer.serve_stream("swallow", Number, swallow)
+            sink(peer)
             peer.events.subscribe(lambda event: lost.append(event) if isinstance(event, PeerDisconnected) else None)
             network.set_bandwidth(peer.peer_id, 10e3)
         first, *others = peers
         began = asyncio.get_running_loop().time()
-        pouring = [asyncio.create_task(pour_all(first, other.peer_id, 4)) for other in others for _ in range(2)]
+        pouring = [asyncio.create_task(pour(first, other, 100 * KB, 4)) for other in others for _ in range(2)]
         took = []
         while not all(task.done() for task in pouring):
             took.append(await longest_call(first, others[0].peer_id, many=10))

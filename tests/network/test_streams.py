@@ -63,25 +63,6 @@ async def _expect_end(stream: Stream) -> None:
         await stream.receive(Number)
 
 
-@pytest.mark.parametrize("clients", [(), (0,), (1,)])
-@simulated
-async def test_streams_flow_both_ways_whoever_can_dial(clients: tuple[int, ...]) -> None:
-    async with endpoints(MemoryNetwork(), 2, clients=clients) as [a, b]:
-        if 1 in clients:
-            await b.connect(a.addresses[0], timeout=5)
-            await asyncio.sleep(1)
-        for opener, other in ((a, b), (b, a), (a, b)):
-            other.withdraw("echo")
-            other.serve_stream("echo", Number, echo)
-            async with opener.stream(other.peer_id, "echo", Number(0), timeout=5) as stream:
-                for n in range(20):
-                    await stream.send(Number(n), bytes([n]) * n * 1000)
-                    assert await stream.receive(Number) == (Number(n), bytes([n]) * n * 1000)
-                assert stream.bytes_sent == stream.bytes_received == 190_000
-                await stream.finish()
-                await _expect_end(stream)
-
-
 @simulated
 async def test_a_peer_that_cannot_dial_us_after_all_says_so() -> None:
     """The router before it no longer forwards what it forwarded before. What the dial met is not told."""
@@ -193,6 +174,29 @@ async def test_a_receiver_that_was_late_once_has_later_payloads_in_its_memory() 
                 await stream.send(Number(n), bytes([n]) * MiB)
             await received.wait()
         assert not any(ahead[3:]), ahead
+
+
+@pytest.mark.parametrize("arrived", [False, True])
+@simulated
+async def test_giving_up_while_memory_is_lent_resets_the_stream(arrived: bool) -> None:
+    """Nobody can take the memory back from a connection that writes into it."""
+    async with endpoints(MemoryNetwork(bandwidth=1e6), 2) as [a, b]:
+
+        async def give_up(peer: PeerID, request: Number, stream: Stream) -> None:
+            reading = asyncio.create_task(stream.receive(Number, lambda message, size: memoryview(bytearray(size))))
+            if arrived:
+                receive = stream.piece_received
+                stream.piece_received = lambda *piece: (receive(*piece), reading.cancel())  # type: ignore[method-assign]
+            else:
+                asyncio.get_running_loop().call_later(0.5, reading.cancel)
+            await asyncio.wait([reading])
+            await asyncio.get_running_loop().create_future()
+
+        b.serve_stream("give up", Number, give_up)
+        with pytest.raises(ConnectionLost):
+            async with a.stream(b.peer_id, "give up", Number(0), timeout=5) as stream:
+                await stream.send(Number(1), bytes(MiB))
+                await asyncio.wait_for(stream.receive(Number), 10)
 
 
 @pytest.mark.parametrize(

@@ -84,17 +84,7 @@ async def test_frames_arrive_whole_and_in_order_both_ways(world: World) -> None:
         await both.at_dialer.until(len(frames))
         assert both.at_listener.frames == frames
         assert both.at_dialer.frames == [(header, payload[:100]) for header, payload in frames]
-
-
-@on_each_transport
-async def test_a_payload_lands_in_the_receivers_own_memory(world: World) -> None:
-    async with pair(world) as both:
-        memory = bytearray(500_000)
-        both.at_listener.payload_buffer = lambda header, size: memoryview(memory)[:size]  # type: ignore[method-assign]
-        both.start()
-        await both.dialer.send(b"into", [b"z" * 400_000])
-        await both.at_listener.until(1)
-        assert memory == b"z" * 400_000 + bytes(100_000)
+        assert min(both.dialer.bytes_sent, both.listener.bytes_received) >= sum(sizes)
 
 
 @on_each_transport
@@ -106,16 +96,6 @@ async def test_frames_of_concurrent_senders_do_not_interleave(world: World) -> N
                 group.create_task(both.dialer.send(b"%d" % number, [b"%d" % number * 400_000] * 5))
         await both.at_listener.until(8)
         assert sorted(both.at_listener.frames) == [(b"%d" % n, b"%d" % n * 2_000_000) for n in range(8)]
-
-
-@on_each_transport
-async def test_counters_tell_of_life(world: World) -> None:
-    async with pair(world) as both:
-        both.start()
-        sent, received = both.dialer.bytes_sent, both.listener.bytes_received
-        await both.dialer.send(b"h" * 10, [b"p" * 1000])
-        await both.at_listener.until(1)
-        assert both.dialer.bytes_sent >= sent + 1010 and both.listener.bytes_received >= received + 1010
 
 
 @on_each_transport
@@ -323,6 +303,7 @@ async def _stream_there_and_back(peer: Endpoint, other: PeerID) -> None:
         await stream.send(Number(1), [b"x" * (1 << 20)] * 3)
         message, payload = await stream.receive(Number, lambda message, size: memoryview(memory)[:size])
         assert message == Number(1) and payload.obj is memory and memory == b"x" * (3 << 20)
+        assert stream.bytes_sent == stream.bytes_received == 3 << 20
         await stream.finish()
         with pytest.raises(EndOfStream):
             await stream.receive(Number)

@@ -94,23 +94,6 @@ async def test_nobody_else_can_say_that_another_process_was_there_first() -> Non
 
 
 @simulated
-async def test_beside_a_process_of_a_former_version_that_knows_nothing_of_this() -> None:
-    async with town() as made:
-        contact = await made.peer(1, "5.1.0.1")
-        former = await made.peer(9, "5.3.0.1")
-        former.withdraw(METHOD)
-        await former.connect(contact.addresses[0], timeout=5)
-        await asyncio.sleep(1)
-        peer = await made.peer(9, "5.4.0.1", seed=10)
-        await peer.connect(contact.addresses[0], timeout=5)
-        await asyncio.sleep(1)
-        assert await reaches(contact, peer) and not former.connected(), "as it was before"
-        await former.connect(contact.addresses[0], timeout=5)
-        await asyncio.sleep(1)
-        assert await reaches(contact, peer) and not former.connected(), "it does not come back"
-
-
-@simulated
 async def test_who_starts_again_has_its_place_though_its_former_connection_ends_before_it_greets() -> None:
     async with town() as made:
         contact, peer = await made.peer(1, "5.1.0.1"), made.attacker(9, "5.3.0.1")
