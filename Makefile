@@ -70,7 +70,7 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# How much there is to read, and that nothing is imported upwards or in a circle.
+# How much there is to read, and that nothing is imported upwards.
 weigh: install
 	$(BIN)/lint-imports
 	$(BIN)/python tests/weigh.py

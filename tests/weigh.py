@@ -1,7 +1,7 @@
 """How much there is to read: `python tests/weigh.py [FOLDER ...]`, one column for each folder, `swarmcli` without any.
 
-It fails on modules that import each other in a circle, and on classes of one name in two places. `lint-imports` shows
-that nothing is imported upwards. `python tests/weigh.py --floors` draws the floors for docs/architecture.md.
+It fails on classes of one name in two places. `lint-imports` shows that nothing is imported upwards, test_house.py that
+nothing is in a circle. `python tests/weigh.py --floors` draws the floors for docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TypeAlias
 
@@ -37,11 +36,8 @@ NO_CODE = {
 class Module:
     """One file, read once."""
 
-    def __init__(self, path: Path, root: Path) -> None:
+    def __init__(self, path: Path) -> None:
         source = path.read_text()
-        parts = path.relative_to(root.parent).with_suffix("").parts
-        self.name = ".".join(part for part in parts if part != "__init__")
-        self.is_package = parts[-1] == "__init__"
         self.tree = ast.parse(source)
         self.nodes = list(ast.walk(self.tree))
         self._source = source
@@ -71,19 +67,6 @@ class Module:
         """Of code, without blanks, comments and docstrings."""
         return len(self.code.intersection(range(node.lineno, (node.end_lineno or node.lineno) + 1)))
 
-    def imported(self, names: set[str]) -> set[str]:
-        """The modules of the house that this one needs at run time, as it is loaded."""
-        return {each for node in _loaded(self.tree) for each in self._targets(node, names)} & names - {self.name}
-
-    def _targets(self, node: ast.stmt, names: set[str]) -> Iterator[str]:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = self.name.split(".")[: -node.level + self.is_package or None] if node.level else []
-            module = ".".join([*above, *([node.module] if node.module else [])])
-            members = (f"{module}.{alias.name}" for alias in node.names)
-            yield from (member if member in names else module for member in members)
-
 
 def _docstring(node: ast.AST) -> ast.Constant | None:
     if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or not node.body:
@@ -91,17 +74,6 @@ def _docstring(node: ast.AST) -> ast.Constant | None:
     first = node.body[0]
     value = first.value if isinstance(first, ast.Expr) else None
     return value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
-
-
-def _loaded(tree: ast.Module) -> Iterator[ast.stmt]:
-    """The statements that run as the module is loaded."""
-    left: list[ast.stmt] = list(tree.body)
-    for node in left:
-        checks_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        if not checks_types and not isinstance(node, Function):
-            left += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
-        if not checks_types:
-            yield node
 
 
 def _is_number(node: ast.expr | None) -> bool:
@@ -153,7 +125,7 @@ def _used_once(module: Module) -> Iterator[int]:
 def read(root: Path) -> list[Module]:
     """A package, or a single module."""
     files = sorted(root.rglob("*.py")) if root.is_dir() else [root.with_suffix(".py")]
-    return [Module(path, root) for path in files]
+    return [Module(path) for path in files]
 
 
 def weigh(modules: list[Module]) -> dict[str, str]:
@@ -189,16 +161,6 @@ def weigh(modules: list[Module]) -> dict[str, str]:
     }
 
 
-def circle(modules: list[Module]) -> list[str]:
-    """Modules of which each is imported by the next one; none is what there should be."""
-    names = {module.name for module in modules}
-    try:
-        TopologicalSorter({module.name: module.imported(names) for module in modules}).prepare()
-    except CycleError as error:
-        return list(error.args[1])
-    return []
-
-
 def twice(modules: list[Module]) -> list[str]:
     """The names that several classes have."""
     found = Counter(node.name for module in modules for node in module.nodes if isinstance(node, ast.ClassDef))
@@ -227,8 +189,6 @@ def main(folders: list[str]) -> str | None:
     weighed = list(map(weigh, houses))
     for name in weighed[0]:
         print(f"{name:<38}" + "".join(f"{each[name]:>10}" for each in weighed))
-    if found := circle(houses[-1]):
-        return f"a circle of imports: {' ← '.join(found)}"
     if found := twice(houses[-1]):
         return f"classes of one name in two places: {', '.join(found)}"
     return None

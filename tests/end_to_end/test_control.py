@@ -72,32 +72,3 @@ def test_one_that_hangs_is_shown_and_can_be_ended(swarm: MakeSwarm, registry: Lo
     assert command("stop", "--now").returncode == 0
     run.wait_for_end(auxiliary, -signal.SIGKILL)
     assert shown() == {}
-
-
-def test_a_trainer_pauses_and_goes_on_by_a_word(swarm: MakeSwarm) -> None:
-    run = swarm(100_000, target=512)
-    monitor = run.start_monitor()
-    ada, bob = run.start("join", "ada"), run.start("join", "bob")
-    run.wait(lambda: run.rounds("ada") != [] and len(run.rounds("ada")[-1].members) == 3, "all average", ada, bob)
-    assert command("pause", "--peer", "ada", "--for", "2h").returncode == 0
-
-    def rests() -> bool:
-        """Also by its journal, which has all that it handed in before."""
-        told = any(line.text.startswith("paused: you asked") for line in run.events("ada"))
-        return told and shown()["ada"].get("state", {}).get("me", {}).get("activity", {}).get("state") == "paused"
-
-    run.wait(rests, "ada rests", ada, bob)
-    at, handed_in = run.epoch("bob"), sum(epoch.own_samples for epoch in run.epochs("ada"))
-    run.wait_for_epoch("bob", at + 3, ada, bob, monitor)  # nobody waits for it
-    assert sum(epoch.own_samples for epoch in run.epochs("ada")) == handed_in
-    once = "aused: you asked for it, until"
-    run.wait(lambda: command("status", "--peer", "ada").stdout.count(once) == 1, "it says why it rests", ada, bob)
-    assert command("resume", "-q").stderr == ""
-    run.wait(lambda: run.epochs("ada")[-1].own_samples > 0 and run.epoch("ada") > at + 3, "ada computes", ada, bob)
-    assert command("stop", "--peer", "bob").returncode == 0
-    run.wait_for_end(bob)
-    handed_in = sum(epoch.own_samples for epoch in run.epochs("bob"))
-    assert run.summary("bob")["samples"] == handed_in, bob.last_words(20)  # ada goes on, so a round takes them
-    assert command("stop").returncode == 0
-    for child in (ada, monitor):
-        run.wait_for_end(child)

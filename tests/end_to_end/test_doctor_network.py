@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks._homes import MASQUERADE, Internet, Machine
-from tests.end_to_end.test_port_mapping import SILENT, answers_at, start_gateway
+from tests.end_to_end.test_port_mapping import SILENT, opens, start_gateway
 
 pytestmark = pytest.mark.homes
 
@@ -59,4 +59,4 @@ def test_a_port_of_the_router_makes_a_home_dialable_and_is_given_back(
         down_up
     ) in rates:  # the link carries 20 Mbit/s each way, less what a busy machine loses, or takes late at the start
         assert down_up is not None and all(2.4 < float(rate) < 40 for rate in down_up.groups())
-    assert not answers_at(internet.machine("late"), outer, int(opened[1]), SILENT)
+    assert not opens(internet.machine("late"), outer, int(opened[1]), SILENT)

@@ -1,19 +1,23 @@
-"""What a user lends is all that real processes take."""
+"""A laptop among real processes: it is unplugged, and it sleeps."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from swarmcli.journal import Line
 from tests.end_to_end.swarm import Swarm
 
+SLEEP_SECONDS = 16.0  # beyond Limits.asleep_after
+
 
 @pytest.mark.e2e
-def test_a_laptop_on_battery_hands_in_its_work_pauses_and_goes_on_with_mains(
+def test_a_laptop_on_battery_hands_in_its_work_pauses_and_goes_on_with_mains_and_is_soon_back_after_a_sleep(
     swarm: Callable[..., Swarm], tmp_path: Path
 ) -> None:
     sensors = tmp_path / "sensors.json"
@@ -35,6 +39,14 @@ def test_a_laptop_on_battery_hands_in_its_work_pauses_and_goes_on_with_mains(
     sensors.write_text(json.dumps({"on_battery": False}))
     run.wait(lambda: worked(run) >= before + 2, "the laptop goes on", trainer, laptop)
     assert not [line for line in run.events("laptop") if "not in the average" in line.text]
+
+    # It stands still for longer than others wait for it, while the kernel's clock goes on, as in a real sleep.
+    process, asleep_at = psutil.Process(laptop.pid), time.monotonic()
+    process.suspend()
+    run.wait(lambda: time.monotonic() > asleep_at + SLEEP_SECONDS, "the others go on", trainer)
+    process.resume()
+    run.wait_for_epoch("laptop", run.epoch("trainer") + 1, laptop)
+    assert any(line.kind == "woke up" for line in run.events("laptop"))
 
 
 def told(run: Swarm, text: str) -> list[Line]:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import time
 from collections.abc import Callable
 
 import pytest
 
-from swarmcli.cli.ending import ExitCode
 from swarmcli.cli.processes import Child
-from swarmcli.network.twins import TOGETHER
 from tests.end_to_end.swarm import Swarm
 
 pytestmark = pytest.mark.e2e
@@ -60,17 +56,3 @@ def test_a_lone_trainer_needs_nobody_and_goes_on_from_what_it_saved(swarm: MakeS
     run.wait_for_end(again)
     trained = [epoch.epoch for epoch in run.epochs("alone") if epoch.own_samples]
     assert trained[: left + 2] == [*range(1, left + 3)]
-
-
-def test_a_copy_of_a_peer_that_runs_leaves_and_says_why_and_the_run_goes_on(swarm: MakeSwarm) -> None:
-    run = swarm(100_000)
-    monitor = run.start_monitor()
-    ada = run.start("join", "ada")
-    run.wait_for_epoch("ada", 2, ada, monitor)
-    run.wait(lambda: time.time() > run.lives("ada")[0] + 2 * TOGETHER, "ada is clearly the older one", ada)
-    shutil.copytree(run.home("ada"), run.home("copy"), ignore=shutil.ignore_patterns("*.lock", "in-use", "journal*"))
-    copy = run.start("join", "copy")
-    run.wait_for_end(copy, ExitCode.REFUSED)
-    assert "has this peer's key, and was there first" in (run.directory / "copy.log").read_text()
-    run.wait(lambda: "has a copy of this peer's key" in (run.directory / "ada.log").read_text(), "ada is told", ada)
-    run.wait_for_epoch("ada", run.epochs("ada")[-1].epoch + 2, ada, monitor)

@@ -102,16 +102,6 @@ def test_a_site_whose_processes_are_killed_or_frozen_is_the_same_peer_again(swar
     assert "Traceback" not in site.log.read_text()
 
 
-def test_what_no_new_start_would_change_is_told_once(swarm: MakeSwarm) -> None:
-    run = swarm(1000)
-    (run.directory / "text" / "lines.txt").unlink()
-    site = run.start("join", "site", "--nproc", "2")
-    run.wait_for_end(site, 2)
-    said = site.log.read_text()
-    assert said.count("swarm: ") == 1 and str(run.directory / "text") in said, said
-    assert "Traceback" not in said and "elastic" not in said
-
-
 def test_two_machines_with_torchrun_are_a_site_until_one_is_interrupted(swarm: MakeSwarm) -> None:
     run = swarm(1000)
     torchrun = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-id", "site"]
