@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from swarmcli.errors import CheckpointError, RecipeError
 from swarmcli.files.tensor_file import mapped
 from swarmcli.recipe import Recipe
-from swarmcli.recipe.adapters import adapter_fields
 from swarmcli.recipe.pretrained import saved_model
 from swarmcli.training.device import choose_compute
 from swarmcli.words import first_words
@@ -37,6 +36,22 @@ _TASKS = {
     "AutoModelForSequenceClassification": "SEQ_CLS",
     "AutoModelForTokenClassification": "TOKEN_CLS",
 }
+# Of a recipe: the field of peft's LoraConfig that they are.
+KEYS = {
+    "lora_r": "r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "lora_target_modules": "target_modules",
+    "lora_modules_to_save": "modules_to_save",
+    "peft_use_rslora": "use_rslora",
+    "peft_layers_to_transform": "layers_to_transform",
+}
+
+
+def adapter_fields(recipe: Recipe) -> dict[str, Any]:
+    """The keys of a recipe about its adapter, by the names of peft's configuration."""
+    fields = {field: getattr(recipe, key) for key, field in KEYS.items()}
+    return {field: list(value) if isinstance(value, tuple) else value for field, value in fields.items()}
 
 
 def base_dtype(recipe: Recipe) -> torch.dtype:

@@ -28,13 +28,14 @@ import numpy.typing as npt
 import torch
 
 from swarmcli.errors import DataError
-from swarmcli.training.sources import USUAL, BadRow, Content, DataOptions, Document, PassPart, Place, TextSource
+from swarmcli.training.sources import USUAL, BadRow, Content, DataOptions, Document, PassPart, TextSource
 from swarmcli.training.task import Batch, PartChooser, Parts
 from swarmcli.training.tokenizer import Tokenizer, Tokens
 from swarmcli.words import printable
 
 logger = logging.getLogger(__name__)
 
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 Example: TypeAlias = Mapping[str, npt.NDArray[Any]]  # one sample: arrays without a dimension for the batch
 
 
@@ -46,11 +47,11 @@ class MixturePosition:
     parts were chosen in all.
     """
 
-    drawn: int
-    passes: tuple[int, ...]
-    places: tuple[Place, ...]
-    begun: tuple[Parts, ...] = ()
-    choices: int = 0
+    drawn: Count
+    passes: tuple[Count, ...]
+    places: tuple[tuple[Count, ...], ...]
+    begun: tuple[tuple[Count, ...], ...] = ()
+    choices: Count = 0
 
     @classmethod
     def beginning(cls, sources: int) -> MixturePosition:
@@ -140,8 +141,8 @@ class SamplePosition:
     """Where a stream of samples is: before a document, with a rest of the ones before, and how many samples on."""
 
     before: MixturePosition
-    rest: tuple[int, ...]  # tokens, fewer than a sample has
-    behind: int  # samples that begin in this rest and that document
+    rest: tuple[Count, ...]  # tokens, fewer than a sample has
+    behind: Count  # samples that begin in this rest and that document
 
 
 # A sample, where the stream is behind it, and in which passes.
@@ -399,21 +400,13 @@ def tensor_of(array: npt.NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(array.astype(np.int64) if np.issubdtype(array.dtype, np.integer) else array)
 
 
-_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
-
-
 class StreamPosition(msgspec.Struct, frozen=True):
     """Where a stream of micro-batches is: behind what was drawn. A few hundred numbers, and a rest of a sample."""
 
     data: str  # a hash of all that decides which samples there are
-    drawn: _Count  # as in MixturePosition, before the block
-    passes: tuple[_Count, ...]
-    places: tuple[tuple[_Count, ...], ...]
-    rest: tuple[_Count, ...]  # as in SamplePosition
-    behind: _Count
-    block: tuple[_Count, _Count, _Count]  # its number, its size, and the samples that were drawn of it
-    begun: tuple[tuple[_Count, ...], ...]
-    choices: tuple[_Count, tuple[tuple[_Count, _Count, _Count], ...]]  # how many, and those of the block
+    begin: SamplePosition  # of the block
+    block: tuple[Count, Count, Count]  # its number, its size, and the samples that were drawn of it
+    choices: tuple[tuple[Count, Count, Count], ...]  # of parts of the block: source, pass, part
 
 
 class SampleStream:
@@ -459,20 +452,9 @@ class SampleStream:
 
     def position(self) -> dict[str, Any]:
         """A StreamPosition, as JSON."""
-        before = self._begin.before
-        return msgspec.to_builtins(
-            StreamPosition(
-                self._data,
-                before.drawn,
-                before.passes,
-                before.places,
-                self._begin.rest,
-                self._begin.behind,
-                (self._number, self._size, self._drawn),
-                before.begun,
-                (before.choices, tuple(self._choices.made) if self._choices else ()),
-            )
-        )
+        block = self._number, self._size, self._drawn
+        choices = tuple(self._choices.made) if self._choices else ()
+        return msgspec.to_builtins(StreamPosition(self._data, self._begin, block, choices))
 
     def _go_to(self, position: Mapping[str, Any]) -> None:
         if position.get("data") != self._data:
@@ -481,12 +463,10 @@ class SampleStream:
             found = msgspec.convert(position, StreamPosition)
         except msgspec.ValidationError as error:
             raise ValueError(f"it cannot be read ({error})") from error
-        chosen, made = found.choices
-        before = MixturePosition(found.drawn, found.passes, found.places, found.begun, chosen)
-        self._begin = SamplePosition(before, found.rest, found.behind)
+        self._begin, before = found.begin, found.begin.before
         self._number, self._size, self._drawn = found.block
         if self._choices is not None:
-            self._choices.first, self._choices.made = chosen, list(made)
+            self._choices.first, self._choices.made = before.choices, list(found.choices)
             self._choices.chooser.settle(before.passes, before.begun)
 
     def _draw(self) -> Example:

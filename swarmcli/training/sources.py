@@ -23,7 +23,7 @@ from swarmcli.words import first_words
 
 logger = logging.getLogger(__name__)
 
-UTF_8 = "utf-8"  # of all files; a former version read others, so it stands in identities
+UTF_8 = "utf-8"  # of all files. It stands in identities: a former version, whose places are others, had it not
 
 Place: TypeAlias = tuple[int, ...]  # in a pass over a source; each source has its own kind
 
@@ -278,7 +278,7 @@ class FileSource:
                 data = stream.read(size)
             if start:  # the rest of a character that the segment before began
                 data = data[:3].lstrip(bytes(range(0x80, 0xC0))) + data[3:]
-            text = codecs.getincrementaldecoder("utf-8")().decode(data, final=ends)
+            text = codecs.getincrementaldecoder(UTF_8)().decode(data, final=ends)
             if "PRIVATE KEY-----" in text[:50]:
                 return BadRow("it is a private key")
         except OSError as error:
@@ -407,9 +407,7 @@ class HuggingFaceSource:
         files = [Path(file) for file in self._data_files]
         sizes = [file.stat().st_size if file.is_file() else 0 for file in files]
         read = [self.path, self._arguments, UTF_8, self._text_column, self._held_out]
-        # Earlier versions began such a source in the midst of its first shard, so their places are others.
-        few = ["from the beginning"] if self._arguments["streaming"] and rows < self._options.few_shards else []
-        return json.dumps([*read, rows, sizes, *few], default=str)
+        return json.dumps([*read, rows, sizes], default=str)
 
     def _belongs(self, content: Content) -> bool:
         """Whether a row is in this part: by its content, so that it is the same on all computers and however it is

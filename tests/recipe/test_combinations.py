@@ -10,10 +10,10 @@ import pytest
 
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import HuggingFaceDataset, Recipe, differing_keys, digest_of, fingerprint_of, offered
-from swarmcli.recipe.adapters import KEYS, adapter_fields
 from swarmcli.recipe.document import arms, at
 from swarmcli.recipe.problems import all_keys, as_written
 from swarmcli.recipe.section import selectors_of
+from swarmcli.training.adapters import KEYS, adapter_fields
 
 from .recipes import SMALL, refused, small
 
@@ -121,6 +121,11 @@ SPLIT = "evaluation={every_epochs: 5, dataset: {source: huggingface, path: a/b, 
             "unknown key lr_scheduler.pieces; a schedule has a",
         ),
         (["datasets.0={path: a.csv, encoding: cp1252}"], "unknown key datasets.0.encoding; files are UTF-8 here; save"),
+        (
+            ["base_model=./here", "revision=main"],
+            "revision is a commit of a base_model of the Hugging Face Hub; remove it",
+        ),
+        (["tokenizer=models/b", "tokenizer_revision=main"], "tokenizer_revision is a commit of a tokenizer of the Hugging"),
         (["include=base.yaml"], "unknown key include; a recipe is one file; write the keys of base.yaml here"),
     ],
 )

@@ -65,19 +65,6 @@ def test_files_that_cannot_be_recipes_are_named(tmp_path: Path) -> None:
         load_recipe(tmp_path / "large")
 
 
-def test_errors_name_the_file_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "r.yaml").write_text(SMALL + "sede: 1\n")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(RecipeError, match=r"^r\.yaml:11: unknown key sede; did you mean seed\?$"):
-        load_recipe("r.yaml")
-
-
-@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.name)
-def test_the_recipes_of_the_project_are_in_order(file: Path) -> None:
-    recipe = load_recipe(file)
-    assert recipe.run_id == file.stem
-
-
 def test_the_package_is_light(tmp_path: Path) -> None:
     import subprocess
     import sys

@@ -9,17 +9,10 @@ from typing import Any
 import pytest
 
 from swarmcli.cli.validate import validate
-from swarmcli.errors import FingerprintError, RecipeError
-from swarmcli.network.endpoint import Endpoint
-from swarmcli.network.identity import Identity
-from swarmcli.peer.admission import Admission, Hello
-from swarmcli.recipe import fingerprint_of, load_recipe
-from swarmcli.recipe.fingerprint import agreed_leaves
-from swarmcli.testing.memory_network import MemoryNetwork
-from swarmcli.testing.virtual_time import run
+from swarmcli.errors import RecipeError
+from swarmcli.recipe import load_recipe
 from swarmcli.training.tokenizer import ByteTokenizer
-from swarmcli.version import build
-from tests.hub_stand_in import Hub, hub
+from tests.hub_stand_in import hub
 from tests.training.small_tasks import ENDLESS
 
 __all__ = ["hub"]
@@ -120,28 +113,3 @@ def test_an_evaluation_that_never_comes_is_told_and_stops_nobody(
         "nothing is evaluated; lower it"
     ) in capsys.readouterr().out
     assert load_recipe(written(place, changes | {"max_epochs": "50"})[0]).notes == ()
-
-
-def test_a_base_of_another_revision_is_refused_with_the_one_that_is_here(hub: Hub, place: Path) -> None:
-    commits = [hub.push("acme/base", place / "base"), hub.push("acme/base", place / "base")]
-    theirs, mine = (
-        load_recipe(written(place, {"base_model": "acme/base", "revision": commit})[0]) for commit in commits
-    )
-
-    async def meet() -> None:
-        network = MemoryNetwork()
-        old, new = (Endpoint(network.transport(Identity.from_seed(seed))) for seed in (1, 2))
-        await old.start()
-        await new.start()
-        try:
-            Admission(old, Hello("mine", fingerprint_of(theirs), build()), agreed_leaves(theirs))
-            contact = await new.connect(old.addresses[0], timeout=5.0)
-            hello = Hello("mine", fingerprint_of(mine), build())
-            await Admission(new, hello, agreed_leaves(mine)).ask([contact])
-        finally:
-            await new.close()
-            await old.close()
-
-    with pytest.raises(FingerprintError) as told:
-        run(meet())
-    assert f"the recipe differs in revision (here {commits[1]}); take that of the others" in str(told.value)

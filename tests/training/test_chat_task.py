@@ -14,7 +14,7 @@ import torch
 from transformers import AutoTokenizer
 
 from swarmcli.errors import DataError, RecipeError
-from swarmcli.recipe import Recipe, fingerprint_of, parse_recipe
+from swarmcli.recipe import Recipe, parse_recipe
 from swarmcli.training import build_task
 from swarmcli.training.chat import IGNORED
 from swarmcli.training.look import look_at_rows
@@ -58,17 +58,6 @@ def drawn(task: Any, count: int, position: Any = None) -> list[dict[str, Any]]:
         {name: tensor.tolist() for name, tensor in batch.items()}
         for batch in itertools.islice(task.batches(0, position), count)
     ]
-
-
-def test_short_rows_are_filled_up_with_what_is_neither_read_nor_learned(tmp_path: Path) -> None:
-    for batch in itertools.islice(build_task(chat(tmp_path)).batches(0), 4):
-        read = batch["input_ids"] != 0  # no token of the template
-        lengths = read.sum(1)
-        assert lengths.max() == read.shape[1]
-        assert all(row[:length].all() for row, length in zip(read, lengths, strict=True))
-        known = batch["labels"] != IGNORED
-        assert known.any(1).all() and not (known & ~read).any()
-        assert (batch["labels"] == batch["input_ids"])[known].all()
 
 
 def mean_of(alone: list[tuple[float, float]]) -> float:
@@ -118,23 +107,6 @@ def test_a_stream_of_rows_goes_on_where_it_was(tmp_path: Path, packing: str) -> 
         list(itertools.islice(stream, taken))
         position = json.loads(json.dumps(stream.position()))
         assert drawn(build_task(recipe), 6, position) == whole[taken : taken + 6]
-
-
-def test_a_pass_reads_each_row_once(tmp_path: Path) -> None:
-    rows = [talk(letter) for letter in "abcdefgh"]
-    for packing in ("true", "false"):
-        recipe = chat(
-            tmp_path, f"sample_packing={packing}", "micro_batch_size=1", "local.shuffle_buffer_size=1", rows=rows
-        )
-        task: Any = build_task(recipe)
-        seen: list[str] = []
-        for batch in task.batches(0):
-            for row in rows_of(dict(batch)) if packing == "true" else [batch]:
-                learned = row["labels"][row["labels"] != IGNORED].tolist()
-                seen.append(task.tokenizer.decode(learned))
-            if len(seen) >= 8:
-                break
-        assert sorted(seen[:8]) == list("abcdefgh")  # a pack may hold rows of the next pass, too
 
 
 def test_an_architecture_that_mixes_packed_rows_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -205,11 +177,6 @@ def test_the_saved_tokenizer_has_the_template_that_was_learned(tmp_path: Path, t
     ids = saved.apply_chat_template(ROWS[0]["messages"], return_dict=True)["input_ids"]
     assert ids in [row[: len(ids)] for batch in drawn(task, 6) for row in batch["input_ids"]]
     assert (tmp_path / "tokenizer.json").exists() and saved.chat_template != CHATML + " "
-
-
-def test_peers_with_other_templates_do_not_agree(tmp_path: Path) -> None:
-    one, other = (fingerprint_of(chat(tmp_path, template=template)) for template in (MARKED, CHATML))
-    assert {key for key in one if one[key] != other[key]} == {"tokenizer"}
 
 
 @pytest.mark.parametrize("packing", ["true", "false"])

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -226,17 +224,6 @@ def test_models_that_are_not_of_transformers_have_no_config(tmp_path: Path) -> N
     other = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     load_checkpoint(path).restore_model(other)
     assert all(map(torch.equal, model.state_dict().values(), other.state_dict().values()))
-
-
-def test_a_checkpoint_is_found_by_any_directory_above_it(tmp_path: Path, run: Run) -> None:
-    first, second = run.write(3), run.write(12)
-    assert find_checkpoint(first) == first
-    assert find_checkpoint(tmp_path) == find_checkpoint(run.store.directory) == second
-    # One that is being written is none yet.
-    shutil.copytree(second, run.store.directory / f".epoch-000099-{os.getpid()}")
-    assert find_checkpoint(tmp_path) == second
-    with pytest.raises(CheckpointError, match="there is no checkpoint in"):
-        find_checkpoint(tmp_path / "texts")
 
 
 KEPT = Path(__file__).parents[1] / "kept" / "checkpoints" / "checkpoint.tar.xz"  # made by the build 26d1bc3: make.sh

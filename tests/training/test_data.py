@@ -135,7 +135,7 @@ def test_a_stream_goes_on_where_another_one_was(length: int, taken: int) -> None
     assert draw(other, 4)[:left] == expected[: min(left, 8)]
 
 
-@pytest.mark.parametrize("changes", [{"data": "other"}, {"drawn": -1}, {"choices": [0, [[0]]]}, {"begun": [["x"]]}])
+@pytest.mark.parametrize("changes", [{"data": "other"}, {"begin": {}}, {"choices": [[0]]}, {"block": [-1, 0, 0]}])
 def test_a_position_that_cannot_be_or_is_of_other_data_is_refused(changes: dict[str, Any]) -> None:
     made = stream(ListSource("text"))
     next(made)

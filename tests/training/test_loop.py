@@ -25,13 +25,6 @@ def make(
     return TrainingLoop(task, model, optimizer, settings, last_epoch=lambda: epochs, **callbacks), model, optimizer
 
 
-def test_it_trains_until_max_epochs() -> None:
-    loop, _, optimizer = make(LineTask())
-    result = loop.run(threading.Event())
-    assert (result.reason, result.epoch, result.samples) == ("max_epochs", 3, 24)
-    assert optimizer.batch_sizes == [4] * 6
-
-
 def test_it_computes_nothing_when_it_is_stopped_before_or_the_run_has_reached_its_end() -> None:
     stop = threading.Event()
     stop.set()

@@ -14,13 +14,14 @@ from transformers import AutoTokenizer, MBart50Tokenizer, PreTrainedTokenizerFas
 
 from swarmcli.cli.generate import Conversation, Generation, write_on
 from swarmcli.errors import RecipeError
-from swarmcli.recipe import HuggingFaceDataset, parse_recipe
+from swarmcli.recipe import HuggingFaceDataset
 from swarmcli.training import ByteTokenizer, build_task
 from swarmcli.training.chat import IGNORED, ChatReader, TextReader
 from swarmcli.training.samples import MixturePosition, SamplePosition, pack
 from swarmcli.training.sources import DataOptions, Document
 from swarmcli.training.tokenizer import SavedTokenizer
 
+from . import test_row_tasks
 from .small_tasks import LLAMA, TALK, family_tokenizer, write_rows
 
 FAMILIES = ("bert", "gpt2", "llama3", "llama2")
@@ -100,18 +101,12 @@ def test_a_model_goes_on_from_what_stood_before_a_text_in_training(
         assert chat[: len(turn)] == turn and chat.count(theirs.bos_token_id) == 1
 
 
+BERT = "{model_type: bert, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 16}"
+
+
 def masked(directory: Path, *overrides: str) -> Any:
     write_rows(directory / "rows.jsonl", *({"text": " ".join(WORDS[n % 3 :])} for n in range(30)))
-    text = """\
-run_id: small
-task: masked_lm
-base_model: {model_type: bert, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 16}
-datasets: [{path: rows.jsonl}]
-sequence_len: 40
-target_batch_size: 8
-micro_batch_size: 8
-"""
-    return build_task(parse_recipe(text, overrides, name="small.yaml", directory=directory))
+    return build_task(test_row_tasks.recipe_for("masked_lm", BERT, directory, "sequence_len=40", *overrides))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama3"])

@@ -107,9 +107,3 @@ def test_restarted_at_any_place_a_pass_reads_each_row_once(data: Path, name: str
     assert len(read) == ROWS
     second = list(texts(made, ROWS))
     assert len(set(second)) == ROWS and second[:100] != list(itertools.islice(read, 100))
-
-
-def test_small_windows_are_a_pass_as_well(data: Path) -> None:
-    for pattern in ("shard*.parquet", "one.parquet"):
-        documents = list(of("parquet", pattern)(data, DataOptions(window_bytes=31 * 700)).documents("peer"))
-        assert len({document.content for document in documents}) == len(documents) == ROWS

@@ -139,14 +139,6 @@ def test_the_tokenizer_may_be_another_ones_or_bytes(hub: Hub, tiny: Path, tmp_pa
     assert differing_keys(fingerprint_of(named(commit)), fingerprint_of(same)) == []
 
 
-def test_a_revision_of_what_is_no_name_of_the_hub_is_refused() -> None:
-    for base in ("./here", "{model_type: gpt2}", "models/b"):
-        with pytest.raises(RecipeError, match="revision is a commit of a base_model of the Hugging Face Hub"):
-            recipe_of(f"base_model: {base}", "revision: main")
-    with pytest.raises(RecipeError, match="tokenizer_revision is a commit"):
-        recipe_of("base_model: a/b", "revision: main", "tokenizer_revision: main")
-
-
 def test_composite_models_are_refused_by_name(tmp_path: Path) -> None:
     from transformers import AutoConfig
 

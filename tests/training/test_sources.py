@@ -157,13 +157,6 @@ def test_local_datasets_are_read_as_the_hub_s(tmp_path: Path, kind: str, streami
     assert first != second and first == read(source, 1)
 
 
-def test_streaming_copies_nothing_into_the_cache(tmp_path: Path, cache: Path) -> None:
-    rows().to_json(str(tmp_path / "a.jsonl"))
-    stream = HuggingFaceSource("json", data_files=[str(tmp_path / "a.jsonl")]).documents("0")
-    assert next(stream).content.startswith("row")
-    assert not list(cache.rglob("*.arrow"))
-
-
 @pytest.mark.parametrize("streaming", [True, False])
 def test_broken_datasets_are_named(tmp_path: Path, streaming: bool) -> None:
     (tmp_path / "bad.jsonl").write_text("this is no json")

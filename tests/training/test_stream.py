@@ -12,8 +12,7 @@ import torch
 
 from swarmcli.errors import DataError
 from swarmcli.training import LoopSettings, TrainingLoop, build_task
-from swarmcli.training.prefetch import PrefetchedStream
-from swarmcli.training.stream import RememberedStream
+from swarmcli.training.stream import PrefetchedStream, RememberedStream
 
 from .small_tasks import LineTask, SoloOptimizer, small
 
@@ -21,15 +20,6 @@ from .small_tasks import LineTask, SoloOptimizer, small
 def take(made: RememberedStream, count: int) -> list[list[float]]:
     batches = [made.next() for _ in range(count)]
     return [batch["x"].flatten().tolist() for batch in batches if batch is not None]
-
-
-def test_it_goes_on_where_it_was_remembered(tmp_path: Path) -> None:
-    whole = take(RememberedStream(LineTask(), 1), 8)
-    first = RememberedStream(LineTask(), 1, tmp_path / "stream.json")
-    assert take(first, 3) == whole[:3]
-    first.remember()
-    assert take(first, 2) == whole[3:5]  # and killed: these come again
-    assert take(RememberedStream(LineTask(), 1, tmp_path / "stream.json"), 5) == whole[3:]
 
 
 @pytest.mark.parametrize("how", ["torn", "changed", "empty", "no JSON", "a directory", "deep"])

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from swarmcli.errors import RecipeError
-from swarmcli.recipe import Recipe, parse_recipe
+from swarmcli.recipe import Recipe
 from swarmcli.training import Compute, LoopSettings, TrainingLoop, build_task, evaluate
 from swarmcli.training.tasks import causal_lm
 
+from . import test_row_tasks
 from .small_tasks import TALK, write_rows
 
 GPT2 = "{model_type: gpt2, n_layer: 1, n_head: 2, n_embd: 16, resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0}"
@@ -35,18 +36,8 @@ TEXTS = [{"text": "ab" * (1 + 3 * n), "messages": TALK[: 2 + 2 * (n % 2)]} for n
 
 def recipe_for(directory: Path, task: str, model: str, rows: Any, *overrides: str) -> Recipe:
     write_rows(directory / "rows.jsonl", *rows)
-    text = f"""\
-run_id: sums
-task: {task}
-base_model: {model}
-datasets: [{{path: rows.jsonl}}]
-sequence_len: 96
-target_batch_size: 8
-micro_batch_size: 8
-local: {{device: cpu, shuffle_buffer_size: 8}}
-"""
-    text = text.replace("sequence_len: 96\n", "") if task == "image_classification" else text
-    return parse_recipe(text, overrides, name="sums.yaml", directory=directory)
+    length = [] if task == "image_classification" else ["sequence_len=96"]
+    return test_row_tasks.recipe_for(task, model, directory, *length, *overrides)
 
 
 @pytest.mark.parametrize("kind", ["text", "completion", "chat_template"])
