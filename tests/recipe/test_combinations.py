@@ -125,7 +125,7 @@ SPLIT = "evaluation={every_epochs: 5, dataset: {source: huggingface, path: a/b, 
             ["base_model=./here", "revision=main"],
             "revision is a commit of a base_model of the Hugging Face Hub; remove it",
         ),
-        (["tokenizer=models/b", "tokenizer_revision=main"], "tokenizer_revision is a commit of a tokenizer of the Hugging"),
+        (["tokenizer=models/b", "tokenizer_revision=main"], "tokenizer_revision is a commit of a tokenizer of the"),
         (["include=base.yaml"], "unknown key include; a recipe is one file; write the keys of base.yaml here"),
     ],
 )
