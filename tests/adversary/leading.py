@@ -56,28 +56,6 @@ ALTERED: dict[str, Callable[[Member], Member]] = {
 }
 
 
-def send_no_list(liar: Liar) -> None:
-    """Where it leads, its followers get something else than a list."""
-    assert liar.averager is not None
-    finder = liar.averager.finder
-    new_search = finder._new_search
-
-    def altered(control: Any, gathered: bytes) -> Search:
-        search = new_search(control, gathered)
-        send_all = search.lobby.send_all
-
-        def send(answer: Any) -> None:
-            if isinstance(answer, Answer) and answer.verdict == "begins":
-                liar.told.append("no list")
-                answer = msgspec.structs.replace(answer, group=msgspec.Raw(encode("no list")))
-            send_all(answer)
-
-        search.lobby.send_all = send  # type: ignore[method-assign]
-        return search
-
-    finder._new_search = altered  # type: ignore[method-assign]
-
-
 def begin_two(liar: Liar) -> None:
     """Where it leads, every second follower is told of another group of the same members."""
     assert liar.averager is not None

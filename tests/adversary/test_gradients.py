@@ -90,13 +90,6 @@ def test_even_seven_of_sixteen_move_a_clipped_average_no_further_than_by_what_ho
     assert members.distance(members.aggregated(CenteredClip())) <= 1.5
 
 
-def test_of_eight_two_may_lie_and_three_may_not() -> None:
-    """Beyond a third liars may be more than are cut off, and the average follows them."""
-    bound_of_orders(within := Members(6, 2, 0, CHANGES["scaled"][0]), within.aggregated(TrimmedMean()), 2)
-    with pytest.raises(AssertionError):
-        bound_of_orders(beyond := Members(5, 3, 0, CHANGES["scaled"][0]), beyond.aggregated(TrimmedMean()), 3)
-
-
 @pytest.mark.parametrize("name", [*FEW, *soak(name for name in NAMES if name not in FEW)])
 @simulated
 async def test_a_round_with_a_liar_commits_for_all_within_the_bound(name: str) -> None:

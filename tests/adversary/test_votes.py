@@ -11,7 +11,6 @@ import pytest
 from swarmcli.averaging import RoundResult
 from swarmcli.averaging.certificate import sign_word
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.round.agreement import Agreement
 from swarmcli.averaging.round.messages import RoundWord
 from swarmcli.averaging.round.outcome import Sheet
 from swarmcli.errors import RoundFailed, RoundUndecided
@@ -87,19 +86,6 @@ def test_one_of_two_that_is_busy_now_and_then_holds_the_other_up_for_a_round() -
     options = AllreduceOptions(part_size_bytes=1024, allreduce_timeout=ROUND)
     _, outcomes, took = beside("work now and then", [1], 2, options=options)
     assert isinstance(outcomes[0], RoundUndecided) and took < ROUND + 15
-
-
-def test_one_that_tells_of_words_that_it_does_not_give_is_seldom_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    ask, asked = Agreement._ask, list[int]()
-
-    async def noted(agreement: Agreement, member: int) -> None:
-        asked.append(member)
-        await ask(agreement, member)
-
-    monkeypatch.setattr(Agreement, "_ask", noted)
-    options = AllreduceOptions(part_size_bytes=1024, allreduce_timeout=ROUND)
-    _, _, took = beside("words that it does not give", [1], 2, options=options)
-    assert len(asked) <= took + 1
 
 
 def test_an_unlike_vote_after_the_round_bans_its_author_everywhere() -> None:

@@ -19,6 +19,7 @@ from swarmcli.averaging.shares import reducing_shares
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.events import Event
 from swarmcli.network import Endpoint, Identity, PeerID
+from swarmcli.network.transports.base import Transport
 from swarmcli.testing import MemoryNetwork
 
 Outcome = RoundResult | RoundFailed | RoundUndecided
@@ -70,7 +71,7 @@ class Swarm:
         self.events: list[Event] = []  # of all peers
         for index, kind in enumerate(kinds):
             identity = Identity.from_seed(seed * 1000 + index)
-            transport = self.network.transport(identity, listening=kind.listening)
+            transport = self.transport(identity, listening=kind.listening)
             endpoint = Endpoint(transport, client_mode=not kind.listening, seed=index)
             endpoint.events.subscribe(self.events.append)
             tensors = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
@@ -78,6 +79,9 @@ class Swarm:
                 Peer(kind, endpoint, AllreduceService(endpoint, "test", trust=self.options.trust), tensors)
             )
         self._nonce = 0
+
+    def transport(self, identity: Identity, *, listening: bool) -> Transport:
+        return self.network.transport(identity, listening=listening)
 
     async def __aenter__(self) -> Swarm:
         for peer in self.peers:

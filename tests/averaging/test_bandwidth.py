@@ -17,7 +17,6 @@ from swarmcli.averaging.bandwidth import (
     MOST_ABOVE_MEDIAN,
     LinkGauge,
     comparable,
-    fastest_stretch,
 )
 from swarmcli.averaging.checks import MAX_BANDWIDTH
 from swarmcli.averaging.config import AllreduceOptions, AveragerConfig
@@ -147,13 +146,6 @@ async def test_long_rounds_take_no_more_memory_than_short_ones() -> None:
         await cable.carry(150, 1e6, 1e6)
         assert len(gauge._samples) <= 130
     assert gauge.claim == pytest.approx(1e6, rel=0.2)
-
-
-def test_a_stretch_is_no_shorter_than_asked_for() -> None:
-    samples = [(0.0, Traffic(0, 0)), (1.0, Traffic(100, 100)), (1.1, Traffic(200, 200)), (3.0, Traffic(200, 200))]
-    assert min(fastest_stretch(samples, 1.0)) == pytest.approx(200 / 1.1)
-    assert min(fastest_stretch(samples, 3.0)) == pytest.approx(200 / 3)
-    assert fastest_stretch(samples, 4.0) == (0, 0)
 
 
 def test_what_users_gave_replaces_their_own_figures_and_is_relative_to_each_other() -> None:

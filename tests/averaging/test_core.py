@@ -155,26 +155,6 @@ async def test_a_scheduled_round_begins_at_its_time_and_may_be_moved() -> None:
 
 
 @within(3600)
-async def test_the_trigger_is_waited_for_and_settles_the_weight() -> None:
-    async with Averagers(11) as swarm:
-        peers = await swarm.add(2)
-        controls = [peer.begin(require_trigger=True) for peer in peers]
-        await all_begun(controls)
-        await asyncio.sleep(1)
-        assert {control.stage for control in controls} == {AveragingStage.AWAITING_TRIGGER}
-        assert not controls[0].triggered and not controls[0].began_allreduce
-        for number, control in enumerate(controls):
-            control.weight = 1.0 + 2 * number
-            async with peers[number].core.tensors() as tensors:
-                tensors[0].fill_(8.0 * number)
-            control.allow_allreduce()
-        await all_results(controls)
-        assert [peer.values[0] for peer in peers] == [6.0, 6.0]
-        with pytest.raises(RuntimeError, match="weight"):
-            controls[0].weight = 2.0
-
-
-@within(3600)
 async def test_tensors_are_exclusive() -> None:
     async with Averagers(12) as swarm:
         peers = await swarm.add(2)

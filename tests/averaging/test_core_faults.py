@@ -167,24 +167,3 @@ async def test_clocks_ten_minutes_off(errors: list[float], seed: int) -> None:
             assert_one_group(results, swarm.peers)
             assert now() - began < 1.5
         assert_all_equal(swarm.peers, (len(errors) - 1) / 2)
-
-
-@pytest.mark.parametrize("seed", range(2))
-@within(3600)
-async def test_a_frozen_peer_holds_nobody_for_long_and_does_no_harm_when_it_thaws(seed: int) -> None:
-    async with Averagers(seed) as swarm:
-        peers = await swarm.add(4)
-        await all_results([peer.begin() for peer in peers])
-        frozen = peers[2]
-        controls = [peer.begin() for peer in peers]
-        await asyncio.sleep(0.03)
-        swarm.network.freeze(frozen.peer_id)
-        left = [peer for peer in peers if peer is not frozen]
-        results = await all_results([controls[peers.index(peer)] for peer in left])
-        assert_rounds_agree(results, left)
-        swarm.network.thaw(frozen.peer_id)
-        controls[2].cancel()
-        await asyncio.sleep(10)
-        before = {peer.peer_id: peer.values for peer in left}
-        assert all(before[peer.peer_id] == peer.values for peer in left)
-        assert_one_group(await all_results([peer.begin() for peer in peers]), peers)

@@ -15,14 +15,11 @@ from typing import Any
 import pytest
 import torch
 
+from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.group import Group, Member
-from swarmcli.averaging.round.allreduce import Allreduce
-from swarmcli.averaging.round.service import AllreduceService
-from swarmcli.averaging.shares import reducing_shares
-from swarmcli.errors import RoundFailed, RoundUndecided
-from swarmcli.network import Endpoint, Identity
+from swarmcli.network import Identity
 from swarmcli.network.transports.tcp.transport import TCPTransport
+from tests.averaging import rounds
 from tests.simulation import in_real_time
 
 NUMEL = 1 << 18  # 1 MiB of float32 for each of three peers: what only a few rounds keep is seen
@@ -54,68 +51,44 @@ class Footprint:
         )
 
 
-class Trio:
+class Trio(rounds.Swarm):
     """Three peers on TCP that run one round after the other."""
 
     def __init__(self) -> None:
-        self.endpoints = [Endpoint(TCPTransport(Identity.generate(), host="127.0.0.1")) for _ in range(3)]
-        self.services = [AllreduceService(endpoint, "test") for endpoint in self.endpoints]
-        self.tensors = [[torch.full((NUMEL,), float(index + 1))] for index in range(3)]
-        self._nonce = 0
+        super().__init__([rounds.Kind()] * 3, shapes=((NUMEL,),), options=AllreduceOptions(part_size_bytes=1 << 18))
 
-    async def __aenter__(self) -> Trio:
-        for endpoint, service in zip(self.endpoints, self.services, strict=True):
-            await endpoint.start()
-            service.start()
-        for endpoint in self.endpoints[1:]:
-            await endpoint.connect(self.endpoints[0].addresses[0], timeout=30)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for endpoint, service in zip(self.endpoints, self.services, strict=True):
-            service.close()
-            await endpoint.close()
-
-    def group(self) -> Group:
-        members = [Member(each.peer_id, addresses=each.addresses) for each in self.endpoints]
-        self._nonce += 1
-        return Group.form(b"", members, reducing_shares(members, NUMEL), self._nonce.to_bytes(16, "big"))
-
-    def take_part(self, index: int, group: Group, part_size: int = 1 << 18) -> Coroutine[Any, Any, object]:
-        options = AllreduceOptions(part_size_bytes=part_size)
-        return Allreduce(self.services[index], group, self.tensors[index], weight=1.0, options=options).run()
+    def transport(self, identity: Identity, *, listening: bool) -> TCPTransport:
+        return TCPTransport(identity, host="127.0.0.1")
 
     async def succeed(self) -> None:
-        group = self.group()
-        await asyncio.gather(*(self.take_part(index, group) for index in range(3)))
+        assert all(isinstance(outcome, RoundResult) for outcome in await self.round())
 
     async def declined(self) -> None:
         """Two of the three take no part."""
         group = self.group()
-        for service in self.services[1:]:
-            service.decline(group)
-        await _failing(self.take_part(0, group))
+        for peer in self.peers[1:]:
+            peer.service.decline(group)
+        assert not isinstance(await self.take_part(self.peers[0], group), RoundResult)
 
     async def unlike(self) -> None:
-        """Everyone has cut its tensors in another way, and nobody takes the parts of another."""
-        group = self.group()
-        await _failing(*(self.take_part(index, group, 1 << (17 + index)) for index in range(3)))
+        """Everyone has other tensors, and nobody takes the parts of another."""
+        first, *others = self.peers
+        for number, peer in enumerate(others):
+            peer.tensors = [torch.ones(NUMEL + 1 + number)]
+        assert not any(isinstance(outcome, RoundResult) for outcome in await self.round())
+        for peer in others:
+            peer.tensors = first.tensors
 
     async def left_in_the_middle(self) -> None:
         """Two of the three leave while parts are on their way; now and then they are too late for that."""
-        group = self.group()
-        tasks = [asyncio.create_task(self.take_part(index, group)) for index in range(3)]
-        for _ in range(20):
-            await asyncio.sleep(0)
-        tasks[0].cancel()
-        tasks[1].cancel()
-        await _failing(*tasks)
 
+        async def leave() -> None:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            for task in self.tasks[:2]:
+                task.cancel()
 
-async def _failing(*work: Coroutine[Any, Any, object] | asyncio.Task[object]) -> None:
-    for outcome in await asyncio.gather(*work, return_exceptions=True):
-        if isinstance(outcome, BaseException):
-            assert isinstance(outcome, RoundFailed | RoundUndecided | asyncio.CancelledError), outcome
+        await self.round(leave)
 
 
 async def _rounds(trio: Trio, count: int) -> Footprint:

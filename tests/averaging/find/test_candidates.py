@@ -11,7 +11,6 @@ from swarmcli.averaging.control import RoundRequest
 from swarmcli.averaging.find import candidates
 from swarmcli.averaging.find.candidates import LIFETIME, Candidates, Memory
 from swarmcli.averaging.find.messages import Candidate, rank_of, search_id
-from swarmcli.averaging.group import Dialable, Group, Member
 from swarmcli.network.identity import PeerID
 from tests.averaging.searchers import peer_id
 
@@ -33,11 +32,6 @@ def present(known: Candidates, now: float) -> set[int]:
     return {int.from_bytes(entry.peer_id, "big") for entry in known.present(now)}
 
 
-def test_peers_that_nobody_can_dial_rank_last() -> None:
-    ranks = sorted(rank_of(candidate(number, listening=number % 2 == 0)) for number in range(20))
-    assert [-dialable for _, _, dialable, _ in ranks] == [Dialable.DIRECTLY] * 10 + [Dialable.NEVER] * 10
-
-
 def test_members_of_the_round_before_rank_first_and_in_turn() -> None:
     standing = [replace(candidate(number), standing=True) for number in range(1, 6)]
     queue = [standing[number].peer_id for number in (2, 0, 3)]  # the fourth and the fifth were not there, and say so
@@ -47,13 +41,6 @@ def test_members_of_the_round_before_rank_first_and_in_turn() -> None:
     assert min([candidate(3), *standing[3:]], key=lambda each: rank_of(each, queue)) == standing[3]
     # Whoever was not there believes all of them.
     assert max([*standing, candidate(6)], key=rank_of) == candidate(6)
-
-
-@pytest.mark.parametrize("changes", [{"search": b"short"}, {"tag": bytes(257)}])
-def test_declarations_that_no_honest_peer_makes(changes: dict[str, object]) -> None:
-    values: dict[str, object] = {"peer_id": peer_id(1), "search": bytes(16), "tag": b"", "listening": True}
-    with pytest.raises(ValueError, match="search"):
-        Candidate(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def test_an_older_search_never_replaces_a_later_one_unless_its_owner_says_so() -> None:
@@ -123,27 +110,6 @@ def test_only_elders_tell_a_newcomer_of_other_terms_and_nobody_who_has_met_one_o
 
 def holder(number: int, search: int = 0, *, looking: bool = False) -> Candidate:
     return Candidate(peer_id(number), search.to_bytes(16, "big"), b"", True, looking=looking)
-
-
-def test_who_holds_the_bucket_and_does_not_look_is_waited_for() -> None:
-    memory = Memory()
-    memory.read([holder(1), holder(2, 5, looking=True), holder(3, 5, looking=True)])
-    memory.finish(peer_id(3), holder(3, 5).search)
-    assert memory.idle() == {peer_id(1), peer_id(3)}
-    memory.read([holder(2, 5)])
-    assert memory.idle() == {peer_id(2)}, "who has withdrawn is not waited for"
-
-
-def test_who_missed_a_wait_is_waited_for_again_once_it_has_declared_another_search_and_only_once() -> None:
-    memory = Memory()
-    memory.read([holder(1, 5)])
-    for search, waited_for in ((6, True), (7, False)):
-        memory.note_missed([peer_id(1)])
-        assert not memory.waits_for(peer_id(1)) and memory.idle() == set()
-        memory.read([holder(1, search)])
-        assert memory.waits_for(peer_id(1)) is waited_for
-    memory.note_group(Group.form(b"", [Member(peer_id(1))], [1.0], bytes(16)), 0.0, await_mates=True)
-    assert memory.waits_for(peer_id(1))
 
 
 def test_nothing_grows_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:

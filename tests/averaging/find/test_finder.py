@@ -99,6 +99,18 @@ async def test_a_leader_cannot_bring_its_follower_into_an_old_group_again(old: b
 
 
 @within(3600)
+async def test_a_leader_that_sends_no_list_leads_nobody() -> None:
+    async with Averagers(1) as swarm:
+        peers, controls, at_leader, at_follower = await preformed(swarm)
+        leader, follower = at_leader.victim, at_follower.victim
+        leader.search.lobby._end(follower.peer_id, Answer("begins", group=msgspec.Raw(wire.encode("no list"))))
+        await asyncio.sleep(1)
+        assert not controls[peers.index(follower)].begun.done()
+        assert follower.core.trust.reason(leader.peer_id).startswith("its list is none")
+        assert follower.core.trust.has_no_seat(leader.peer_id)
+
+
+@within(3600)
 async def test_a_leader_cannot_begin_before_its_members_have_claimed_enough() -> None:
     async with Averagers(1) as swarm:
         peers, controls, at_leader, at_follower = await preformed(swarm)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
 from dataclasses import replace
 from typing import Any
 
 from swarmcli.averaging.config import MatchmakingOptions
-from swarmcli.averaging.find.lobby import MAX_LISTED, MIN_PATIENCE, EvenShare, Lobby, beat_interval
+from swarmcli.averaging.find.lobby import MAX_LISTED, MIN_PATIENCE, Lobby, beat_interval
 from swarmcli.averaging.find.messages import Answer, Candidate
 from swarmcli.averaging.group import MAX_GATHERED_BYTES
 from swarmcli.averaging.seats import Lines
@@ -79,28 +77,6 @@ async def test_addresses_take_room_as_well() -> None:
 
 
 @within(60)
-async def test_a_crowd_is_shared_evenly_and_by_how_its_peers_are_reached() -> None:
-    def crowd(count: int, undialed: int = 0) -> list[Candidate]:
-        return [replace(candidate(number), listening=number > undialed) for number in range(1, count)]
-
-    made = lobby(target_group_size=16, followers=8)
-    assert [made.share(crowd(count), 0) for count in (16, 17, 33)] == [
-        EvenShare(1, 16, 16),
-        EvenShare(2, 8, 9),
-        EvenShare(3, 11, 11),
-    ]
-    assert made.share(crowd(17), 1) == EvenShare(2, 8, 8), "the first leader takes the one that is over"
-    assert made.turns_away(candidate(20), crowd(15), 0) is None
-    full = made.turns_away(candidate(20), crowd(16), 0)
-    assert full is not None and set(full.gone) == set(made.followers)
-    few = lobby(target_group_size=4)
-    cannot = crowd(12, undialed=3)[:3]
-    assert few.turns_away(cannot[0], crowd(12, undialed=3), 0) is None
-    few.admit(join_of(cannot[0]), 0.0)
-    assert few.turns_away(cannot[1], crowd(12, undialed=3), 0) == Answer("full"), "one for each group"
-
-
-@within(60)
 async def test_a_call_ends_with_its_answer_and_a_second_call_replaces_the_first() -> None:
     made = lobby()
     first = made.admit(join_of(candidate(1)), 0.0)
@@ -113,16 +89,6 @@ async def test_a_call_ends_with_its_answer_and_a_second_call_replaces_the_first(
 
 
 @within(60)
-async def test_a_preformed_group_that_is_too_small_waits_for_the_missing_and_then_gives_them_their_grace() -> None:
-    made = lobby(target=100.0)
-    made.own_progress = 100.0
-    assert due_at(made, 10.0, missing=True) == due_at(made, 1000.0, missing=True) == math.inf
-    join(made, 1)
-    assert due_at(made, 1000.0, missing=True) == 1001.0
-    assert begins(made, 1001.0, missing=True)
-
-
-@within(60)
 async def test_silent_followers_are_given_up_by_looks_not_by_time() -> None:
     """A leader that froze has heard nothing either."""
     made, looks = lobby(followers=2), 0
@@ -131,14 +97,3 @@ async def test_silent_followers_are_given_up_by_looks_not_by_time() -> None:
         looks += 1
     assert lost == [peer_id(2)] and 3.0 <= looks * beat_interval(3) < 4.5
     assert beat_interval(256) == 4.0, "or the leader would do nothing else"
-
-
-@within(60)
-async def test_a_group_that_nobody_could_reduce_for_waits_for_one_who_can() -> None:
-    made = lobby(followers=2)
-    made.blocked = "no bandwidth"
-    assert due_at(made, 1.0) == 5.0
-    assert begins(made, 5.0)  # to say so
-    join(made, 3)
-    assert made.blocked == "" and begins(made, 1.0)
-    await asyncio.sleep(0)

@@ -61,25 +61,6 @@ async def test_the_survivors_of_a_leader_stay_together(how: str, at: float, seed
         swarm.network.thaw(dead.peer_id)
 
 
-@pytest.mark.parametrize("how", ["kill", "freeze"])
-@pytest.mark.parametrize("seed", [0, *soak([1, 2, 3])])
-@within(3600)
-async def test_leaders_of_several_groups_that_are_lost(seed: int, how: str) -> None:
-    """Their followers find other groups, in time. At most the last one of them finds that all others have begun."""
-    async with Searchers(seed, target_group_size=4) as swarm:
-        searches, ranked = await begin([await swarm.add() for _ in range(16)])
-        dead = [ranked[0], ranked[4]]
-        for peer in dead:
-            swarm.network.kill(peer.peer_id) if how == "kill" else swarm.network.freeze(peer.peer_id)
-        left = [peer for peer in ranked if peer not in dead]
-        await asyncio.wait([searches[peer] for peer in left], timeout=7.0)
-        assert sum(not peer.groups for peer in left) <= 1
-        assert all(2 <= len(peer.groups[0]) <= 4 for peer in left if peer.groups)
-        for peer, search in searches.items():
-            search.cancel()
-            swarm.network.thaw(peer.peer_id)
-
-
 @pytest.mark.parametrize(("count", "seed"), [(5, 1), *soak([(2, 2), (3, 3), (8, 5)])])
 @within(3600)
 async def test_cyclic_knowledge(count: int, seed: int) -> None:

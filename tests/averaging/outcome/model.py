@@ -1,10 +1,8 @@
-"""A model of rounds and of what follows them: the real outcome, every order of messages, and a nasty network.
+"""A model of a round: the real outcome, every order of messages, and a nasty network.
 
 `Round` is one list of a few members. Each step lets one thing happen: an exchange ends, a member asks another one, does
 its next move, dies, is frozen, is cut off in one direction or both, or comes back. Liars hold each other's keys, sign
 whatever may help them, remember everything that they heard, and show each member what they like, when they like.
-
-`Run` is many rounds: members compute samples, set them aside, get them back or lose them, meet again and follow.
 """
 
 from __future__ import annotations
@@ -67,13 +65,12 @@ class Round:
         cuts: float = 0.1,
         freezes: float = 0.1,
         kind: type[RoundOutcome] = RoundOutcome,
-        nonce: bytes = bytes(16),
     ) -> None:
         """`deaths` happen at any moment. The others are chances: that a member has been given another result (a reducer
         lied, so there are liars), that one lacks parts, that a direction between two is cut, that a member freezes."""
         self.random, self.size, self.deaths, self.freezes = random_, size, deaths, freezes
         keys = [Key(index) for index in range(size)]
-        self.group = Group.form(b"", [Member(key.peer_id) for key in keys], [1.0] * size, nonce)
+        self.group = Group.form(b"", [Member(key.peer_id) for key in keys], [1.0] * size, bytes(16))
         self.liars = {index: keys[index] for index in random_.sample(range(size), liars)}
         self.nodes = {
             index: Node(kind(self.group, key, trust))  # type: ignore[arg-type]

@@ -14,7 +14,6 @@ from swarmcli.averaging.group import Group
 from swarmcli.averaging.round import outcome
 from swarmcli.averaging.round.outcome import Action, RoundOutcome
 from tests.averaging.outcome import model
-from tests.averaging.outcome.ledger import Peer, Run
 from tests.suites import soak
 
 
@@ -58,7 +57,6 @@ def test_no_order_of_messages_gives_two_results() -> None:
 def test_no_order_of_messages_gives_two_results_at_length(part: int) -> None:
     for seed in range(1000 * (part + 1), 1000 * (part + 2)):
         drawn(seed)
-        history(seed)
 
 
 class SmallQuorum(certificate.Quorum):
@@ -127,26 +125,3 @@ def test_a_list_is_dead_at_once_where_nobody_holds_the_result(size: int, trust: 
         round_.nodes[index].gone = True
     round_.settle()
     assert round_.ends == {Action.DEAD: size - lost}
-
-
-def history(seed: int) -> None:
-    run = Run(random.Random(seed))
-    for _ in range(6):
-        run.round()
-        run.check()
-        if run.random.random() < 0.3:
-            run.meet()
-    run.meet(settle=True)
-
-
-def test_no_sample_counts_twice_or_is_gone_untold() -> None:
-    """Over many rounds with deaths, cuts and freezes between completing, showing and applying."""
-    for seed in range(30):
-        history(seed)
-
-
-def test_the_ledger_finds_outer_steps_that_come_back_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Peer, "set_aside", lambda peer, round_id: peer.restore())
-    with pytest.raises(AssertionError, match="counted"):
-        for seed in range(300):
-            history(seed)

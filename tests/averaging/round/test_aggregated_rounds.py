@@ -59,23 +59,6 @@ def repeated(swarm: Swarm, aggregator: Aggregator, shares: tuple[float, ...]) ->
     return [piece.view(shape) for piece, shape in zip(torch.cat(pieces).split(sizes), shapes, strict=True)]
 
 
-@within(600)
-async def test_who_is_beyond_the_gate_is_left_out_and_named_by_all() -> None:
-    async with Swarm([Kind()] * 4, options=options(Mean())) as swarm:
-        liar = swarm.peers[2]
-        for tensor in liar.tensors:
-            tensor.mul_(1e7)
-        results = [result for result in await swarm.round() if isinstance(result, RoundResult)]
-        assert len(results) == 4 and len({result.digest for result in results}) == 1
-        for result in results:
-            assert liar.peer_id not in result.contributors and len(result.contributors) == 3
-            assert "times the largest of the others" in result.left_out[liar.peer_id]
-            assert all(average.senders == (0, 1, 3) for average in result.parts)
-        honest = [peer.before for peer in swarm.peers if peer is not liar]
-        for average, tensors in zip(results[0].averages, zip(*honest, strict=True), strict=True):
-            torch.testing.assert_close(average, torch.stack(tensors).mean(0))
-
-
 @pytest.mark.parametrize("late", [False, True])
 @within(600)
 async def test_who_is_beyond_the_gate_counts_in_all_phases_or_in_none(

@@ -31,6 +31,7 @@ FORGERIES: dict[str, tuple[Callable[[Copy], Copy], str]] = {
     "other senders": (lambda copy: ((0,), (1.0,), copy[2]), "does not have the content"),
     "senders of no group": (lambda copy: ((0, 9), (1.0, 1.0), copy[2]), "no tensors in this group"),
     "other weights": (lambda copy: (copy[0], (-1.0,) * len(copy[1]), copy[2]), "impossible weights"),
+    "twice the weights": (lambda copy: (copy[0], tuple(2 * w for w in copy[1]), copy[2]), "does not have the content"),
     "too little": (lambda copy: (*copy[:2], copy[2][:1]), "does not have the content"),
     "another table": (lambda copy: copy, "has not signed"),
 }

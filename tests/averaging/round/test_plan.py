@@ -162,13 +162,6 @@ def test_only_floating_point_tensors_have_a_mean() -> None:
         Layout.of([torch.zeros(1), torch.zeros(1, dtype=torch.int64)])
 
 
-def test_nothing_to_average_is_a_plan_without_parts() -> None:
-    layout = Layout.of([torch.zeros(0), torch.zeros(3, 0, dtype=torch.float64)])
-    assert Plan.make(layout, [1.0], 80).parts == ()
-    assert [tensor.shape for tensor in Results(layout, fresh_memory(layout.nbytes)).tensors()] == [(0,), (3, 0)]
-    assert Results(Layout.of([]), fresh_memory(0)).tensors() == []
-
-
 @pytest.mark.parametrize(
     ("mebibytes", "shares", "codec", "kibibytes"),
     [
