@@ -14,9 +14,9 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 from xml.etree import ElementTree
 
 import typer
@@ -51,17 +51,6 @@ class Service:
     @property
     def description(self) -> str:
         return f"swarm: this computer helps {self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceStatus:
-    """`state` in the manager's own words; `hint` is what keeps the service from outliving its user's session."""
-
-    name: str
-    running: bool
-    state: str
-    file: str
-    hint: str = ""
 
 
 class Manager(Protocol):
@@ -367,22 +356,22 @@ def status(
     """
     system = manager()
     names = [name] if name else installed(system)
-    found = []
+    found: list[dict[str, Any]] = []
     for each in names:
         if not system.file(each).exists():
             raise UsageError(f"there is no service {each}; there are: {', '.join(installed(system)) or 'none'}")
         running, state = system.look(each)
-        found.append(ServiceStatus(each, running, state, str(system.file(each)), system.hint() if running else ""))
-    for status in found:
+        hint = system.hint() if running else ""
+        found.append({"name": each, "running": running, "state": state, "file": str(system.file(each)), "hint": hint})
         if as_json:
-            out.print(json.dumps(asdict(status)), soft_wrap=True)
-        else:
-            out.print(f"{status.name}: {'runs' if status.running else f'does not run ({status.state})'}")
-            if status.hint:
-                err.print(f"  {status.hint}", soft_wrap=True)
+            out.print(json.dumps(found[-1]), soft_wrap=True)
+            continue
+        out.print(f"{each}: {'runs' if running else f'does not run ({state})'}")
+        if hint:
+            err.print(f"  {hint}", soft_wrap=True)
     if not found:
         err.print("no service is installed; `swarm service install LINK` makes one")
-    if not all(status.running for status in found):
+    if not all(each["running"] for each in found):
         raise typer.Exit(1)
 
 

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from swarmcli.errors import CheckpointError
-from swarmcli.events import CheckpointWritten
 from swarmcli.training import STREAM
-from tests.peer.roles import Peer
 
 
 def test_two_trainers_without_a_monitor_lose_nothing(start: Any) -> None:
@@ -48,28 +46,6 @@ def test_what_a_lone_trainer_computed_of_an_epoch_that_has_not_ended_is_told_as_
     drawn = json.loads(stream)[2]["drawn"]
     assert summary.samples + summary.lost == 8 * drawn
     assert (summary.lost > 0) is any("samples are not handed in" in each for each in one.notices)
-
-
-def test_one_trainer_keeps_every_epochs_and_the_next_takes_over(start: Any) -> None:
-    settings = ("checkpoint={every_epochs: 2, keep: 100}",)
-    peers = [start("one", settings=settings)]
-    peers.append(start("other", peers[0], settings=settings))
-    for peer in peers:
-        peer.reach(3)
-    peers.sort(key=lambda peer: bytes(peer.peer.peer_id))
-    writer, other = peers
-
-    def written(peer: Peer) -> list[int]:
-        return [event.epoch for event in list(peer.events) if isinstance(event, CheckpointWritten)]
-
-    # Until both know each other's state, both may write; then one of them is enough.
-    def alone() -> list[int]:
-        return [epoch for epoch in written(writer) if epoch > max(written(other), default=0)]
-
-    other.until(lambda: len(epochs := alone()) > 2 and other.epoch > epochs[-1])
-    before = written(other)
-    writer.leave()
-    other.until(lambda: written(other) != before)
 
 
 def test_the_newer_of_two_checkpoints_wins(start: Any) -> None:
