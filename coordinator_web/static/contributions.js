@@ -31,7 +31,7 @@ function update(node, each) {
   const whole = people.reduce((sum, other) => sum + other.samples, 0);
   const [place, who, samples, time, rounds, reduced, there] = node.children;
   write(place, each.samples > 0 ? count(each.place) : "–");
-  who.querySelector(".tag").hidden = each.peer !== here.state?.me.peer_id;
+  who.querySelector(".tag").hidden = each.peer !== here.state?.run.peer_id;
   write(who.querySelector(".sub"), each.team ? `team ${each.team}` : each.peer.slice(0, 10));
   write(samples, whole > 0 ? `${count(each.samples)} (${percent(each.samples / whole)})` : count(each.samples));
   write(time, duration(3600 * each.hours));

@@ -54,7 +54,7 @@ class Frame:
             _figures(status, width, curve=not plain),
         ]
         if me is not None:
-            above += [_mine(me, width)] if me.samples or me.totals.rounds_committed else []
+            above += [_mine(status.role, me, width)] if me.samples or me.totals.rounds_committed else []
         above += [_one_line(Text(f"model {printable(status.evaluated, 200)}", style="dim"))] if status.evaluated else []
         above += [_one_line(Text(printable(status.reach, 300), style="dim"))] if status.reach else []
         above += [Text(printable(status.alarm, 600), style="bold red")] if status.alarm else []
@@ -78,9 +78,9 @@ def _fitting(parts: Iterable[str], room: int, between: str = "   ") -> str:
     return first
 
 
-def _mine(me: Me, width: int) -> Text:
+def _mine(role: str, me: Me, width: int) -> Text:
     """Says in one line what this peer has given."""
-    if me.role == "trainer":
+    if role == "trainer":
         parts = [f"{me.share:.0%} of the latest samples" if me.share is not None else ""]
         parts += [f"{me.samples:,} in all"]
     else:

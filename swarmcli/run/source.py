@@ -43,7 +43,7 @@ from swarmcli.run.values import (
 
 __all__ = ["DashboardSource", "Health", "PeerStatus", "Providers", "RunStatus", "State"]
 
-REREAD_SECONDS = 0.4  # between two looks into the journal for sums and for who left
+LOOK_SECONDS = 0.25  # between two looks at the run and into its journal, however many pages are open
 MOST_EVALUATIONS = 1000  # the newest of a run
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class DashboardSource:
         self._clock = clock
         self._lock = threading.Lock()
         self._shown: RunStatus | None = None
-        self._looked_at = self._read_at = float("-inf")
+        self._looked_at = float("-inf")
         self._totals = Totals()
         self._departed: list[PeerSeen] = []
         self._evaluation: Evaluated | None = None
@@ -94,15 +94,13 @@ class DashboardSource:
         are open, it is put together a few times a second."""
         with self._lock:
             now = self._clock()
-            if self._shown is None or not 0 <= now - self._looked_at < 0.25:
-                self._shown, self._looked_at = self._compose(now), now
+            if self._shown is None or not 0 <= now - self._looked_at < LOOK_SECONDS:
+                self._shown, self._looked_at = self._compose(), now
             return self._shown
 
-    def _compose(self, now: float) -> RunStatus:
+    def _compose(self) -> RunStatus:
         status = self._look()
-        if not 0 <= now - self._read_at < REREAD_SECONDS:
-            self._read_at = now
-            self._read(lambda reader: self._reread(reader, status.now - 600))  # a peer that left is listed for so long
+        self._read(lambda reader: self._reread(reader, status.now - 600))  # a peer that left is listed for so long
         present = {peer.peer_id for peer in status.peers}
         departed = [_departed(seen) for seen in self._departed if seen.peer not in present]
         evaluation = status.evaluation or self._evaluation
@@ -126,11 +124,7 @@ class DashboardSource:
         rank, ranked = views.rank(contributions, status.peer_id)
         pace = me.samples_per_second if me else 0.0
         shown = Me(
-            peer_id=status.peer_id,
-            name=status.name,
-            role=status.role,
             sentence=views.sentence(status, activity, pace),
-            connectivity=status.reach,
             activity=activity,
             samples_per_second=pace,
             share=me.share if me else None,

@@ -177,13 +177,9 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Me:
-    """The shown peer as its user cares for it."""
+    """The shown peer as its user cares for it; who it is, `run` says."""
 
-    peer_id: str
-    name: str
-    role: str
     sentence: str  # what it does at this moment
-    connectivity: str  # who can dial it, and what that means for taking part
     activity: ActivityStatus = field(default_factory=ActivityStatus)
     samples_per_second: float = 0.0  # as in the sentence
     share: float | None = None  # of the samples of the last epochs, 0 to 1
@@ -199,7 +195,7 @@ class Me:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Peers that are there, by role and by how they do; who left or was lost is in `gone` alone."""
+    """Peers that are there, by role and by how they do."""
 
     alive: int = 0
     trainers: int = 0
@@ -207,10 +203,6 @@ class Counts:
     monitors: int = 0
     paused: int = 0
     following: int = 0  # whose samples cannot count
-    behind: int = 0
-    troubled: int = 0  # whose last round did not succeed
-    silent: int = 0  # who does not answer, and is not counted as alive
-    gone: int = 0  # within the last ten minutes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

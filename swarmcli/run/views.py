@@ -52,12 +52,10 @@ def _searched(peer: PeerStatus) -> str:
 def count(peers: Iterable[PeerStatus]) -> Counts:
     by_role: Counter[str] = Counter()
     by_health: Counter[str] = Counter()
-    troubled = 0
     for peer in peers:
         by_health[peer.health] += 1
         if peer.health not in (*GONE, "not answering"):
             by_role[peer.role] += 1
-            troubled += bool(peer.trouble)
     return Counts(
         alive=by_role.total(),
         trainers=by_role["trainer"],
@@ -65,10 +63,6 @@ def count(peers: Iterable[PeerStatus]) -> Counts:
         monitors=by_role["monitor"],
         paused=by_health["paused"],
         following=by_health["link too slow"],
-        behind=by_health["behind"],
-        troubled=troubled,
-        silent=by_health["not answering"],
-        gone=by_health["left"] + by_health["lost"],
     )
 
 

@@ -28,8 +28,8 @@ STATUS = RunStatus(
     target=4096, samples_per_second=400.0, eta_seconds=3.0, max_epochs=20, peers=PEERS,
 )  # fmt: skip
 ME = Me(
-    peer_id=ALICE, name="alice", role="trainer", sentence="Training at 300 samples a second, epoch 7 of 20",
-    connectivity="", share=0.75, samples=12_400, hours=3.1, rank=3, ranked=7, totals=Totals(rounds_committed=41),
+    sentence="Training at 300 samples a second, epoch 7 of 20", share=0.75, samples=12_400, hours=3.1, rank=3,
+    ranked=7, totals=Totals(rounds_committed=41),
 )  # fmt: skip
 MANY = tuple(replace(PEERS[1], peer_id=f"{number:052}") for number in range(100))
 
@@ -122,8 +122,8 @@ def test_a_frame_tells_what_this_peer_has_given() -> None:
     lines = lines_of(STATUS, ME)
     assert "mine 75% of the latest samples   12,400 in all   41 rounds   3.1 h   place 3 of 7" in lines
     assert "place 3 of 7 by one peer's count" in drawn(STATUS, replace(ME, told_by="by one peer's count"))
-    helps = replace(ME, role="auxiliary", share=None, rank=None, totals=Totals(bytes_sent=3_000_000))
-    text = drawn(STATUS, helps)
+    helps = replace(ME, share=None, rank=None, totals=Totals(bytes_sent=3_000_000))
+    text = drawn(replace(STATUS, role="auxiliary"), helps)
     assert "sent to others" in text and "place" not in text
     activity = ActivityStatus(state="paused", reasons=(Reason(kind="battery", text="on battery"),))
     first = lines_of(STATUS, replace(ME, activity=activity, sentence="Paused: on battery"))[0]

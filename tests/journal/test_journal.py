@@ -12,10 +12,9 @@ from click.testing import CliRunner
 from sqlite_utils.cli import cli
 
 from swarmcli.errors import JournalError
-from swarmcli.events import EpochLoss, EpochReported, Event, Events, Noticed
+from swarmcli.events import EpochLoss, EpochReported, Events
 from swarmcli.journal import Journal, JournalReader
-from swarmcli.journal import writer as writer_module
-from swarmcli.journal.options import JournalOptions
+from swarmcli.journal.tables import CONVERTED
 
 from .samples import ALICE, BOB, RUN, START, Clock, averaging_round, epoch, seen
 
@@ -68,41 +67,6 @@ def test_other_programs_can_read_the_tables(journal: Journal, path: Path) -> Non
     assert asked.output.split() == ["own_samples", "400"]
 
 
-def warnings_of(events: Events) -> list[str]:
-    heard: list[str] = []
-
-    def hear(event: Event) -> None:
-        if isinstance(event, Noticed):
-            heard.append(f"{event.level}: {event.text}")
-
-    events.subscribe(hear)
-    return heard
-
-
-def test_a_locked_journal_is_written_later_with_one_warning(
-    journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer_module, "JOURNAL", JournalOptions(busy=0.0))
-    events = Events()
-    heard = warnings_of(events)
-    journal.listen(events)
-    assert journal.flush(30)
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    events.emit(epoch(1))
-    for _ in range(3):
-        assert not journal.flush(30)
-    assert len(heard) == 1 and "database is locked" in heard[0]
-    other.execute("ROLLBACK")
-    other.close()
-    assert journal.flush(30)
-    assert heard[1:] == ["info: the journal is written again; no row was lost"]
-    journal.flush(30)
-    with journal.read() as reader:
-        assert [row.epoch for row in reader.epochs("stdlib-lm")] == [1]
-        assert [event.level for event in reader.events("stdlib-lm")] == ["warning", "info"]
-
-
 def test_a_journal_that_is_taken_away_is_begun_anew(journal: Journal, path: Path) -> None:
     journal.record(epoch(1))
     journal.flush(30)
@@ -138,8 +102,12 @@ def test_what_is_no_journal_is_refused_with_what_to_do_and_left_alone_and_an_emp
     tmp_path: Path, clock: Clock
 ) -> None:
     (tmp_path / "diary").write_bytes(b"my diary, which is no database at all" * 40)
-    for name, statement in (("foreign", "CREATE TABLE bookmarks (url TEXT)"), ("newer", "PRAGMA user_version=99")):
-        if name == "newer":
+    for name, statement in (
+        ("foreign", "CREATE TABLE bookmarks (url TEXT)"),
+        ("newer", "PRAGMA user_version=99"),
+        ("older", f"PRAGMA user_version={min(CONVERTED) - 1}"),
+    ):
+        if name != "foreign":
             Journal(tmp_path / name, run=RUN, clock=clock).close()
         with closing(sqlite3.connect(tmp_path / name)) as connection:
             connection.execute(statement)
@@ -150,6 +118,7 @@ def test_what_is_no_journal_is_refused_with_what_to_do_and_left_alone_and_an_emp
         ("diary", r"not a journal or is damaged .*move it away"),
         ("foreign", "database of another program; name another file"),
         ("newer", r"written by a newer swarm .*update swarm"),
+        ("older", r"written by an older swarm .*move it away"),
     ):
         with pytest.raises(JournalError, match=words):
             Journal(tmp_path / name, run=RUN, clock=clock)

@@ -87,20 +87,3 @@ def test_out_of_room_the_process_goes_on_warns_once_and_writes_later(tmp_path: P
     assert tell(process, "notices").endswith("info: the journal is written again; no row was lost")
     with JournalReader(path) as reader:
         assert [row.epoch for row in reader.epochs("stdlib-lm")] == list(range(1, 500))
-
-
-def test_swarm_log_follows_a_process_and_reads_it_after_its_death(tmp_path: Path, start: Start) -> None:
-    path = tmp_path / "journal.sqlite"
-    process = peer(start, path)
-    tell(process, "epoch 1")
-    assert tell(process, "flush") == "written"
-    log = start("-m", "swarmcli.cli.main", "log", str(path), "--epochs", "--follow", "--json")
-    assert log.stdout is not None
-    assert '"epoch": 1' in log.stdout.readline()
-    tell(process, "epoch 2")
-    assert '"epoch": 2' in log.stdout.readline()
-    process.kill()
-    process.wait()
-    words = [sys.executable, "-m", "swarmcli.cli.main", "log", str(path), "--epochs", "--json"]
-    after = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=True)
-    assert ['"epoch": 1' in after.stdout, after.stdout.count("\n")] == [True, 2]

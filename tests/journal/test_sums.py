@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from swarmcli.errors import JournalError
 from swarmcli.events import EpochLoss, EpochReported
 from swarmcli.journal import Journal, JournalReader
 from swarmcli.journal.failures import MOST_CAUSES, cause_of
-from swarmcli.journal.tables import CONVERTED, VERSION
 
 from .samples import ALICE, BOB, CAROL, RUN, Clock, averaging_round, epoch
 
@@ -143,13 +141,3 @@ def test_a_journal_from_before_a_column_was_added_is_read_and_written_on(path: P
         journal.record(replace(epoch(2), gradient_norm=1.5, update_norm=0.25))
     with JournalReader(path) as reader:
         assert [(row.gradient_norm, row.update_norm) for row in reader.epochs(R)] == [(None, None), (1.5, 0.25)]
-
-
-def test_a_journal_of_another_version_is_refused_by_name(path: Path) -> None:
-    Journal(path, run=RUN, clock=Clock()).close()
-    for version, words in ((min(CONVERTED) - 1, "an older swarm"), (VERSION + 1, "a newer swarm .* update swarm")):
-        with sqlite3.connect(path) as connection:
-            connection.execute(f"PRAGMA user_version={version}")
-        connection.close()
-        with pytest.raises(JournalError, match=words):
-            JournalReader(path)

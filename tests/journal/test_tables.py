@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from swarmcli.events import EpochAdvanced, EpochReported, Evaluated, Event, PeerSeen, RoundFinished
 from swarmcli.journal import Line, RunRecord
 from swarmcli.journal.options import JOURNAL
-from swarmcli.journal.tables import MAX_INTEGER, TABLES, from_row, to_row
+from swarmcli.journal.tables import MAX_INTEGER, from_row, to_row
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 NUMBER = st.floats(allow_nan=False, allow_infinity=False)
@@ -59,8 +59,3 @@ def test_what_a_peer_wrote_cannot_make_a_row_that_cannot_be_written() -> None:
     odd = EpochAdvanced(1, "ab", 2, 1, 2, math.nan, math.inf, 0.5, time=math.nan)
     epoch = from_row(EpochAdvanced, to_row(odd))
     assert (epoch.time, epoch.loss, epoch.seconds) == (0.0, None, 0.0)
-
-
-def test_what_is_kept_of_a_replaced_row_is_a_column() -> None:
-    for table in TABLES.values():
-        assert {*table.key, *table.keep, *table.index} <= table.columns.keys()

@@ -82,13 +82,14 @@ def test_of_four_one_that_claims_an_absurd_loss_moves_neither_curve_nor_alert(tm
         ({"a": 2.0, "b": 3.0, "c": 9.0}, {"a": 2.0}, 2.0),  # the others are not known to have given anything
         ({"a": 2.0, "b": 3.0, "c": 9.0}, {"d": 2.0}, 3.0),  # who has given tells nothing: all alike
         ({"a": 2.0, "b": 3.0, "c": float("nan")}, {}, 3.0),
+        ({}, {}, 7.0),  # its own where nobody has told anything
     ],
 )
 def test_the_loss_of_an_epoch_is_the_median_of_what_those_tell_who_gave_samples(
     reports: dict[str, float], credited: dict[str, float], loss: float
 ) -> None:
     history = EpochHistory()
-    history.note(EpochAdvanced(5, "ab", 100, 10, 3, None, 8.0, 0.1))
+    history.note(EpochAdvanced(5, "ab", 100, 10, 3, 7.0, 8.0, 0.1))
     for peer, told in reports.items():
         history.note(EpochReported(peer, 5, told, 10, 1.0))
     history.note(EpochCredited(5, 500, credited, {}, 8.0))

@@ -22,7 +22,7 @@ from swarmcli.events import (
 from swarmcli.journal import Journal, RunRecord
 from swarmcli.journal import reader as reader_module
 from swarmcli.journal.options import JournalOptions
-from swarmcli.run.source import REREAD_SECONDS, DashboardSource, PeerStatus, Providers, RunStatus
+from swarmcli.run.source import LOOK_SECONDS, DashboardSource, PeerStatus, Providers, RunStatus
 from swarmcli.run.values import Alert, History
 
 ALICE, BOB, CAROL = "a" * 52, "b" * 52, "c" * 52
@@ -53,7 +53,7 @@ class World:
     def written(self) -> None:
         """All that was recorded is in the file, and the source will look again."""
         assert self.journal.flush(30)
-        self.now += REREAD_SECONDS
+        self.now += LOOK_SECONDS
 
 
 @pytest.fixture
@@ -125,13 +125,13 @@ def test_without_a_readable_journal_the_page_still_shows_the_moment(world: World
     world.written()
     assert len(world.source.epochs()) == 1
     shutil.rmtree(world.journal.path.parent)
-    world.now += REREAD_SECONDS
+    world.now += LOOK_SECONDS
     status = world.source.look()
     assert "journal cannot be read" in status.notice and status.epoch == 2
     assert world.source.epochs() == () and world.source.rounds() == ()
     world.epoch(2)
     world.journal.flush(30)
-    world.now += REREAD_SECONDS
+    world.now += LOOK_SECONDS
     assert "journal cannot be written" in world.source.look().notice
 
 

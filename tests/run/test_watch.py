@@ -7,7 +7,7 @@ from typing import Any, cast, get_args
 import pytest
 
 from swarmcli.averaging.seats import NoSeat
-from swarmcli.events import EpochAdvanced, EpochCredited, EpochReported, Evaluated, Event, Events, Noticed
+from swarmcli.events import EpochAdvanced, Evaluated, Event, Events, Noticed
 from swarmcli.network.context import Traffic
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim.epoch.seat import SeatLost
@@ -140,34 +140,6 @@ def test_what_others_have_measured_is_shown_with_their_name_the_best_and_the_end
     assert watch.last_epoch() == watch._peer.recipe.max_epochs
     evaluations.ends_at = 20
     assert watch.look().max_epochs == 20 and watch.look().state == "finished"
-
-
-def test_the_loss_of_an_epoch_is_the_swarms_weighted_by_the_samples_that_rounds_counted() -> None:
-    reports = [EpochReported("alice", 8, 2.0, 99, 1.0), EpochReported("bob", 8, 4.0, 99, 1.0)]
-    credited = EpochCredited(8, 800, {"alice": 300.0, "bob": 100.0}, {}, 8.0)
-    earlier = EpochReported("alice", 7, 9.0, 99, 300.0)
-    for heard, losses in (
-        ([ended(7), earlier, *reports, ended(8), credited], (9.0, 2.5)),
-        ([ended(7), ended(8), credited, *reports, earlier], (9.0, 2.5)),  # in whatever order they come
-        ([ended(7, 3.0), ended(8, 3.0), *reports], (3.0, 3.0)),  # its own where nobody has told anything
-        ([ended(7)], ()),
-        ([ended(8), reports[0], *(EpochReported("liar", epoch, 1.0, 99, 9.0) for epoch in range(9, 30))], (2.0,)),
-    ):
-        watch = watching(FakeOptimizer(0, epoch=8))
-        hear(watch, *heard)
-        assert watch.look().losses == losses
-
-
-def test_shares_are_what_the_counts_of_samples_grew_by() -> None:
-    optimizer = FakeOptimizer(0, epoch=3)
-    bob = Identity.from_seed(2).peer_id
-    optimizer.others = {bob: told("bob", 3)}
-    watch = watching(optimizer)
-    optimizer.rate = 30.0
-    assert [peer.share for peer in watch.look().peers] == [0.75, 0.25], "before anyone reported twice rates decide"
-    counts = ((TRAINER, 1, 500), (bob, 1, 10_000), (TRAINER, 2, 530), (bob, 3, 10_090))
-    hear(watch, ended(3), *(EpochReported(peer.text, epoch, 2.0, count, 1.0) for peer, epoch, count in counts))
-    assert [peer.share for peer in watch.look().peers] == [0.25, 0.75]
 
 
 def test_a_peer_is_shown_with_how_it_is_connected_how_its_last_round_went_and_when_it_was_heard_of() -> None:

@@ -15,19 +15,8 @@ from swarmcli.events import ActivityStatus, Contribution, EpochAdvanced, EpochRe
 from swarmcli.journal import Axis, Failure, Line, Moment, Totals
 from swarmcli.recipe.limits import Limits, as_text
 from swarmcli.run import views
-from swarmcli.run.values import (
-    Alert,
-    CheckpointShown,
-    History,
-    Me,
-    Overview,
-    PeerDetails,
-    PeerPage,
-    PeerStatus,
-    Rounds,
-    RunStatus,
-    State,
-)
+from swarmcli.run.source import DashboardSource, Providers
+from swarmcli.run.values import Alert, CheckpointShown, History, PeerDetails, PeerStatus, RunStatus, State
 
 START = 1_790_000_000.0
 TARGET = 4096
@@ -56,8 +45,8 @@ OTHERS = (
 
 
 @dataclass
-class FakeRun:
-    """Stands in for a DashboardSource. `now` is the moment that is shown; set it, or `advance` it."""
+class FakeRun(DashboardSource):
+    """Puts together what pages show as the real one does, of values that are made up. `advance` moves it."""
 
     finished_epochs: int = 0
     state: State = "training"
@@ -79,8 +68,17 @@ class FakeRun:
     limits: Mapping[str, object] = field(default_factory=dict)
     alerts: list[Alert] = field(default_factory=list)
     home: Path | None = None  # the directory that holds checkpoints
-    can_control: bool = False
     rests_on: str = "This is the count of one peer, Ada: 50% of the run's 1,000 samples, counted up to epoch 41."
+
+    def __post_init__(self) -> None:
+        self._totals = Totals()
+        self._providers = Providers(
+            activity=lambda: self.activity,
+            limits=lambda: self.limits,
+            contributions=self.contributions,
+            rests_on=lambda: self.rests_on,
+            alerts=lambda: self.alerts,
+        )
 
     @property
     def now(self) -> float:
@@ -108,13 +106,9 @@ class FakeRun:
             losses=tuple(loss_at(epoch) for epoch in range(1, self.finished_epochs + 1))[-60:], started=START,
             last_epoch=epoch_row(self.finished_epochs) if self.finished_epochs else None, now=self.now,
             join_line=self.join_line, link=self.link, link_reach=self.link_reach, install=self.install,
-            reach=REACH, result=self.result, peers=tuple(self._peers()),
+            reach=REACH, result=self.result, peers=tuple(sorted(self._peers(), key=views.listing_order)),
             evaluation=measured, evaluated=views.evaluated(measured, None) if measured else "",
         )  # fmt: skip
-
-    def _own(self) -> Totals:
-        moved = self.finished_epochs * 41_300_000, self.finished_epochs * 38_900_000
-        return Totals(self.finished_epochs, self.finished_epochs * 1680, self.finished_epochs - 3, 2, 1, *moved)
 
     def _peers(self) -> list[PeerStatus]:
         rate = sum(peer.samples_per_second for peer in self._trainers()) or 1.0
@@ -128,33 +122,6 @@ class FakeRun:
             )
             for position, peer in enumerate(self.people)
         ]
-
-    def overview(self) -> Overview:
-        return self.overview_of(self.look())
-
-    def overview_of(self, status: RunStatus) -> Overview:
-        mine = next((peer for peer in status.peers if peer.me), None)
-        given = self.contributions()
-        own = next((each for each in given if each.peer == status.peer_id), Contribution(peer=status.peer_id))
-        place, of = views.rank(given, status.peer_id)
-        me = Me(
-            peer_id=status.peer_id, name=status.name, role=status.role,
-            sentence=views.sentence(status, self.activity, mine.samples_per_second if mine else 0.0),
-            samples_per_second=mine.samples_per_second if mine else 0.0, connectivity=REACH, activity=self.activity,
-            share=mine.share if mine else None, samples=own.samples, hours=own.hours, rank=place, ranked=of,
-            told_by="by one peer's count", rests_on=self.rests_on, totals=self._own(),
-            limits=self.limits,
-        )  # fmt: skip
-        return Overview(
-            run=replace(status, peers=()),
-            me=me,
-            counts=views.count(status.peers),
-            alerts=tuple(self.alerts),
-            can_control=self.can_control,
-        )
-
-    def peers(self, *, offset: int = 0, limit: int = 100, sort: str = "", query: str = "") -> PeerPage:
-        return views.page_of(sorted(self.look().peers, key=views.listing_order), offset, limit, sort, query)
 
     def peer(self, peer_id: str) -> PeerDetails | None:
         shown = next((peer for peer in self.look().peers if peer.peer_id == peer_id), None)
@@ -193,10 +160,6 @@ class FakeRun:
             points=tuple(shown[:: max(1, math.ceil(len(shown) / points))]),
             evaluations=tuple(evaluation(each.epoch) for each in shown if each.epoch % 10 == 0),
         )
-
-    def round_page(self, *, after: int = 0, limit: int = 100) -> Rounds:
-        names = {peer.peer_id: peer.name for peer in self.people}
-        return views.page_of_rounds(self.rounds(after=after, limit=limit), names)
 
     def failures(self) -> Sequence[Failure]:
         span = {"first": START + 40.0, "last": self.now - 30.0}

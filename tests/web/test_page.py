@@ -17,7 +17,7 @@ from swarmcli.run.values import CheckpointShown, History, Rounds
 from swarmcli.words import format_duration, format_size, roughly
 
 from .conftest import PATIENCE, Open, Serve, expect_text
-from .fake_source import JOIN_LINE, OTHERS, REACH, TRAINERS, FakeRun, peer_row
+from .fake_source import JOIN_LINE, OTHERS, REACH, TRAINERS, FakeRun
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -193,20 +193,6 @@ def test_before_the_first_trainer_the_join_line_is_there_to_copy(serve: Serve, o
     expect_text(page, "#invite-heading", "Join this run")
 
 
-def test_the_two_steps_for_who_has_nothing_installed(serve: Serve, open_page: Open) -> None:
-    run = FakeRun(run_id=ATTACK, join_line=f"{ATTACK} {JOIN_LINE}", link_reach=ATTACK)
-    context = {"viewport": {"width": 360, "height": 800}, "permissions": ["clipboard-read", "clipboard-write"]}
-    page = open_page(serve(run, addresses=["http://192.0.2.7:8080"]).url, **context)
-    page.goto(page.url.replace("/run", "/join"))
-    expect_text(page, "#run-id", ATTACK)
-    page.get_by_role("button", name="Copy the line that joins the run").click()
-    expect_text(page, "#copied", "The line was copied")
-    assert page.evaluate("navigator.clipboard.readText()") == run.join_line
-    assert page.locator("b").count() == 0 and page.evaluate("window.owned") is None
-    assert page.locator("img").count() == 2  # the logo and the QR code
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-
-
 def test_a_run_that_has_finished_is_calm_and_says_where_its_model_is(serve: Serve, open_page: Open) -> None:
     run = FakeRun(finished_epochs=199)
     page = open_page(serve(run).url)
@@ -276,23 +262,6 @@ def test_no_words_lie_over_others_and_no_row_is_cut(serve: Serve, open_page: Ope
     page.goto(page.url.replace("run", f"peers/{TRAINERS[0].peer_id}"))
     page.locator("#own-rounds .failed").first.wait_for()
     assert page.evaluate(OVERLAPS) == []
-
-
-def test_nothing_is_wider_than_the_window(serve: Serve, open_page: Open) -> None:
-    width = 360
-    run = FakeRun(finished_epochs=24, run_id="r" * 90)
-    run.people.append(peer_row("n" * 64, device="d" * 64))
-    page = open_page(serve(run).url, viewport={"width": width, "height": 900})
-    assert page.evaluate("document.scrollingElement.scrollWidth") <= width
-    overflowing = """() => [...document.querySelectorAll("main .card *")].filter(node =>
-        !node.closest("code, .scroll, svg, .visually-hidden") && !node.closest("thead") &&
-        node.getBoundingClientRect().right > node.closest(".card").getBoundingClientRect().right + 1)
-        .map(node => node.className)"""
-    assert page.evaluate(overflowing) == []
-    page.locator(".rounds .opener").nth(2).click()
-    page.locator(".rounds .explanation").first.wait_for()
-    # A round, and what opens below it.
-    assert page.evaluate("(n => n.scrollWidth - n.clientWidth)(document.querySelector('.rounds .scroll'))") <= 0
 
 
 def test_nothing_jumps_while_the_run_goes_on(serve: Serve, open_page: Open) -> None:

@@ -220,7 +220,7 @@ def test_what_others_write_is_text_everywhere(serve: Serve, open_page: Open) -> 
     run.people = [
         replace(peer, name=ATTACK, device=ATTACK, version=ATTACK, role=ATTACK, trouble=ATTACK) for peer in run.people
     ]
-    run.alerts = [Alert(id="x", kind="stalled", text=ATTACK, since=START)]
+    run.alerts = [Alert(id="x", kind="diverged", text=ATTACK, since=START)]
     run.extra_events = [Line("warning", "x", "", ATTACK, id=99, time=START)]
     url = serve(run).url
     page = open_page(url)
@@ -242,7 +242,8 @@ def test_every_page_can_be_used_by_everyone(serve: Serve, open_page: Open, width
     """By the rules of axe-core, and nothing is wider than the window."""
     axe = pytest.importorskip("axe_playwright_python")
     script = (Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
-    run = volunteer(FakeRun(finished_epochs=41, limits=as_shown(upload="2 MB/s"), alerts=[STALLED]))
+    run = volunteer(FakeRun(41, run_id="r" * 90, limits=as_shown(upload="2 MB/s"), alerts=[STALLED]))
+    run.people.append(peer_row("n" * 64, device="d" * 64))
     run.people[0] = replace(run.people[0], health="not answering")
     run.alarm = "Two models are being trained."
     url = serve(run, controls=FakeControls(run), control_token="secret").url
