@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -13,11 +11,7 @@ from swarmcli.dht.records import (
     OwnedSubkey,
     decode_subkey,
     encode_subkey,
-    id_from_bytes,
-    id_to_bytes,
     is_owned,
-    key_id,
-    node_id,
 )
 from swarmcli.errors import ValidationError
 from swarmcli.network.identity import Identity, PeerID
@@ -56,11 +50,3 @@ def test_bytes_that_look_like_a_peer_are_nobodys() -> None:
     assert not is_owned(encode_subkey(bytes(PEER)))
     assert not is_owned(encode_subkey(PEER))
     assert is_owned(encode_subkey(OwnedSubkey(PEER)))
-
-
-def test_ids_are_sha256() -> None:
-    assert id_to_bytes(node_id(PEER)) == hashlib.sha256(PEER).digest()
-    assert id_to_bytes(key_id("schlüssel")) == hashlib.sha256("schlüssel".encode()).digest()
-    assert id_from_bytes(id_to_bytes(5)) == 5
-    with pytest.raises(ValidationError):
-        id_from_bytes(b"short")

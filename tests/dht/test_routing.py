@@ -32,17 +32,6 @@ def test_nearest_is_what_sorting_everything_gives(count: int, seed: int) -> None
         assert table.nearest(target, wanted) == expected[:wanted]
 
 
-def test_a_bucket_holds_no_more_than_its_size() -> None:
-    table = filled(1000, bucket_size=8)
-    own = node_id(contact(10**6).peer_id)
-    sizes: dict[int, int] = {}
-    for each in table:
-        index = (each.node ^ own).bit_length()
-        sizes[index] = sizes.get(index, 0) + 1
-    assert max(sizes.values()) == 8
-    assert sizes[ID_BITS] == 8
-
-
 def test_a_full_bucket_keeps_the_old_and_names_whom_to_ping() -> None:
     table = filled(1000, bucket_size=3)
     far = [each for each in table if (each.node ^ node_id(contact(10**6).peer_id)).bit_length() == ID_BITS]
