@@ -1,8 +1,9 @@
-"""The parts of one endpoint share this."""
+"""What an endpoint is to its pools and channels."""
 
 from __future__ import annotations
 
 import logging
+import os
 import random
 import re
 from collections import Counter
@@ -51,20 +52,25 @@ PunchBulk: TypeAlias = Callable[[PeerID], Awaitable[Connection]]
 
 
 class EndpointContext:
-    """The values that Endpoint, ControlPool and StreamPool and their channels have in common."""
+    """One peer on the network, without its connections: who it is, where it is, what it serves, and what it keeps of
+    others. ControlPool, StreamPool and their channels know the endpoint as this."""
 
-    def __init__(self, transport: Transport, clock: Clock, events: Events, dice: random.Random) -> None:
-        self.limits = transport.limits
+    def __init__(self, transport: Transport, clock: Clock | None, events: Events | None, seed: int | None) -> None:
+        self.identity = transport.identity
         self.peer_id = transport.identity.peer_id
+        self.limits = transport.limits
         self.direct: tuple[str, ...] = ()  # where this peer says that it can be dialed …
         self.relayed: tuple[str, ...] = ()  # … itself, and through relays
-        self.clock = clock
-        self.events = events
-        self.random = dice
-        self.boot_id = dice.randbytes(16)  # drawn anew by each start: who restarted has forgotten older connections
+        self.clock = clock or Clock()
+        self.events = events or Events()
+        self.random = random.Random(seed if seed is not None else os.urandom(16))
+        # Drawn anew by each start: who restarted has forgotten older connections.
+        self.boot_id = self.random.randbytes(16)
         self.call_handlers: dict[str, Handler] = {}  # a method has one handler, in one of the two
         self.stream_handlers: dict[str, Handler] = {}
-        self.punch_bulk: PunchBulk | None = None  # see Endpoint.on_bulk_wanted
+        # Makes each bulk connection with a peer whose control connection both ends dialed, or raises NetworkError; a
+        # relay carries it then, and with None.
+        self.punch_bulk: PunchBulk | None = None
         self.tasks = TaskOwner()
         self.ledgers = Ledgers.of(self.limits.budgets)
         self.book = AddressBook(MAX_KNOWN_PEERS, loop_time)
@@ -75,7 +81,7 @@ class EndpointContext:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """All that this peer announces: the direct ones first, and room for the relays."""
+        """All that this peer announces, once it has started: where it can be dialed itself, then through relays."""
         relayed = self.relayed[: MAX_ADDRESSES // 2]
         return self.direct[: MAX_ADDRESSES - len(relayed)] + relayed
 

@@ -14,21 +14,19 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from swarmcli.errors import AddressError, CallError, ConnectError, ConnectionLost, OwnAddressError, PeerUnreachable
+from swarmcli.errors import CallError, ConnectError, ConnectionLost, OwnAddressError, PeerUnreachable
 from swarmcli.events import PeerConnected, PeerDisconnected, WayChanged
-from swarmcli.network.addresses import Scope, parse_address, scope_of
-from swarmcli.network.context import EndpointContext
+from swarmcli.network.addresses import parse_address
 from swarmcli.network.control.channel import ControlChannel, Reaction
 from swarmcli.network.identity import PeerID
-from swarmcli.network.limits import MAX_KNOWN_PEERS
 from swarmcli.network.loop_thread import loop_time
-from swarmcli.network.peers import Peer, Peers
+from swarmcli.network.neighbours import Neighbours
+from swarmcli.network.peers import Peer, horizon_of
 from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.transports.base import Connection, Purpose
 from swarmcli.network.twins import METHOD, PATIENCE, Presence, TwinSeen, was_first
 from swarmcli.network.wire.codec import encode
 from swarmcli.network.wire.messages import AddressesChanged, ControlHello
-from swarmcli.recent import Recent
 
 logger = logging.getLogger(__name__)
 
@@ -44,32 +42,13 @@ class ControlPool:
     comes about.
     """
 
-    def __init__(self, context: EndpointContext, peers: Peers) -> None:
+    def __init__(self, endpoint: Neighbours) -> None:
         self.reactions: dict[type, Reaction] = {ControlHello: self._greeted, AddressesChanged: self._moved}
-        self._context, self._peers = context, peers
-        context.dialer.round_trip = self.ping_time  # it compares relays, whose word on that counts for nothing
-        self._near: Recent[PeerID, bool] = Recent(MAX_KNOWN_PEERS)  # see `is_on_this_computer`
-        self._farthest = Scope.HOST  # the widest scope in which a connected peer was ever seen
+        self._endpoint, self._peers = endpoint, endpoint.peers
         self._closed = ""  # why this endpoint takes up no connections any more
 
-    def is_on_this_computer(self, peer: PeerID) -> bool:
-        """See Endpoint.is_on_this_computer."""
-        return self._near.get(peer, False)
-
-    def ping_time(self, peer: PeerID) -> float | None:
-        """See Endpoint.ping_time."""
-        channel = self._peers.current(peer)
-        return channel.ping_time if channel is not None else None
-
-    def horizon(self, source: PeerID | None) -> Scope:
-        """See Endpoint.horizon."""
-        channel = self._peers.current(source) if source is not None else None
-        if channel is not None:
-            return _horizon(channel.connection)
-        return self._farthest
-
     def prefix_of(self, connection: Connection) -> Prefix:
-        """See Endpoint.prefix; for one connection."""
+        """See Neighbours.prefix; for one connection."""
         relay = parse_address(connection.remote_address).relay if connection.relayed else None
         through = self._peers.current(relay) if relay is not None else None
         if through is not None and not through.connection.relayed:
@@ -83,12 +62,12 @@ class ControlPool:
             return current
         if self._closed:
             raise ConnectionLost(f"this endpoint is closed: {self._closed}")
-        if peer_id == self._context.peer_id:
+        if peer_id == self._endpoint.peer_id:
             raise ValueError("a peer cannot call itself over the network")
         peer = self._peers.of(peer_id)
         if peer.opening is None:
             peer.opening = asyncio.get_running_loop().create_future()
-            self._context.tasks.spawn(self._open(peer))
+            self._endpoint.tasks.spawn(self._open(peer))
         opened = await asyncio.shield(peer.opening)
         return peer.current or opened  # a better one may have come meanwhile
 
@@ -97,8 +76,8 @@ class ControlPool:
         expected = parse_address(address).peer_id
         if expected is not None and self._peers.current(expected) is not None:
             return expected
-        connection = await self._context.dialer.dial(address, expected, Purpose.CONTROL, timeout)
-        if connection.peer_id == self._context.peer_id:
+        connection = await self._endpoint.dialer.dial(address, expected, Purpose.CONTROL, timeout)
+        if connection.peer_id == self._endpoint.peer_id:
             connection.abort("dialed oneself")
             raise OwnAddressError(f"{address} is this peer itself", address=address)
         try:
@@ -110,9 +89,9 @@ class ControlPool:
     async def establish(self, connection: Connection) -> None:
         """Greets on a new connection and takes it up. Raises ConnectionLost."""
         prefix = self.prefix_of(connection)
-        channel = ControlChannel(connection, self._context, prefix, self.reactions, self._channel_lost)
+        channel = ControlChannel(connection, self._endpoint, prefix, self.reactions, self._channel_lost)
         try:
-            await connection.send(encode(ControlHello(self._context.boot_id, self._context.addresses)))
+            await connection.send(encode(ControlHello(self._endpoint.boot_id, self._endpoint.addresses)))
         except asyncio.CancelledError:
             connection.abort("given up while being dialed")
             raise
@@ -121,17 +100,6 @@ class ControlPool:
             raise ConnectionLost(f"this endpoint is closed: {self._closed}")
         self._take_up(channel)
         connection.start(channel)
-
-    def lost(self, peer_id: PeerID) -> asyncio.Future[str]:
-        """See Endpoint.lost."""
-        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        peer = self._peers.get(peer_id)
-        if peer is None or peer.current is None:
-            future.set_result("not connected")
-        else:
-            peer.watchers = [watcher for watcher in peer.watchers if not watcher.done()]
-            peer.watchers.append(future)
-        return future
 
     def close_surplus(self) -> None:
         """Called at each keepalive interval: closes connections besides the one that both ends prefer.
@@ -146,9 +114,9 @@ class ControlPool:
                 continue
             # Where one end dialed several at once, the two ends may have seen different ones come last. Were
             # both as patient, each could close the one that the other prefers, at the same moment.
-            patience = _SURPLUS_LIFE * (1 if self._context.peer_id < channel.peer_id else 3)
+            patience = _SURPLUS_LIFE * (1 if self._endpoint.peer_id < channel.peer_id else 3)
             if now - max(channel.used_at, better.opened_at) >= patience:
-                self._context.tasks.spawn(channel.connection.close("another connection is used"))
+                self._endpoint.tasks.spawn(channel.connection.close("another connection is used"))
 
     async def farewell(self, reason: str) -> None:
         """Tells all peers, and closes. Takes a second at most."""
@@ -161,9 +129,9 @@ class ControlPool:
         peer = self._peers.of(channel.peer_id)
         first = not peer.controls
         peer.controls.append(channel)
-        self._farthest = max(self._farthest, _horizon(channel.connection))
+        self._endpoint.farthest = max(self._endpoint.farthest, horizon_of(channel.connection))
         self._prefer(peer)
-        ledger = self._context.ledgers.connections
+        ledger = self._endpoint.ledgers.connections
         ledger.charge_anyway(channel.peer_id, channel.prefix, 1)
         if len(peer.controls) > ledger.budget.identity:
             _end_one(peer)
@@ -182,7 +150,7 @@ class ControlPool:
         self._moved(channel, hello)
         self._prefer(peer)
         if peer.current is not None and peer.boot_id != hello.boot_id:
-            self._context.tasks.spawn(self._settle(peer, peer.current, channel))
+            self._endpoint.tasks.spawn(self._settle(peer, peer.current, channel))
 
     def _moved(self, channel: ControlChannel, message: ControlHello | AddressesChanged) -> None:
         """The peer says where it can be dialed. What it says below the horizon that it shares with us is left out."""
@@ -190,8 +158,8 @@ class ControlPool:
         peer = self._peers.of(channel.peer_id)
         if channel.boot_id == peer.boot_id:
             # Not that of this very connection: what a peer says over a relay, too, is worth what its direct one shows.
-            horizon = min(_horizon(each.connection) for each in peer.controls)
-            self._context.book.told(channel.peer_id, message.addresses, horizon)
+            horizon = min(horizon_of(each.connection) for each in peer.controls)
+            self._endpoint.book.told(channel.peer_id, message.addresses, horizon)
 
     async def _settle(self, peer: Peer, first: ControlChannel, second: ControlChannel) -> None:
         """Finds out which of two processes with one key is this peer from now on, and lets both know."""
@@ -222,8 +190,8 @@ class ControlPool:
     def _channel_lost(self, channel: ControlChannel, error: ConnectionLost) -> None:
         peer = self._peers.of(channel.peer_id)
         peer.controls.remove(channel)
-        self._context.ledgers.connections.give_back(channel.peer_id, channel.prefix, 1)
-        self._context.connection_ended(channel.connection, error)
+        self._endpoint.ledgers.connections.give_back(channel.peer_id, channel.prefix, 1)
+        self._endpoint.connection_ended(channel.connection, error)
         self._prefer(peer)
         if peer.current is None:
             self._emit_lost(peer, error.reason)
@@ -236,7 +204,7 @@ class ControlPool:
         if opening is None:
             return  # the peer's dial has come before this task began
         problem: ConnectError | ConnectionLost | None = None
-        dialer = self._context.dialer
+        dialer = self._endpoint.dialer
         try:
             await self.establish(await dialer.dial_peer(peer.id, dialer.addresses_of(peer.id), Purpose.CONTROL))
         except (ConnectError, ConnectionLost) as error:
@@ -252,12 +220,12 @@ class ControlPool:
 
     def _make_room(self, prefix: Prefix) -> None:
         """Gives up a connection when there are too many: in this prefix, or in the one that uses the most."""
-        crowded = self._context.ledgers.connections.crowded(prefix, 0)
+        crowded = self._endpoint.ledgers.connections.crowded(prefix, 0)
         candidates = [c for c in self._peers.controls() if c.prefix == crowded and not c.ending]
         if candidates:
             victim = min(candidates, key=self._standing)
             victim.ending = True
-            self._context.tasks.spawn(_part(victim, "too many connections"))
+            self._endpoint.tasks.spawn(_part(victim, "too many connections"))
 
     def _standing(self, channel: ControlChannel) -> tuple[bool, bool, bool, float]:
         """Reasons to keep a connection: that this peer wants it, that it has stood for long, that it is used.
@@ -265,43 +233,29 @@ class ControlPool:
         Calls of the other end come last, since it can always have some under way.
         """
         ours = channel.connection.dialed or channel.calls_waiting > 0 or self._peers.of(channel.peer_id).watched
-        lasting = loop_time() - channel.opened_at >= self._context.limits.budgets.standing
+        lasting = loop_time() - channel.opened_at >= self._endpoint.limits.budgets.standing
         return ours, lasting, channel.unfinished, channel.used_at
 
     def _prefer(self, peer: Peer) -> None:
         """Chooses the current channel anew, and tells when that is another way to the peer."""
         before = peer.current
-        peer.prefer(self._context.peer_id)
+        peer.prefer(self._endpoint.peer_id)
         now = peer.current
         if now is not None:
-            self._near[peer.id] = now.connection.on_this_computer
+            self._endpoint.near[peer.id] = now.connection.on_this_computer
         if before is not None and now is not None and before.connection.relayed != now.connection.relayed:
             way = WayChanged(peer.id.text, now.connection.remote_address, now.connection.relayed)
-            self._context.events.emit(way)
+            self._endpoint.events.emit(way)
 
     def _emit_connected(self, channel: ControlChannel) -> None:
-        self._context.events.emit(PeerConnected(channel.peer_id.text, channel.connection.remote_address))
+        self._endpoint.events.emit(PeerConnected(channel.peer_id.text, channel.connection.remote_address))
 
     def _emit_lost(self, peer: Peer, reason: str) -> None:
         watchers, peer.watchers = peer.watchers, []
         for watcher in watchers:
             if not watcher.done():
                 watcher.set_result(reason)
-        self._context.events.emit(PeerDisconnected(peer.id.text, reason))
-
-
-def _horizon(connection: Connection) -> Scope:
-    """The narrowest scope that the other end shares with this one, as far as its address tells."""
-    if connection.relayed:
-        return Scope.INTERNET
-    try:
-        address = parse_address(connection.remote_address)
-    except AddressError:
-        return Scope.INTERNET
-    if address.scheme == "memory":
-        return scope_of(address.host) or Scope.HOST
-    found = scope_of(address.host)
-    return Scope.INTERNET if found is None else found
+        self._endpoint.events.emit(PeerDisconnected(peer.id.text, reason))
 
 
 def _end_one(peer: Peer) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from swarmcli.errors import ConnectionLost
+from swarmcli.errors import AddressError, ConnectionLost
+from swarmcli.network.addresses import Scope, parse_address, scope_of
 from swarmcli.network.control.channel import ControlChannel
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.streams.channel import StreamChannel
+from swarmcli.network.transports.base import Connection
 
 
 class Peer:
@@ -102,3 +104,17 @@ class Peers:
         """If nothing is left with it."""
         if not (peer.controls or peer.opening or peer.bulk or peer.streams_opening or peer.requests or peer.dialing):
             self._peers.pop(peer.id, None)
+
+
+def horizon_of(connection: Connection) -> Scope:
+    """The narrowest scope that the other end shares with this one, as far as its address tells."""
+    if connection.relayed:
+        return Scope.INTERNET
+    try:
+        address = parse_address(connection.remote_address)
+    except AddressError:
+        return Scope.INTERNET
+    if address.scheme == "memory":
+        return scope_of(address.host) or Scope.HOST
+    found = scope_of(address.host)
+    return Scope.INTERNET if found is None else found

@@ -10,14 +10,14 @@ from typing import Any
 
 from swarmcli.errors import ConnectError, ConnectionLost, NetworkError, PeerUnreachable, ProtocolViolation
 from swarmcli.network.addresses import is_direct, parse_address
-from swarmcli.network.context import EndpointContext
 from swarmcli.network.control.channel import ControlChannel
 from swarmcli.network.control_pool import ControlPool
 from swarmcli.network.identity import PeerID
 from swarmcli.network.ledger import HandshakeRates
 from swarmcli.network.limits import MAX_ADDRESSES
 from swarmcli.network.loop_thread import loop_time
-from swarmcli.network.peers import Peer, Peers
+from swarmcli.network.neighbours import Neighbours
+from swarmcli.network.peers import Peer
 from swarmcli.network.prefix import Prefix
 from swarmcli.network.streams.channel import Role, StreamChannel
 from swarmcli.network.streams.stream import Stream
@@ -31,12 +31,12 @@ _IDLE = 60.0  # seconds for which an unused connection is kept for the next stre
 class StreamPool:
     """Finds a bulk connection for each stream."""
 
-    def __init__(self, context: EndpointContext, peers: Peers, control: ControlPool) -> None:
-        self._context = context
-        self._limits = context.limits
-        self._control, self._peers = control, peers
+    def __init__(self, endpoint: Neighbours, control: ControlPool) -> None:
+        self._endpoint, self._peers = endpoint, endpoint.peers
+        self._limits = endpoint.limits
+        self._control = control
         self._next_token = 0
-        self._rates = HandshakeRates(context.limits.budgets)  # of dials that others ask for
+        self._rates = HandshakeRates(endpoint.limits.budgets)  # of dials that others ask for
         control.reactions[BulkWanted] = self._bulk_wanted
         control.reactions[BulkDenied] = self._bulk_denied
 
@@ -62,11 +62,11 @@ class StreamPool:
             self._peers.forget(peer)
 
     def accepted(self, connection: Connection) -> None:
-        ledger, peer = self._context.ledgers.bulk, connection.peer_id
+        ledger, peer = self._endpoint.ledgers.bulk, connection.peer_id
         if ledger.of_identity(peer) >= ledger.budget.identity:
             violation = ProtocolViolation(f"too many bulk connections: more than {ledger.budget.identity}")
             connection.abort(violation.reason)
-            self._context.connection_ended(connection, violation)
+            self._endpoint.connection_ended(connection, violation)
             return
         crowded = ledger.crowded(self._control.prefix_of(connection))
         if crowded is None or self._give_up_one_of(crowded):
@@ -98,7 +98,7 @@ class StreamPool:
         """Where payloads wait for memory, the connection gives way that has held most of it for long, in the prefix
         that is full or, where everyone's memory is taken, in the one that uses the most."""
         starved = [c for c in self._peers.bulk() if c.stream is not None and c.stream.starved]
-        ledger = self._context.ledgers.payloads
+        ledger = self._endpoint.ledgers.payloads
         for crowded in {ledger.crowded(each.prefix, self._limits.max_payload) for each in starved}:
             patient = self._limits.budgets.patience / self._limits.keepalive_interval
             holders = [c for c in self._peers.bulk() if c.prefix == crowded and c.unread_ticks >= patient]
@@ -126,11 +126,11 @@ class StreamPool:
     def _channel_lost(self, channel: StreamChannel, error: ConnectionLost) -> None:
         peer = self._peers.of(channel.peer_id)
         peer.bulk.pop(channel, None)
-        self._context.ledgers.bulk.give_back(channel.peer_id, channel.prefix, 1)
+        self._endpoint.ledgers.bulk.give_back(channel.peer_id, channel.prefix, 1)
         if channel in peer.idle:
             peer.idle.remove(channel)
         self._release(peer, channel)
-        self._context.connection_ended(channel.connection, error)
+        self._endpoint.connection_ended(channel.connection, error)
         self._peers.forget(peer)
 
     def _bulk_wanted(self, control: ControlChannel, wanted: BulkWanted) -> None:
@@ -147,7 +147,7 @@ class StreamPool:
             self._peers.forget(peer)
             return
         peer.dialing += 1
-        self._context.tasks.spawn(self._dial_for(control, peer, wanted, addresses))
+        self._endpoint.tasks.spawn(self._dial_for(control, peer, wanted, addresses))
 
     def _bulk_denied(self, control: ControlChannel, denied: BulkDenied) -> None:
         peer = self._peers.of(control.peer_id)
@@ -177,14 +177,14 @@ class StreamPool:
 
     def _ways(self, control: ControlChannel, peer: Peer) -> list[Callable[[], Awaitable[StreamChannel]]]:
         """In the order in which they are tried; a relay is the last, even where a connection through one is idle."""
-        came, addresses = not control.connection.dialed, self._context.dialer.addresses_of(peer.id)
+        came, addresses = not control.connection.dialed, self._endpoint.dialer.addresses_of(peer.id)
         direct = tuple(filter(is_direct, addresses))
         relays = addresses[len(direct) :]
         ways: list[Callable[[], Awaitable[StreamChannel]]] = [partial(self._dial, peer.id, direct)] if direct else []
         if control.connection.punched:
             return [partial(self._punch, peer.id), *ways, partial(self._relay, peer, relays)]
         # The end that has dialed the control connection knows where, whatever this peer announces.
-        if self._context.direct or (came and not control.connection.relayed):
+        if self._endpoint.direct or (came and not control.connection.relayed):
             ways.insert(0 if came else len(ways), partial(self._ask, control, peer))
         return [*ways, partial(self._relay, peer, relays)] if relays else ways
 
@@ -192,25 +192,25 @@ class StreamPool:
         """Where a peer is dialed that asks for it: nowhere but where it has answered, at the host from which it comes
         at the ports that it announces, and over its relays. Whatever else it names would be others' hosts."""
         peer, connection = control.peer_id, control.connection
-        proven, said = self._context.book.first_hand(peer), self._context.book.own_word(peer)
+        proven, said = self._endpoint.book.first_hand(peer), self._endpoint.book.own_word(peer)
         seen: list[str] = []
         if not connection.dialed and not connection.relayed:
             host = parse_address(connection.remote_address)
             ports = [parse_address(each).port for each in said if is_direct(each)]
             seen = [str(replace(host, port=port)) for port in ports]
         relays = [each for each in said if not is_direct(each)]
-        return self._context.dialer.usable(dict.fromkeys((*proven, *seen, *relays)))[:MAX_ADDRESSES]
+        return self._endpoint.dialer.usable(dict.fromkeys((*proven, *seen, *relays)))[:MAX_ADDRESSES]
 
     async def _dial(self, peer: PeerID, addresses: tuple[str, ...]) -> StreamChannel:
         try:
-            connection = await self._context.dialer.dial_peer(peer, addresses, Purpose.BULK)
+            connection = await self._endpoint.dialer.dial_peer(peer, addresses, Purpose.BULK)
         except ConnectError as error:
             raise PeerUnreachable(f"{peer.short} cannot be dialed: {error}") from error
         return self._take_up(connection, Role.OPENER)
 
     async def _punch(self, peer: PeerID) -> StreamChannel:
         """Both ends dial at once, as for the control connection."""
-        punch = self._context.punch_bulk
+        punch = self._endpoint.punch_bulk
         if punch is None:
             raise PeerUnreachable(f"{peer.short} cannot be dialed")
         try:
@@ -242,7 +242,7 @@ class StreamPool:
         self, control: ControlChannel, peer: Peer, wanted: BulkWanted, addresses: tuple[str, ...]
     ) -> None:
         try:
-            connection = await self._context.dialer.dial_peer(control.peer_id, addresses, Purpose.BULK)
+            connection = await self._endpoint.dialer.dial_peer(control.peer_id, addresses, Purpose.BULK)
             self._take_up(connection, Role.SERVER)
             await connection.send(encode(BulkOffer(wanted.token)))
         except ConnectError:
@@ -257,7 +257,7 @@ class StreamPool:
         prefix = self._control.prefix_of(connection)
         channel = StreamChannel(
             connection,
-            self._context,
+            self._endpoint,
             role,
             prefix,
             offered=self._offered,
@@ -265,7 +265,7 @@ class StreamPool:
             lost=self._channel_lost,
         )
         self._peers.of(channel.peer_id).bulk[channel] = None
-        self._context.ledgers.bulk.charge_anyway(channel.peer_id, prefix, 1)
+        self._endpoint.ledgers.bulk.charge_anyway(channel.peer_id, prefix, 1)
         connection.start(channel)
         return channel
 
@@ -279,7 +279,7 @@ class StreamPool:
 
     def _retire(self, channel: StreamChannel) -> None:
         self._peers.of(channel.peer_id).idle.remove(channel)
-        self._context.tasks.spawn(channel.connection.close("idle"))
+        self._endpoint.tasks.spawn(channel.connection.close("idle"))
 
     def _release(self, peer: Peer, channel: StreamChannel) -> None:
         if channel.holds_slot:

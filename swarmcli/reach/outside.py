@@ -104,7 +104,7 @@ class Outside:
         listeners = self._farthest_listeners()
         for family in listeners:
             with suppress(OSError):  # this machine has no such addresses now
-                end.ports[family] = self._endpoint.local_port(family)
+                end.ports[family] = self._endpoint.transport.local_port(family)
         async with asyncio.TaskGroup() as group:
             for family, port in end.ports.items():
                 group.create_task(self._look(end, family, port, listeners[family]))
@@ -117,7 +117,7 @@ class Outside:
         """Nobody is left who says how a port is seen. Most routers leave it as it is, so the two try that."""
         for family, host in self._outer_hosts.items():
             with suppress(OSError):
-                port = end.ports.get(family) or self._endpoint.local_port(family)
+                port = end.ports.get(family) or self._endpoint.transport.local_port(family)
                 end.ports[family] = port
                 end.seen[family] = port.guess(host)
 

@@ -143,12 +143,12 @@ class Puncher:
     async def start(self) -> None:
         self._endpoint.serve(ASK, PunchAsk, self._asked)
         self._endpoint.serve(GO, Go, self._go)
-        self._endpoint.on_bulk_wanted(self.bulk)
+        self._endpoint.punch_bulk = self.bulk
         self._tasks.hear(self._endpoint.events, self._on_event)
         self._tasks.keep(self._endpoint.events, self._keep)
 
     async def close(self) -> None:
-        self._endpoint.on_bulk_wanted(None)
+        self._endpoint.punch_bulk = None
         self._endpoint.withdraw(ASK, GO)
         await self._tasks.close()
         for key in list(self._kept):

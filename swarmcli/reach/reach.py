@@ -95,7 +95,7 @@ class Reach:
         await self.evidence.begin()
         self._service.start()
         self._rates.start()
-        self.endpoint.on_probe = self._checks.heard
+        self.endpoint.probes.heard = self._checks.heard
         self._tasks.hear(self.endpoint.events, self._on_event)
         if self._joined:
             self._conclude()
@@ -118,7 +118,7 @@ class Reach:
 
     async def close(self) -> None:
         """Ends everything, and gives back what routers and relays were asked for. Idempotent."""
-        self.endpoint.on_probe = None
+        self.endpoint.probes.heard = None
         await self._tasks.close()
         await self._service.close()
         self._rates.close()

@@ -257,14 +257,14 @@ class Relay:
         self._endpoint.serve(messages.RESERVE, messages.Reserve, self._reserve)
         self._endpoint.serve(messages.JOIN, messages.JoinRequest, self._join)
         self._endpoint.serve_stream(messages.OLD_CONNECT, messages.OldConnect, _tell_the_version)
-        self._endpoint.on_join(self._said)
+        self._endpoint.transport.on_join(self._said)
         if self._publish is not None:
             self._tasks.keep(self._endpoint.events, partial(advertise, self._record, self._publish))
 
     async def close(self) -> None:
         """Takes nothing new; circuits that stand go on until the endpoint closes. Idempotent."""
         self._endpoint.withdraw(messages.OFFER, messages.RESERVE, messages.JOIN, messages.OLD_CONNECT)
-        self._endpoint.on_join(None)
+        self._endpoint.transport.on_join(None)
         await self._tasks.close()
         self._clients.clear()
 

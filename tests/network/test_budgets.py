@@ -75,7 +75,7 @@ async def test_a_payload_takes_no_memory_beyond_the_budget_and_waits_for_its_rea
     limits = NetworkLimits(budgets=Budgets(payloads=Budget(*[100_000] * 4)))
     async with town() as place:
         victim, friend = await place.peer(0, host(0, 1), limits=limits), await place.peer(1, host(1, 1))
-        payloads, go, sizes = victim._context.ledgers.payloads, asyncio.Event(), list[int]()
+        payloads, go, sizes = victim.ledgers.payloads, asyncio.Event(), list[int]()
 
         async def collect(peer: object, request: Number, stream: Stream) -> None:
             await go.wait()
@@ -121,7 +121,7 @@ async def test_strangers_of_one_prefix_do_not_keep_payloads_of_others_waiting(st
                 await connection.send(wire.encode(Open("hold", Number(0))))
                 await connection.send(wire.encode(Piece(Number(0))), [bytes(950_000)])
         await asyncio.sleep(1)
-        assert victim._context.ledgers.payloads.taken > 3.8 * million
+        assert victim.ledgers.payloads.taken > 3.8 * million
         friend.learn(victim.peer_id, victim.addresses)
         try:
             async with friend.stream(victim.peer_id, "collect", Number(0), timeout=5) as stream:
@@ -130,8 +130,8 @@ async def test_strangers_of_one_prefix_do_not_keep_payloads_of_others_waiting(st
         finally:
             for task in alive:
                 task.cancel()
-        assert victim._context.ledgers.payloads.taken <= 4 * million
-    assert victim._context.ledgers.payloads.taken == 0, "nothing is left in the books"
+        assert victim.ledgers.payloads.taken <= 4 * million
+    assert victim.ledgers.payloads.taken == 0, "nothing is left in the books"
 
 
 def held(peer: Endpoint, victim: Endpoint, size: int, count: int = 1) -> list[asyncio.Task[bytes]]:
@@ -151,7 +151,7 @@ async def test_many_identities_of_one_prefix_share_the_memory_of_their_requests(
         await asyncio.sleep(5)
         assert sum(call.done() for call in calls) == 3, "two of five fit"
         await asyncio.gather(*calls, return_exceptions=True)
-        assert victim._context.ledgers.requests.taken == 0
+        assert victim.ledgers.requests.taken == 0
 
 
 @simulated
@@ -169,7 +169,7 @@ async def test_many_identities_of_one_prefix_share_the_calls_that_wait() -> None
         await asyncio.sleep(5)
         assert not any(call.done() for call in own), "others are heard as ever"
         await asyncio.gather(*own, *(call for flood in floods for call in flood), return_exceptions=True)
-        assert victim._context.ledgers.calls.taken == 0
+        assert victim.ledgers.calls.taken == 0
 
 
 # Connections

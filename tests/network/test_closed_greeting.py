@@ -40,9 +40,9 @@ def test_members_talk_and_a_stranger_gets_no_connection_for_any_purpose(kind: ty
             assert await reaches(a, b) and await reaches(b, a)
             for purpose in Purpose:
                 with pytest.raises(NotAMember, match="this run is closed"):
-                    await stranger._transport.dial(address, b.peer_id, purpose, 5)
+                    await stranger.transport.dial(address, b.peer_id, purpose, 5)
                 with pytest.raises(NotAMember, match="no member of this closed run"):
-                    await a._transport.dial(stranger.addresses[0], stranger.peer_id, purpose, 5)
+                    await a.transport.dial(stranger.addresses[0], stranger.peer_id, purpose, 5)
             a.disconnect(b.peer_id, "enough")
             await asyncio.wait_for(b.lost(a.peer_id), 10)
         finally:

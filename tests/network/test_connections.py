@@ -18,7 +18,7 @@ from .worlds import Number, double, endpoints, reaches, slow
 
 
 def dialed_by(endpoint: Endpoint, peer: PeerID) -> bool:
-    channel = endpoint._peers.current(peer)
+    channel = endpoint.peers.current(peer)
     assert channel is not None
     return channel.connection.dialed
 
@@ -113,7 +113,7 @@ async def test_a_peer_that_started_anew_is_recognized_at_once() -> None:
         network.freeze(old.peer_id)
         await asyncio.sleep(0.1)
         network.thaw(old.peer_id)
-        old._peers.controls()[0].reading_wanted = lambda: False  # type: ignore[method-assign]  # it hears nothing any more
+        old.peers.controls()[0].reading_wanted = lambda: False  # type: ignore[method-assign]  # it hears nothing any more
 
         new = Endpoint(network.transport(Identity.from_seed(1)), client_mode=True, seed=2)
         new.serve("double", Number, double)

@@ -128,7 +128,7 @@ def test_a_probe_tells_where_it_is_seen_and_its_word_counts_at_the_listener_alon
                 heard.append((peer, remote_address, message))
                 came.set()
 
-            asked.on_probe = hear
+            asked.probes.heard = hear
             await asker.connect(asked.addresses[0], timeout=5)
             place = asked.addresses[0]
             seen = await asker.probe(place, asked.peer_id, b"a word", timeout=5)
@@ -154,10 +154,10 @@ async def test_whoever_holds_many_probes_keeps_nobodys_word_from_being_heard() -
     async with town() as place:
         asked, honest, earlier = [await place.peer(seed, f"198.51.100.{seed}") for seed in (1, 2, 3)]
         heard: Heard = []
-        asked.on_probe = lambda *word: heard.append(word)
+        asked.probes.heard = lambda *word: heard.append(word)
         hoarders = [place.attacker(n, f"203.0.113.{n}") for n in range(10, 160)]  # many hosts of one network
-        held = [await Attacker(earlier._transport).dial(asked, Purpose.PROBE)]
-        held += [await Attacker(earlier._transport).dial(asked, Purpose.PROBE) for _ in range(2)]
+        held = [await Attacker(earlier.transport).dial(asked, Purpose.PROBE)]
+        held += [await Attacker(earlier.transport).dial(asked, Purpose.PROBE) for _ in range(2)]
         held += [await hoarder.dial(asked, Purpose.PROBE) for hoarder in hoarders * 2]
         await honest.probe(asked.addresses[0], asked.peer_id, b"a proof", timeout=5)
         await asyncio.sleep(1)

@@ -55,7 +55,7 @@ async def test_a_dead_process_gives_its_place_within_seconds_and_a_sleeper_finds
         old = await made.peer(9, "5.3.0.1", clock=clock)
         await old.connect(contact.addresses[0], timeout=5)
         await asyncio.sleep(60)
-        old._peers.controls()[0].reading_wanted = lambda: False  # type: ignore[method-assign]  # it hears nothing any more
+        old.peers.controls()[0].reading_wanted = lambda: False  # type: ignore[method-assign]  # it hears nothing any more
         new = await made.peer(9, "5.4.0.1", seed=10)
         heard = heard_by(contact)
         await new.connect(contact.addresses[0], timeout=5)
@@ -65,7 +65,7 @@ async def test_a_dead_process_gives_its_place_within_seconds_and_a_sleeper_finds
         await asyncio.sleep(60)
         slept[0] = 3600.0  # it wakes up, and is the older one by its start
         for _ in range(2):
-            for channel in old._peers.controls():
+            for channel in old.peers.controls():
                 channel.connection.abort("nothing comes on it")
             await asyncio.sleep(0.1)
             if not old.gave_way:
@@ -79,7 +79,7 @@ async def test_nobody_else_can_say_that_another_process_was_there_first() -> Non
     async with town() as made:
         liar, key = await made.peer(1, "5.1.0.1"), Identity.from_seed(9)
         peer = await made.peer(9, "5.3.0.1")
-        heard, own, other = heard_by(peer), peer._context.boot_id, b"o" * 16
+        heard, own, other = heard_by(peer), peer.boot_id, b"o" * 16
         words = [
             Presence.sign(key, other, b"e" * 16, 1e9),  # a process that is gone said it of an earlier one
             Presence.sign(liar.identity, other, own, 1e9),

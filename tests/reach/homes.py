@@ -77,7 +77,7 @@ class Homes:
 
     def move(self, peer: Peer, host: str, behind: MemoryRouter | None) -> None:
         """The machine is taken to another network: its connections are dead."""
-        transport = peer.endpoint._transport
+        transport = peer.endpoint.transport
         assert isinstance(transport, MemoryTransport)
         self.network.move(transport, host, behind)
 

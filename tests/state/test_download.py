@@ -145,7 +145,7 @@ async def test_the_only_donor_is_asked_once_more() -> None:
     async with Swarm(1, bandwidth=50_000) as swarm:
         downloading = asyncio.create_task(swarm.download())
         await asyncio.sleep(1.5)
-        for channel in list(swarm.endpoints[0]._peers.bulk()):
+        for channel in list(swarm.endpoints[0].peers.bulk()):
             channel.connection.abort("a cable was pulled")
         check(await downloading, swarm.states[0])
         assert swarm.endpoints[-1].statistics().traffic.received < 1.2 * size_of(swarm.states[0])
@@ -335,7 +335,7 @@ async def disturb(swarm: Swarm, chance: random.Random) -> None:
             case "thaw":
                 swarm.network.thaw(victim.peer_id)
             case _:
-                for channel in list(victim._peers.bulk()):
+                for channel in list(victim.peers.bulk()):
                     channel.connection.abort("a cable was pulled")
 
 
