@@ -44,7 +44,7 @@ def recipe_error(error: pydantic.ValidationError, root: RecipeEntry, model: type
     wrong = [one for one in error.errors(include_url=False) if not (one["type"] == "too_short" and one["input"])]
     found = sorted(_each_of(wrong), key=lambda details: _line(_place(details, root)[1]))
     lines = dict.fromkeys(_describe(details, root, model) for details in found)
-    return RecipeError("\n".join([*lines, *_kept(found, root)]))
+    return RecipeError("\n".join(lines))
 
 
 def _each_of(errors: Sequence[ErrorDetails]) -> Iterator[ErrorDetails]:
@@ -61,16 +61,6 @@ def _each_of(errors: Sequence[ErrorDetails]) -> Iterator[ErrorDetails]:
 def _line(entry: RecipeEntry) -> int:
     number = entry.origin.rpartition(":")[2]
     return int(number) if number.isdigit() else 0
-
-
-def _kept(found: Sequence[ErrorDetails], root: RecipeEntry) -> list[str]:
-    """Says of a file of another trainer which of its keys stay."""
-    wrong = {str(details["loc"][0]) for details in found if details["loc"]}
-    if len(wrong & HINTS.keys()) < 3 or not isinstance(root.value, dict):
-        return []
-    return [
-        f"{root.origin}: these keys can stay as they are: {', '.join(key for key in root.value if key not in wrong)}"
-    ]
 
 
 def _describe(details: ErrorDetails, root: RecipeEntry, model: type[pydantic.BaseModel]) -> str:

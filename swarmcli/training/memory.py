@@ -110,8 +110,8 @@ def memory_needs(recipe: Recipe, outline: nn.Module, role: Role, compute: Comput
     # Only the processes of a site that run on this machine count.
     of_site = int(os.environ.get("LOCAL_WORLD_SIZE", recipe.local.site.processes))
     processes = of_site if role == "trainer" else 1
-    on_device = compute.device.type == "cuda"
-    needs = {"trainer": of_trainer, "monitor": of_monitor, "auxiliary": of_auxiliary}[role](recipe, outline, compute)
+    on_device = role == "trainer" and compute.device.type == "cuda"
+    needs = of_auxiliary(recipe, outline) if role == "auxiliary" else of_member(recipe, outline, role, compute)
     # Each process of a site has a CUDA device of its own; in host memory they are side by side.
     return [
         Need(need.what, need.nbytes, True) if need.on_device and on_device else Need(need.what, need.nbytes * processes)
@@ -120,47 +120,36 @@ def memory_needs(recipe: Recipe, outline: nn.Module, role: Role, compute: Comput
     ]
 
 
-def of_trainer(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Need]:
-    model, trained = sizes_held(recipe, outline)
-    statistics = trained * statistics_of(recipe) // (recipe.local.site.processes if recipe.local.site.zero else 1)
-    own_steps = recipe.local_updates.enabled or recipe.outer.inner_batch_size == recipe.micro_batch
+def of_member(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute) -> list[Need]:
+    """A trainer and a monitor hold the state; one trains besides, and the other writes checkpoints."""
+    (model, trained), frozen, trains = sizes_held(recipe, outline), frozen_bytes(outline), role == "trainer"
+    outer, site, offloaded = recipe.outer, recipe.local.site, trains and recipe.offloaded
+    statistics = trained * statistics_of(recipe)
+    travels = statistics_that_travel(recipe, trained, statistics)
+    # Whoever steps after each micro-batch sums nothing up, and neither does a monitor beside peers that step.
+    steps = recipe.local_updates.enabled or (
+        outer.inner_batch_size == recipe.micro_batch if trains else outer.takes_steps
+    )
+    own = statistics // (site.processes if site.zero else 1) if trains else 0 if outer.takes_steps else travels
+    saved = 0 if trains else trained if recipe.adapter else model
+    kept = activation_bytes(recipe, outline, compute) if trains else 0
     return [
         Need("Python, torch and transformers", PROGRAM),
-        Need("CUDA itself", CUDA if compute.device.type == "cuda" else 0, True),
+        Need("CUDA itself", CUDA if trains and compute.device.type == "cuda" else 0, True),
         Need("parameters", model, True),
-        Need("gradients", trained, True),
-        Need("what the forward pass keeps for the backward pass", activation_bytes(recipe, outline, compute), True),
-        Need("sums of gradients", 0 if own_steps else trained, True),
-        Need(f"statistics of {recipe.optimizer.name}", statistics, not recipe.offloaded),
+        Need("gradients", trained if trains else 0, True),
+        Need("what the forward pass keeps for the backward pass", kept, True),
+        Need("sums of gradients", 0 if steps else trained, True),
+        Need(f"statistics of {recipe.optimizer.name}", own, not offloaded),
         *outer_needs(recipe, trained),
-        Need("parameters for the optimizer", trained if recipe.offloaded else 0),
+        Need("parameters for the optimizer", trained if offloaded else 0),
         *round_needs(recipe, trained),
-        Need(
-            "a copy of the state, while somebody downloads it",
-            sizes(outline)[0] - frozen_bytes(outline) + statistics_that_travel(recipe, trained, statistics),
-        ),
+        Need("a copy of the state, while somebody downloads it", sizes(outline)[0] - frozen + travels),
         Need(
             "a copy of frozen weights, while somebody downloads them",
-            frozen_bytes(outline) if compute.device.type != "cpu" and not recipe.adapter else 0,
+            frozen if trains and compute.device.type != "cpu" and not recipe.adapter else 0,
         ),
-    ]
-
-
-def of_monitor(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Need]:
-    model, trained = sizes_held(recipe, outline)
-    statistics = statistics_that_travel(recipe, trained, trained * statistics_of(recipe))
-    saved = trained if recipe.adapter else model
-    return [
-        Need("Python, torch and transformers", PROGRAM),
-        Need("parameters", model),
-        Need("sums of gradients", 0 if recipe.local_updates.enabled or recipe.outer.takes_steps else trained),
-        *outer_needs(recipe, trained),
-        Need(f"statistics of {recipe.optimizer.name}", 0 if recipe.outer.takes_steps else statistics),
-        *round_needs(recipe, trained),
-        Need(
-            "a copy of the state, while somebody downloads it", sizes(outline)[0] - frozen_bytes(outline) + statistics
-        ),
-        Need("copies of the state for a checkpoint", saved + statistics + max(saved, statistics)),
+        Need("copies of the state for a checkpoint", saved and saved + travels + max(saved, travels)),
     ]
 
 
@@ -184,7 +173,7 @@ def statistics_that_travel(recipe: Recipe, trained: int, inner: int) -> int:
     return trained * (moments + bool(recipe.ema_decay))
 
 
-def of_auxiliary(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Need]:
+def of_auxiliary(recipe: Recipe, outline: nn.Module) -> list[Need]:
     return [
         Need("Python and torch", PROGRAM_WITHOUT_MODEL),
         Need("averages that it may have to compute alone", 4 * averaged_numbers(recipe, outline)),

@@ -133,7 +133,7 @@ def claims(number: int, parts: range) -> HeardPass:
     return HeardPass(PassRecord(sources=[source]), True)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(2))
 def test_eight_unlike_peers_read_all_of_a_pass_and_little_twice(seed: int) -> None:
     swarm = eight(seed).through(1)
     for number, most in ((0, 0.1), (1, 0.2)):  # into the second pass they come one by one
@@ -141,7 +141,7 @@ def test_eight_unlike_peers_read_all_of_a_pass_and_little_twice(seed: int) -> No
         assert read >= 0.99 and twice <= most
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(2))
 def test_so_do_peers_that_come_and_go(seed: int) -> None:
     read, twice = eight(seed).through(churn=12).shares()
     assert read >= 0.99 and twice <= 0.1
