@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import yaml
 from huggingface_hub import ModelCard
+from hypothesis import given
+from hypothesis import strategies as st
 
 from swarmcli.events import Evaluated
 from swarmcli.recipe import Recipe, parse_recipe
-from swarmcli.training.model_card import model_card
+from swarmcli.training.model_card import _code, model_card
 
 from .small_tasks import SMALL
 
@@ -124,6 +126,16 @@ def test_a_long_list_of_data_is_cut() -> None:
     files = [f"{n}.json" for n in range(300)]
     card = model_card(recipe(datasets=[{**_hub("json"), "data_files": files}] * 50), 1, 1, 1)
     assert "and 280 more" in card and "- and 30 more" in card and len(card) < 20_000
+
+
+@given(st.text(max_size=60))
+def test_no_text_leaves_its_code_span(text: str) -> None:
+    quoted = _code(text)
+    assert "\n" not in quoted and quoted.isprintable()
+    fence = quoted[: len(quoted) - len(quoted.lstrip("`"))]
+    inside = quoted[len(fence) : -len(fence)]
+    assert fence and quoted.endswith(fence) and inside and inside[0] != "`" and inside[-1] != "`"
+    assert fence not in inside
 
 
 @pytest.mark.parametrize(
