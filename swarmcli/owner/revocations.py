@@ -1,9 +1,9 @@
 """How the owner's revocations reach every member of a closed run, and what becomes of them there.
 
-Whoever learns of one tells all peers that it is connected with, so a revocation that reaches one member is with all
-connected ones after a few round trips. What that misses (a peer that was away) is made good in two ways: two peers that
-connect tell each other what they know, and each writes it under a key of the run, `{run}_revoked`, and reads what the
-others wrote. Nobody's word counts here but the owner's signature, and a home keeps what its peer has learned.
+A peer that learns of one tells all peers that it is connected with, so a revocation that reaches one member is with all
+connected ones after a few round trips. A peer that was away learns it with its next connection: two peers that connect
+tell each other all they know. Nobody's word counts here but the owner's signature, and a home keeps what its peer has
+learned.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from typing import Annotated
 
 import msgspec
 
-from swarmcli.dht import DHTNode
-from swarmcli.dht.records import Subkey
-from swarmcli.errors import CallRefused, NetworkError, SwarmError
+from swarmcli.errors import CallRefused, NetworkError
 from swarmcli.events import Event, MembershipEnded, PeerConnected, PeerRefused
-from swarmcli.network import wire
+from swarmcli.network import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.membership import Membership, Revocation
 from swarmcli.network.task_owner import TaskOwner
@@ -27,10 +25,8 @@ from swarmcli.network.task_owner import TaskOwner
 logger = logging.getLogger(__name__)
 
 METHOD = "run.revoked"
-MOST_TOLD = 256  # in one call, and in one record: about 27 KiB. Two peers that connect tell each other all of them
-LOOK_SECONDS = 20.0  # between two looks at the run's key: a peer that nobody told knows within a minute
-LAST_SECONDS = 600.0  # for which a record stands …
-WRITE_SECONDS = 240.0  # … and after which it is written again
+MOST_TOLD = 256  # in one call: about 27 KiB. Two peers that connect tell each other all that they know
+LOOK_SECONDS = 20.0  # between two looks whether the own invitation has ended
 
 
 class Revoked(msgspec.Struct, frozen=True):
@@ -46,18 +42,12 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 class Revocations:
-    """Tells and learns revocations, on one node, until `close`."""
+    """Tells and learns revocations, at one endpoint, until `close`."""
 
-    def __init__(self, node: DHTNode, run_id: str, membership: Membership) -> None:
-        self._node = node
-        self._endpoint = node.endpoint
+    def __init__(self, endpoint: Endpoint, membership: Membership) -> None:
+        self._endpoint = endpoint
         self._membership = membership
-        self._key = f"{run_id}_revoked"
-        self._follower = node.follow(self._key, only_bytes=True)
-        self._subkey = node.own_subkey()
-        self._read: dict[Subkey, object] = {}  # records as they were at the last look
         self._ended = False  # whether the end of this peer's membership was told
-        self._written: tuple[int, float] = (0, float("-inf"))  # how many, and when by the loop's clock
         self._tasks = TaskOwner()
         self._tasks.hear(self._endpoint.events, self._note)
 
@@ -65,7 +55,7 @@ class Revocations:
         self._endpoint.serve(METHOD, Revoked, self._answer)
         # With those from before it is this end's to begin: they saw the connection when nobody here could answer.
         self._tell_all(self._endpoint.connected(), self._known)
-        self._tasks.keep(self._endpoint.events, self._keep_looking)
+        self._tasks.keep(self._endpoint.events, self._watch_own_end)
 
     async def close(self) -> None:
         self._endpoint.withdraw(METHOD)
@@ -142,35 +132,8 @@ class Revocations:
         if isinstance(event, PeerConnected) and self._known:
             self._tell_all([PeerID.parse(event.peer)], self._known)
 
-    async def _keep_looking(self) -> None:
-        # At random phases, so that a run's peers do not all ask the same nodes at one moment.
-        await asyncio.sleep(LOOK_SECONDS * self._endpoint.random.random())
+    async def _watch_own_end(self) -> None:
         while True:
-            try:
-                await self._look()
-                await self._write()
-            except SwarmError as error:
-                logger.debug("the run's revocations could not be looked up: %s", error)
             if self._membership.has_ended:
                 self._end("this peer's invitation to this run has ended; ask the owner for another one")
             await asyncio.sleep(LOOK_SECONDS)
-
-    async def _look(self) -> None:
-        found = await self._follower.refresh()
-        changed = [entry.value for subkey, entry in found.items() if self._read.get(subkey) != entry.value]
-        self._read = {subkey: entry.value for subkey, entry in found.items()}
-        for value in changed:  # a false signature is looked at once
-            try:
-                if not isinstance(value, bytes):
-                    raise ValueError("it is no list of revocations")
-                await self.take_up(wire.decode(Revoked, value).revocations)
-            except ValueError as error:  # what cannot be decoded among them
-                logger.debug("dropped a record under %s: %s", self._key, error)
-
-    async def _write(self) -> None:
-        known, now = self._known[-MOST_TOLD:], asyncio.get_running_loop().time()
-        count, at = self._written
-        if known and (len(self._known) != count or now - at >= WRITE_SECONDS):
-            value = wire.encode(Revoked(tuple(known)))
-            await self._node.store(self._key, value, self._endpoint.clock.now() + LAST_SECONDS, self._subkey)
-            self._written = len(self._known), now

@@ -151,7 +151,7 @@ class Visit:
 
     async def tell(self, node: DHTNode, membership: Membership) -> int:
         """Tells all members with whom this command is connected everything that is revoked; returns how many know."""
-        revocations = Revocations(node, self.recipe.run_id, membership)
+        revocations = Revocations(node.endpoint, membership)
         try:
             return len(await revocations.tell(node.endpoint.connected(), self.revocations))
         finally:

@@ -239,7 +239,7 @@ def following_revocations(dht: DHT, run_id: str, membership: Membership) -> Iter
     """Follows them, and proofs of lies: the owner's monitor averages nothing, and hears whom to revoke."""
 
     async def begin(dht: DHT, node: DHTNode) -> tuple[Revocations, PeerTrust]:
-        revocations = Revocations(node, run_id, membership)
+        revocations = Revocations(node.endpoint, membership)
         trust = PeerTrust.of(node.endpoint, run_id)
         revocations.start()
         trust.start()

@@ -79,7 +79,7 @@ class ClosedSwarm:
         self._ends.push_async_callback(endpoint.close)
         node = await DHTNode.create(endpoint, initial_peers=contacts)
         self._ends.push_async_callback(node.shutdown)
-        revocations = Revocations(node, "run", membership)
+        revocations = Revocations(endpoint, membership)
         revocations.start()
         self._ends.push_async_callback(revocations.close)
         self.nodes.append(node)
