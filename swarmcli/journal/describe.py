@@ -44,10 +44,9 @@ class Recorder:
     recorded once, what they are called, and samples that were lost lately, which are told in one sum."""
 
     def __init__(self) -> None:
-        self._names = Recent[str, str](JOURNAL.max_gone)  # by short id
+        self._names = Recent[str, str](JOURNAL.names)  # by short id
         self._lost: dict[str, tuple[int, float]] = {}  # what became of samples → how many, and since when
         self._first_seen: dict[str, float] = {}
-        self._gone: dict[str, None] = {}  # in the order of leaving
         self._reports = TokenBucket(JOURNAL.reports_per_second, JOURNAL.report_burst)
         self._lines = TokenBucket(JOURNAL.lines_per_second, JOURNAL.burst)
         self._suppressed = 0
@@ -68,13 +67,8 @@ class Recorder:
                 return
             case happened.EpochAdvanced() | happened.RoundFinished() | happened.EpochReported():
                 yield replace(event, time=now)
-                line = self._calmed(event, line)
             case happened.Evaluated() | happened.Contribution() | happened.ContributionsCounted():
                 yield replace(event, time=now)
-            case happened.PeerConnected(peer):
-                self._gone.pop(peer, None)
-            case happened.PeerDisconnected(peer) if event.left and peer in self._first_seen:
-                self._leave(peer)  # its last report says so too, but may be read seconds later
             case happened.PeerSeen(peer) if peer not in self._first_seen and not self._reports.take_now(1, now):
                 return
             case happened.PeerSeen(peer, gone=gone):
@@ -83,9 +77,6 @@ class Recorder:
                 yield replace(event, time=now, first_seen=self._first_seen.setdefault(peer, now))
                 if gone:
                     del self._first_seen[peer]
-                    self._leave(peer)
-                elif not known:
-                    self._gone.pop(peer, None)
                 if bool(gone) == known:
                     line = describe_sighting(event)
         if line is not None and self._allowed(event, now):
@@ -103,19 +94,6 @@ class Recorder:
             if not since <= now < since + _SUMMED:
                 del self._lost[fate]
                 yield Line("warning", "notice", "", f"{samples} {fate}", time=since)
-
-    def _leave(self, peer: str) -> None:
-        self._gone[peer] = None
-        if len(self._gone) > JOURNAL.max_gone:
-            del self._gone[next(iter(self._gone))]
-
-    def _calmed(self, event: happened.Event, line: Line | None) -> Line | None:
-        """A round that came to nothing since everybody else is gone is what a goodbye looks like. Who went without one
-        is told of by name."""
-        if not isinstance(event, happened.RoundFinished) or line is None or not event.members:
-            return line
-        deserted = len(set(event.members) - self._gone.keys()) <= 1  # this peer is one of them, as a rule
-        return replace(line, level="info", text=f"{line.text} (everyone else is gone)") if deserted else line
 
     def _allowed(self, event: happened.Event, now: float) -> bool:
         """Lines whose number strangers decide are bounded."""

@@ -17,7 +17,7 @@ class JournalOptions:
     # identities: enough for a thousand trainers at an epoch a minute, and 140 MB a day at the most.
     report_burst: float = 8192.0
     reports_per_second: float = 16.0
-    max_gone: int = 4096  # peers that have left and are remembered
+    names: int = 4096  # of peers, that are remembered
     most_rows: int = 20_000  # of a table whose rows strangers can make at will, by ever new identities
     max_text: int = 2000  # characters kept of any text, for peers choose some of it
     rounds_counted: int = 500  # the last ones that failed or went on without somebody, of which people see the reasons

@@ -31,11 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JournalStatistics:
-    """`lost` counts the records that gave way in memory while nothing could be written."""
-
-    written: int
     waiting: int
-    lost: int
     failing: str  # why nothing can be written at the moment; "" when all is well
 
 
@@ -63,8 +59,8 @@ class Writer:
         self._interval = interval
         self._waiting: deque[Event] = deque(maxlen=capacity)
         self._changed = threading.Condition()
-        self._statistics = JournalStatistics(0, 0, 0, "")
-        self._unreported = 0  # lost records that no notice has told of
+        self._statistics = JournalStatistics(0, "")
+        self._lost = 0  # records that gave way in memory, of which no notice has told
         self._warned_at: float | None = None
         self._asked = 0  # flushes asked for
         self._answered = 0  # flushes after which an attempt was made
@@ -77,7 +73,7 @@ class Writer:
         """Queues a record. Never blocks on the disk, never fails."""
         with self._changed:
             if len(self._waiting) == self._waiting.maxlen:
-                self._count_lost(1)
+                self._lost += 1
             self._waiting.append(record)
 
     def flush(self, timeout: float | None = None) -> bool:
@@ -141,7 +137,7 @@ class Writer:
                 else:
                     self._failed(str(error))
                 return
-            self._succeeded(len(batch))
+            self._succeeded()
             if len(batch) < JOURNAL.max_batch:
                 return
 
@@ -151,11 +147,7 @@ class Writer:
             room = (self._waiting.maxlen or 0) - len(self._waiting)
             lost = max(0, len(batch) - room)
             self._waiting.extendleft(reversed(batch[lost:]))
-            self._count_lost(lost)
-
-    def _count_lost(self, count: int) -> None:
-        self._unreported += count
-        self._statistics = replace(self._statistics, lost=self._statistics.lost + count)
+            self._lost += lost
 
     def _failed(self, why: str) -> None:
         now = self._clock()
@@ -167,11 +159,11 @@ class Writer:
         if not old_news:
             self._notice("warning", f"the journal cannot be written ({why}); training goes on, its rows wait in memory")
 
-    def _succeeded(self, count: int) -> None:
+    def _succeeded(self) -> None:
         with self._changed:
-            recovered, lost = bool(self._statistics.failing), self._unreported
-            self._statistics = replace(self._statistics, written=self._statistics.written + count, failing="")
-            self._unreported = 0
+            recovered, lost = bool(self._statistics.failing), self._lost
+            self._statistics = replace(self._statistics, failing="")
+            self._lost = 0
         if lost:
             self._notice("warning", f"the journal is written again; {lost} rows were lost")
         elif recovered:

@@ -13,13 +13,11 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 logger = logging.getLogger(__name__)
 
-MAX_WAITING = 16  # alerts; more are not worth a message each
 RETRY_AFTER = (2.0, 10.0, 60.0, 300.0)  # seconds
 AGAIN = (408, 425, 429)  # answers, beside those of 500 and more, after which trying again may help
 
@@ -34,17 +32,13 @@ class Webhook:
         self._parts = urlsplit(address)
         self._notice = notice
         self._retry_after = retry_after
-        self._waiting: queue.Queue[Mapping[str, Any] | None] = queue.Queue(MAX_WAITING)
+        self._waiting: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()  # alerts are rare
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
     def post(self, message: Mapping[str, Any]) -> None:
-        """Never blocks and never fails; what does not fit is dropped, and that is said."""
-        try:
-            self._waiting.put_nowait(message)
-        except queue.Full:
-            self._notice(f"an alert was not sent to {self._parts.hostname}: too many are waiting")
-            return
+        """Never blocks and never fails."""
+        self._waiting.put(message)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="swarm-webhook", daemon=True)
             self._thread.start()
@@ -53,8 +47,7 @@ class Webhook:
         """Ends the thread, at latest when the request under way is over; what waits is not sent."""
         self._closing.set()
         if self._thread is not None:
-            with suppress(queue.Full):
-                self._waiting.put_nowait(None)
+            self._waiting.put(None)
             self._thread.join(2.0)  # a daemon: a peer that leaves waits for nobody's server
 
     def _run(self) -> None:

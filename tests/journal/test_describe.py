@@ -31,19 +31,6 @@ def test_an_epoch_becomes_a_row_and_a_round_a_line_as_well_where_it_was_unusual(
     assert (line.level, line.text) == ("warning", "round at epoch 3 failed: bob was killed")
 
 
-def test_a_round_that_everybody_else_has_left_is_no_warning() -> None:
-    recorder = Recorder()
-    for peer in (BOB, CAROL):
-        list(recorder.kept(seen(peer), 1.0))
-    lost = averaging_round(3, "undecided", "no quorum")
-    assert [line.level for line in recorder.kept(lost, 2.0) if isinstance(line, Line)] == ["warning"]
-    list(recorder.kept(seen(BOB, gone="left"), 3.0))
-    assert [line.level for line in recorder.kept(lost, 4.0) if isinstance(line, Line)] == ["warning"], "one is there"
-    list(recorder.kept(happened.PeerDisconnected(CAROL, f"closed by peer: {happened.GOODBYE}"), 5.0))
-    _, line = recorder.kept(lost, 6.0)
-    assert (line.level, line.text) == ("info", "round at epoch 3 undecided: no quorum (everyone else is gone)")
-
-
 @pytest.mark.parametrize(
     "event",
     [
@@ -96,7 +83,7 @@ def test_throwaway_identities_that_come_report_and_go_fill_no_disk_and_no_memory
                 kept += len(list(recorder.kept(event, float(second))))
     # A sighting and an end: two rows with a line each.
     assert kept <= 4 * (JOURNAL.report_burst + 300 * JOURNAL.reports_per_second)
-    assert len(recorder._gone) <= JOURNAL.max_gone and not recorder._first_seen
+    assert len(recorder._names) <= JOURNAL.names and not recorder._first_seen
 
 
 def test_a_clock_that_jumps_back_does_not_open_the_gate() -> None:

@@ -15,7 +15,7 @@ import pytest
 from swarmcli.errors import RecipeError
 from swarmcli.run.observer import message_of
 from swarmcli.run.values import Alert
-from swarmcli.run.webhook import MAX_WAITING, Webhook
+from swarmcli.run.webhook import Webhook
 from tests.recipe.recipes import small
 from tests.web.fake_source import FakeRun
 
@@ -102,10 +102,8 @@ def test_what_cannot_be_delivered_is_said_without_the_address(server: Server, an
 
 def test_nobody_waits_for_a_server_that_does_not_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        hook, said = posting(f"http://127.0.0.1:{silent.getsockname()[1]}/", retry_after=(3600.0,))
-        for number in range(MAX_WAITING + 2):
-            hook.post({"n": number})
-        assert "too many are waiting" in said.get(timeout=30)
+        hook, _ = posting(f"http://127.0.0.1:{silent.getsockname()[1]}/", retry_after=(3600.0,))
+        hook.post({"n": 1})
         silent.accept()[0].close()  # the first try fails, and the wait for the second is cut short
         hook.close()
 
