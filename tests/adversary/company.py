@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from swarmcli.averaging import RoundResult
 from tests.adversary.lies import Liar
-from tests.averaging.averagers import Peer
+from tests.averaging.averagers import Peer, all_outcomes
 from tests.optim.optim_swarm import TARGET, Swarm, Trainer, together
 
 PACE = 0.5  # seconds that a sample takes
@@ -20,6 +21,19 @@ def liar_of(peer: Peer | Trainer) -> Liar:
     if isinstance(peer, Peer):
         return Liar(random.Random(0), peer.endpoint, peer.node, peer.core)
     return Liar(random.Random(0), peer.node.endpoint, peer.node, core.work.averager, core)
+
+
+async def round_beside(honest: Sequence[Peer], *liars: Peer) -> list[RoundResult]:
+    """What the honest make of their next round: nobody loses it, and all hold the same. The liars are left behind."""
+    lied = [liar.begin(timeout=600) for liar in liars]
+    outcomes = await all_outcomes([peer.begin(timeout=600) for peer in honest])
+    for control in lied:
+        control.cancel()
+    await asyncio.gather(*lied, return_exceptions=True)
+    results = [outcome for outcome in outcomes if isinstance(outcome, RoundResult)]
+    assert len(results) == len(honest), outcomes
+    assert len({tuple(peer.values) for peer in honest}) == 1
+    return results
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ from swarmcli.errors import ConnectionLost
 from swarmcli.events import PeerBanned
 from swarmcli.network import Stream
 from swarmcli.network.identity import PeerID
-from tests.adversary.company import liar_of
+from tests.adversary.company import liar_of, round_beside
 from tests.adversary.lies import LIES, Liar
 from tests.adversary.lies.base import on_each_exchange
 from tests.adversary.lies.votes import Saying, alter_words
@@ -41,19 +41,6 @@ async def beside_a_liar(
     liar = liar_of(last)
     LIES[name].tell(liar)
     return peers, last, liar
-
-
-async def rounds(honest: list[Peer], dishonest: Peer, count: int = 1) -> list[RoundResult]:
-    """All that the honest make of their next rounds; in each of them they hold the same."""
-    results = list[RoundResult]()
-    for _ in range(count):
-        lied = dishonest.begin(timeout=600)
-        outcomes = await all_outcomes([peer.begin(timeout=600) for peer in honest])
-        lied.cancel()
-        assert all(isinstance(outcome, RoundResult) for outcome in outcomes), outcomes
-        assert len({tuple(peer.values) for peer in honest}) == 1
-        results += [outcome for outcome in outcomes if isinstance(outcome, RoundResult)]
-    return results
 
 
 def bans(peer: Peer) -> list[PeerBanned]:
@@ -81,14 +68,14 @@ async def test_a_reducer_that_computes_something_else_is_banned_by_all(
     async with Averagers(7) as swarm:
         peers, dishonest, liar = await beside_a_liar(swarm, name, auxiliary=auxiliary, honest=honest, compression=codec)
         before = [value for peer in peers for value in peer.values]
-        await rounds(peers, dishonest)
+        await round_beside(peers, dishonest)
         assert liar.told
         for peer in peers:
             assert banned(peer) == [dishonest.peer_id.text]
             assert all(event.reason.startswith("its average of part") for event in bans(peer))
         after = [value for peer in peers for value in peer.values]
         assert after == pytest.approx(before)  # not a number of it was applied
-        assert all(dishonest.peer_id not in result.group for result in await rounds(peers, dishonest))
+        assert all(dishonest.peer_id not in result.group for result in await round_beside(peers, dishonest))
 
 
 @simulated
@@ -105,7 +92,7 @@ async def test_who_has_seen_the_proof_of_a_lie_does_not_vote_for_it() -> None:
 
         alter_words(liar, wait_for_the_proof)
         before = [value for peer in peers for value in peer.values]
-        results = await rounds(peers, dishonest)
+        results = await round_beside(peers, dishonest)
         assert all(banned(peer) == [dishonest.peer_id.text] for peer in peers)
         assert all(dishonest.peer_id not in result.group for result in results)
         assert [value for peer in peers for value in peer.values] == pytest.approx(before)
@@ -123,22 +110,22 @@ async def test_what_is_withheld_costs_a_seat_and_bans_nobody(name: str) -> None:
     async with Averagers(7) as swarm:
         # Of ten parts a member may draw none, as one in sixty does; of twenty each draws some.
         peers, dishonest, liar = await beside_a_liar(swarm, name, part_size_bytes=1 << 9)
-        await rounds(peers, dishonest)
+        await round_beside(peers, dishonest)
         assert liar.told and not any(map(banned, peers))
         assert all(peer.core.trust.has_no_seat(dishonest.peer_id) for peer in peers)
-        assert all(dishonest.peer_id not in result.group for result in await rounds(peers, dishonest))
+        assert all(dishonest.peer_id not in result.group for result in await round_beside(peers, dishonest))
 
 
 @simulated
 async def test_who_calls_a_true_average_false_has_no_seat_and_bans_nobody() -> None:
     async with Averagers(7) as swarm:
         peers, dishonest, liar = await beside_a_liar(swarm, "false accuser")
-        await rounds(peers, dishonest)
+        await round_beside(peers, dishonest)
         assert liar.told and not any(map(banned, peers))
         assert any(peer.core.trust.has_no_seat(dishonest.peer_id) for peer in peers)
         # It accuses all of them, and is heard once in a round: each further suspicion would cost twice as many groups.
         assert max(peer.core.trust.costs(dishonest.peer_id) for peer in peers) == SECONDS_PER_GROUP
-        assert all(dishonest.peer_id not in result.group for result in await rounds(peers, dishonest))
+        assert all(dishonest.peer_id not in result.group for result in await round_beside(peers, dishonest))
 
 
 @simulated
@@ -154,7 +141,7 @@ async def test_an_accusation_brings_no_input_for_which_its_reducer_has_not_signe
     monkeypatch.setattr(Audits, "_receive_input", counted)
     async with Averagers(7) as swarm:
         peers, dishonest, liar = await beside_a_liar(swarm, "inputs without end")
-        await rounds(peers, dishonest)
+        await round_beside(peers, dishonest)
         assert liar.told and not any(map(banned, peers))
         assert max(heard.values()) == 1, "nothing on the stream of an accusation, but for what auditors draw themselves"
         assert all(peer.core.trust.has_no_seat(dishonest.peer_id) for peer in peers)
@@ -164,7 +151,7 @@ async def test_an_accusation_brings_no_input_for_which_its_reducer_has_not_signe
 async def test_who_does_not_sign_its_parts_is_left_out_of_the_average() -> None:
     async with Averagers(7) as swarm:
         peers, dishonest, liar = await beside_a_liar(swarm, "unsigned parts")
-        results = await rounds(peers, dishonest)
+        results = await round_beside(peers, dishonest)
         assert liar.told
         assert all(dishonest.peer_id not in result.contributors for result in results)
 
@@ -218,7 +205,7 @@ async def test_a_broken_stream_is_asked_for_again_and_two_cost_no_seat(times: in
                 doubt(other, reason, **how)
 
             peer.core.finder.doubt = noted
-        await rounds(peers, dishonest)
+        await round_beside(peers, dishonest)
         assert liar.told and all(broken)
         assert all(banned(peer) == [dishonest.peer_id.text] for peer in peers)
         assert doubts == [True] * len(doubts) and bool(doubts) == (times > 1)  # the first lost connection is forgiven

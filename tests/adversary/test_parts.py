@@ -17,10 +17,10 @@ from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.compression import TensorHeader, TensorMessage
 from swarmcli.events import PeerBanned, PeerRefused
 from swarmcli.network import Identity, PeerID, Stream
-from tests.adversary.company import liar_of
+from tests.adversary.company import liar_of, round_beside
 from tests.adversary.lies import LIES, parts
 from tests.adversary.lies.parts import keep_averages_from
-from tests.averaging.averagers import Averagers, Peer, all_outcomes
+from tests.averaging.averagers import Averagers, Peer
 from tests.averaging.rounds import Kind, Swarm
 from tests.simulation import simulated
 from tests.suites import soak
@@ -28,18 +28,6 @@ from tests.suites import soak
 NAMES = [name for name, each in LIES.items() if each.tell.__module__ == parts.__name__]
 # These lies change messages on their way, after they were signed for audits: they are to be found without them.
 OPTIONS = AllreduceOptions(part_size_bytes=1024, sender_timeout=5.0, audit=0)
-
-
-async def round_beside(honest: list[Peer], liar: Peer) -> list[RoundResult]:
-    """What an honest round gives beside the liar. No honest peer loses it, and none has other bits than another."""
-    lied = liar.begin(timeout=120)
-    outcomes = await all_outcomes([peer.begin(timeout=120) for peer in honest])
-    lied.cancel()
-    await asyncio.gather(lied, return_exceptions=True)
-    results = [outcome for outcome in outcomes if isinstance(outcome, RoundResult)]
-    assert len(results) == len(honest), outcomes
-    assert len({tuple(peer.values) for peer in honest}) == 1
-    return results
 
 
 # What else holds: of the liar's id, what it told, and the results of the first round and of the second.

@@ -20,7 +20,7 @@ from swarmcli.averaging.round.buffers import Average, root_of
 from swarmcli.averaging.seats import Seats
 from swarmcli.errors import RoundFailed
 from swarmcli.network import Identity
-from tests.adversary.company import go_on, liar_of, trained
+from tests.adversary.company import go_on, liar_of, round_beside, trained
 from tests.adversary.leading import alter_list
 from tests.adversary.lies import Liar
 from tests.adversary.lies.base import hurry_to_the_front, on_each_exchange
@@ -167,9 +167,7 @@ async def test_a_reducer_that_keeps_the_others_out_costs_a_round_once_and_reduce
         await all_results([peer.begin() for peer in peers])
         liar = keep_out(last)
         for _ in range(5):
-            controls = [peer.begin() for peer in peers]
-            results = await all_results(controls[:-1])
-            controls[-1].cancel()
+            results = await round_beside(honest, last)
             assert {peer.peer_id for peer in honest} <= set(results[0].contributors)
         disturbed = [each.outcome for each in honest[0].rounds].count("failed")
         assert liar.told and 1 <= disturbed <= 2, "when it is found out, and once more where it leads"
@@ -190,9 +188,7 @@ async def test_a_leader_that_gives_all_work_to_itself_averages_nothing_alone() -
 
         last.core.finder._divide = alone  # type: ignore[method-assign]
         for _ in range(3):
-            controls = [peer.begin() for peer in peers]
-            results = await all_results(controls[:-1])
-            controls[-1].cancel()
+            results = await round_beside(honest, last)
             assert {peer.peer_id for peer in honest} <= set(results[0].contributors)
         assert liar.told
 
@@ -207,10 +203,7 @@ async def test_a_reducer_that_keeps_the_others_out_gets_no_vote_by_an_accomplice
         on_each_exchange(liar_of(helper), lambda exchange: setattr(exchange, "_take_up", takes_all(exchange)))
         on_each_exchange(liar_of(last), lambda exchange: setattr(exchange, "_take_up", takes_all(exchange)))
         for _ in range(2):
-            controls = [peer.begin() for peer in peers]
-            results = await all_results(controls[:-2])
-            for control in controls[-2:]:
-                control.cancel()
+            results = await round_beside(honest, helper, last)
             assert {results[0].weights.get(peer.peer_id) for peer in honest} == {1.0}, results[0].left_out
         assert liar.told
 

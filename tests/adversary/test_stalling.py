@@ -13,29 +13,16 @@ from swarmcli.averaging.round.messages import CopyHeader, CopyHeld, CopyRequest,
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.compression import NoCompression
 from swarmcli.network import PeerID, Stream
-from tests.adversary.company import liar_of
+from tests.adversary.company import liar_of, round_beside
 from tests.adversary.lies import LIES, stalling
 from tests.adversary.lies.parts import keep_averages_from
-from tests.averaging.averagers import Averagers, Peer, all_outcomes
+from tests.averaging.averagers import Averagers, all_outcomes
 from tests.averaging.rounds import Kind, Swarm
 from tests.simulation import now, simulated
 from tests.suites import soak
 
 ROUND_TIME = 60.0
 OPTIONS = AllreduceOptions(part_size_bytes=4 << 10, allreduce_timeout=ROUND_TIME)
-
-
-async def honest_round(honest: list[Peer], dishonest: Peer) -> tuple[list[RoundResult], float]:
-    """What a round gave to the honest, beside a peer that lies, and the seconds that it took them."""
-    began, lied = now(), dishonest.begin(timeout=600)
-    outcomes = await all_outcomes([peer.begin(timeout=600) for peer in honest])
-    results = [outcome for outcome in outcomes if isinstance(outcome, RoundResult)]
-    seconds = now() - began
-    lied.cancel()
-    assert len(results) == len(honest), outcomes
-    assert len({result.group.group_id for result in results}) == 1
-    assert len({tuple(peer.values) for peer in honest}) == 1
-    return results, seconds
 
 
 @pytest.mark.parametrize(
@@ -57,8 +44,9 @@ async def test_who_keeps_others_waiting_is_left_out_and_has_no_seat_in_the_next_
         liar = liar_of(dishonest)
         LIES[name].tell(liar)
 
-        results, seconds = await honest_round(honest, dishonest)
-        assert liar.told and seconds < at_most
+        began, results = now(), await round_beside(honest, dishonest)
+        assert liar.told and now() - began < at_most
+        assert len({result.group.group_id for result in results}) == 1
         # What had arrived before it was left out counts, by its share.
         left_out = [dishonest.peer_id in result.left_out or dishonest.peer_id not in result.group for result in results]
         assert all(left_out) or "reducer" in name
@@ -66,9 +54,9 @@ async def test_who_keeps_others_waiting_is_left_out_and_has_no_seat_in_the_next_
             return  # it reduced, so that round failed: this was the next group
         assert all(peer.core.trust.has_no_seat(dishonest.peer_id) for peer in honest)
 
-        results, seconds = await honest_round(honest, dishonest)
-        assert all(dishonest.peer_id not in {m.peer_id for m in result.group.members} for result in results)
-        assert seconds < 2.0
+        began, results = now(), await round_beside(honest, dishonest)
+        assert all(dishonest.peer_id not in result.group for result in results)
+        assert now() - began < 2.0
 
 
 @simulated
@@ -78,8 +66,8 @@ async def test_a_leader_that_never_begins_holds_its_followers_for_one_search() -
         await all_outcomes([peer.begin() for peer in peers])
         liar = liar_of(first)
         stalling.gather_and_never_begin(liar)
-        _, seconds = await honest_round(honest, first)
-        assert liar.told and seconds < 15
+        began, _ = now(), await round_beside(honest, first)
+        assert liar.told and now() - began < 15
         assert all(peer.core.trust.has_no_seat(first.peer_id) for peer in honest)
 
 

@@ -27,16 +27,6 @@ def with_first_member(**changes: object) -> Group:
     return make_group(members=(dataclasses.replace(group.members[0], **changes), *group.members[1:]))
 
 
-def test_leader_order_and_membership() -> None:
-    group = make_group()
-    assert group.leader == IDS[0]
-    assert [group.index_of(peer) for peer in IDS] == [0, 1, 2]
-    assert IDS[1] in group and Identity.from_seed(9).peer_id not in group
-    assert len(group) == 3
-    with pytest.raises(KeyError):
-        group.index_of(Identity.from_seed(9).peer_id)
-
-
 def test_group_id_covers_every_field() -> None:
     variants = [
         make_group(),

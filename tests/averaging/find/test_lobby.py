@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from swarmcli.averaging.config import MatchmakingOptions
-from swarmcli.averaging.find.lobby import MAX_LISTED, MIN_PATIENCE, Lobby, beat_interval
+from swarmcli.averaging.find.lobby import MAX_LISTED, MIN_PATIENCE, EvenShare, Lobby, beat_interval
 from swarmcli.averaging.find.messages import Answer, Candidate
 from swarmcli.averaging.group import MAX_GATHERED_BYTES
 from swarmcli.averaging.seats import Lines
@@ -74,6 +74,28 @@ async def test_addresses_take_room_as_well() -> None:
     wordy = replace(candidate(1), addresses=addresses)
     room = [not made.admit(join_of(replace(wordy, peer_id=peer_id(number))), 0.0).done() for number in range(1, 300)]
     assert len(made) * 3600 < MAX_LISTED < (len(made) + 1) * 4000 and not room[-1]
+
+
+@within(60)
+async def test_a_crowd_is_shared_evenly_and_by_how_its_peers_are_reached() -> None:
+    def crowd(count: int, undialed: int = 0) -> list[Candidate]:
+        return [replace(candidate(number), listening=number > undialed) for number in range(1, count)]
+
+    made = lobby(target_group_size=16, followers=8)
+    assert [made.share(crowd(count), 0) for count in (16, 17, 33)] == [
+        EvenShare(1, 16, 16),
+        EvenShare(2, 8, 9),
+        EvenShare(3, 11, 11),
+    ]
+    assert made.share(crowd(17), 1) == EvenShare(2, 8, 8), "the first leader takes the one that is over"
+    assert made.turns_away(candidate(20), crowd(15), 0) is None
+    full = made.turns_away(candidate(20), crowd(16), 0)
+    assert full is not None and set(full.gone) == set(made.followers)
+    few = lobby(target_group_size=4)
+    cannot = crowd(12, undialed=3)[:3]
+    assert few.turns_away(cannot[0], crowd(12, undialed=3), 0) is None
+    few.admit(join_of(cannot[0]), 0.0)
+    assert few.turns_away(cannot[1], crowd(12, undialed=3), 0) == Answer("full"), "one for each group"
 
 
 @within(60)

@@ -1,8 +1,10 @@
-"""A member whose link or limit turns slow in mid-round: the others go on without it before long."""
+"""Members behind unlike links: who is slow takes its own time; whose link or limit turns slow in mid-round, the others
+go on without before long."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -177,3 +179,23 @@ async def test_who_still_computes_is_waited_for_however_quick_the_rounds_are() -
         for seconds, outcome in await swarm.timed():
             assert isinstance(outcome, RoundResult) and not outcome.left_out
             assert seconds < 21
+
+
+@within(2000)
+async def test_who_receives_slowly_does_not_hold_the_others_back() -> None:
+    async with Slow([SENDER, TRAINER, TRAINER, TRAINER]) as swarm:
+        swarm.quickly = math.inf
+        swarm.network.set_bandwidths(swarm.peers[0].peer_id, uplink=LINK, downlink=5 * MBIT)
+        (slow, _), *others = ends = await swarm.timed()
+        assert all(isinstance(outcome, RoundResult) and not outcome.left_out for _, outcome in ends)
+        assert slow >= SIZE / (5 * MBIT)
+        assert max(seconds for seconds, _ in others) < slow / 4  # with two round trips more than if all had voted
+
+
+@within(2000)
+async def test_equal_links_are_used_nearly_in_full() -> None:
+    async with Slow([TRAINER] * 4) as swarm:
+        for peer in swarm.peers:
+            swarm.network.set_bandwidth(peer.peer_id, 20 * MBIT)
+        swarm.quickly, allowed = math.inf, 2 * 3 / 4 * SIZE / (20 * MBIT)
+        assert max(seconds for seconds, _ in await swarm.timed()) < allowed / 0.85
