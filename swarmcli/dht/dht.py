@@ -27,7 +27,7 @@ from swarmcli.network.membership import Membership
 from swarmcli.network.rates import check_rates
 from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.reach.mapping import PortMapping
-from swarmcli.reach.reach import Reach, ReachOptions
+from swarmcli.reach.reach import Reach
 from swarmcli.reach.relaying import RelayBudgets
 
 logger = logging.getLogger(__name__)
@@ -85,9 +85,10 @@ class DHT:
         self.stays_hidden = client_mode  # whether the user wants nobody to dial this peer directly
         self._listening: dict[str, Any] = {"host": host, "port": port, "preferred_port": preferred_port}
         self._announce = tuple(announce_addresses)
-        self._reach_options = ReachOptions(port_mapping=port_mapping, relay=relay)
-        self._relay_budgets = RelayBudgets() if relay_rate is None else RelayBudgets.with_rate(relay_rate)
-        self._node_options: dict[str, Any] = {
+        budgets = RelayBudgets() if relay_rate is None else RelayBudgets.with_rate(relay_rate)
+        self._joining: dict[str, Any] = {
+            "relays_within": budgets if relay else None,
+            "mapping": PortMapping if port_mapping else None,
             "initial_peers": tuple(str(address) for address in initial_peers or ()),
             "num_replicas": num_replicas,
             "cache_locally": cache_locally,
@@ -313,14 +314,7 @@ class DHT:
             undo.push_async_callback(endpoint.close)
             await endpoint.start()
             set_default_clock(self.clock)
-            node, reach = await join(
-                endpoint,
-                undo,
-                options=self._reach_options,
-                relay_budgets=self._relay_budgets,
-                mapping=PortMapping,
-                **self._node_options,
-            )
+            node, reach = await join(endpoint, undo, **self._joining)
             self._ends = undo.pop_all()
         self._reach, self._node = reach, node
         return node

@@ -13,7 +13,7 @@ from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.prefix import in_turns, prefix_of_address
 from swarmcli.reach.circuits import open_circuits
-from swarmcli.reach.reach import FIRST_VERDICT, PortMapping, Reach, ReachOptions
+from swarmcli.reach.reach import FIRST_VERDICT, PortMapping, Reach
 from swarmcli.reach.relay_messages import MAX_RECORDS, RELAYS_KEY, RelayRecord, read_record
 from swarmcli.reach.relaying import Relay, RelayBudgets
 from swarmcli.reach.relays import Relays
@@ -75,15 +75,15 @@ async def join(
     ends: AsyncExitStack,
     *,
     initial_peers: Sequence[str] = (),
-    options: ReachOptions = ReachOptions(),
-    relay_budgets: RelayBudgets = RelayBudgets(),
+    relays_within: RelayBudgets | None = None,
     mapping: Callable[[int], PortMapping] | None = None,
     **node_options: Any,
 ) -> tuple[DHTNode, Reach]:
     """A node on an endpoint that has been started, and what finds out whether others can dial it.
 
-    Returns once the node knows its neighbours and the first verdict is there, or has been waited for long enough.
-    `ends` closes both; the endpoint is the caller's. Raises what DHTNode.create raises.
+    `relays_within`: it carries the connections of others who cannot dial each other, within these budgets. `mapping`:
+    see Reach. Returns once the node knows its neighbours and the first verdict is there, or has been waited for long
+    enough. `ends` closes both; the endpoint is the caller's. Raises what DHTNode.create raises.
     """
     directory = RelayDirectory()
 
@@ -93,11 +93,11 @@ async def join(
     relays = Relays(endpoint, await open_circuits(endpoint, directory.where), find=directory.find)
     # Before the first contact is met: what that one sees says at once where this peer can be dialed, or that a
     # dial-back has to show it. Meanwhile the node finds its neighbours.
-    reach = Reach(endpoint, contacts=contacts, options=options, alone=not initial_peers, mapping=mapping, relays=relays)
+    reach = Reach(endpoint, contacts=contacts, alone=not initial_peers, mapping=mapping, relays=relays)
     ends.push_async_callback(reach.close)
     await reach.start()
-    if options.relay:
-        relay = Relay(endpoint, relay_budgets, publish=directory.publish)
+    if relays_within is not None:
+        relay = Relay(endpoint, relays_within, publish=directory.publish)
         await relay.start()
         ends.push_async_callback(relay.close)
     node = await DHTNode.create(endpoint, initial_peers=initial_peers, owns_endpoint=False, **node_options)

@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 from swarmcli import events
@@ -43,14 +42,6 @@ _LOOK = 5.0  # between two looks at the interfaces: laptops change their network
 _RECONNECTED = 2.0  # after a wake-up, when contacts should be connected again
 
 
-@dataclass(frozen=True, slots=True)
-class ReachOptions:
-    """The user's wishes for reach."""
-
-    port_mapping: bool = True  # ask the router to let others in where it does not
-    relay: bool = False  # carry the connections of others who cannot dial each other
-
-
 class Reach:
     """The keeper of one endpoint's reachability. `start` it on the loop, once the endpoint listens."""
 
@@ -59,21 +50,19 @@ class Reach:
         endpoint: Endpoint,
         *,
         contacts: Callable[[], Iterable[PeerID]] = tuple,
-        options: ReachOptions = ReachOptions(),
         alone: bool = True,
         mapping: Callable[[int], PortMapping] | None = None,
         relays: Relays | None = None,
     ) -> None:
         """`contacts` are further peers that can be asked, of whom addresses are known. `alone`: there are no first
         contacts, so that nobody is waited for before this peer says where it can be dialed. `mapping(port)`
-        makes a mapping for the listener."""
+        makes a mapping for the listener; None: no router is asked to let others in."""
         self.endpoint = endpoint
         self.verdicts: tuple[ReachVerdict, ...] = ()
         self.checks = 0  # rounds of dial-backs so far
         self.evidence = Evidence(endpoint, contacts)
         self.punch = Puncher(endpoint, around=lambda: self.evidence.around)
         self.mapping: PortMapping | None = None  # that the router was asked for
-        self._options = options
         self._joined = alone  # whether the first contacts have been met
         self._wish = False  # to be dialed by nobody: the endpoint does not even listen
         self._make_mapping, self._relays = mapping, relays
@@ -317,7 +306,7 @@ class Reach:
         """Where nobody can dial this peer, relays carry its connections, and the router is asked for a port."""
         if self._relays is not None:
             await (self._relays.close() if self.dialable else self._relays.start())
-        if self.dialable or self._make_mapping is None or not self._options.port_mapping:
+        if self.dialable or self._make_mapping is None:
             return
         if self.mapping is not None:
             self.mapping.refresh()

@@ -8,7 +8,8 @@ from typing import Any, Protocol, TypeVar
 from swarmcli.dht import DHTNode
 from swarmcli.dht.joining import join
 from swarmcli.network import Endpoint, Identity, NetworkLimits, PeerID
-from swarmcli.reach.reach import Reach, ReachOptions
+from swarmcli.reach.reach import Reach
+from swarmcli.reach.relaying import RelayBudgets
 from swarmcli.testing.memory_network import MemoryNetwork
 from swarmcli.testing.memory_router import MemoryRouter
 
@@ -64,9 +65,9 @@ class Swarm:
         contacts = self.nodes[0].endpoint.addresses if number else ()
         if host:
             self._ends.push_async_callback(endpoint.close)
-            options = ReachOptions(relay=relay)
+            budgets = RelayBudgets() if relay else None
             node, self.reach[endpoint.peer_id] = await join(
-                endpoint, self._ends, initial_peers=contacts, options=options
+                endpoint, self._ends, initial_peers=contacts, relays_within=budgets
             )
         else:
             node = await DHTNode.create(endpoint, initial_peers=contacts)
