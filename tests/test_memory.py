@@ -37,6 +37,21 @@ def test_a_system_without_huge_pages_does_as_well(monkeypatch: pytest.MonkeyPatc
     assert fresh_memory(5 << 20).shape == (5 << 20,)
 
 
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="this system has no huge pages")
+def test_so_much_of_it_is_touched_as_was_asked_for_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    class Noting(mmap.mmap):
+        def madvise(self, *args: int) -> None:
+            asked.append(args)
+
+    monkeypatch.setattr(lending_module.mmap, "mmap", Noting)
+    for touched, expected in ((0, 0), (9 << 20, 9 << 20), (1 << 30, 40 << 20)):
+        asked.clear()
+        fresh_memory(40 << 20, touched=touched)
+        assert sum(size for _, _, size in asked[1:]) == expected
+
+
 @simulated
 async def test_what_comes_back_is_lent_again_only_when_its_last_view_is_gone() -> None:
     lender = ReusableBuffer()

@@ -38,6 +38,7 @@ Rows of this module are kept by a `Ledger`. Bounds of other layers stand beside 
     contacts that were named, before any answers   4 a search      -                     160 a search  dht/lookup.py
     downloads of a state, of kept rounds           -               1 if others wait      4, 8          state/donor.py
     … that wait in line, that have a copy to read  -               none if it is full    256, 2        state/donor.py
+    memory for a state of which nothing has come   -               -                     512 MiB       state/assembly.py
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ from swarmcli.state.distant import AnyTensor, DistantTensor, loaded, pieces
 from swarmcli.state.snapshot import Snapshot, StateOutline, TensorEntry, digest_of_chunk, state_root
 from swarmcli.state.unnamed_file import UnnamedFile
 
+TOUCHED = 512 << 20  # bytes at most of a state that take real memory before the first chunk of it has come
+
 
 @dataclass(frozen=True)
 class DownloadedState:
@@ -76,7 +78,7 @@ class Assembly:
     def _take_place(self, nbytes: int) -> tuple[UnnamedFile | None, torch.Tensor]:
         try:
             if self._spool is None:
-                return None, fresh_memory(nbytes)
+                return None, fresh_memory(nbytes, touched=TOUCHED)
             file = UnnamedFile(self._spool)
             file.resize(nbytes)
             return file, torch.empty(0, dtype=torch.uint8)
