@@ -22,6 +22,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESS, MAX_ADDRESSES
 
 Scheme = Literal["tcp", "memory", "relay"]
+Family = Literal["IPv4", "IPv6", "memory"]
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
 _ZONE = re.compile(r"[A-Za-z0-9_.-]{1,16}")  # the interface of a link-local address

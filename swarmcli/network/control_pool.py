@@ -131,13 +131,10 @@ class ControlPool:
         peer.controls.append(channel)
         self._endpoint.farthest = max(self._endpoint.farthest, horizon_of(channel.connection))
         self._prefer(peer)
-        ledger = self._endpoint.ledgers.connections
-        ledger.charge_anyway(channel.peer_id, channel.prefix, 1)
-        if len(peer.controls) > ledger.budget.identity:
-            _end_one(peer)
+        self._endpoint.ledgers.connections.charge_anyway(channel.peer_id, channel.prefix, 1)
         if first:
             self._emit_connected(channel)
-        self._make_room(channel.prefix)
+        self._make_room(peer, channel.prefix)
         if peer.opening is not None:
             opening, peer.opening = peer.opening, None
             if not opening.done():
@@ -218,12 +215,18 @@ class ControlPool:
                 opening.set_exception(failure)
                 opening.exception()  # the caller may be gone
 
-    def _make_room(self, prefix: Prefix) -> None:
-        """Gives up a connection when there are too many: in this prefix, or in the one that uses the most."""
-        crowded = self._endpoint.ledgers.connections.crowded(prefix, 0)
-        candidates = [c for c in self._peers.controls() if c.prefix == crowded and not c.ending]
-        if candidates:
-            victim = min(candidates, key=self._standing)
+    def _make_room(self, peer: Peer, prefix: Prefix) -> None:
+        """Gives up a connection when there are too many: with a peer that dials on and on, in its prefix, or in the
+        one that uses the most."""
+        ledger = self._endpoint.ledgers.connections
+        if len(peer.controls) > ledger.budget.identity:
+            candidates = [channel for channel in peer.controls if channel is not peer.current]
+        else:
+            crowded = ledger.crowded(prefix, 0)
+            candidates = [channel for channel in self._peers.controls() if channel.prefix == crowded]
+        # One that is ending is in the list until the loop says so: several may come before that.
+        victim = min((channel for channel in candidates if not channel.ending), key=self._standing, default=None)
+        if victim is not None:
             victim.ending = True
             self._endpoint.tasks.spawn(_part(victim, "too many connections"))
 
@@ -256,16 +259,6 @@ class ControlPool:
             if not watcher.done():
                 watcher.set_result(reason)
         self._endpoint.events.emit(PeerDisconnected(peer.id.text, reason))
-
-
-def _end_one(peer: Peer) -> None:
-    """Ends the oldest connection of a peer that dials on and on, one without calls before others."""
-    # One that has been ended is in the list until the loop says so: several may come before that.
-    others = [channel for channel in peer.controls if channel is not peer.current and not channel.ending]
-    if others:
-        oldest = min(others, key=lambda channel: channel.unfinished)
-        oldest.ending = True
-        oldest.connection.abort("too many connections to one peer")
 
 
 async def _tell(channel: ControlChannel, seen: TwinSeen) -> Presence | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
@@ -91,7 +90,6 @@ class Dialer:
 
     def __init__(self, transport: Transport, book: AddressBook, now: Callable[[], float]) -> None:
         self.transports: dict[str, Transport] = {transport.scheme: transport}
-        self.round_trip: Callable[[PeerID], float | None] = lambda peer: None  # to a connected peer, in seconds
         self._book = book
         self._now = now
         # How many dials may fail where others pointed to. It refills with time, so that strangers can make this peer
@@ -129,15 +127,7 @@ class Dialer:
 
         if not addresses:
             raise ConnectError("no address is known")
-        return await dial_any(attempt, sorted(addresses, key=self._distance))
-
-    def _distance(self, address: str) -> float:
-        """Direct addresses in their order, then relays, the nearest to this peer first."""
-        relay = parse_address(address).relay
-        if relay is None:
-            return -1.0
-        seconds = self.round_trip(relay)
-        return math.inf if seconds is None else seconds
+        return await dial_any(attempt, sorted(addresses, key=lambda address: not is_direct(address)))
 
     async def _attempt(self, peer: PeerID, address: str, purpose: Purpose) -> Connection:
         stranger = address not in self._book.first_hand(peer)

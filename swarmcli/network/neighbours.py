@@ -25,7 +25,6 @@ class Neighbours(EndpointContext):
         self.peers = Peers(self.limits)
         self.near: Recent[PeerID, bool] = Recent(MAX_KNOWN_PEERS)  # see `is_on_this_computer`
         self.farthest = Scope.HOST  # the widest scope in which a connected peer was ever seen
-        self.dialer.round_trip = self.ping_time  # it compares relays, whose word on that counts for nothing
 
     @property
     def direct_addresses(self) -> tuple[str, ...]:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from swarmcli.errors import AddressError, ConnectError
-from swarmcli.network.addresses import Address, is_direct, parse_address, scope_of
+from swarmcli.network.addresses import Address, Family, is_direct, parse_address, scope_of
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.loop_thread import loop_time
-from swarmcli.network.transports.base import Family, LocalPort
+from swarmcli.network.transports.base import LocalPort
 from swarmcli.reach.verdict import Surroundings, family_of, host_of
 
 _LISTENERS = 4  # that are asked how a port is seen, one after the other

@@ -15,10 +15,9 @@ from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from swarmcli.errors import AddressError
-from swarmcli.network.addresses import Scope, parse_address, scope_of
+from swarmcli.network.addresses import Family, Scope, parse_address, scope_of
 from swarmcli.network.prefix import prefix_of
 
-Family = Literal["IPv4", "IPv6", "memory"]
 How = Literal["assumed", "dialed back", "dialed from outside", "mapped", "stated", "asked in vain", "not checked"]
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 

@@ -10,12 +10,12 @@ import asyncio
 from typing import Literal, NamedTuple
 
 from swarmcli.errors import ConnectError, HandshakeError, ListenError, NotAMember, WrongPeerError
-from swarmcli.network.addresses import Address, Scheme, parse_address
+from swarmcli.network.addresses import Address, Family, Scheme, parse_address
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.membership import Membership
 from swarmcli.network.rates import LinkRates
-from swarmcli.network.transports.base import Accept, Family, Join, Purpose
+from swarmcli.network.transports.base import Accept, Join, Purpose
 from swarmcli.network.transports.tcp.connection import Shared
 from swarmcli.testing.memory_cables import Cables, Latency
 from swarmcli.testing.memory_connection import MemoryConnection

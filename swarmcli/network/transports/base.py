@@ -14,16 +14,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
-from swarmcli.network.addresses import Scheme
+from swarmcli.network.addresses import Family, Scheme
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.membership import Membership
 from swarmcli.network.rates import LinkRates
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-Family = Literal["IPv4", "IPv6", "memory"]  # of addresses
 
 
 class Purpose(IntEnum):

@@ -221,8 +221,7 @@ class TCPConnection(asyncio.BufferedProtocol):
 
     def read_on(self) -> None:
         if self._phase is Phase.OPEN:
-            if not self._held_back:
-                self._socket.resume_reading()
+            self._steer()
             self._loop.call_soon(self._read_decrypted)  # frames that are here already
 
     async def close(self, reason: str = "") -> None:
@@ -384,7 +383,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         self._writer.bulk = self.purpose is Purpose.BULK
         if self._way_in.limit is not None:
             self.follow_rates()
-        self._socket.pause_reading()
+        self._steer()
         if not self.ready.done():
             self.ready.set_result(None)
 
@@ -403,10 +402,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         if receiver is None or self._phase is not Phase.OPEN:
             return
         try:
-            while self._phase is Phase.OPEN:
-                if not self._wants_bytes(receiver):
-                    self._socket.pause_reading()
-                    break
+            while self._phase is Phase.OPEN and self._steer():
                 if self._reader.deliver_next(receiver):
                     self._head_is_whole()
                 elif not self._reader.read_record():
@@ -414,13 +410,12 @@ class TCPConnection(asyncio.BufferedProtocol):
                     break
             self._account_for_header()
         except ProtocolViolation as error:
-            self._violated(error)
+            self._shared.refusals[type(error).__name__] += 1
             self._end_in_order(error, error.reason)
         except ssl.SSLError as error:
+            self._shared.refusals[ProtocolViolation.__name__] += 1
             self._writer.flush()  # the alert, which is all that can still be said
-            violation = ProtocolViolation(f"broken TLS record ({error.reason})")
-            self._violated(violation)
-            self._end_now(violation)
+            self._end_now(ProtocolViolation(f"broken TLS record ({error.reason})"))
         except ConnectionLost as error:
             self._end_now(error)
         except EOFError:
@@ -429,18 +424,28 @@ class TCPConnection(asyncio.BufferedProtocol):
             logger.exception("a receiver failed; its connection with %s is closed", self.peer_id.short)
             self._end_in_order(ConnectionLost(f"closed by us: {error!r}"), "internal error")
 
+    def _steer(self) -> bool:
+        """Reads on or not, and says whether the receiver wants the next frame; one whose payload has begun is read to
+        its end. While nothing is read the system's buffer fills up, and the other end has to wait. At the end
+        everything is read, and thrown away."""
+        receiver = self._receiver
+        wanted = receiver is not None and (self._reader.in_payload or receiver.reading_wanted())
+        if self._phase is not Phase.OPEN or (wanted and not self._held_back):
+            self._socket.resume_reading()
+        else:
+            self._socket.pause_reading()
+        return wanted
+
     def _hold_back(self) -> None:
-        """Stops reading a bulk connection where more has come than may, until its turn: then the system's buffer fills
-        up, and the other end has to wait."""
+        """Of a bulk connection more has come than may: nothing is read until its turn."""
         if self._writer.bulk and self._phase is Phase.OPEN and not self._way_in.is_open:
             self._held_back = True
-            self._socket.pause_reading()
+            self._steer()
             self._way_in.when_open(self, self._its_turn)
 
     def _its_turn(self) -> None:
         self._held_back = False
-        if self._phase is Phase.OPEN and self._receiver is not None and self._wants_bytes(self._receiver):
-            self._socket.resume_reading()
+        self._steer()
 
     def follow_rates(self) -> None:
         """The limits may have changed."""
@@ -459,14 +464,6 @@ class TCPConnection(asyncio.BufferedProtocol):
         if self._head:
             self._head = 0
             self._shared.head_ends(self)
-
-    def _violated(self, error: ProtocolViolation) -> None:
-        logger.debug("peer %s broke the protocol: %s", self.peer_id.short, error.reason)
-        self._shared.refusals[type(error).__name__] += 1
-
-    def _wants_bytes(self, receiver: Receiver) -> bool:
-        """A frame whose payload has begun is read to its end."""
-        return self._reader.in_payload or receiver.reading_wanted()
 
     # ---- the end
 
@@ -497,8 +494,8 @@ class TCPConnection(asyncio.BufferedProtocol):
             return
         if self._phase is Phase.OPEN:
             self._writer.write(goodbye_frame(reason))
-            self._socket.resume_reading()
         self._phase = Phase.ENDING
+        self._steer()
         self._settle(error)
         self._engine.close_notify()
         self._writer.flush()

@@ -14,9 +14,9 @@ from contextlib import asynccontextmanager
 from typing import TypeAlias
 
 from swarmcli.errors import ConnectError, ConnectionLost, HandshakeError
-from swarmcli.network.addresses import Address, parse_address
+from swarmcli.network.addresses import Address, Family, parse_address
 from swarmcli.network.identity import PeerID
-from swarmcli.network.transports.base import Connection, Family, Purpose
+from swarmcli.network.transports.base import Connection, Purpose
 
 # The transport takes over a socket that is connected: the handshake, as the end that leads it or not.
 Greet: TypeAlias = Callable[[socket.socket, PeerID | None, Purpose, bool], Awaitable[Connection]]

@@ -22,7 +22,7 @@ from swarmcli.errors import (
     ListenError,
     WrongPeerError,
 )
-from swarmcli.network.addresses import Address, Scheme, parse_address
+from swarmcli.network.addresses import Address, Family, Scheme, parse_address
 from swarmcli.network.budgets import allow_descriptors
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.ledger import HandshakeRates, Ledger
@@ -31,7 +31,7 @@ from swarmcli.network.loop_thread import loop_time, set_within
 from swarmcli.network.membership import Membership
 from swarmcli.network.prefix import prefix_of
 from swarmcli.network.task_owner import tell_fault
-from swarmcli.network.transports.base import Accept, Connection, Family, Join, Purpose
+from swarmcli.network.transports.base import Accept, Connection, Join, Purpose
 from swarmcli.network.transports.tcp import handshake
 from swarmcli.network.transports.tcp.connection import Shared, TCPConnection
 from swarmcli.network.transports.tcp.interfaces import announced_addresses
