@@ -48,11 +48,19 @@ async def test_who_was_away_or_hung_learns_of_it() -> None:
         swarm.network.thaw(hangs.peer_id)
         await asyncio.sleep(20)
         assert subject in members[2].remembered.revoked, "told when it was there again"
-        await asyncio.sleep(86_400)  # a revocation has no end
+        await asyncio.sleep(1200)
         late = world.member(8)
         await swarm.add(late)
         await asyncio.sleep(2)
-        assert subject in late.remembered.revoked, "told when it connected"
+        assert subject in late.remembered.revoked, "told when it came"
+
+        other, one, last = Identity.from_seed(78).peer_id, swarm.nodes[1].endpoint, swarm.nodes[3].endpoint
+        late.learn([world.key.revoke(world.recipe, other)])  # and tells nobody
+        last.disconnect(one.peer_id, "for a test")
+        await asyncio.sleep(1)
+        await last.connect(one.addresses[0], timeout=5)
+        await asyncio.sleep(2)
+        assert other in members[1].remembered.revoked, "told when they connected"
 
 
 @simulated
