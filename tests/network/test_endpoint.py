@@ -35,7 +35,7 @@ class Busy:
         self.running = 0
         self.cancelled = 0
 
-    async def __call__(self, peer: PeerID, request: Number) -> Number:
+    async def __call__(self, peer: PeerID, request: Number, stream: object = None) -> Any:
         self.running += 1
         try:
             return await asyncio.get_running_loop().create_future()
@@ -84,7 +84,8 @@ async def test_calls_beyond_the_limit_wait_for_their_turn() -> None:
 
 @simulated
 async def test_a_deadline_is_kept_and_cancels_the_handler() -> None:
-    async with endpoints(MemoryNetwork(), 2) as [a, b]:
+    network = MemoryNetwork()
+    async with endpoints(network, 2) as [a, b]:
         busy = Busy()
         b.serve("busy", Number, busy)
         with pytest.raises(CallTimeout, match=r"did not answer busy within 3 s"):
@@ -93,6 +94,13 @@ async def test_a_deadline_is_kept_and_cancels_the_handler() -> None:
         await asyncio.sleep(1)
         assert busy.cancelled == 1 and busy.running == 0
         assert a.statistics().calls_waiting == b.statistics().calls_serving == 0
+        network.cut(a.peer_id, b.peer_id)
+        start = now()
+        with pytest.raises(CallTimeout, match=r"no stream to .* for echo within 2 s"):
+            async with a.stream(b.peer_id, "echo", Number(0), timeout=2):
+                pass
+        assert now() - start == pytest.approx(2)
+        assert a.statistics().bulk_connections == 0
 
 
 @simulated
@@ -161,18 +169,22 @@ async def test_an_answer_of_another_type_ends_the_connection() -> None:
 
 @pytest.mark.parametrize("dead", [0, 1])
 @simulated
-async def test_the_death_of_either_end_fails_calls_and_cancels_handlers(dead: int) -> None:
+async def test_the_death_of_either_end_fails_calls_and_streams_and_cancels_handlers(dead: int) -> None:
     network = MemoryNetwork()
     async with endpoints(network, 2) as [a, b]:
         busy = Busy()
         b.serve("busy", Number, busy)
+        b.serve_stream("busy stream", Number, busy)
         call = asyncio.create_task(a.call(b.peer_id, "busy", Number(0), Number, timeout=600))
-        await asyncio.sleep(1)
-        network.kill((a, b)[dead].peer_id)
+        with pytest.raises(ConnectionLost):
+            async with a.stream(b.peer_id, "busy stream", Number(0), timeout=5) as stream:
+                await asyncio.sleep(1)
+                network.kill((a, b)[dead].peer_id)
+                await stream.receive(Number)
         with pytest.raises(ConnectionLost):
             await call
         await asyncio.sleep(1)
-        assert busy.cancelled == 1 and now() < 3
+        assert busy.cancelled == 2 and now() < 3
         assert not a.is_connected(b.peer_id) and not b.is_connected(a.peer_id)
 
 

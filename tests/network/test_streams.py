@@ -10,7 +10,6 @@ import pytest
 
 from swarmcli.errors import (
     CallRefused,
-    CallTimeout,
     ConnectionLost,
     EndOfStream,
     PeerUnreachable,
@@ -332,36 +331,6 @@ async def test_finishing_one_direction_leaves_the_other_open() -> None:
             assert [(await stream.receive(Number))[0].n for _ in range(3)] == [45, 46, 47]
             await _expect_end(stream)
             await _expect_end(stream)
-
-
-@pytest.mark.parametrize("dead", [0, 1])
-@simulated
-async def test_the_death_of_either_end_ends_the_stream(dead: int) -> None:
-    network = MemoryNetwork()
-    async with endpoints(network, 2) as [a, b]:
-        sink = Sink()
-        b.serve_stream("sink", Number, sink)
-        with pytest.raises(ConnectionLost):
-            async with a.stream(b.peer_id, "sink", Number(0), timeout=5) as stream:
-                await asyncio.sleep(1)
-                network.kill((a, b)[dead].peer_id)
-                await stream.receive(Number)
-        await asyncio.sleep(1)
-        assert sink.outcome == "cancelled" and now() < 3
-
-
-@simulated
-async def test_opening_has_a_deadline() -> None:
-    network = MemoryNetwork()
-    async with endpoints(network, 2) as [a, b]:
-        await a.connect(b.addresses[0], timeout=5)
-        network.cut(a.peer_id, b.peer_id)
-        start = now()
-        with pytest.raises(CallTimeout, match=r"no stream to .* for echo within 2 s"):
-            async with a.stream(b.peer_id, "echo", Number(0), timeout=2):
-                pass
-        assert now() - start == pytest.approx(2)
-        assert a.statistics().bulk_connections == 0
 
 
 @simulated
