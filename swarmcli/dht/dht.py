@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeAlias, TypeVar, overload
 from swarmcli.clock import Clock, set_default_clock
 from swarmcli.dht.joining import join
 from swarmcli.dht.node import DHTNode
-from swarmcli.dht.reading import Follower
 from swarmcli.dht.records import OwnedSubkey, Subkey, ValueWithExpiration
 from swarmcli.dht.schema import RecordValidator
 from swarmcli.errors import SwarmError
@@ -245,10 +244,6 @@ class DHT:
     def withdraw(self, key: str, subkey: OwnedSubkey, return_future: bool = False) -> bool | SwarmFuture[bool]:
         """See DHTNode.withdraw: takes back what this peer stored under one of its own subkeys."""
         return self._do(lambda node: node.withdraw(key, subkey), return_future)
-
-    def follow(self, key: str) -> Follower:
-        """See DHTNode.follow; to be refreshed on the loop: `dht.run_coroutine(follower.refresh())`."""
-        return self.node.follow(key)
 
     def add_validators(self, record_validators: Iterable[RecordValidator]) -> None:
         """More rules for records, from now on."""

@@ -26,8 +26,7 @@ from swarmcli.reach.mapping import PortMapping
 from swarmcli.reach.punch import Puncher
 from swarmcli.reach.rates import RateService
 from swarmcli.reach.relays import Relays
-from swarmcli.reach.verdict import ContactSighting, Family, ReachVerdict, Surroundings, family_of, host_of
-from swarmcli.reach.words import in_words
+from swarmcli.reach.verdict import ContactSighting, Family, ReachVerdict, Surroundings, family_of, host_of, in_words
 
 logger = logging.getLogger(__name__)
 

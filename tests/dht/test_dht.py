@@ -76,8 +76,6 @@ def test_coroutines_run_on_the_loop_with_the_node(first: DHT) -> None:
     assert first.run_coroutine(with_node) is True
     assert first.run_coroutine(alone()) == "swarm-loop"
     assert first.run_coroutine(with_node, return_future=True).result(60) is True  # type: ignore[union-attr]
-    follower = first.follow("key")
-    assert first.run_coroutine(follower.refresh()) == {}
 
 
 def test_limits_hold_from_the_start_and_may_change(first: DHT) -> None:

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from swarmcli.compression import BlockwiseQuantization, Float16Compression, NoCompression
 from swarmcli.errors import StateDownloadError
@@ -41,28 +39,6 @@ def assembled(pinned: PinnedState, spool: Path) -> Assembly:
     return assembly
 
 
-tensors = st.builds(
-    lambda shape, dtype: torch.ones(shape).to(dtype),
-    st.lists(st.integers(0, 40), max_size=3),
-    st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool]),
-)
-
-
-@settings(max_examples=20)
-@given(
-    st.dictionaries(st.text(min_size=1, max_size=5), tensors, max_size=6),
-    st.sampled_from([NoCompression(), Float16Compression(), BlockwiseQuantization()]),
-)
-def test_what_is_settled_is_the_state(state: dict[str, torch.Tensor], codec: Any) -> None:
-    pinned = PinnedState(Snapshot(b"", None, state, codec))
-    restored = assembled(pinned, unnamed_file.usual_directory()).finish().contents
-    assert list(restored) == list(state)
-    for name, tensor in state.items():
-        here = restored[name]
-        assert isinstance(here, DistantTensor) and (here.dtype, here.shape) == (tensor.dtype, tuple(tensor.shape))
-        torch.testing.assert_close(loaded(here), tensor)
-
-
 def test_the_file_has_no_name_and_goes_with_its_last_tensor(tmp_path: Path) -> None:
     pinned = PinnedState(Snapshot(b"", None, make_state()))
     assembly = assembled(pinned, tmp_path)
@@ -78,7 +54,9 @@ def test_the_file_has_no_name_and_goes_with_its_last_tensor(tmp_path: Path) -> N
         os.fstat(descriptor)
 
 
-@pytest.mark.parametrize(("codec", "donors"), [(NoCompression(), 3), (Float16Compression(), 1)])
+@pytest.mark.parametrize(
+    ("codec", "donors"), [(NoCompression(), 3), (Float16Compression(), 1), (BlockwiseQuantization(), 1)]
+)
 @simulated
 async def test_a_download_through_a_file_is_the_one_through_memory(tmp_path: Path, codec: Any, donors: int) -> None:
     async with Swarm(donors, bandwidth=200_000) as swarm:
