@@ -132,8 +132,6 @@ class Puncher:
         self._asks = {Purpose.CONTROL: Meter(**ASK_LIMITS), Purpose.BULK: Meter(**BULK_LIMITS)}
         self._near_dials = Meter(**NEAR_LIMITS)
         self._bulk_turns = asyncio.Semaphore(_OWN_BULK)
-        self._relayed: set[PeerID] = set()  # of these, as far as it was noticed …
-        self._looked_at = float("-inf")  # … when all were looked at
         self._under_way: set[PeerID] = set()
         self._kept: dict[tuple[PeerID, int], _Kept] = {}
         self._next_number = 0
@@ -165,7 +163,6 @@ class Puncher:
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, PeerConnected) and not is_direct(event.address):
-            self._relayed.add(PeerID.parse(event.peer))
             self._event.set()
 
     async def _keep(self) -> None:
@@ -175,14 +172,10 @@ class Puncher:
     def _begin_due(self) -> float:
         """Begins the attempts that are due; the seconds until the next one may be."""
         now, own = loop_time(), self._endpoint.peer_id
-        if now - self._looked_at >= _LOOK_ANYWAY:
-            self._looked_at = now
-            self._relayed = set(self._endpoint.connected())
         soonest = now + _LOOK_ANYWAY
-        for peer in sorted(self._relayed - self._under_way):
+        for peer in sorted({*self._endpoint.connected()} - self._under_way):
             seen = self._endpoint.seen(peer)
             if seen is None or not seen.relayed:
-                self._relayed.discard(peer)
                 continue
             due = self._pauses.until(peer)
             if self._endpoint.round_trip(peer) is None:  # and so it has not even said where it can be dialed
