@@ -194,10 +194,13 @@ def test_a_stream_that_goes_on_reads_what_it_would_have_read() -> None:
     whole = stream(SharedPass("swarm/1", rng=random.Random(1)), 5)
     draw(whole, 50)
     position = json.loads(json.dumps(whole.position()))
-    # Another choice of parts, but for those that the block is made of.
-    again = stream(SharedPass("swarm/1", rng=random.Random(2)), 5, position)
+    # Another choice of parts, but for those that the block is made of, whatever others claim by now.
+    again, beside = (SharedPass("swarm/1", rng=random.Random(2)) for _ in range(2))
+    beside.hear([claims(0, range(512))])
     left = 64 // 4 - 50 % (64 // 4)
-    assert draw(again, left) == draw(whole, left)
+    expected, again = draw(whole, left), stream(again, 5, position)
+    assert draw(again, left) == expected
+    assert draw(stream(beside, 5, position), 8) == expected[:8], "a block is of four parts, some forty rows"
     seen = {row for batch in draw(again, 900) for row in batch}
     assert len(seen) == 900 * 4
 
