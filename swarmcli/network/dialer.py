@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
@@ -90,6 +91,7 @@ class Dialer:
 
     def __init__(self, transport: Transport, book: AddressBook, now: Callable[[], float]) -> None:
         self.transports: dict[str, Transport] = {transport.scheme: transport}
+        self.ping_time: Callable[[PeerID], float | None] = lambda peer: None  # to a connected peer, in seconds
         self._book = book
         self._now = now
         # How many dials may fail where others pointed to. It refills with time, so that strangers can make this peer
@@ -127,7 +129,15 @@ class Dialer:
 
         if not addresses:
             raise ConnectError("no address is known")
-        return await dial_any(attempt, sorted(addresses, key=lambda address: not is_direct(address)))
+        return await dial_any(attempt, sorted(addresses, key=self._distance))
+
+    def _distance(self, address: str) -> float:
+        """Direct addresses in their order, then relays, the nearest to this peer first."""
+        relay = parse_address(address).relay
+        if relay is None:
+            return -1.0
+        seconds = self.ping_time(relay)
+        return math.inf if seconds is None else seconds
 
     async def _attempt(self, peer: PeerID, address: str, purpose: Purpose) -> Connection:
         stranger = address not in self._book.first_hand(peer)

@@ -23,6 +23,7 @@ class Neighbours(EndpointContext):
     def __init__(self, transport: Transport, clock: Clock | None, events: Events | None, seed: int | None) -> None:
         super().__init__(transport, clock, events, seed)
         self.peers = Peers(self.limits)
+        self.dialer.ping_time = self.ping_time  # it compares relays, whose word on that counts for nothing
         self.near: Recent[PeerID, bool] = Recent(MAX_KNOWN_PEERS)  # see `is_on_this_computer`
         self.farthest = Scope.HOST  # the widest scope in which a connected peer was ever seen
 
