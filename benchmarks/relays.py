@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from swarmcli.network.addresses import Address, format_address
+from swarmcli.network.addresses import Address
 from swarmcli.network.endpoint import Endpoint, Stream
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.transports.tcp.transport import TCPTransport
@@ -180,7 +180,7 @@ def crowd_process(pipe: Pipe) -> None:
 
 
 async def _meet(a: Endpoint, b: Endpoint, relay: PeerID) -> None:
-    a.learn(b.peer_id, [format_address(Address("relay", "", 0, b.peer_id, relay))])
+    a.learn(b.peer_id, [str(Address("relay", "", 0, b.peer_id, relay))])
     await a.call(b.peer_id, "echo", Number(1), Number, timeout=60)
 
 
@@ -193,7 +193,7 @@ def client_process(pipe: Pipe) -> None:
         async def start(relay: bytes | None, addresses: tuple[str, ...]) -> tuple[bytes, tuple[str, ...]]:
             if relay is not None:
                 own.append(await start_client(PeerID(relay), addresses))
-                through = format_address(Address("relay", "", 0, own[0].peer_id, PeerID(relay)))
+                through = str(Address("relay", "", 0, own[0].peer_id, PeerID(relay)))
                 return bytes(own[0].peer_id), (through,)
             own.append(Endpoint(TCPTransport(Identity.generate(), host="127.0.0.1")))
             own[0].serve_stream("sink", Number, _sink)

@@ -51,7 +51,13 @@ class Address:
         return self.relay is None
 
     def __str__(self) -> str:
-        return format_address(self)
+        """The URL that `parse_address` reads."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        place = f"{host}:{self.port}" if self.port else host
+        if self.relay is not None:
+            place = self.relay.text
+        peer = "" if self.peer_id is None else f"/{self.peer_id.text}"
+        return f"{self.scheme}://{place}{peer}"
 
 
 class Scope(IntEnum):
@@ -115,16 +121,6 @@ def parse_address(text: str) -> Address:
 def place_of(text: str) -> str:
     """Where an address leads, for people, who know hosts and not keys. Raises AddressError."""
     return str(replace(parse_address(text), peer_id=None)).partition("://")[2]
-
-
-def format_address(address: Address) -> str:
-    """The URL that `parse_address` reads."""
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    place = f"{host}:{address.port}" if address.port else host
-    if address.relay is not None:
-        place = address.relay.text
-    peer = "" if address.peer_id is None else f"/{address.peer_id.text}"
-    return f"{address.scheme}://{place}{peer}"
 
 
 def readable(addresses: Iterable[str], peer: PeerID, horizon: Scope = Scope.HOST) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ from swarmcli.errors import (
     UnknownMethod,
     WrongPeerError,
 )
-from swarmcli.network.addresses import Address, Scheme, format_address, is_direct, parse_address
+from swarmcli.network.addresses import Address, Scheme, is_direct, parse_address
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import DIAL_TIMEOUT
@@ -268,5 +268,5 @@ async def open_circuits(endpoint: Endpoint, lookup: Lookup | None = None) -> Rel
 
 
 def _named(connection: TCPConnection, relay: PeerID) -> TCPConnection:
-    connection.remote_address = format_address(Address("relay", "", 0, connection.peer_id, relay))
+    connection.remote_address = str(Address("relay", "", 0, connection.peer_id, relay))
     return connection

@@ -18,7 +18,7 @@ from typing import Annotated
 import msgspec
 
 from swarmcli.errors import CallRefused, NetworkError
-from swarmcli.network.addresses import Address, Scope, format_address, parse_address, scope_of
+from swarmcli.network.addresses import Address, Scope, parse_address, scope_of
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
@@ -106,13 +106,13 @@ def _named(text: str) -> str:
     place = parse_address(text)
     if place.port < LEAST_PORT:
         raise CallRefused("port", f"only ports from {LEAST_PORT} on are dialed where they are named")
-    return format_address(Address(place.scheme, place.host, place.port))
+    return str(Address(place.scheme, place.host, place.port))
 
 
 def with_port(seen_at: str, port: int) -> str:
     """Where this peer listens, at the host where somebody saw it: it dialed from another port."""
     place = parse_address(seen_at)
-    return format_address(Address(place.scheme, place.host, port))
+    return str(Address(place.scheme, place.host, port))
 
 
 def plain_host(address: str) -> str:

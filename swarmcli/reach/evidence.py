@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import psutil
 
-from swarmcli.network.addresses import Address, format_address, parse_address
+from swarmcli.network.addresses import Address, parse_address
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESSES
@@ -207,7 +207,7 @@ async def _resolved(addresses: Sequence[str]) -> tuple[tuple[str, ...], dict[str
         names[text] = ()
         try:
             entries = await asyncio.get_running_loop().getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
-            names[text] = tuple(format_address(Address("tcp", str(entry[4][0]), place.port)) for entry in entries)
+            names[text] = tuple(str(Address("tcp", str(entry[4][0]), place.port)) for entry in entries)
         except OSError as error:
             logger.warning("%s is announced, but %s cannot be resolved: %s", text, place.host, error)
         literals.update(dict.fromkeys(names[text]))

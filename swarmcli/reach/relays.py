@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from swarmcli.backoff import Backoff
 from swarmcli.errors import CallRefused, NetworkError, SwarmError, UnknownMethod
 from swarmcli.events import Event, PeerConnected, PeerDisconnected
-from swarmcli.network.addresses import Address, format_address
+from swarmcli.network.addresses import Address
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, set_within
@@ -246,7 +246,7 @@ class Relays:
 
     def _announce(self) -> None:
         own = self._endpoint.peer_id
-        addresses = tuple(format_address(Address("relay", "", 0, own, relay.peer)) for relay in self.held)
+        addresses = tuple(str(Address("relay", "", 0, own, relay.peer)) for relay in self.held)
         if addresses != self._announced:
             self._announced = addresses
             self._endpoint.announce(relayed=addresses)

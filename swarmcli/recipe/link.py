@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from swarmcli.errors import AddressError
-from swarmcli.network.addresses import Scope, format_address, parse_address, scope_of
+from swarmcli.network.addresses import Scope, parse_address, scope_of
 from swarmcli.network.identity import PeerID
 from swarmcli.recipe.fingerprint import DIGEST_LENGTH
 from swarmcli.recipe.schema import RUN_ID
@@ -107,7 +107,7 @@ def places_of(addresses: Iterable[str]) -> tuple[str, ...]:
     dialed = sorted((each for each in found if each.scheme == "tcp"), key=lambda each: -_scope(each.host))
     widest = max((_scope(each.host) for each in dialed), default=Scope.HOST)
     kept = [each for each in dialed if widest == Scope.HOST or _scope(each.host) > Scope.HOST]
-    texts = [format_address(replace(each, peer_id=None)).partition("://")[2] for each in kept]
+    texts = [str(replace(each, peer_id=None)).partition("://")[2] for each in kept]
     return tuple(dict.fromkeys(texts))[:OWN_PLACES]
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from swarmcli.errors import NetworkError
 from swarmcli.network import Endpoint, Identity, PeerID, Stream
-from swarmcli.network.addresses import Address, format_address
+from swarmcli.network.addresses import Address
 from swarmcli.network.transports.tcp import TCPTransport
 from swarmcli.reach.circuits import RelayTransport
 from swarmcli.reach.evidence import look_around
@@ -138,7 +138,7 @@ class Home:
         return "relayed" if seen.relayed else "punched" if seen.punched else "dialed"
 
     def _through(self, relay: PeerID, peer: PeerID) -> str:
-        return format_address(Address("relay", "", 0, peer, relay))
+        return str(Address("relay", "", 0, peer, relay))
 
 
 async def obey(commands: Callable[[str], Callable[..., Awaitable[dict[str, Any]]]]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarmcli.network import DirectTransport, Endpoint, Identity, PeerID, Stream
-from swarmcli.network.addresses import Address, format_address
+from swarmcli.network.addresses import Address
 from swarmcli.network.transports.tcp import TCPTransport
 from swarmcli.reach.circuits import RelayTransport, _Joiner, open_circuits
 from swarmcli.reach.relay_messages import RESERVE, Reserve, Reserved
@@ -32,7 +32,7 @@ class Client:
         return self.endpoint.peer_id
 
     def address(self, relay: Endpoint) -> str:
-        return format_address(Address("relay", "", 0, self.peer_id, relay.peer_id))
+        return str(Address("relay", "", 0, self.peer_id, relay.peer_id))
 
     async def reserve(self, relay: Endpoint) -> None:
         """Takes a reservation, and announces it behind the others."""

@@ -27,7 +27,7 @@ from swarmcli.errors import (
     NotAMember,
     WrongPeerError,
 )
-from swarmcli.network.addresses import format_address, parse_address
+from swarmcli.network.addresses import parse_address, place_of
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity
 from swarmcli.network.loop_thread import LoopThread
@@ -143,7 +143,7 @@ async def _meet(context: Context, address: str, identity: Identity, membership: 
     clock, ahead = _WatchedClock(), None
     endpoint = Endpoint(TCPTransport(identity), client_mode=True, membership=membership, clock=clock)
     began, place = time.monotonic(), parse_address(address)
-    called = format_address(replace(place, peer_id=None)).partition("://")[2]
+    called = place_of(address)
     if place.peer_id is not None:
         called += f" ({place.peer_id.short})"
     try:

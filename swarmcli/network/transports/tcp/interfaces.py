@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import psutil
 
-from swarmcli.network.addresses import Address, format_address
+from swarmcli.network.addresses import Address
 
 MAX_ANNOUNCED = 4  # each that does not answer costs a dialer a moment
 # Bridges of container engines and hypervisors have the same addresses on every machine: others who dialed them
@@ -24,10 +24,10 @@ def announced_addresses(host: str, port: int) -> tuple[str, ...]:
     machine find each other.
     """
     if host not in ("", "0.0.0.0", "::"):
-        return (format_address(Address("tcp", host, port)),)
+        return (str(Address("tcp", host, port)),)
     with_ipv6 = host != "0.0.0.0"
     found = rank_hosts(_interface_hosts(), _outgoing_host(), with_ipv6=with_ipv6)
-    return tuple(format_address(Address("tcp", each, port)) for each in found)
+    return tuple(str(Address("tcp", each, port)) for each in found)
 
 
 def rank_hosts(hosts: Iterable[str], outgoing: str | None, *, with_ipv6: bool) -> list[str]:
