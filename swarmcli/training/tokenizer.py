@@ -91,9 +91,10 @@ class ByteTokenizer:
     def save(self, directory: Path, *, whole: bool = False, gaps: bool = False) -> None:
         """The same ids for every text: a BPE without merges, whose symbols are numbered as the bytes they stand for."""
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+        from transformers.convert_slow_tokenizer import bytes_to_unicode  # as ByteLevel writes each byte
 
         mask = "<|mask|>"
-        vocab = {symbol if byte != self.mask else mask: byte for byte, symbol in _byte_symbols().items()}
+        vocab = {symbol if byte != self.mask else mask: byte for byte, symbol in bytes_to_unicode().items()}
         tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.decoder = decoders.ByteLevel()
@@ -147,14 +148,6 @@ def _joined(words: Sequence[str]) -> tuple[str, list[int | None]]:
     the end of the text of none."""
     pieces = [f" {word.strip()}" if word.strip() else "" for word in words]
     return "".join(pieces)[1:], [*[n for n, piece in enumerate(pieces) for _ in piece][1:], None]
-
-
-def _byte_symbols() -> dict[int, str]:
-    """The printable character that stands for each byte in the library's ByteLevel: itself in Latin-1 where that is
-    printable, otherwise the next one from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(0x100 + n) for n, byte in enumerate(others)}
 
 
 class SavedTokenizer:
