@@ -232,20 +232,6 @@ async def test_validators_judge_writes_here_writes_there_and_reads() -> None:
 
 
 @simulated
-async def test_a_peer_that_writes_too_much_is_held_back() -> None:
-    async with Swarm() as swarm:
-        limits = DHTLimits(work_per_second=1.0, work_burst=22.0)
-        keeper = await swarm.node("keeper", limits=limits)
-        client = await swarm.node("client", client_mode=True)
-        keys = [f"{number}" for number in range(15)]
-        stored = await client.store_many(keys, keys, soon(client))
-        assert sum(stored.values()) == 7, "one for the question where, and two for each record"
-        await asyncio.sleep(3.0)
-        assert await client.store("later", 1, soon(client))
-        assert keeper.core.storage.count() == 8
-
-
-@simulated
 async def test_wrong_clocks_do_not_matter() -> None:
     async with Swarm() as swarm:
         for number, ahead in enumerate([600, -600, 600, *[0] * 4]):

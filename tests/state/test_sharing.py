@@ -45,21 +45,6 @@ async def test_equal_priorities_prefer_the_higher_epoch() -> None:
 
 
 @simulated
-async def test_what_is_shared_may_be_something_else() -> None:
-    async with Averagers(2) as swarm:
-
-        async def get_state() -> tuple[dict[str, int], list[torch.Tensor]]:
-            return {"epoch": 3}, [torch.arange(5)]
-
-        donor = await swarm.add_one(share_state=True, get_state=get_state)
-        newcomer = await swarm.add_one()
-        await asyncio.sleep(1)
-        state = await newcomer.core.sharing.download()
-        assert state is not None and state.metadata == {"epoch": 3}
-        assert torch.equal(state.tensors["0"], torch.arange(5)) and state.donors == (donor.peer_id,)
-
-
-@simulated
 async def test_a_client_offers_its_state_while_it_has_a_relay() -> None:
     async with Averagers(7) as swarm:
         await swarm.add_one(relays=True)
