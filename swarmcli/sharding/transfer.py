@@ -11,7 +11,6 @@ is too long.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,18 +22,11 @@ from swarmcli.network import wire
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class TransferSizes:
-    """Bytes. All ranks of a group go by the same ones."""
-
-    piece: int = 16 << 20  # of long tensors, that travel at once
-    head: int = 512  # of a message, which travel together with its length: most are no longer
-    message: int = 64 << 20  # that is taken from another rank
-    short: int = 64 << 10  # up to here copying a tensor costs less than a message of its own
-    pack: int = 1 << 20  # of short tensors that are broadcast together
-
-
-SIZES = TransferSizes()
+# Bytes. All ranks of a group go by the same ones.
+PIECE = 16 << 20  # of long tensors, that travel at once
+MOST = 64 << 20  # of a message that is taken from another rank
+SHORT = 64 << 10  # up to here copying a tensor costs less than a message of its own
+PACK = 1 << 20  # of short tensors that are broadcast together
 
 
 class Run(NamedTuple):
@@ -87,7 +79,7 @@ def send_tensors(
     """
     target, device = dist.get_global_rank(group, to), message_device(group)
     sources = [as_bytes(tensor) for tensor in tensors]
-    for runs in runs_of([source.numel() for source in sources], SIZES.piece):
+    for runs in runs_of([source.numel() for source in sources], PIECE):
         parts = [sources[run.tensor][run.start : run.stop].to(device) for run in runs]
         _finish(dist.isend(_joined(parts), dst=target, group=group), patience)
 
@@ -101,7 +93,7 @@ def receive_tensors(
     """
     sender, device = dist.get_global_rank(group, source), message_device(group)
     targets = [tensor.view(-1).view(torch.uint8) for tensor in tensors]
-    for runs in runs_of([target.numel() for target in targets], SIZES.piece):
+    for runs in runs_of([target.numel() for target in targets], PIECE):
         parts = [targets[run.tensor][run.start : run.stop] for run in runs]
         message = _room_for(parts, device)
         _finish(dist.irecv(message, src=sender, group=group), patience)
@@ -112,24 +104,21 @@ def send_message(message: Any, to: int, group: dist.ProcessGroup, patience: time
     """Sends a struct or plain value that msgpack carries to rank `to` of the group, whose `receive_message` gets it.
     `patience`: see send_tensors."""
     data = wire.encode(message)
-    if len(data) > SIZES.message:
-        raise ValueError(f"a message of {len(data)} bytes is too long; at most {SIZES.message} are taken")
-    head = bytearray(len(data).to_bytes(8) + data[: SIZES.head].ljust(SIZES.head, b"\0"))
-    send_tensors([torch.frombuffer(head, dtype=torch.uint8)], to, group, patience)
-    if rest := bytearray(data[SIZES.head :]):
-        send_tensors([torch.frombuffer(rest, dtype=torch.uint8)], to, group, patience)
+    if len(data) > MOST:
+        raise ValueError(f"a message of {len(data)} bytes is too long; at most {MOST} are taken")
+    send_tensors([torch.tensor([len(data)])], to, group, patience)
+    send_tensors([torch.frombuffer(bytearray(data), dtype=torch.uint8)], to, group, patience)
 
 
 def receive_message(kind: type[T], source: int, group: dist.ProcessGroup, patience: timedelta | None = None) -> T:
     """Takes what rank `source` of the group sends by `send_message`. ValueError for a message of another kind."""
-    head = torch.empty(8 + SIZES.head, dtype=torch.uint8)
-    receive_tensors([head], source, group, patience)
-    data = head.numpy().tobytes()
-    length = int.from_bytes(data[:8])
-    _check_length(length, f"rank {source}")
-    rest = torch.empty(max(0, length - SIZES.head), dtype=torch.uint8)
-    receive_tensors([rest], source, group, patience)
-    return wire.decode(kind, data[8 : 8 + length] + rest.numpy().tobytes())
+    length = torch.empty(1, dtype=torch.int64)
+    receive_tensors([length], source, group, patience)
+    if not 0 < int(length) <= MOST:  # before memory is taken for it
+        raise ValueError(f"rank {source} announced a message of {int(length)} bytes; at most {MOST} are taken")
+    data = torch.empty(int(length), dtype=torch.uint8)
+    receive_tensors([data], source, group, patience)
+    return wire.decode(kind, data.numpy().tobytes())
 
 
 # From all ranks to all
@@ -172,10 +161,10 @@ def broadcast_from_owners(tensors_by_rank: Sequence[Sequence[torch.Tensor]], gro
 def packs(flat: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Tensors that share a message, by size and device, in which all ranks agree: a long one alone, parts of short
     ones."""
-    yield from ([tensor] for tensor in flat if tensor.numel() > SIZES.short)
+    yield from ([tensor] for tensor in flat if tensor.numel() > SHORT)
     for device in dict.fromkeys(tensor.device for tensor in flat):
-        short = [tensor for tensor in flat if tensor.device == device and tensor.numel() <= SIZES.short]
-        for runs in runs_of([tensor.numel() for tensor in short], SIZES.pack):
+        short = [tensor for tensor in flat if tensor.device == device and tensor.numel() <= SHORT]
+        for runs in runs_of([tensor.numel() for tensor in short], PACK):
             yield [short[run.tensor][run.start : run.stop] for run in runs]
 
 
@@ -204,9 +193,3 @@ def _finish(work: dist.Work | None, patience: timedelta | None) -> None:
         work.wait()
     else:
         work.wait(patience)
-
-
-def _check_length(length: int, whose: str) -> None:
-    """Before memory is taken for it."""
-    if not 0 <= length <= SIZES.message:
-        raise ValueError(f"{whose} announced a message of {length} bytes; at most {SIZES.message} are taken")

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from swarmcli.errors import OptimizerError
 from swarmcli.optim.gradients.accumulator import GradientAccumulator, Weighed, sum_type
-from swarmcli.sharding.transfer import SIZES, runs_of
+from swarmcli.sharding.transfer import PIECE, runs_of
 from swarmcli.sites.commands import Command, LeaderCommands
 from swarmcli.sites.links import named
 from swarmcli.sites.site import Site
@@ -139,7 +139,7 @@ def sum_over_ranks(site: Site, tensors: Sequence[torch.Tensor]) -> None:
     flat = [tensor.view(-1) for tensor in contiguous]
     for dtype in dict.fromkeys(each.dtype for each in flat):
         alike = [each for each in flat if each.dtype is dtype]
-        for runs in runs_of([each.numel() for each in alike], SIZES.piece // dtype.itemsize):
+        for runs in runs_of([each.numel() for each in alike], PIECE // dtype.itemsize):
             parts = [alike[run.tensor][run.start : run.stop] for run in runs]
             in_place = len(parts) == 1 and parts[0].device.type == site.carrier.type
             whole = parts[0] if in_place else torch.cat([part.to(site.carrier) for part in parts])

@@ -18,7 +18,8 @@ import torch
 
 from swarmcli.compression.base import read_numbers, tensor_memory
 from swarmcli.optim.state.statistics import by_place, read_place
-from swarmcli.sharding.transfer import SIZES, Run, as_bytes, runs_of
+from swarmcli.sharding import transfer
+from swarmcli.sharding.transfer import Run, as_bytes, runs_of
 from swarmcli.sharding.zero.state import copy_settings
 from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 from swarmcli.sites.commands import Command, Handlers, LeaderCommands
@@ -219,9 +220,9 @@ class SiteStatistics:
             unwritten.append(error)
         for entry, tensor in zip(own.entries, tensors, strict=True):
             write(places[entry.name], tensor)
-        room = torch.empty(SIZES.piece, dtype=torch.uint8)
+        room = torch.empty(transfer.PIECE, dtype=torch.uint8)
         for rank, outline in zip(site.others, others, strict=True):
-            for runs in runs_of([entry.nbytes for entry in outline.entries], SIZES.piece):
+            for runs in runs_of([entry.nbytes for entry in outline.entries], transfer.PIECE):
                 lengths = [run.stop - run.start for run in runs]
                 piece = room[: sum(lengths)]
                 receive_tensors(site.group, [piece], rank, site.timeout)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -59,5 +57,5 @@ def send_everything() -> bool | None:
 
 @pytest.mark.parametrize("piece_bytes", [37, 2**20])
 def test_arrives_byte_for_byte(piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "SIZES", replace(transfer.SIZES, piece=piece_bytes))
+    monkeypatch.setattr(transfer, "PIECE", piece_bytes)
     assert in_threads(2, send_everything)[0] is True

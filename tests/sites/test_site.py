@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.errors import SiteError
-from swarmcli.sharding.transfer import SIZES
+from swarmcli.sharding.transfer import MOST
 from swarmcli.sites.links import receive_message, receive_tensors, send_message, send_tensors, sever
 from swarmcli.sites.site import Site
 from tests.sharding.processes import Worlds
@@ -117,8 +117,7 @@ def test_rank_0_is_waited_for_as_long_as_it_lives_and_waits_for_others_up_to_the
 def test_messages_have_a_bound() -> None:
     with Site.form(timeout=10) as site:
         if site.rank:
-            head = (SIZES.message + 1).to_bytes(8) + bytes(SIZES.head)
-            send_tensors(site.group, [torch.frombuffer(bytearray(head), dtype=torch.uint8)], 0)
+            send_tensors(site.group, [torch.tensor([MOST + 1])], 0)
             site.share(bytes, b"")
         else:
             with pytest.raises(SiteError, match="announced a message of"):
