@@ -15,7 +15,8 @@ from fastapi.responses import FileResponse, Response
 
 from coordinator_web.wheel import NAME, Wheel
 from swarmcli.network.addresses import Scope, scope_of
-from swarmcli.run.source import DashboardSource, RunStatus
+from swarmcli.run.source import DashboardSource
+from swarmcli.run.values import RunStatus
 from swarmcli.words import format_size, roughly
 
 WHEEL = f"wheel/{NAME}"

@@ -39,7 +39,8 @@ from swarmcli.recipe import Recipe
 from swarmcli.recipe.link import command_of
 from swarmcli.run.alerts import Alerts
 from swarmcli.run.observer import Observer
-from swarmcli.run.source import DashboardSource, Providers, RunStatus
+from swarmcli.run.source import DashboardSource, Providers
+from swarmcli.run.values import RunStatus
 from swarmcli.run.watch import RunWatch
 
 NO_PAGE = PageOptions()

@@ -27,6 +27,7 @@ from swarmcli.network.loop_thread import offload
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.run import contributions as given
 from swarmcli.run.contributions import Attestation, ContributionRow, ContributionTable, Mark
+from swarmcli.run.views import place_among
 
 if TYPE_CHECKING:
     from swarmcli.optim import PeerReport
@@ -226,10 +227,9 @@ class ContributionKeeper(ContributionReader):
         """With nothing in it for a peer that has given nothing."""
         table, rows = await self._asked_for(wanted.run_id)
         around, asked = self._around, wanted.peer
-        giving = [row.peer for row in rows if row.samples > 0]
-        rank = giving.index(asked.text) + 1 if asked.text in giving else 0
+        rank, giving = place_among(rows, asked.text)
         entry = next((ContributionRow.of(row) for row in rows if row.peer == asked.text), ContributionRow())
-        about, place = (around.run_id, around.run, around.identity.peer_id, asked), (rank, len(giving), table.until)
+        about, place = (around.run_id, around.run, around.identity.peer_id, asked), (rank or 0, giving, table.until)
         since = table.since if table.since > 1 else UNSET
         return Attestation(*about, entry, *place, 0, around.clock(), since=since).signed(around.identity)
 

@@ -28,7 +28,6 @@ from swarmcli.run.tables import EXPORTS, rows_of
 from swarmcli.run.values import (
     Alert,
     CheckpointShown,
-    Health,
     History,
     Me,
     Overview,
@@ -37,11 +36,8 @@ from swarmcli.run.values import (
     PeerStatus,
     Rounds,
     RunStatus,
-    State,
     shown_as,
 )
-
-__all__ = ["DashboardSource", "Health", "PeerStatus", "Providers", "RunStatus", "State"]
 
 LOOK_SECONDS = 0.25  # between two looks at the run and into its journal, however many pages are open
 MOST_EVALUATIONS = 1000  # the newest of a run
@@ -121,7 +117,7 @@ class DashboardSource:
         me = next((peer for peer in status.peers if peer.me), None)
         activity, contributions = self._providers.activity(), self._providers.contributions()
         own = next((each for each in contributions if each.peer == status.peer_id), None)
-        rank, ranked = views.rank(contributions, status.peer_id)
+        rank, ranked = views.place_among(contributions, status.peer_id)
         pace = me.samples_per_second if me else 0.0
         shown = Me(
             sentence=views.sentence(status, activity, pace),

@@ -94,7 +94,7 @@ def evaluated(evaluation: Evaluated, best: Evaluated | None) -> str:
     return f"{words}; best {best.loss:.4f} at epoch {best.epoch:,}"
 
 
-def rank(contributions: Iterable[Contribution], peer: str) -> tuple[int | None, int]:
+def place_among(contributions: Iterable[Contribution], peer: str) -> tuple[int | None, int]:
     """The place of a peer by samples, from 1 (equals share one; None: it gave none), and of how many."""
     given = {each.peer: each.samples for each in contributions if each.samples > 0}
     own = given.get(peer)

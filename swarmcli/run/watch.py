@@ -19,8 +19,8 @@ from swarmcli.recipe import HuggingFaceDataset
 from swarmcli.recipe.link import command_of, reach_in_words
 from swarmcli.recipe.offered import needs_in_words
 from swarmcli.run.history import EpochHistory
-from swarmcli.run.source import Health, PeerStatus, RunStatus, State
 from swarmcli.run.standstill import Standstill, deserted, stands
+from swarmcli.run.values import Health, PeerStatus, RunStatus, State
 from swarmcli.words import format_size, listed, roughly
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from swarmcli.events import (
 from swarmcli.journal import Journal, RunRecord
 from swarmcli.journal import reader as reader_module
 from swarmcli.journal.options import JournalOptions
-from swarmcli.run.source import LOOK_SECONDS, DashboardSource, PeerStatus, Providers, RunStatus
-from swarmcli.run.values import Alert, History
+from swarmcli.run.source import LOOK_SECONDS, DashboardSource, Providers
+from swarmcli.run.values import Alert, History, PeerStatus, RunStatus
 
 ALICE, BOB, CAROL = "a" * 52, "b" * 52, "c" * 52
 START = 1_790_000_000.0

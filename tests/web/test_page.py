@@ -12,8 +12,7 @@ import pytest
 
 from swarmcli.events import RoundFinished
 from swarmcli.journal import Failure
-from swarmcli.run.source import RunStatus
-from swarmcli.run.values import CheckpointShown, History, Rounds
+from swarmcli.run.values import CheckpointShown, History, Rounds, RunStatus
 from swarmcli.words import format_duration, format_size, roughly
 
 from .conftest import PATIENCE, Open, Serve, expect_text

@@ -18,7 +18,7 @@ from coordinator_web import server as served
 from coordinator_web.app import create_app
 from coordinator_web.background import listen
 from swarmcli.errors import ListenError
-from swarmcli.run.source import RunStatus
+from swarmcli.run.values import RunStatus
 from tests.simulation import in_real_time
 
 from .dashboards import Dashboard
