@@ -88,7 +88,7 @@ def _relative_error(device: torch.device, dtype: torch.dtype) -> float:
 def check_disk(context: Context) -> Iterator[Finding]:
     """Room where homes, downloads and temporary files lie, and whether this user may write there."""
     from swarmcli.machine.places import data_directory
-    from swarmcli.machine.registry import temporary_directory
+    from swarmcli.machine.registry import LocalPeers, temporary_directory
 
     cache = Path(os.environ.get("HF_HOME", Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")))
     places = [
@@ -96,7 +96,7 @@ def check_disk(context: Context) -> Iterator[Finding]:
         ("downloads", cache.expanduser(), "set HF_HOME to another directory"),
         ("temporary files", temporary_directory(), "set TMPDIR to another directory"),
     ]
-    for peer in context.registry.peers():
+    for peer in LocalPeers().peers():
         places.insert(0, ("directory of a running peer", Path(peer.home), "start it with another --home"))
     if context.recipe is not None:
         output = Path(context.recipe.output_dir)

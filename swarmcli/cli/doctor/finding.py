@@ -6,13 +6,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from swarmcli.cli.ending import plight
 from swarmcli.errors import AddressError, MembershipError, SwarmError
-from swarmcli.machine.registry import LocalPeers
 
 if TYPE_CHECKING:
     from swarmcli.recipe import Link, Recipe
@@ -39,11 +37,9 @@ class Context:
     overrides: Sequence[str] = ()  # KEY=VALUE
     peers: Sequence[str] = ()  # addresses of first contacts beside those of the target
     network: bool = False  # whether what takes a minute and much of the link may be done
-    registry: LocalPeers = field(default_factory=LocalPeers)
     link: Link | None = None
     recipe: Recipe | None = None
     reached: bool = False  # whether a first contact of the run has answered, with all that joining needs
-    homes: Sequence[Path] = ()  # of this user's peers, as far as they are known
 
 
 class Check(NamedTuple):

@@ -13,50 +13,42 @@ from swarmcli.cli.doctor.finding import Context, Finding, of_error
 from swarmcli.errors import JournalError, SwarmError
 from swarmcli.files.durable import foreign
 from swarmcli.journal import JOURNAL_NAME
+from swarmcli.machine.places import data_directory, files_of_homes, places_of_runs
 from swarmcli.words import plural
 
-MOST_HOMES = 200
 JOURNAL_SECONDS = 20.0  # for reading the pages of one journal
 CHECKED_EVERY = 10_000  # steps of SQLite between two looks at the time
 
 
-def find_homes(context: Context) -> Iterator[Finding]:
+def check_homes(context: Context) -> Iterator[Finding]:
+    """Key files are this user's own, readable by nobody else, and hold a key; so with what makes members of peers.
+    SQLite reads through each journal."""
+    from swarmcli.network.key_file import read_key_file  # beside the lock, which a running peer holds
+    from swarmcli.owner.invitations import read_remembered
+
+    homes = find_homes(context)
+    if not homes:
+        yield Finding("homes", "SKIP", f"no peer of yours has run yet (below {data_directory()}, or of a recipe named)")
+    files = [home / "identity.key" for home in homes]
+    if context.recipe is not None and context.recipe.local.identity_path is not None:
+        files.append(Path(context.recipe.local.identity_path))
+    fix = "restore a backup, or move it away: a new one is made"
+    yield from _each("identity", files, lambda file: read_key_file(file, "identity file", fix), "key", "in order")
+    files = [home / "membership.json" for home in homes]
+    yield from _each("membership", files, read_remembered, "invitation", "in order")
+    yield from _each("journal", [home / JOURNAL_NAME for home in homes], _look_into, "journal", "intact")
+
+
+def find_homes(context: Context) -> list[Path]:
     """The directories of peers: of runs joined by a link, of the recipe that is named, of peers that run, and below
     `runs` here."""
-    from swarmcli.machine.places import data_directory, files_of_homes, places_of_runs
-
-    places = places_of_runs(context.registry)
+    places = places_of_runs()
     if context.recipe is not None:
         places.append(Path(context.recipe.output_dir).resolve() / context.recipe.run_id)
     files = [
         file for place in places for name in ("identity.key", JOURNAL_NAME) for file in files_of_homes(place, name)
     ]
-    are = list(dict.fromkeys(file.parent for file in files))
-    context.homes = are[:MOST_HOMES]
-    if not are:
-        yield Finding("homes", "SKIP", f"no peer of yours has run yet (below {data_directory()}, or of a recipe named)")
-    elif len(are) > MOST_HOMES:
-        yield Finding("homes", "SKIP", f"only {MOST_HOMES} of {len(are)} peers' directories are looked at")
-
-
-def check_identities(context: Context) -> Iterator[Finding]:
-    """Key files are this user's own, readable by nobody else, and hold a key; so with what makes members of peers."""
-    from swarmcli.network.key_file import read_key_file  # beside the lock, which a running peer holds
-    from swarmcli.owner.invitations import read_remembered
-
-    files = [home / "identity.key" for home in context.homes]
-    if context.recipe is not None and context.recipe.local.identity_path is not None:
-        files.append(Path(context.recipe.local.identity_path))
-    fix = "restore a backup, or move it away: a new one is made"
-    yield from _each("identity", files, lambda file: read_key_file(file, "identity file", fix), "key", "in order")
-    files = [home / "membership.json" for home in context.homes]
-    yield from _each("membership", files, read_remembered, "invitation", "in order")
-
-
-def check_journals(context: Context) -> Iterator[Finding]:
-    """SQLite reads through each."""
-    files = [home / JOURNAL_NAME for home in context.homes]
-    yield from _each("journal", files, _look_into, "journal", "intact")
+    return list(dict.fromkeys(file.parent for file in files))
 
 
 def _each(check: str, files: list[Path], look: Callable[[Path], object], what: str, well: str) -> Iterator[Finding]:

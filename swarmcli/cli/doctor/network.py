@@ -21,6 +21,7 @@ from swarmcli.reach.mapping import NOT_ASKED, Mapping, default_gateway
 from swarmcli.reach.rates import measure
 from swarmcli.reach.reach import Reach
 from swarmcli.reach.verdict import ReachVerdict
+from swarmcli.recipe.settings import LocalSettings
 from swarmcli.words import format_duration, format_rate
 
 MEASURED_PEERS, ASKED_PEERS = 3, 8
@@ -58,17 +59,17 @@ def check_network(context: Context) -> Iterator[Finding]:
     if not context.reached:
         yield Finding("reach", "SKIP", "no contact of the run answers, so nobody can tell")
         return
-    local = context.recipe.local if context.recipe is not None else None
+    local = context.recipe.local if context.recipe is not None else LocalSettings()
     visitor = visitor_of(context.link or context.recipe)
     dht = DHT(
         start=False,
         identity=visitor.identity if visitor else None,
         initial_peers=contacts,
-        port=local.port if local is not None else 0,
-        port_mapping=local.port_mapping if local is not None else True,
-        host=(local.host if local is not None else None) or "",
-        client_mode=local.client_mode if local is not None else False,
-        announce_addresses=local.announce_addresses if local is not None else (),
+        port=local.port,
+        port_mapping=local.port_mapping,
+        host=local.host or "",
+        client_mode=local.client_mode,
+        announce_addresses=local.announce_addresses,
     )
     dht.membership = visitor.membership if visitor else None
     with dht:

@@ -29,9 +29,7 @@ CHECKS = (
     Check("contacts", run.check_contacts, 180.0, "asking the first contacts of the run"),
     Check("recipe", run.check_offer, 60.0, "asking for the recipe of the run"),
     Check("reach", network.check_network, 120.0, "finding out who can dial this computer, and how fast"),
-    Check("homes", homes.find_homes),
-    Check("identity", homes.check_identities),
-    Check("journal", homes.check_journals),
+    Check("homes", homes.check_homes),
 )
 
 

@@ -63,8 +63,7 @@ class World:
 
     def home(self, **how: object) -> Path:
         home = home_with(self.data, **how)  # type: ignore[arg-type]
-        list(homes.find_homes(self.context))
-        assert self.context.homes == [home]
+        assert homes.find_homes(self.context) == [home]
         return home
 
 
@@ -213,10 +212,10 @@ FAULTS = [
           run.check_recipe, "the invitation of this link held until", "swarm invite"),
     Fault("no invitation", lambda world: world.recipe(*CLOSED), run.check_contacts, "is closed", "`swarm invite`"),
     Fault("a key that others read", lambda world: (world.home() / "identity.key").chmod(0o644),
-          homes.check_identities, "mode 0644", "chmod 600"),
-    Fault("a damaged journal", a_damaged_journal, homes.check_journals, "journal: ", "mv "),
+          homes.check_homes, "mode 0644", "chmod 600"),
+    Fault("a damaged journal", a_damaged_journal, homes.check_homes, "journal: ", "mv "),
     Fault("files of another user", a_home_of_another_user,
-          homes.check_journals, "journal.sqlite belongs to another user (id ", "run: sudo chown -R"),
+          homes.check_homes, "journal.sqlite belongs to another user (id ", "run: sudo chown -R"),
     Fault("a name that leads nowhere", a_name_that_leads_nowhere, run.check_contacts,
           "name: peer.example.org cannot be resolved: Name or service", "name server"),
     Fault("nobody there", lambda world: contact(world, world.until.enter_context(nobody())),
