@@ -14,7 +14,7 @@ rank 0 steps with the mean of all ranks in every step. Either way, with `zero` e
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -118,13 +118,11 @@ def run_site_leader(
     *,
     resume: Resume | None = None,
     restarted: bool = False,
-    on_epoch: Callable[[int], object] = lambda epoch: None,
 ) -> LoopResult:
     """Trains as rank 0 until the run has ended or a process of the site was told to stop; otherwise as `run_trainer`.
 
-    `restarted`: goes on from the state of the life before. `on_epoch` hears of each epoch that the site has ended.
-    Raises SiteError when the site has lost a process, or one of them has failed, and CheckpointError, when the site has
-    been left, if the run's result could not be written.
+    `restarted`: goes on from the state of the life before. Raises SiteError when the site has lost a process, or one
+    of them has failed, and CheckpointError, when the site has been left, if the run's result could not be written.
     """
     place = resumed_place(peer.recipe, resume, peer.home.path) if resume else None
     site.share(Introduction, Introduction(bytes(peer.peer_id), peer.home.path.name))
@@ -153,7 +151,7 @@ def run_site_leader(
             leader.await_ranks()
             state.load(place, restarted=restarted)
             with pauses:
-                result = _lead(collaboration, leader, state, watch, on_epoch)
+                result = _lead(collaboration, leader, state, watch)
         except BaseException:
             leader.break_off()  # before the optimizer is left, which may wait for what the other ranks have
             raise
@@ -169,23 +167,12 @@ def _lead(
     leader: SiteLeader,
     state: SiteState,
     watch: RunWatch,
-    on_epoch: Callable[[int], object],
 ) -> LoopResult:
     saving = state.saving()
     come_into_step(collaboration, leader)
     state.forget_later()
-    optimizer, seen = collaboration.optimizer, collaboration.optimizer.local_epoch
     with saving as saved:
-        save = rationed(saved.look)
-
-        def look() -> None:
-            nonlocal seen
-            save()
-            if optimizer.local_epoch != seen:
-                seen = optimizer.local_epoch
-                on_epoch(seen)
-
-        leader.in_step.append(look)
+        leader.in_step.append(rationed(saved.look))
         result = train(collaboration, leader, leader.stopped)
         if result.reason == "data ended":
             leader.drain()

@@ -21,7 +21,7 @@ class Summary:
     epoch: int = 0
     digest: str = ""  # of the parameters at `epoch`; equal on all peers that are in step
     epochs: int = 0  # stepped by this process
-    samples: int = 0  # computed by this process and counted in an epoch; of a site, in its lives before as well
+    samples: int = 0  # computed by this process and counted in an epoch
     lost: int = 0  # computed for an epoch that had not ended when this process left
     downloads: int = 0  # of the run's state
     bytes_received: int = 0  # in rounds and with states

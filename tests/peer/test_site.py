@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from swarmcli.errors import RecipeError
+from swarmcli.events import EpochAdvanced
 from swarmcli.peer.home import Home
 from swarmcli.peer.joining import join_run
 from swarmcli.peer.site import Introduction, form_site, run_site_leader, run_site_member, stream_seed_of
@@ -76,7 +77,10 @@ def train(directory: str, settings: list[str], how: dict[str, Any]) -> list[Any]
         else:
             with Home.at(home) as claimed, join_run(recipe, "trainer", claimed) as peer:
                 watch = RunWatch(peer)
-                done = run_site_leader(peer, watch, threading.Event(), site, compute, on_epoch=epochs.append, **how)
+                peer.events.subscribe(
+                    lambda event: epochs.append(event.epoch) if isinstance(event, EpochAdvanced) else None
+                )
+                done = run_site_leader(peer, watch, threading.Event(), site, compute, **how)
                 device = watch.look().peers[0].device
                 watch.close()
             result = [epochs, done.loss, peer.summary.samples, device]

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from swarmcli.cli.console import setup_logging
 from swarmcli.cli.ending import stop_on_signals
-from swarmcli.cli.site.process import SitePast, SiteProcess
+from swarmcli.cli.site.process import SiteProcess
 from swarmcli.errors import SiteError
-from swarmcli.recipe import Recipe
 from swarmcli.peer.site import form_site, run_site_leader, run_site_member
+from swarmcli.recipe import Recipe
 from swarmcli.sites.site import Site
 from swarmcli.training import Compute
 
@@ -58,24 +58,14 @@ def _lead(
         options.session("trainer", recipe, contacts, process=process) as session,
         process.telling(),
     ):
-        peer = session.peer
-        if restarted:
-            peer.summary.samples = SitePast.read(peer.home.path).samples
-        else:
-            SitePast.forget(peer.home.path)
-
-        def note(epoch: int) -> None:
-            SitePast(epoch, peer.summary.samples).write(peer.home.path)
-
         run_site_leader(
-            peer,
+            session.peer,
             session.watch,
             session.stop,
             site,
             compute,
             resume=options.begins_from,
             restarted=restarted,
-            on_epoch=note,
         )
 
 

@@ -12,7 +12,9 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,9 @@ import psutil
 from swarmcli.cli.console import err
 from swarmcli.cli.ending import HANGUP, ExitCode
 from swarmcli.cli.processes import VARIABLE as PARENT
-from swarmcli.cli.site.process import VARIABLE, WAITS, Launch, SitePast
-from swarmcli.errors import SiteError
+from swarmcli.cli.site.process import VARIABLE, WAITS, Launch
+from swarmcli.errors import JournalError, SiteError
+from swarmcli.journal import JOURNAL_NAME, JournalReader
 from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.peer.home import Home
 from swarmcli.recipe import Recipe
@@ -59,25 +62,39 @@ def start_site(recipe: Recipe, home: Path | None, processes: int, arguments: Seq
         entered = LocalPeers().entered(LocalPeer.here("site", recipe.run_id, held.path))
         try:
             with entered:
-                return run_site(held.path.absolute(), processes, ["-m", "swarmcli", *arguments], say)
+                given = partial(samples_in_journal, held.path, recipe.run_id)
+                return run_site(held.path.absolute(), processes, ["-m", "swarmcli", *arguments], say, given)
         finally:
             shutil.rmtree(held.path / MEETING, ignore_errors=True)
 
 
-def run_site(home: Path, processes: int, command: Sequence[str], say: Callable[[str], object]) -> int:
+def samples_in_journal(home: Path, run_id: str) -> int:
+    """That the peer of a home has given to the epochs which it has ended, in all its lives."""
+    with suppress(JournalError), JournalReader(home / JOURNAL_NAME) as journal:
+        return journal.totals(run_id).own_samples
+    return 0
+
+
+def run_site(
+    home: Path,
+    processes: int,
+    command: Sequence[str],
+    say: Callable[[str], object],
+    given: Callable[[], int] = int,
+) -> int:
     """Runs `command`, words for Python, as the processes of one site until it has ended; `say` is told why it begins
-    again. For the main thread, where torch takes signals: the first is passed on to the processes, the second as
-    SIGTERM, and the third ends this process, and they end with it."""
+    again, and `given` says how many samples it has given so far. For the main thread, where torch takes signals: the
+    first is passed on to the processes, the second as SIGTERM, and the third ends this process, and they end with it.
+    """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     logging.getLogger("torch.distributed.elastic").propagate = False  # its words on what is told below
     logging.getLogger("torch.distributed.elastic").addHandler(logging.NullHandler())
     interrupted, deaths, life = False, 0, 0
-    SitePast.forget(home)
     try:
         while True:
-            reached = SitePast.read(home).epoch
+            before = given()
             try:
                 launch(home, life, processes, command)
                 return ExitCode.DONE
@@ -94,7 +111,7 @@ def run_site(home: Path, processes: int, command: Sequence[str], say: Callable[[
             name = signal.Signals(-code).name if code < 0 else ""
             why = f"process {rank} of this site " + (f"was ended by {name}" if name else told.get(rank, "has given up"))
             why += " (perhaps there is too little memory)" if name == "SIGKILL" else ""
-            life, deaths = life + 1, 1 if SitePast.read(home).epoch > reached else deaths + 1
+            life, deaths = life + 1, 1 if given() > before else deaths + 1
             if deaths >= STARTS:
                 raise SiteError(
                     f"{why}; that was the end number {deaths} of this site without an epoch in between, so it is not "

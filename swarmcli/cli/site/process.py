@@ -34,34 +34,6 @@ class Launch(msgspec.Struct, frozen=True):
     life: int  # how often the site has been started again
 
 
-class SitePast(msgspec.Struct, frozen=True):
-    """One life of a site leaves this in the home for the next, since a killed process writes no summary."""
-
-    epoch: int = 0  # the last that the site has ended; 0 before the first
-    samples: int = 0  # that the site has contributed since a person started it
-
-    @staticmethod
-    def file_in(home: Path) -> Path:
-        return home / "site.json"
-
-    @classmethod
-    def read(cls, home: Path) -> SitePast:
-        try:
-            return msgspec.json.decode(cls.file_in(home).read_bytes(), type=cls)
-        except (OSError, msgspec.DecodeError):
-            return cls()
-
-    @classmethod
-    def forget(cls, home: Path) -> None:
-        """A person has started the site: nothing of the start before counts."""
-        with suppress(OSError):
-            cls.file_in(home).unlink()
-
-    def write(self, home: Path) -> None:
-        with suppress(OSError):  # a full disk costs a restart these two numbers
-            write_file(self.file_in(home), msgspec.json.encode(self))
-
-
 @dataclass(frozen=True, slots=True)
 class WorldRank:
     """Which process of a site this is, as torch's launcher says."""
@@ -134,8 +106,8 @@ class SiteProcess:
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """Writes an error inside of it at once where torch's launcher looks for it, and not after this process has left the
-        swarm: the others notice that it is gone, and what they know is less."""
+        """Writes an error inside of it at once where torch's launcher looks for it, and not after this process has left
+        the swarm: the others notice that it is gone, and what they know is less."""
         try:
             yield
         except typer.Exit:

@@ -9,10 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swarmcli.cli.site import launcher
 from swarmcli.cli.site.launcher import environment, run_site
-from swarmcli.cli.site.process import Launch, SitePast
-from swarmcli.errors import SiteError
+from swarmcli.cli.site.process import Launch
 
 pytestmark = pytest.mark.e2e
 

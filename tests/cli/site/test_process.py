@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 from errno import ENOSPC
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,11 @@ import pytest
 import typer
 
 from swarmcli.cli.site import launcher
-from swarmcli.cli.site.process import Launch, SitePast, SiteProcess, WorldRank, world_rank_of_process
+from swarmcli.cli.site.launcher import samples_in_journal
+from swarmcli.cli.site.process import Launch, SiteProcess, WorldRank, world_rank_of_process
 from swarmcli.errors import BootstrapError, CheckpointError, FingerprintError, SiteError
+from swarmcli.events import EpochAdvanced
+from swarmcli.journal import JOURNAL_NAME, Journal, JournalReader, RunRecord
 from swarmcli.peer.activity import STAYS_ASKED
 
 RANK = WorldRank(1, 2, 1)
@@ -30,7 +35,9 @@ class Site:
         self.file.unlink(missing_ok=True)
         with pytest.raises(typer.Exit) as end, SiteProcess(RANK, Launch("/home", "store", life)).running():
             raise error
-        found = json.loads(self.file.read_text()) if self.file.exists() else {"message": "", "code": end.value.exit_code}
+        found = (
+            json.loads(self.file.read_text()) if self.file.exists() else {"message": "", "code": end.value.exit_code}
+        )
         assert found["code"] == end.value.exit_code
         return end.value.exit_code, found["message"]
 
@@ -74,14 +81,6 @@ def test_on_a_full_disk_an_error_leaves_no_half_word_for_the_launcher(
     monkeypatch.setattr(os, "fsync", full)
     assert site.end_with(FingerprintError("another recipe")) == (4, "")
     assert not site.file.exists(), "torch's launcher would fail on what it cannot read"
-
-
-def test_the_home_keeps_what_a_restart_must_know(tmp_path: Path) -> None:
-    assert SitePast.read(tmp_path) == SitePast()
-    SitePast(4, 32).write(tmp_path)
-    assert SitePast.read(tmp_path) == SitePast(4, 32)
-    SitePast.file_in(tmp_path).write_bytes(b"\0" * 16)
-    assert SitePast.read(tmp_path) == SitePast()
 
 
 def test_under_torchrun_errors_go_their_way_and_its_patience_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,21 +136,24 @@ def test_a_site_that_dies_again_and_again_is_given_up(tmp_path: Path, monkeypatc
     assert lives == list(range(6))
 
 
-def test_a_start_by_a_person_counts_neither_epochs_nor_samples_of_the_one_before(
+def test_epochs_between_deaths_make_a_site_worth_starting_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-    SitePast(500, 98765).write(tmp_path)
+    run, moments = RunRecord("small", "trainer", "a" * 52), itertools.count(1_790_000_000.0)
 
     def die(home: Path, life: int, *_: object) -> None:
-        if life < 20:
-            SitePast(SitePast.read(home).epoch + 1, 10).write(home)
-            raise ChildFailedError("swarm", {1: ProcessFailure(1, 1234, -9, "")})
+        with Journal(home / JOURNAL_NAME, run=run, clock=lambda: next(moments)) as journal:
+            own = 8 if life < 20 else 0  # later ones it takes over from others
+            journal.record(EpochAdvanced(life + 1, "ab", 64, own, 2, 2.5, 8.0, 0.25))
+        raise ChildFailedError("swarm", {1: ProcessFailure(1, 1234, -9, "")})
 
     monkeypatch.setattr(launcher, "launch", die)
-    assert launcher.run_site(tmp_path, 2, [], lambda text: None) == 0
-    assert SitePast.read(tmp_path) == SitePast(20, 10)
+    with pytest.raises(SiteError, match="end number 6 of this site"):
+        launcher.run_site(tmp_path, 2, [], bool, partial(samples_in_journal, tmp_path, "small"))
+    with JournalReader(tmp_path / JOURNAL_NAME) as journal:
+        assert journal.epochs("small", limit=1)[-1].epoch == 20 + 5
 
 
 def test_a_signal_between_two_lives_of_a_site_ends_it_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
