@@ -14,11 +14,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import msgspec
 import psutil
 
 from swarmcli.machine.idleness import answer_of, seconds_without_input
@@ -27,7 +26,6 @@ from swarmcli.recipe.limits import Limits
 
 logger = logging.getLogger(__name__)
 
-VARIABLE = "SWARM_SENSORS"  # a JSON file with readings in place of this computer's, for tests
 _WINDOWS = (
     "[void][Windows.Networking.Connectivity.NetworkInformation,Windows.Networking.Connectivity,ContentType=WindowsRuntime];"
     "[Windows.Networking.Connectivity.NetworkInformation]::GetInternetConnectionProfile()"
@@ -57,7 +55,7 @@ class Readings:
 
 
 class Sensors:
-    """Those of this computer, for one peer, or what $SWARM_SENSORS tells in their place. For one thread."""
+    """Those of this computer, for one peer. For one thread."""
 
     def __init__(self, files: Sequence[Path] = (), processes: Callable[[], Sequence[LocalPeer]] = tuple) -> None:
         """`files`: what the limit for the disk counts; the first is on the disk that is looked at. `processes`: those
@@ -69,17 +67,9 @@ class Sensors:
         self._idle = Seldom(3.0, seconds_without_input)
         self._temperature = Seldom(10.0, hottest)
         self._disk = Seldom(30.0, lambda: float(sum(map(bytes_below, self._files))))
-        self._told: dict[str, Any] = {}
 
     def read(self, limits: Limits) -> Readings:
         """The readings that these limits ask for. Never raises."""
-        found = self._read(limits)
-        if (file := os.environ.get(VARIABLE)) is not None:
-            with suppress(OSError, ValueError, RecursionError):  # it is being written: what was told before still holds
-                self._told = _told(Path(file).read_bytes())
-        return replace(found, **self._told)
-
-    def _read(self, limits: Limits) -> Readings:
         processes = _known(self._processes) or ()
         homes = {each.home for each in processes}
         found = Readings(
@@ -104,15 +94,6 @@ class Sensors:
             if disk is not None:
                 found = replace(found, disk=self._disk(), disk_free=disk.free, disk_whole=disk.total)
         return found
-
-
-def _told(data: bytes) -> dict[str, Any]:
-    """Some readings, by name. Raises ValueError for what no computer could tell, RecursionError."""
-    told = msgspec.json.decode(data, type=dict[str, Any])
-    found = msgspec.convert({"now": 0.0} | told, Readings)
-    if not (0 <= found.now < 1e11 and found.peers >= 1 and found.trainers >= 1):
-        raise ValueError("no such moment, or nobody there")
-    return {each.name: getattr(found, each.name) for each in fields(Readings) if each.name in told}
 
 
 class Seldom(Generic[T]):

@@ -1,42 +1,43 @@
-"""A laptop among real processes: it is unplugged, and it sleeps."""
+"""A laptop among real processes: it is not lent all day, and it sleeps."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import psutil
 import pytest
 
 from swarmcli.journal import Line
+from swarmcli.machine import client
+from swarmcli.machine.registry import VARIABLE, LocalPeers
 from tests.end_to_end.swarm import Swarm
 
 SLEEP_SECONDS = 16.0  # beyond Limits.asleep_after
 
 
 @pytest.mark.e2e
-def test_a_laptop_on_battery_hands_in_its_work_pauses_and_goes_on_with_mains_and_is_soon_back_after_a_sleep(
-    swarm: Callable[..., Swarm], tmp_path: Path
+def test_a_laptop_outside_its_hours_hands_in_its_work_pauses_and_goes_on_and_is_soon_back_after_a_sleep(
+    swarm: Callable[..., Swarm], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sensors = tmp_path / "sensors.json"
-    sensors.write_text(json.dumps({"on_battery": False}))
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "registry"))
     run = swarm(100_000)
     run.start_monitor()
     trainer = run.start("join", "trainer")
-    lends = {"SWARM_SENSORS": str(sensors)}
-    laptop = run.start("join", "laptop", "--limit", "on_battery=no", "--limit", "processor=60%", environment=lends)
+    laptop = run.start("join", "laptop", "--limit", "processor=60%")
     run.wait(lambda: worked(run) >= 2, "both train", trainer, laptop)
 
-    sensors.write_text(json.dumps({"on_battery": True}))
-    run.wait(lambda: bool(told(run, "paused: on battery")), "the laptop pauses, and says why", trainer, laptop)
-    assert told(run, "paused: on battery")[0].text == "paused: on battery", "what it had computed was left behind"
+    lend(f"{(datetime.now().hour + 6) % 24}:00-{(datetime.now().hour + 7) % 24}:00")
+    paused = "paused: outside the hours that you lend, on again at "
+    run.wait(lambda: bool(told(run, paused)), "the laptop pauses, and says why", trainer, laptop)
+    assert told(run, paused)[0].text.endswith(":00"), "what it had computed was left behind"
     before, epoch = worked(run), run.epoch("trainer")
     run.wait_for_epoch("trainer", epoch + 3, trainer, laptop)
     assert worked(run) == before
 
-    sensors.write_text(json.dumps({"on_battery": False}))
+    lend("none")
     run.wait(lambda: worked(run) >= before + 2, "the laptop goes on", trainer, laptop)
     assert not [line for line in run.events("laptop") if "not in the average" in line.text]
 
@@ -47,6 +48,11 @@ def test_a_laptop_on_battery_hands_in_its_work_pauses_and_goes_on_with_mains_and
     process.resume()
     run.wait_for_epoch("laptop", run.epoch("trainer") + 1, laptop)
     assert any(line.kind == "woke up" for line in run.events("laptop"))
+
+
+def lend(hours: str) -> None:
+    (laptop,) = (peer for peer in LocalPeers().peers() if peer.name == "laptop")
+    client.patch(laptop, "limits", {"changes": {"hours": hours}, "keep": False})
 
 
 def told(run: Swarm, text: str) -> list[Line]:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections import namedtuple
@@ -88,23 +87,6 @@ def test_the_use_of_others_is_all_but_ours_and_idle(monkeypatch: pytest.MonkeyPa
     assert use.read([7]) is None
     assert use.read([7]) == pytest.approx((8 - 3) / 20)
     assert use.read([7]) == pytest.approx(0.0, abs=1e-6)  # long after
-
-
-def test_a_file_of_readings_stands_for_the_computers_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "sensors.json"
-    monkeypatch.setenv("SWARM_SENSORS", str(file))
-    simulated = Sensors()
-    assert simulated.read(Limits()).on_battery is None
-    file.write_text(json.dumps({"on_battery": True, "idle": 3, "no such": 1}))
-    assert simulated.read(Limits()).on_battery is True and simulated.read(Limits()).idle == 3
-    file.write_text('{"on_batt')  # being written
-    assert simulated.read(Limits()).on_battery is True
-    odd = ("5", "null", '"now"', '{"now": "x"}', '{"now": null}', '{"now": 1e300}', '{"idle": "x"}', "[" * 9999)
-    for nonsense in odd:
-        file.write_text(nonsense)
-        assert Sensors().read(Limits()).idle is None
-    file.write_text('{"peers": 0}')
-    assert Sensors().read(Limits()).peers == 1
 
 
 def test_answers_of_programs_are_understood_or_unknown() -> None:
