@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 GOES_ON = ("training", "averaging", "following")  # states in which it can be told when the epoch ends
 
-# What a peer says of itself is shown as it says it: these fields of its report.
+# A row shows what a peer says of itself in the fields that both name alike; samples are those of the epoch there.
 AS_REPORTED = tuple((PeerReport.model_fields.keys() & {each.name for each in fields(PeerStatus)}) - {"samples"})
 Expected = Mapping[PeerID, tuple[float, float]]  # what each peer should have by now: samples, and its rate
 
