@@ -107,11 +107,6 @@ def test_nobody_stores_under_the_subkey_of_another(caplog: pytest.LogCaptureFixt
         assert found is not None and set(found.value) == {dht.own_subkey()}
 
 
-def test_announced_addresses_are_the_only_visible_ones() -> None:
-    with swarmcli.DHT(start=True, announce_addresses=["tcp://123.45.67.89:31337"]) as dht:
-        assert dht.get_visible_maddrs() == [f"tcp://123.45.67.89:31337/{dht.peer_id}"]
-
-
 def test_a_start_is_waited_for() -> None:
     dht = swarmcli.DHT(["tcp://192.0.2.1:9"], start=True, await_ready=False, host="127.0.0.1")
     with pytest.raises(TimeoutError):

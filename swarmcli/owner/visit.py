@@ -191,8 +191,9 @@ def subject_named(word: str, ledger: InvitationLedger, members: Sequence[RunMemb
     called = [each for each in members if each.name == word or (begins and each.peer.startswith(word))]
     named: dict[bytes, str] = {PeerID.parse(each.peer): each.peer for each in called}
     noted = dict(_in_ledger(word, begins, ledger))
-    same = all(each.peer in noted.values() or each.invitation in noted.values() for each in called)
-    found = (named or noted) if same or not noted else named | noted
+    if named and all(each.peer in noted.values() or each.invitation in noted.values() for each in called):
+        noted = {}  # the notes are of these very members
+    found = named | noted
     if len(found) == 1:
         return next(iter(found))
     if found:

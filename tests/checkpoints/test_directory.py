@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmcli.checkpoints.directory import CheckpointDirectory, Keep, best_epochs, kept, rules_of
+from swarmcli.checkpoints.directory import CheckpointDirectory, Keep, kept, rules_of
 from swarmcli.checkpoints.layout import find_checkpoint, read_manifest
 
 from .small_checkpoints import fill, put
@@ -120,15 +120,13 @@ def epochs(*numbers: int) -> dict[int, float | None]:
     [
         (epochs(1, 2, 9, 10), Keep(2), None, {9: ("of the newest 2",), 10: ("of the newest 2",)}),
         (epochs(8, 9, 3), Keep(2), 3, {3: ("of the newest 2",), 9: ("of the newest 2",)}),  # the run was set back
-        (
-            epochs(8, 9),
-            Keep(2),
-            5,
-            {8: ("of the newest 2",), 9: ("of the newest 2",)},
-        ),  # it names one that is not there
         (epochs(10, 100, 110, 205, 210, 300), Keep(1, 100), None, {100: 1, 205: 1, 300: 2}),
-        ({1: 3.0, 2: 1.0, 3: 2.0, 4: None}, Keep(1, 0, 2), None, {2: ("best",), 3: ("best",), 4: ("newest",)}),
-        ({1: 3.0, 2: 1.0}, Keep(1, 0, 0), None, {2: ("newest",)}),
+        (
+            {1: 1.0, 2: 2.0, 3: math.nan, 4: 1.0, 5: None},  # of equal losses the later is better, none is no number
+            Keep(1, 0, 1),
+            None,
+            {4: ("best",), 5: ("newest",)},
+        ),
         (epochs(), Keep(), None, {}),
     ],
 )
@@ -138,7 +136,3 @@ def test_what_stays_and_why(
     staying = kept(found, rules, latest)
     counts = {epoch: len(why) for epoch, why in staying.items()}
     assert staying == expected or counts == expected
-
-
-def test_of_equal_losses_the_later_is_better_and_what_is_no_number_never_is() -> None:
-    assert best_epochs({1: 2.0, 2: 2.0, 3: math.nan, 4: math.inf, 5: None}, 3) == [2, 1]

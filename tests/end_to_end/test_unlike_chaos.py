@@ -151,8 +151,7 @@ class Chaos:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", [1, 2])
-def test_everybody_is_back_and_in_step_after_450_epochs_of_chaos(seed: int, tmp_path: Path) -> None:
+def test_everybody_is_back_and_in_step_after_450_epochs_of_chaos(tmp_path: Path) -> None:
     with Children() as children, Internet() as internet:
         run = Swarm(tmp_path, children, max_epochs=100_000, host="0.0.0.0")
         place = internet.machine("monitor")
@@ -165,7 +164,7 @@ def test_everybody_is_back_and_in_step_after_450_epochs_of_chaos(seed: int, tmp_
             each.hinder("")  # from here on their time counts
         given = {each: each.samples for each in trainers}
         began = [each.able for each in trainers]
-        chaos = Chaos([*trainers, helper], seed)
+        chaos = Chaos([*trainers, helper], 1)
         goes, comes = EPOCHS / 3, 0.0  # the epoch at which the monitor goes, and when it comes back
         longest = 0.0
         epoch, since = 0, time.monotonic()
