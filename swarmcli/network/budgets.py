@@ -10,7 +10,7 @@ Rows of this module are kept by a `Ledger`. Bounds of other layers stand beside 
     what                                           of an identity  of a prefix (shared)  of everyone   where
     payloads that nobody has asked for yet         64 MiB          128 MiB (256 MiB)     512 MiB       payloads
     messages above 64 KiB, until they are whole    32 MiB          64 MiB (128 MiB)      256 MiB       heads
-    requests unanswered, beyond the free ones      32 MiB          64 MiB (128 MiB)      256 MiB       requests
+    calls unanswered, 4 KiB each and their bytes   32 MiB          64 MiB (128 MiB)      256 MiB       requests
     answers that are not read, likewise            32 MiB          64 MiB (128 MiB)      256 MiB       replies
     control connections                            8               256 (1024)            4096          connections
     bulk connections that others dialed            160             512 (2048)            4096          bulk
@@ -18,7 +18,6 @@ Rows of this module are kept by a `Ledger`. Bounds of other layers stand beside 
     handshakes of strangers per second             -               32 (512)              -             handshake_rate
     dials for streams that others ask for          -               32 (512) a second     -             handshake_rate
     handshakes that one relay brings               32, 16/s       -                     -             reach/circuits.py
-    calls that wait, beyond four a connection      1024            2048 (4096)           8192          calls
     dials that fail where others pointed to        64 a host       -                     256, 8/s      dialer.py
     dials for others: back, or by punching         6, 1 a minute   24, 1 in 10 s         120, 2/s      reach/budgets.py
     probes held for others                         -               -                     256           endpoint.py
@@ -98,7 +97,6 @@ class Budgets:
     requests: Budget = Budget(32 * _MIB, 64 * _MIB, 128 * _MIB, 256 * _MIB)
     heads: Budget = Budget(32 * _MIB, 64 * _MIB, 128 * _MIB, 256 * _MIB)
     replies: Budget = Budget(32 * _MIB, 64 * _MIB, 128 * _MIB, 256 * _MIB)
-    calls: Budget = Budget(1024, 2048, 4096, 8192)  # that wait for their answer: each takes about 4 KiB
     # Honest ends that dial each other directly, over a relay and by punching have about five for a moment.
     connections: Budget = Budget(8, 256, 1024, 4096)
     bulk: Budget = Budget(160, 512, 2048, 4096)
@@ -107,8 +105,7 @@ class Budgets:
     # share. A handshake takes a millisecond or two of the processor: one prefix takes a tenth of one core at most.
     handshake_rate: tuple[float, float] = (32.0, 256.0)
     shared_handshake_rate: tuple[float, float] = (512.0, 2048.0)
-    free_calls: int = 4  # unanswered, that a connection may have before the ledger is asked
-    free_bytes: int = 64 << 10  # of requests, of answers, of a message, that one may hold before the ledger is asked
+    free_bytes: int = 64 << 10  # of calls, of answers, of a message, that one may hold before the ledger is asked
     patience: float = 10.0  # seconds for which a payload may lie or arrive while others wait for its room
     standing: float = 600.0  # seconds of being connected, before which a peer gives way to those of long standing
     # Files and sockets that a process needs besides those that others dial: its own dials, journals, checkpoints, data.

@@ -125,7 +125,6 @@ class Ledgers:
     payloads: Ledger
     requests: Ledger
     replies: Ledger
-    calls: Ledger
     connections: Ledger
     bulk: Ledger
 

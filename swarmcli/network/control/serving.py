@@ -14,6 +14,8 @@ from swarmcli.network.transports.base import Connection
 from swarmcli.network.wire.codec import decode_body, encode, encode_body
 from swarmcli.network.wire.messages import BulkDenied, CallAnswer, CallFailure, Cancel, HandlerFailed, Request, failed
 
+_A_CALL = 4 << 10  # bytes that one takes while it waits for its answer, beside its request
+_UNANSWERED = "too many calls that wait for their answer, or too many bytes of them"
 _UNREAD = "too many bytes of answers that were not read"
 
 
@@ -25,11 +27,10 @@ class IncomingCalls:
         self._peer = connection.peer_id
         self._context = context
         self._limits = context.limits
-        self._tasks: dict[int, tuple[asyncio.Task[None], int]] = {}  # call number → handler, bytes of its request
-        free_calls, free_bytes = context.limits.budgets.free_calls, context.limits.budgets.free_bytes
-        self._requests = Account(context.ledgers.requests, self._peer, prefix, free_bytes)  # bytes of all these,
-        self._waiting = Account(context.ledgers.calls, self._peer, prefix, free_calls)  # how many these are …
-        self._replies = Account(context.ledgers.replies, self._peer, prefix, free_bytes)  # … and of unsent replies
+        self._tasks: dict[int, tuple[asyncio.Task[None], int]] = {}  # call number → handler, bytes that it takes
+        free = context.limits.budgets.free_bytes
+        self._requests = Account(context.ledgers.requests, self._peer, prefix, free)  # bytes of all these …
+        self._replies = Account(context.ledgers.replies, self._peer, prefix, free)  # … and of unsent replies
         self._next = 0  # the number of the next call
         self._replying = 0  # replies that the connection has not taken yet
 
@@ -55,18 +56,11 @@ class IncomingCalls:
             raise ProtocolViolation(f"too many unanswered calls: more than {limits.max_calls_per_peer}")
         self._next += 1
         handler = self._context.call_handlers.get(request.method)
-        size = memoryview(request.body).nbytes
+        size = _A_CALL + memoryview(request.body).nbytes
         if handler is None:
             self.reply(CallFailure(request.id, HandlerFailed("unknown method", "", request.method)))
-        elif not self._waiting.charge(1):
-            self.reply(
-                CallFailure(request.id, HandlerFailed("refused", "busy", "too many calls that wait for their answer"))
-            )
         elif not self._requests.charge(size):
-            self._waiting.give_back(1)
-            self.reply(
-                CallFailure(request.id, HandlerFailed("refused", "busy", "too many bytes of unanswered requests"))
-            )
+            self.reply(CallFailure(request.id, HandlerFailed("refused", "busy", _UNANSWERED)))
         else:
             body = decode_body(handler.request_type, request.body, request.method)  # else the connection ends
             work = self._serve(request.id, request.method, handler, body, self._context.clock.raw())
@@ -88,7 +82,6 @@ class IncomingCalls:
         for task, _ in tasks.values():
             task.cancel()
         self._requests.close()
-        self._waiting.close()
         self._replies.close()
 
     async def _serve(self, number: int, method: str, handler: Handler, request: Any, received: float) -> None:
@@ -110,7 +103,6 @@ class IncomingCalls:
         task, size = self._tasks.pop(number, (None, 0))
         if task is not None:
             self._requests.give_back(size)
-            self._waiting.give_back(1)
         return task
 
     def _begin_reply(self, reply: CallAnswer | CallFailure | BulkDenied) -> bytes:
