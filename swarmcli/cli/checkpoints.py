@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,7 +34,6 @@ NONE_HERE = (
     "there is no checkpoint of yours in the runs that you joined by a link, of peers that run now, or below ./runs or "
     "./*/runs; give the path of a run's directory"
 )
-IN_USE = "in-use"  # the lock of a home that a peer runs in
 
 app = typer.Typer(
     add_completion=False,
@@ -125,28 +123,11 @@ def _gone_in_words(removed: Sequence[CheckpointInfo], *, dry_run: bool) -> str:
 
 
 def _pruned(directory: Path, rules: Keep, *, dry_run: bool) -> list[CheckpointInfo]:
-    """Removes what a peer's directory may lose. Where no peer runs, it first puts right what an earlier one left half
-    done."""
+    """Removes what a peer's directory may lose. What a killed peer left half done its next life puts right."""
     checkpoints = CheckpointDirectory(directory, rules)
-    with ExitStack() as stack:
-        if not dry_run and _is_free(directory.parent, stack):
-            CheckpointDirectory(directory).mend()
-        before = {info.path: info for info in listing(directory) if info.path.parent == directory}
-        gone = checkpoints.to_go() if dry_run else checkpoints.prune()
-        return [before[place] for place in gone if place in before]
-
-
-def _is_free(home: Path, stack: ExitStack) -> bool:
-    """Whether no peer runs in a home; none begins there until the stack ends."""
-    from filelock import FileLock, Timeout
-
-    if not (home / IN_USE).exists():
-        return True
-    try:
-        stack.enter_context(FileLock(home / IN_USE, timeout=0))
-    except (Timeout, OSError):
-        return False
-    return True
+    before = {info.path: info for info in listing(directory) if info.path.parent == directory}
+    gone = checkpoints.to_go() if dry_run else checkpoints.prune()
+    return [before[place] for place in gone if place in before]
 
 
 def _some(path: str | None) -> list[CheckpointInfo]:

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from swarmcli.checkpoints.directory import CheckpointDirectory, Keep
 from swarmcli.cli.checkpoints import NONE_HERE, app
@@ -57,17 +56,6 @@ def test_what_need_not_stay_goes_by_the_rules_of_its_writer_or_by_others(runs: P
     assert invoke("prune", "--dry-run").stderr.startswith("nothing to remove")
     removed = json.loads(run("prune", "--json", "--keep-best", "0", str(checkpoints.path)))
     assert [info["epoch"] for info in removed] == [20] and [path.name for path in checkpoints.all()] == ["epoch-000030"]
-
-
-def test_what_a_killed_peer_left_is_put_right_but_not_under_a_running_one(runs: Path) -> None:
-    checkpoints = CheckpointDirectory(runs / "small/monitor-1/checkpoints")
-    left = checkpoints.path / ".epoch-000040-999999999"
-    left.mkdir()
-    with FileLock(checkpoints.path.parent / "in-use"):
-        run("prune")
-        assert left.exists()
-    run("prune")
-    assert not left.exists()
 
 
 def test_where_there_is_none_it_says_where_it_looked(
