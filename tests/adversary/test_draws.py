@@ -16,7 +16,7 @@ from tests.averaging.averagers import Averagers, Peer, all_outcomes
 from tests.simulation import simulated
 from tests.suites import soak
 
-LAYERS: tuple[Layer, ...] = ("matchmaking", "parts", "votes", "audits", "gradients")
+LAYERS: tuple[Layer, ...] = ("parts", "votes", "audits", "gradients")
 OPTIONS = AllreduceOptions(part_size_bytes=2 << 10, allreduce_timeout=30.0)
 SHAPES = ((40, 50), (7,))
 LONGEST = 240.0  # seconds of virtual time for one round, whatever the liars do

@@ -14,7 +14,7 @@ from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.compression import NoCompression
 from swarmcli.network import PeerID, Stream
 from tests.adversary.company import liar_of, round_beside
-from tests.adversary.lies import LIES, stalling
+from tests.adversary.lies import LIES
 from tests.adversary.lies.parts import keep_averages_from
 from tests.averaging.averagers import Averagers, all_outcomes
 from tests.averaging.rounds import Kind, Swarm
@@ -57,18 +57,6 @@ async def test_who_keeps_others_waiting_is_left_out_and_has_no_seat_in_the_next_
         began, results = now(), await round_beside(honest, dishonest)
         assert all(dishonest.peer_id not in result.group for result in results)
         assert now() - began < 2.0
-
-
-@simulated
-async def test_a_leader_that_never_begins_holds_its_followers_for_one_search() -> None:
-    async with Averagers(6) as swarm:
-        first, *honest = peers = await swarm.add(4, allreduce=OPTIONS)
-        await all_outcomes([peer.begin() for peer in peers])
-        liar = liar_of(first)
-        stalling.gather_and_never_begin(liar)
-        began, _ = now(), await round_beside(honest, first)
-        assert liar.told and now() - began < 15
-        assert all(peer.core.trust.has_no_seat(first.peer_id) for peer in honest)
 
 
 def trickle_copies(service: AllreduceService, pause: float) -> list[PeerID]:

@@ -30,17 +30,10 @@ def direct(nodes: list[DHTNode]) -> bool:
     return all(each is not None and each.punched for each in seen)
 
 
-async def one_round(cores: list[AveragerCore]) -> list[int]:
-    """How many contributed, as each of them says."""
-    controls = [core.begin_round(RoundRequest(timeout=120.0)) for core in cores]
-    return [len((await control).contributors) for control in controls]
-
-
-async def all_of_a_round(cores: list[AveragerCore]) -> list[int]:
-    """The same; nobody contributes where no group comes together."""
-    ends = await asyncio.gather(
-        *(core.begin_round(RoundRequest(timeout=20.0)) for core in cores), return_exceptions=True
-    )
+async def one_round(cores: list[AveragerCore], timeout: float = 120.0) -> list[int]:
+    """How many contributed, as each of them says; nobody where no group comes together."""
+    controls = [core.begin_round(RoundRequest(timeout=timeout)) for core in cores]
+    ends = await asyncio.gather(*controls, return_exceptions=True)
     return [0 if isinstance(end, BaseException) else len(end.contributors) for end in ends]
 
 
@@ -78,5 +71,5 @@ async def test_a_direct_path_that_is_cut_in_the_middle_of_a_round_leaves_all_wit
         for place in done:
             assert torch.equal(tensors[place][0], tensors[groups[ends[place].group.group_id]][0])  # type: ignore[union-attr]
         async with asyncio.timeout(300):  # whoever was waited for in vain has no seat in the next group
-            while await all_of_a_round(cores) != [3, 3, 3]:
+            while await one_round(cores, 20.0) != [3, 3, 3]:
                 pass

@@ -19,10 +19,8 @@ from swarmcli.optim.gradients.sparse_method import SparseMethod
 from swarmcli.optim.modes.base import Trained
 from swarmcli.optim.modes.sparse import Sparse
 from swarmcli.testing import virtual_time
-from tests.adversary.lies.base import all_lies
 from tests.optim.optim_swarm import Swarm, record
 
-all_lies()
 TARGET, WIDTH = 24, 60
 MODE = Sparse(k=64, bits=2, decay=1.0)
 TRUTH = torch.randn(WIDTH, 2 * WIDTH, generator=torch.Generator().manual_seed(5))  # more than a chunk

@@ -4,8 +4,7 @@ A lie is a function that installs itself on one real peer: the peer goes on as a
 which is what makes a lie hard to tell. Each file here has the lies of one layer; `LIES` has all of them, by name.
 """
 
-from tests.adversary.lies.base import LIES, Layer, Liar, Lie, all_lies, draw, lie
+from tests.adversary.lies import audits, gradients, lineages, parts, stalling, votes  # noqa: F401  # enter their own
+from tests.adversary.lies.base import LIES, Layer, Liar, Lie, draw, lie
 
-__all__ = ["LIES", "Layer", "Liar", "Lie", "all_lies", "draw", "lie"]
-
-all_lies()  # each file enters its own when it is imported
+__all__ = ["LIES", "Layer", "Liar", "Lie", "draw", "lie"]

@@ -145,37 +145,11 @@ def sign_nothing(liar: Liar) -> None:
     on_each_exchange(liar, alter)
 
 
-@lie("greedy auditor", "audits", at_most="refused calls")
-def ask_for_everything(liar: Liar) -> None:
-    """It wants the inputs of all parts, drawn or not."""
-
-    def alter(round_: Any) -> None:
-        audits = round_.audits
-        look_at = audits.look_at
-
-        async def greedily(reducer: int, averages: Any, signed: Any, results: Any) -> Any:
-            mates = round_.mates
-            for average in averages:
-                request = DrawnPart(audits.where.group_id, audits._secret, signed, average.part.index)
-                for sender in set(average.senders) - {mates.me}:
-                    try:
-                        async with mates.endpoint.stream(
-                            mates.peer(sender), mates.method("input"), request, timeout=10
-                        ) as stream:
-                            await stream.receive(DrawnPart)
-                    except NetworkError as error:
-                        liar.told.append(str(error))
-            return await look_at(reducer, averages, signed, results)
-
-        audits.look_at = greedily
-
-    on_each_exchange(liar, alter)
-
-
 @lie("choosy auditor", "audits", at_most="one sender's inputs of the parts that one secret names, twice")
 def choose_parts(liar: Liar) -> None:
     """It looks for secrets that name what it likes. Of each reducer it asks for one part, and one sender for that part
-    three times, then for another one. Whether it gets them is what it has been told."""
+    three times, then for another one, by another secret and by the same. Whether it gets them is what it has been told.
+    """
 
     def alter(round_: Any) -> None:
         audits, mates = round_.audits, round_.mates
@@ -187,18 +161,21 @@ def choose_parts(liar: Liar) -> None:
                 fits = (each for each in secrets if drawn(each, signed.signature, [part], audits._chance(reducer)))
                 return DrawnPart(audits.where.group_id, next(fits, secrets[0]), signed, part)
 
-            first, second = averages[0].part.index, averages[-1].part.index
+            parts = [average.part.index for average in averages]
+            own = naming(parts[0])
+            named = drawn(own.secret, signed.signature, parts, audits._chance(reducer))
+            unnamed = next(each for each in parts if each not in named)
             sender = next((each for each in mates.others if each != reducer), reducer)
             try:
                 peer, method = mates.peer(reducer), mates.method("inputs")
-                await mates.endpoint.call(peer, method, naming(first), InputList, timeout=10)
+                await mates.endpoint.call(peer, method, own, InputList, timeout=10)
                 liar.told.append("a list")
             except NetworkError as error:
                 liar.told.append(str(error))
-            for part in (first, first, first, second):
+            for request in (own, own, own, naming(parts[-1]), replace(own, part=unnamed)):
                 try:
                     async with mates.endpoint.stream(
-                        mates.peer(sender), mates.method("input"), naming(part), timeout=10
+                        mates.peer(sender), mates.method("input"), request, timeout=10
                     ) as stream:
                         await stream.receive(InputHeader, lambda header, size: memoryview(bytearray(size)))
                     liar.told.append("an input")

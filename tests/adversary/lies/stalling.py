@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from swarmcli.averaging.round.messages import AverageHeader, PartHeader
-from tests.adversary.lies.base import Liar, hurry_to_the_front, lie
+from tests.adversary.lies.base import Liar, lie
 from tests.adversary.lies.parts import as_reducer, as_sender
 
 DRIP = 14.0  # seconds between two pieces: never as long as silence is borne
@@ -45,27 +45,3 @@ def never_begin(liar: Liar) -> None:
         return await find(control, chronicle, gathered, deadline)
 
     averager._find_and_average = compute_for_ever  # type: ignore[method-assign]
-
-
-@lie("leader that never begins", "matchmaking", at_most="the time for which followers wait; it leads no next group")
-def gather_and_never_begin(liar: Liar) -> None:
-    """It says that it has looked the longest, gathers everyone, answers beats, and never begins."""
-    assert liar.averager is not None
-    finder = liar.averager.finder
-    hurry_to_the_front(liar)
-    new_search = finder._new_search
-
-    def search_without_end(control: Any, gathered: bytes) -> Any:
-        search = new_search(control, gathered)
-        lead = search._lead
-
-        def all_but_to_begin(now: float) -> float:
-            wake_at = lead(now)
-            if wake_at is None:
-                liar.told.append("did not begin")
-            return now + 1.0 if wake_at is None else wake_at
-
-        search._lead = all_but_to_begin  # type: ignore[method-assign]
-        return search
-
-    finder._new_search = search_without_end  # type: ignore[method-assign]

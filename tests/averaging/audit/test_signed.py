@@ -40,18 +40,6 @@ def test_so_many_parts_are_drawn_as_were_asked_for(share: float) -> None:
     assert seen == pytest.approx(share * 5000, rel=0.1, abs=1)
 
 
-def test_rounds_until_found_is_what_a_simulation_gives() -> None:
-    found = chance_to_be_found(0.1, 7, 5, 3)
-    rounds, hits = rounds_until_found(found, 0.95), 0
-    for trial in range(400):
-        hits += any(
-            drawn(member.to_bytes(32, "big"), trial.to_bytes(32, "big") + round_.to_bytes(32, "big"), range(3), 0.1 / 7)
-            for round_ in range(rounds)
-            for member in range(5)
-        )
-    assert hits / 400 == pytest.approx(0.95, abs=0.04)
-
-
 def test_the_table_in_the_docs_is_the_formula() -> None:
     text = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
     rows = re.findall(r"^\| (\d+) of (\d+) \| ([\d.]+) % \| (\d+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
