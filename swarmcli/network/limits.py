@@ -34,5 +34,4 @@ class NetworkLimits:
     keepalive_idle_interval: float = 5.0  # the same while nobody does
     keepalive_timeout: float = 6.0  # of silence after a ping before a peer is taken for dead
     asleep_after: float = 15.0  # without a tick of the keepalive: by now others have taken this peer for dead
-    accept_retry: float = 0.1  # when the system has no more file descriptors or memory
     budgets: Budgets = BUDGETS  # of memory and connections, for identities, prefixes and everyone

@@ -113,17 +113,13 @@ class RelayTransport:
         self._lookup = lookup
         self.membership = endpoint.membership
         self._shared = Shared(endpoint.identity, endpoint.limits, endpoint.rates)
+        self.refusals = self._shared.refusals  # connections that ended by a broken rule, by the class of the error
         endpoint.rates.on_change.append(self._shared.follow_rates)
         self._tasks = TaskOwner()
         self._needed: Counter[PeerID] = Counter()  # relays that are being asked
         self._unknown = Backoff[PeerID](_LOOKUP_PAUSE, _LOOKUP_PAUSE)  # relays that were not found
         self._handshakes: Counter[PeerID] = Counter()  # of incoming connections, by the relay that brings them
         self._rates = Meter(relay=_RATE)  # of these
-
-    @property
-    def refusals(self) -> Counter[str]:
-        """Connections that ended by a broken rule, by the class of the error."""
-        return Counter(self._shared.refusals)
 
     async def listen(self, accept: Accept) -> tuple[str, ...]:
         """Takes the connections that relays bring from now on. Which addresses that makes, `relays.py` knows."""

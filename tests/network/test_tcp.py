@@ -16,7 +16,6 @@ from swarmcli.errors import (
     HandshakeError,
     ListenError,
 )
-from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.transports.base import Purpose
 from swarmcli.network.transports.tcp import TCPTransport
 from swarmcli.network.transports.tcp import transport as tcp
@@ -155,7 +154,7 @@ def test_accepting_survives_a_system_without_file_descriptors(
             return await accept(listener)
 
         monkeypatch.setattr(tcp, "_accept_one", fail_at_first)
-        async with peer(limits=NetworkLimits(accept_retry=0.0)) as listener:
+        async with peer() as listener:
             await still_works(listener)
 
     asyncio.run(main())

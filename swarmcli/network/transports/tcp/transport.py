@@ -7,7 +7,6 @@ import errno
 import logging
 import os
 import socket
-from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -40,6 +39,7 @@ from swarmcli.network.transports.tcp.local_port import TCPLocalPort
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 1024  # connections that the system takes in before this process does
+_ACCEPT_RETRY = 0.1  # seconds, when the system has no more file descriptors or memory
 _TOO_MANY = "too many handshakes at once here; try again later"
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -69,7 +69,7 @@ class TCPTransport:
         self.limits = limits = _affordable(limits)
         self.membership: Membership | None = None
         self._shared = Shared(identity, limits)
-        self.rates = self._shared.rates
+        self.rates, self.refusals = self._shared.rates, self._shared.refusals
         self.rates.on_change.append(self._shared.follow_rates)
         self._pending: dict[TCPConnection, float] = {}  # incoming, handshake under way → when it came; oldest first
         self._handshakes = Ledger(limits.budgets.handshakes)  # of these
@@ -77,10 +77,6 @@ class TCPTransport:
         self._room = asyncio.Event()
         self._accepting: asyncio.Task[None] | None = None
         self._closed = False
-
-    @property
-    def refusals(self) -> Counter[str]:
-        return Counter(self._shared.refusals)
 
     @property
     def port(self) -> int:
@@ -144,12 +140,12 @@ class TCPTransport:
             except OSError as error:
                 logger.warning("a connection could not be accepted: %s", error)
                 if error.errno in _OUT_OF_RESOURCES:
-                    await asyncio.sleep(self.limits.accept_retry)
+                    await asyncio.sleep(_ACCEPT_RETRY)
             except Exception as error:  # of one connection: the next ones are accepted
                 tell_fault("accepting connections", error)
                 if incoming is not None:
                     incoming.close()
-                await asyncio.sleep(self.limits.accept_retry)
+                await asyncio.sleep(_ACCEPT_RETRY)
 
     def _admits(self, incoming: socket.socket) -> bool:
         """Whether the network that this comes from may have one more handshake begun; where it has too many under way,
