@@ -306,6 +306,29 @@ async def test_whoever_makes_up_records_without_end_does_not_fill_a_readers_memo
 
 
 @simulated
+async def test_a_replica_that_wants_everything_each_time_is_sent_a_state_of_a_key_once() -> None:
+    sent = compared = 0
+
+    def keep(request: messages.StoreRequest) -> StoreReply:
+        nonlocal sent
+        sent += len(request.records)
+        return StoreReply((Outcome(int(StoreVerdict.STORED)),) * len(request.records))
+
+    async def want_all(peer: PeerID, request: messages.SyncRequest) -> messages.SyncReply:
+        nonlocal compared
+        compared += 1
+        return messages.SyncReply(tuple(number for number, _ in request.digests))
+
+    async with Swarm() as swarm:
+        (node,) = await swarm.grow(1, limits=DHTLimits(sync_interval=10.0))
+        endpoint = await liar(swarm, nothing, keep)
+        endpoint.serve(messages.SYNC, messages.SyncRequest, want_all)
+        await node.store("key", 1, soon(node, 900.0))
+        await asyncio.sleep(100.0)
+        assert compared > 5 and 0 < sent <= 2, "as it was written, and in the first comparison"
+
+
+@simulated
 async def test_a_replica_that_trickles_its_records_holds_no_reader_for_long() -> None:
     """One record a page, and each page after a pause that no call takes for silence."""
     pages = 0
