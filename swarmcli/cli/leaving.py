@@ -29,9 +29,10 @@ class FirstEar:
         self.prints = True
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Noticed | MembershipEnded) and self.prints:
-            err.print(printable(event.text if isinstance(event, Noticed) else event.reason, 600), soft_wrap=True)
-        if isinstance(event, MembershipEnded):  # the others have hung up: what it computes is nobody's any more
+        if isinstance(event, Noticed) and self.prints:
+            err.print(printable(event.text, 600), soft_wrap=True)
+        # The others have hung up: what it computes is nobody's any more. The command's last line says why.
+        if isinstance(event, MembershipEnded):
             self.expelled = event.reason
             self.stop.set()
 
