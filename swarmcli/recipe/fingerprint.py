@@ -19,7 +19,7 @@ from swarmcli.recipe.schema import Recipe
 from swarmcli.recipe.section import is_shared
 
 DIGEST_LENGTH = 32  # characters of base32: 160 bits, so that a link's recipe cannot be exchanged for another
-PROTOCOL = 30  # peers of another number compute or speak differently and cannot train together
+PROTOCOL = 31  # peers of another number compute or speak differently and cannot train together
 
 
 def fingerprint_of(recipe: Recipe) -> dict[str, str]:
