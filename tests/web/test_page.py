@@ -327,26 +327,13 @@ def test_the_best_checkpoint_is_the_best_of_those_evaluated_while_a_later_one_is
     expect_text(page, "#checkpoints .sub >> nth=1", re.compile("^12 MB · "))
 
 
-ALARM = (
-    "Two models are being trained: one by monitor and attic-3090 (epoch 41), another by garage (epoch 38). "
-    "Start `swarm monitor` on a computer that all of them can dial: it hands the state from one to the other."
-)
-COLOUR = "node => getComputedStyle(node).color"
-
-
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
-def test_two_models_of_one_run_are_a_red_alarm(serve: Serve, open_page: Open, width: int, scheme: str) -> None:
+def test_two_models_of_one_run_are_an_alarm_and_the_peer_is_named(serve: Serve, open_page: Open) -> None:
     run = FakeRun(finished_epochs=41)
-    page = open_page(serve(run).url, viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = open_page(serve(run).url)
     assert page.locator("#alarm").is_hidden()
-    run.alarm = ALARM
+    run.alarm = "Two models are being trained: one by monitor (epoch 41), another by garage (epoch 38)."
     run.people[2] = replace(run.people[2], health="another model")
-    expect_text(page, "#alarm", ALARM)
+    page.get_by_text(run.alarm).wait_for()  # to be seen
     expect_text(page, "#peers tr:nth-child(4) .health", "another model")
-    red = "rgb(168, 35, 26)" if scheme == "light" else "rgb(245, 154, 144)"
-    assert page.locator("#alarm").evaluate(COLOUR) == red
-    assert page.locator("#peers tr:nth-child(4) .health").evaluate(COLOUR) == red
-    assert page.locator("#peers tr:nth-child(2) .health").evaluate(COLOUR) != red
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
     run.alarm = ""
     page.wait_for_selector("#alarm", state="hidden")
