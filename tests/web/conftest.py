@@ -60,8 +60,10 @@ def open_page(chromium: Browser) -> Iterator[Open]:
 
 
 def expect_text(page: Page, selector: str, text: str | re.Pattern[str] | Sequence[str]) -> None:
-    """Waits for the text of the one element of that kind, or for those of all of them: a page that has a connection
-    may still wait for its lists and curves."""
+    """Waits for the text of the one element of that kind, which then is to be seen, or for those of all of them: a page
+    that has a connection may still wait for its lists and curves."""
     from playwright.sync_api import expect
 
     expect(page.locator(selector)).to_have_text(text, timeout=PATIENCE)
+    if isinstance(text, str) and text:
+        expect(page.locator(selector)).to_be_visible(timeout=PATIENCE)
