@@ -24,7 +24,7 @@ from tests.relaying import Relaying
 
 FEATURES = 6
 TARGET = 24  # samples per epoch
-E = TypeVar("E", bound=Event)
+E, P = TypeVar("E", bound=Event), TypeVar("P", bound=Any)
 
 
 def momentum(params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
@@ -211,10 +211,13 @@ class Swarm:
 
     async def trainer(self, *, client_mode: bool = False, relays: bool = False, **options: Any) -> Trainer:
         """A trainer that has been started, but has not joined yet."""
-        trainer = Trainer(await self.node(client_mode=client_mode, relays=relays), **options)
-        await trainer.core.start()
-        self.trainers.append(trainer)
-        return trainer
+        return await self.add(Trainer(await self.node(client_mode=client_mode, relays=relays), **options))
+
+    async def add(self, peer: P) -> P:
+        """Starts a peer of any kind, and ends it with the swarm."""
+        await peer.core.start()
+        self.trainers.append(peer)
+        return peer
 
     async def kill(self, trainer: Trainer) -> None:
         """SIGKILL: its connections are reset, and it says nothing more."""

@@ -8,23 +8,14 @@ from typing import Any
 import torch
 
 from swarmcli.optim.arguments import averager_config
-from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription, Role
+from swarmcli.optim.config import OptimizerConfig, PeerContext
 from swarmcli.optim.core import OptimizerCore
-from swarmcli.optim.modes.base import Timing, Trained
-from swarmcli.optim.modes.gradients import Mode
-from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
+from swarmcli.optim.modes.base import Trained
 from swarmcli.optim.state.buffers import Buffers
-from swarmcli.optim.state.replica import Offloaded
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, together
 
 TARGET = 24
-MODES: dict[str, Mode] = {
-    "synchronous": Mode(),
-    "delayed": Mode(timing=Timing.DELAYED_AVERAGING),
-    "powersgd": PowerSGD(averager_rank=1),
-    "poweref": PowerEF(averager_rank=1),
-}
 
 
 def net(seed: int = 0) -> torch.nn.Module:
@@ -35,35 +26,27 @@ def net(seed: int = 0) -> torch.nn.Module:
 class Peer:
     """A trainer of a network with batch norm; its inputs are around `level`."""
 
-    def __init__(
-        self, node: Any, mode: Mode, *, level: float = 0.0, seed: int = 0, role: Role = "trainer", **averaging: Any
-    ) -> None:
-        self.model, self.node, self.level = net(seed), node, level
-        config = OptimizerConfig("run", TARGET, description=PeerDescription(role))
-        params = list(self.model.parameters())
-        if mode.timing is Timing.AT_ONCE:
-            trained = Trained(torch.optim.SGD(params, lr=0.05), extra_tensors=list(self.model.buffers()))
-        else:
-            place = Offloaded(params, lambda copies: torch.optim.SGD(copies, lr=0.05))
-            trained = Trained(place.optimizer, extra_tensors=list(self.model.buffers()), placement=place)
-        options = averager_config(config, **averaging)
-        self.core = OptimizerCore(PeerContext(node, config, options), trained, mode)
+    def __init__(self, node: Any, *, level: float = 0.0, seed: int = 0) -> None:
+        self.model, self.level = net(seed), level
+        config = OptimizerConfig("run", TARGET)
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
+        trained = Trained(optimizer, extra_tensors=list(self.model.buffers()))
+        self.core = OptimizerCore(PeerContext(node, config, averager_config(config)), trained)
         self.data = torch.Generator().manual_seed(int.from_bytes(node.peer_id[:4]))
 
-    def compute(self, size: int) -> None:
+    async def step(self, size: int = 4) -> dict[str, torch.Tensor]:
+        """One batch; returns the model's buffers behind it."""
         rows = self.level + torch.randn(size, 8, generator=self.data)
         self.model.zero_grad()
         torch.nn.functional.cross_entropy(self.model(rows), (rows.mean(1) > self.level).long()).backward()
+        running = self.running
+        await asyncio.sleep(0.1)
+        await self.core.step(size)
+        return running
 
-    async def train(self, until: int, size: int = 4) -> None:
+    async def train(self, until: int) -> None:
         while self.core.position.epoch < until:
-            await asyncio.sleep(0.1)
-            self.compute(size)
-            await self.core.step(size)
-
-    async def follow(self, until: int) -> None:
-        while self.core.position.epoch < until:
-            await self.core.step(0)
+            await self.step()
 
     @property
     def running(self) -> dict[str, torch.Tensor]:
@@ -76,34 +59,21 @@ class Peer:
         return [tensor.clone() for tensor in self.core.replica.state.extra_tensors]
 
 
-class Peers(Swarm):
-    async def peer(self, mode: Mode, **options: Any) -> Peer:
-        peer = Peer(await self.node(), mode, **options)
-        await peer.core.start()
-        self.trainers.append(peer)  # type: ignore[arg-type]
-        return peer
-
-
-def equal(one: Peer, other: Peer) -> bool:
-    return all(map(torch.equal, one.own, other.own))
-
-
 def test_they_are_the_mean_by_samples_of_what_one_process_would_have_seen() -> None:
     async def main() -> None:
-        async with Peers() as swarm:
-            one, two = await swarm.peer(Mode(), level=0.0), await swarm.peer(Mode(), level=2.0)
-            seen: dict[Peer, tuple[float, dict[str, torch.Tensor]]] = {}
+        async with Swarm() as swarm:
+            one, two = [await swarm.add(Peer(await swarm.node(), level=level)) for level in (0.0, 2.0)]
+            seen: dict[int, dict[str, torch.Tensor]] = {}
 
             async def once(peer: Peer, size: int) -> None:
                 await peer.core.join()
-                peer.compute(size)
-                seen[peer] = size, peer.running
-                await peer.core.step(size)
-                await peer.follow(1)
+                seen[size] = await peer.step(size)
+                while peer.core.position.epoch < 1:
+                    await peer.core.step(0)
 
             await together(once(one, 8), once(two, 16))
             for name in ("1.running_mean", "1.running_var"):
-                expected = sum(size * running[name] for size, running in seen.values()) / 24
+                expected = sum(size * running[name] for size, running in seen.items()) / 24
                 torch.testing.assert_close(one.running[name], expected)
                 assert torch.equal(one.running[name], two.running[name])
 
@@ -112,15 +82,14 @@ def test_they_are_the_mean_by_samples_of_what_one_process_would_have_seen() -> N
 
 def test_a_checkpoint_has_them_and_one_without_takes_the_models() -> None:
     async def main() -> None:
-        async with Peers() as swarm:
-            one = await swarm.peer(Mode())
+        async with Swarm() as swarm:
+            one = await swarm.add(Peer(await swarm.node()))
             await one.train(3)
-            one.compute(4)
-            await one.core.step(4)  # the model's have moved since the last average
+            await one.step()  # the model's have moved since the last average
             saved, model = await one.core.state_dict(), {k: v.clone() for k, v in one.model.state_dict().items()}
             own, running = one.own, one.running
             await one.train(5)
-            again = await swarm.peer(Mode(), seed=1)
+            again = await swarm.add(Peer(await swarm.node(), seed=1))
             again.model.load_state_dict(model)
             await again.core.load_state_dict(saved)
             assert all(map(torch.equal, again.own, own)) and not torch.equal(own[0], running["1.running_mean"])

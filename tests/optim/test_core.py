@@ -152,21 +152,6 @@ def test_the_users_gradients_are_left_as_they_were() -> None:
     virtual_time.run(main())
 
 
-def test_a_checkpoint_is_refused_without_its_parameters() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            saver, loader = await swarm.trainer(seed=1), await swarm.trainer(seed=2)
-            saved = await saver.core.state_dict()
-            position = loader.core.position
-            with pytest.raises(ValueError, match="parameters"):
-                await loader.core.load_state_dict(saved)
-            with pytest.raises(ValueError, match="swarm"):
-                await loader.core.load_state_dict({})
-            assert loader.core.position == position
-
-    virtual_time.run(main())
-
-
 def test_a_checkpoint_that_is_further_than_the_run_leads_it() -> None:
     async def main() -> None:
         async with Swarm() as swarm:

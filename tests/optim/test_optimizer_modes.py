@@ -11,13 +11,12 @@ import torch
 from swarmcli.compression import Float16Compression
 from swarmcli.dht import DHT
 from swarmcli.events import RoundFinished
-from swarmcli.optim import Optimizer, PowerEFGradientAverager, PowerSGDGradientAverager
+from swarmcli.optim import Optimizer, PowerEFGradientAverager
 from tests.optim.shells import at_once, dhts
-from tests.suites import soak
 
 EPOCHS, TARGET, BATCH = 2, 32, 4
 IN_PLACE = {"offload_optimizer": False}
-FIRST: dict[str, dict[str, Any]] = {
+MODES: dict[str, dict[str, Any]] = {
     "reused buffers, compressed, in client mode": IN_PLACE
     | {"reuse_grad_buffers": True, "grad_compression": Float16Compression(), "client_mode": True},
     "poweref delayed": {
@@ -32,16 +31,6 @@ FIRST: dict[str, dict[str, Any]] = {
         "delay_state_averaging": False,
         "state_averaging_compression": Float16Compression(),
     },
-}
-OTHERS: dict[str, dict[str, Any]] = {
-    "offloaded": {},
-    "powersgd": IN_PLACE | {"grad_averager": PowerSGDGradientAverager.get_factory(averager_rank=2)},
-    "delayed step": {"delay_optimizer_step": True},
-    "delayed gradients": {"delay_grad_averaging": True},
-    "shared averages": IN_PLACE | {"use_ext_grad_buffer": True},
-    "local updates in the background": IN_PLACE | {"grad_averager": None},
-    "local updates offloaded": {"grad_averager": None, "delay_state_averaging": False},
-    "states every second epoch": IN_PLACE | {"average_state_every": 2, "average_opt_statistics": ("exp_avg_sq",)},
 }
 
 
@@ -81,9 +70,9 @@ def train(net: torch.nn.Module, opt: Optimizer, seed: int) -> None:
     opt.state_dict()  # waits for what is under way, so that the model has it
 
 
-@pytest.mark.parametrize("mode", [*FIRST, *soak(OTHERS)])
+@pytest.mark.parametrize("mode", MODES)
 def test_trainers_learn_together_and_an_auxiliary_helps(mode: str) -> None:
-    options = (FIRST | OTHERS)[mode]
+    options = MODES[mode]
     with dhts(3) as (first, second, third), ExitStack() as stack:
         nets = [make_model(seed) for seed in (1, 2)]
         opts = [collaborate(dht, net, **options) for dht, net in zip((first, second), nets, strict=True)]

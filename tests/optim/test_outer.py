@@ -128,10 +128,7 @@ class Taught(Trainer):
 async def taught(swarm: Swarm, seed: int = 1, **options: Any) -> Taught:
     options.setdefault("mode", outer_steps(Timing.DELAYED_AVERAGING))
     options.setdefault("make", adamw)
-    peer = Taught(await swarm.node(), seed=seed, **options)
-    await peer.core.start()
-    swarm.trainers.append(peer)
-    return peer
+    return await swarm.add(Taught(await swarm.node(), seed=seed, **options))
 
 
 async def rests(peers: list[Taught]) -> None:
@@ -244,36 +241,6 @@ def test_a_difference_of_which_a_share_arrived_is_not_sent_again() -> None:
             assert torch.equal(peer.weights.detach(), held.state.trained[0])
 
     virtual_time.run(main())
-
-
-async def one_dies_one_pauses(swarm: Swarm, peers: list[Taught], seconds: float) -> list[Taught]:
-    """The first peer dies after so many seconds of training, and the second pauses; the others, after six epochs."""
-    dies, *others = peers
-    dying = asyncio.create_task(dies.train(100))
-    going = asyncio.create_task(together(*(peer.train(6) for peer in others)))
-    await asyncio.sleep(seconds)
-    await swarm.kill(dies)
-    others[0].core.pause()
-    await asyncio.sleep(2)
-    others[0].core.resume()
-    dying.cancel()
-    await going
-    await asyncio.wait([dying])
-    return others
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_peers_that_die_or_pause_leave_one_anchor(seed: int) -> None:
-    async def main() -> None:
-        async with Swarm(seed, latency=0.05) as swarm:
-            peers = [await taught(swarm, pace=pace) for pace in (0.05, 0.08, 0.1, 0.2)]
-            others = await one_dies_one_pauses(swarm, peers, 2 + seed / 3)
-            await rests(others)
-            assert len(digests(others)) == 1 and len({peer.core.position.lineage for peer in others}) == 1
-            for peer in others:
-                assert peer.computed == peer.counted + peer.waits + peer.lost
-
-    virtual_time.run(main(), seed=seed, timeout=600)
 
 
 def test_a_state_that_was_saved_goes_on_as_it_was() -> None:

@@ -19,7 +19,7 @@ from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.modes.base import StateOptions, Timing
 from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
-from swarmcli.optim.modes.outer import LocalUpdates
+from swarmcli.optim.modes.outer import LocalUpdates, Outer, OuterSteps
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import (
     FEATURES,
@@ -183,6 +183,7 @@ def test_who_leaves_before_it_has_read_a_report_hands_in_what_it_has_to_those_it
 MODES: dict[str, Mode] = {
     "delayed step": Mode(timing=Timing.DELAYED_STEP),
     "delayed averaging": Mode(timing=Timing.DELAYED_AVERAGING),
+    "outer steps": OuterSteps(outer=Outer(4), timing=Timing.DELAYED_AVERAGING),
     "PowerSGD": PowerSGD(averager_rank=1),
     "PowerEF": PowerEF(averager_rank=1),
     "local updates": LocalUpdates(),

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from swarmcli.errors import StateDownloadError
 from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.config import OptimizerConfig, PeerContext
 from swarmcli.optim.core import OptimizerCore
@@ -93,10 +92,7 @@ class Peer:
 
 
 async def peer(swarm: Swarm, kind: Kind, number: int) -> Peer:
-    made = Peer(await swarm.node(), kind, number)
-    await made.core.start()
-    swarm.trainers.append(made)  # type: ignore[arg-type]  # for its end
-    return made
+    return await swarm.add(Peer(await swarm.node(), kind, number))
 
 
 async def run(kind: Kind, restarted: Collection[int], *, at: int = 2, until: int = 3) -> list[Any]:
@@ -131,22 +127,3 @@ def _plain(state: Any) -> Any:
 def test_it_goes_on_as_one_that_never_stopped(kind: Kind, restarted: Collection[int]) -> None:
     never_stopped = virtual_time.run(run(kind, ()), seed=1)
     assert virtual_time.run(run(kind, restarted), seed=1) == never_stopped
-
-
-def test_without_a_donor_training_does_not_go_on_and_says_whom_it_asked() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            donors = [await swarm.trainer(seed=1) for _ in range(2)]
-            await together(*(donor.train(3) for donor in donors))
-            for donor in donors:
-                donor.core.exchange.donor.close()
-            newcomer = await swarm.trainer(seed=2, load_state_timeout=20.0)
-            before = newcomer.weights.detach().clone()
-            for _ in range(2):
-                with pytest.raises(StateDownloadError) as caught:
-                    await newcomer.compute()
-                assert {donor.node.peer_id.text for donor in donors} <= caught.value.attempts.keys()
-            assert torch.equal(newcomer.weights, before)
-            assert newcomer.core.work.samples == 0
-
-    virtual_time.run(main(), timeout=300)

@@ -81,45 +81,6 @@ def test_a_peer_of_10_kilobytes_per_second_costs_the_others_nothing_but_its_samp
     virtual_time.run(main(), timeout=3600)
 
 
-@pytest.mark.soak  # test_slow_links.py has one of three like this
-def test_a_link_that_others_find_slow_has_no_seat_and_gets_it_back_when_it_is_quick_again() -> None:
-    """Nobody has set a limit: its way out is slow, which the others see when its parts do not come."""
-
-    async def main() -> None:
-        async with Swarm() as swarm:
-            quick, slow, third = await volunteers(swarm, 3, pace=1.5)
-            loop = asyncio.get_running_loop()
-            usual = 0.0
-
-            async def turn_slow() -> None:
-                nonlocal usual
-                await until(lambda: quick.core.position.epoch >= 3)
-                usual = loop.time() / 3
-                swarm.network.set_bandwidths(slow.trainer.node.peer_id, uplink=3 * SLOW, downlink=None)
-                await until(lambda: slow.core.seat.lost is not None)
-                first = quick.core.position.epoch
-                for epoch in range(first, first + 30):  # it is tried again twice, with a cap on what that costs
-                    began = loop.time()
-                    await until(lambda epoch=epoch: quick.core.position.epoch > epoch)
-                    assert loop.time() - began < 1.6 * usual + 3.0
-                assert any("not in the average" in each.text for each in slow.said)
-                await until(lambda: slow.core.seat.lost is not None)
-                swarm.network.set_bandwidths(slow.trainer.node.peer_id, uplink=None, downlink=None)
-                await until(lambda: slow.core.seat.lost is None and slow.epochs[-1].own_samples > 0)
-
-            tasks = [asyncio.ensure_future(each.run(10_000)) for each in (quick, slow, third)]
-            try:
-                await turn_slow()
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
-            told = [notice.text for notice in slow.said if "samples cannot count" in notice.text]
-            assert "your link has been seen to need" in told[0] and "by outer steps (outer:" in told[0]
-
-    virtual_time.run(main(), timeout=3600)
-
-
 def test_where_nobody_has_seen_an_epoch_figures_go_by_what_the_others_say() -> None:
     """A trainer that never had a seat leaves the other alone: nobody reduces for anybody, so none is a witness."""
 

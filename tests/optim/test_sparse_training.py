@@ -63,10 +63,7 @@ class Sower:
 
 
 async def sower(swarm: Swarm, **averaging: Any) -> Sower:
-    made = Sower(await swarm.node(), **averaging)
-    await made.core.start()
-    swarm.trainers.append(made)  # type: ignore[arg-type]  # for its end
-    return made
+    return await swarm.add(Sower(await swarm.node(), **averaging))
 
 
 def loaded(method: SparseMethod, values: torch.Tensor, samples: float) -> torch.Tensor:

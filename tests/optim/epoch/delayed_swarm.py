@@ -94,10 +94,7 @@ class DelayedSwarm(Swarm):
     """A Swarm of delayed trainers."""
 
     async def delayed(self, timing: Timing, **options: Any) -> DelayedTrainer:
-        trainer = DelayedTrainer(await self.node(), timing, **options)
-        await trainer.core.start()
-        self.trainers.append(trainer)
-        return trainer
+        return await self.add(DelayedTrainer(await self.node(), timing, **options))
 
     def batches(self, epochs: int) -> list[torch.Tensor]:
         """Everything that went into each epoch."""
