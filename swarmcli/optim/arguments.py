@@ -76,34 +76,22 @@ def choose_timing(
 def place_optimizer(
     optimizer: torch.optim.Optimizer | OptimizerFactory, params: Parameters | None, *, offload: bool
 ) -> tuple[torch.optim.Optimizer, ParameterPlacement]:
-    """The optimizer, and where its parameters are: with `offload` in host memory, as copies of the model's `params`.
-
-    Raises ValueError or TypeError.
-    """
-    if offload and params is not None and callable(optimizer):
-        place = Offloaded(params, optimizer)
-        check_step(place.optimizer)
-        return place.optimizer, place
-    made = make_optimizer(optimizer, params)
-    return made, InPlace([p for group in made.param_groups for p in group["params"]])
-
-
-def make_optimizer(
-    optimizer: torch.optim.Optimizer | OptimizerFactory, params: Parameters | None
-) -> torch.optim.Optimizer:
-    """The optimizer itself, or what the factory makes of `params`. Raises ValueError or TypeError."""
+    """The optimizer itself, or what the factory makes of `params`, and where its parameters are: with `offload` in host
+    memory, as copies of the model's `params`. Raises ValueError or TypeError."""
     if isinstance(optimizer, torch.optim.Optimizer):
-        if params is not None:
-            raise ValueError("params: only for an optimizer factory; the optimizer that was given has its own")
-        return check_step(optimizer)
-    if not callable(optimizer):
+        made = optimizer
+    elif not callable(optimizer):
         raise TypeError(f"optimizer: expected a torch optimizer or a factory, got {type(optimizer).__name__}")
-    if params is None:
+    elif params is None:
         raise ValueError("params: an optimizer factory needs the parameters that the optimizer is for")
-    made = optimizer(params)
-    if not isinstance(made, torch.optim.Optimizer):
-        raise TypeError(f"optimizer: the factory returned {type(made).__name__}, expected a torch optimizer")
-    return check_step(made)
+    elif offload:
+        place = Offloaded(params, optimizer)
+        return check_step(place.optimizer), place
+    else:
+        made = optimizer(params)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise TypeError(f"optimizer: the factory returned {type(made).__name__}, expected a torch optimizer")
+    return check_step(made), InPlace([p for group in made.param_groups for p in group["params"]])
 
 
 def check_step(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

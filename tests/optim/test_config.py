@@ -1,18 +1,26 @@
-"""Which arguments of the Optimizer go together, and what is said where they do not."""
+"""Which arguments of the Optimizer go together, what is chosen where they do, and what is said where they do not."""
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
+from swarmcli import Optimizer
+from swarmcli.averaging.aggregators import Median
 from swarmcli.compression import Float16Compression
-from swarmcli.optim.arguments import averager_config, choose_timing, make_scheduler, place_optimizer
+from swarmcli.dht import DHT
+from swarmcli.optim import GradientAverager, PowerEFGradientAverager, PowerSGDGradientAverager
+from swarmcli.optim.arguments import averager_config, choose_timing
 from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.modes import choose_mode
 from swarmcli.optim.modes.base import StateOptions, Timing
 from swarmcli.optim.modes.gradients import Mode
-from swarmcli.optim.modes.low_rank import PowerSGD
-from swarmcli.optim.modes.outer import LocalUpdates
-from swarmcli.optim.state.replica import InPlace, Offloaded
+from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
+from swarmcli.optim.modes.outer import LocalUpdates, Outer, OuterSteps, SparseOuterSteps
+from swarmcli.optim.modes.sparse import Sparse
+from tests.optim.shells import dhts
 
 
 def parameters() -> list[torch.nn.Parameter]:
@@ -23,166 +31,163 @@ def factory(params: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=0.1)
 
 
-def ready_made() -> torch.optim.Optimizer:
-    return factory(parameters())
+def schedule(kind: Any, *arguments: Any) -> dict[str, Any]:
+    """A ready-made optimizer with its schedule."""
+    made = factory(parameters())
+    return READY | {"optimizer": made, "scheduler": kind(made, *arguments)}
 
 
-def timing(optimizer: Any, params: Any, **given: Any) -> tuple[Timing, bool]:
-    defaults: dict[str, Any] = {"offload": None, "delayed_step": None, "delayed_averaging": False}
-    return choose_timing(optimizer, params, **defaults | given)
+L = torch.optim.lr_scheduler
+READY: dict[str, Any] = {"optimizer": factory(parameters()), "params": None}
+LOCAL = {"grad_averager": None}
+OUTER = {"outer": Outer(4)} | READY
+LOSSY = {"state_averaging_compression": Float16Compression()}
+GROUPS = {"averager_opts": {"target_group_size": 8}}
+RANK = PowerSGDGradientAverager.get_factory
+THIN = PowerSGD(averager_rank=4, min_compression_ratio=0.1)
+
+
+@pytest.fixture(scope="module")
+def dht() -> Iterator[DHT]:
+    with dhts(1) as (made,):
+        yield made
 
 
 @pytest.mark.parametrize(
-    ("given", "made", "reason"),
+    ("options", "error", "words"),
     [
-        ({"delayed_averaging": True, "delayed_step": False}, False, "a step cannot come before its gradients"),
-        ({"delayed_step": True, "offload": False}, False, "delay_optimizer_step=True needs offload"),
-        ({"offload": True}, True, "offload_optimizer=True needs an optimizer factory"),
-        ({"delayed_step": True}, True, "a ready-made optimizer steps the model's parameters"),
-        ({"delayed_averaging": True}, True, "a ready-made optimizer steps the model's parameters"),
+        # values by themselves
+        ({"run_id": 5}, TypeError, "run_id"),
+        ({"run_id": ""}, ValueError, "run_id"),
+        ({"target_batch_size": "16"}, TypeError, "target_batch_size"),
+        ({"target_batch_size": float("nan")}, TypeError, "target_batch_size"),
+        ({"target_batch_size": True}, TypeError, "target_batch_size"),
+        ({"target_batch_size": 0}, ValueError, "target_batch_size"),
+        ({"matchmaking_time": None}, TypeError, "matchmaking_time"),
+        ({"matchmaking_time": -1.0}, ValueError, "matchmaking_time"),
+        ({"averaging_timeout": "1"}, TypeError, "averaging_timeout"),
+        ({"load_state_timeout": 0}, ValueError, "load_state_timeout"),
+        ({"allreduce_timeout": 0}, ValueError, "allreduce_timeout"),
+        ({"average_state_every": 1.5}, ValueError, "average_state_every"),
+        ({"average_state_every": True}, ValueError, "average_state_every"),
+        ({"reuse_grad_buffers": "no"}, TypeError, "reuse_grad_buffers='no': expected True or False"),
+        ({"load_state_compression": 3}, TypeError, "load_state_compression=3"),
+        ({"max_grad_norm": 0.0}, ValueError, "max_grad_norm.*positive"),
+        ({"tracker_opts": {"min_refresh_period": 0}}, ValueError, "min_refresh_period"),
+        ({"averager_opts": {"state_tolerance": 0}}, ValueError, "state_tolerance=0"),
+        ({"averager_opts": {"proceed_alone": "no"}}, TypeError, "proceed_alone"),
+        ({"averager_opts": {"banwidth": 1.0}}, TypeError, "no 'banwidth'; there are aggregator, audit, bandwidth"),
+        # optimizers, schedules and their parameters
+        ({"optimizer": 7}, TypeError, "optimizer"),
+        ({"optimizer": lambda params: 7}, TypeError, "returned int"),
+        ({"optimizer": lambda params: 7, "offload_optimizer": False}, TypeError, "the factory returned int"),
+        ({"params": None}, ValueError, "params"),
+        (READY | {"params": parameters()}, ValueError, "params: only for an optimizer factory"),
+        ({"optimizer": torch.optim.LBFGS}, ValueError, "LBFGS wants a closure"),
+        ({"optimizer": torch.optim.LBFGS, "offload_optimizer": False}, ValueError, "LBFGS wants a closure"),
+        ({"scheduler": 7}, TypeError, "scheduler"),
+        (schedule(L.StepLR, 2) | {"optimizer": factory, "params": parameters()}, ValueError, "give a factory"),
+        (schedule(L.StepLR, 2) | READY, ValueError, "another optimizer"),
+        (schedule(L.ReduceLROnPlateau), ValueError, "ReduceLROnPlateau wants 'metrics'"),
+        # delays
+        ({"delay_grad_averaging": True, "delay_optimizer_step": False}, ValueError, "cannot come before its gradients"),
+        ({"delay_optimizer_step": True, "offload_optimizer": False}, ValueError, "delay_optimizer_step=True needs"),
+        (READY | {"offload_optimizer": True}, ValueError, "offload_optimizer=True needs an optimizer factory"),
+        (READY | {"delay_grad_averaging": True}, ValueError, "a ready-made optimizer steps the model's parameters"),
+        # what a way to train has no use for
+        (LOCAL | {"reuse_grad_buffers": True}, ValueError, "reuse_grad_buffers=True has no use in local updates"),
+        (LOCAL | {"use_ext_grad_buffer": True}, ValueError, "use_ext_grad_buffer=True has no use in local updates"),
+        (LOCAL | {"delay_grad_averaging": True}, ValueError, "delay_grad_averaging=True has no use in local updates"),
+        (LOCAL | {"max_grad_norm": 1}, ValueError, "max_grad_norm.*local"),
+        (OUTER | {"reuse_grad_buffers": True}, ValueError, "has no use with outer steps"),
+        (OUTER | {"optimizer": factory, "params": parameters(), "offload_optimizer": True}, ValueError, "inner steps"),
+        (OUTER | GROUPS, ValueError, "target_group_size has no use with outer steps"),
+        (OUTER | LOCAL, ValueError, "differences are averaged by GradientAverager or Sparse, not by"),
+        (GROUPS | LOSSY, ValueError, "state_averaging_compression='float16': with target_group_size"),
+        (GROUPS | {"grad_averager": RANK(averager_rank=1)}, ValueError, "target_group_size: PowerSGD and PowerEF need"),
+        ({"auxiliary": True, "batch_size_per_step": 4}, ValueError, "batch_size_per_step"),
+        # ways to average gradients
+        ({"grad_averager": PowerSGDGradientAverager}, TypeError, "averager_rank"),
+        ({"grad_averager": RANK(averager_rank=0)}, ValueError, "averager_rank"),
+        ({"grad_averager": RANK(averager_rank=True)}, TypeError, "averager_rank"),
+        ({"grad_averager": RANK(averager_rank=4, min_compression_ratio=1.0)}, ValueError, "min_compression_ratio"),
+        ({"grad_averager": RANK(averager_rank=4, part_size_bytes=9)}, TypeError, "'part_size_bytes'.*averager_opts"),
+        ({"grad_averager": GradientAverager.get_factory(averager_rank=4)}, TypeError, "takes no 'averager_rank'"),
+        ({"grad_averager": dict}, TypeError, "expected GradientAverager"),
+        ({"grad_averager": partial(Sparse, k=31)}, ValueError, "k must be"),
+        ({"grad_averager": partial(Sparse, bits=3)}, ValueError, "bits must be"),
+        ({"grad_averager": partial(Sparse, decay=1.1)}, ValueError, "decay="),
+        ({"grad_averager": Sparse, "grad_compression": Float16Compression()}, ValueError, "grad_compression"),
+        ({"grad_averager": Sparse, "averager_opts": {"aggregator": Median()}}, ValueError, "aggregator"),
+        (OUTER | {"grad_averager": Sparse, "outer": Outer(4, "adam")}, ValueError, r"outer\.momentum=.*use Outer"),
+        (
+            OUTER | {"grad_averager": Sparse, "outer": Outer(4, momentum=0.9)},
+            ValueError,
+            r"outer\.momentum=.*use Outer",
+        ),
     ],
 )
-def test_delays_that_cannot_work_are_refused_with_the_reason(given: dict, made: bool, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        timing(ready_made(), None, **given) if made else timing(factory, parameters(), **given)
+def test_what_cannot_be_meant_is_refused_by_name(
+    dht: DHT, options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    usual = {"run_id": "run", "target_batch_size": 8, "optimizer": factory, "params": parameters()}
+    with pytest.raises(error, match=words):
+        Optimizer(dht=dht, **usual | options)
 
 
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ({"reuse_grad_buffers": True}, "reuse_grad_buffers=True has no use"),
-        ({"timing": Timing.DELAYED_AVERAGING}, "delay_grad_averaging=True has no use"),
-        ({"share_gradients": True}, "use_ext_grad_buffer=True has no use"),
-    ],
-)
-def test_local_updates_refuse_what_is_for_gradients(given: dict, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        LocalUpdates(**given)
-
-
-def test_parameters_for_a_factory_mean_offloading_unless_told_otherwise() -> None:
-    assert timing(factory, parameters()) == (Timing.AT_ONCE, True)
-    assert timing(factory, parameters(), offload=False) == (Timing.AT_ONCE, False)
-    assert timing(ready_made(), None) == (Timing.AT_ONCE, False)
+@pytest.mark.parametrize("wrong", [{"optimizer": "lion"}, {"lr": 0.0}, {"momentum": 1.0}, {"inner_batch_size": 0}])
+def test_outer_steps_that_cannot_be_meant_are_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"outer.{min(wrong)}"):
+        Outer(**{"inner_batch_size": 4, **wrong})
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, Timing.AT_ONCE),
-        ({"delayed_step": True}, Timing.DELAYED_STEP),
-        ({"delayed_averaging": True}, Timing.DELAYED_AVERAGING),
-        ({"delayed_averaging": True, "delayed_step": True}, Timing.DELAYED_AVERAGING),
+        ({}, (Timing.AT_ONCE, True)),
+        ({"offload": False}, (Timing.AT_ONCE, False)),
+        ({"delayed_step": True}, (Timing.DELAYED_STEP, True)),
+        ({"delayed_averaging": True}, (Timing.DELAYED_AVERAGING, True)),
+        (READY, (Timing.AT_ONCE, False)),
     ],
 )
-def test_delayed_gradients_bring_a_delayed_step(given: dict, expected: Timing) -> None:
-    assert timing(factory, parameters(), **given)[0] is expected
+def test_a_factory_means_offloading_and_delayed_gradients_a_delayed_step(given: Any, expected: object) -> None:
+    usual = {"offload": None, "delayed_step": None, "delayed_averaging": False}
+    assert choose_timing(**{"optimizer": factory, "params": parameters()} | usual | given) == expected
 
 
 @pytest.mark.parametrize(
-    ("local", "several", "every", "expected"),
+    ("grad_averager", "outer", "mode"),
     [
-        (False, False, None, None),
-        (True, False, None, None),
-        (True, True, None, 1),
-        (False, True, None, 1),
-        (True, True, 5, 5),
-        (False, False, 3, 3),
+        (None, None, LocalUpdates()),
+        (GradientAverager, None, Mode()),
+        (GradientAverager.get_factory(), None, Mode()),
+        (RANK(averager_rank=4), None, PowerSGD(averager_rank=4, min_compression_ratio=0.5)),
+        (partial(RANK(averager_rank=4), min_compression_ratio=0.1), None, THIN),
+        (partial(PowerEFGradientAverager, averager_rank=8), None, PowerEF(averager_rank=8)),
+        (GradientAverager, Outer(4), OuterSteps(outer=Outer(4))),
+        (partial(Sparse, k=32, bits=4), Outer(4), SparseOuterSteps(outer=Outer(4), k=32, bits=4)),
     ],
 )
-def test_how_often_states_are_averaged(local: bool, several: bool, every: int | None, expected: int | None) -> None:
-    kind = LocalUpdates if local else Mode
+def test_what_an_averager_class_stands_for(grad_averager: Any, outer: Outer | None, mode: Mode) -> None:
+    made = choose_mode(grad_averager, outer)
+    assert type(made) is type(mode) and made == mode
+
+
+@pytest.mark.parametrize(
+    ("kind", "several", "every", "expected"),
+    [(LocalUpdates, False, None, None), (LocalUpdates, True, 5, 5), (Mode, True, None, 1), (Mode, False, 3, 3)],
+)
+def test_how_often_states_are_averaged(
+    kind: type[Mode], several: bool, every: int | None, expected: int | None
+) -> None:
     assert kind(state=StateOptions(average_every=every), target_group_size=8).average_state_every(several) == expected
 
 
-@pytest.mark.parametrize("every", [0, -1, 1.5, True])
-def test_average_state_every_is_a_number_of_epochs(every: Any) -> None:
-    with pytest.raises(ValueError, match="average_state_every"):
-        StateOptions(average_every=every)
-
-
-def test_the_offloaded_optimizer_steps_copies() -> None:
-    model = parameters()
-    optimizer, place = place_optimizer(factory, model, offload=True)
-    assert isinstance(place, Offloaded)
-    assert place.model_parameters == tuple(model)
-    assert optimizer.param_groups[0]["params"][0] is place.state_parameters[0] is not model[0]
-    optimizer, place = place_optimizer(factory, model, offload=False)
-    assert isinstance(place, InPlace)
-    assert optimizer.param_groups[0]["params"][0] is model[0]
-
-
-def test_averager_opts_reach_their_component_and_unknown_ones_are_named() -> None:
-    config = OptimizerConfig("run", 8)
-    made = averager_config(config, options={"target_group_size": 4, "bandwidth": 0.5, "sender_timeout": 3.0})
-    assert made.matchmaking.target_group_size == 4
-    assert made.bandwidth == 0.5
-    assert made.allreduce.sender_timeout == 3.0
-    with pytest.raises(TypeError, match=r"there is no 'banwidth'; there are aggregator, audit, bandwidth"):
-        averager_config(config, options={"banwidth": 1.0})
-
-
-def test_timeouts_for_one_round() -> None:
+def test_averager_opts_and_timeouts_reach_their_component() -> None:
     config = OptimizerConfig("run", 8, averaging_timeout=40.0)
-    assert averager_config(config).allreduce.allreduce_timeout == 40.0
-    assert averager_config(config, allreduce_timeout=7.0).allreduce.allreduce_timeout == 7.0
-    assert averager_config(config, next_chunk_timeout=2.0).allreduce.sender_timeout == 2.0
-
-
-def test_the_tolerance_of_states_is_between_nothing_and_everything() -> None:
-    with pytest.raises(ValueError, match="state_tolerance=0"):
-        StateOptions(tolerance=0)
-
-
-def test_compressing_methods_need_one_group() -> None:
-    with pytest.raises(ValueError, match="target_group_size: PowerSGD and PowerEF need one group"):
-        PowerSGD(averager_rank=1, target_group_size=8)
-
-
-def test_a_lossy_codec_for_states_beside_gradients_needs_one_group() -> None:
-    lossy = StateOptions(compression=Float16Compression())
-    with pytest.raises(ValueError, match="state_averaging_compression='float16': with target_group_size"):
-        Mode(state=lossy, target_group_size=8)
-    assert LocalUpdates(state=lossy, target_group_size=8).local  # differences from the anchor travel
-
-
-def test_optimizers_and_schedules_that_want_more_than_a_step_are_refused() -> None:
-    with pytest.raises(ValueError, match="LBFGS wants a closure"):
-        place_optimizer(torch.optim.LBFGS, parameters(), offload=False)
-    with pytest.raises(ValueError, match="LBFGS wants a closure"):
-        place_optimizer(torch.optim.LBFGS, parameters(), offload=True)
-    made = ready_made()
-    with pytest.raises(ValueError, match="ReduceLROnPlateau wants 'metrics'"):
-        make_scheduler(torch.optim.lr_scheduler.ReduceLROnPlateau(made), made, made)
-    assert make_scheduler(torch.optim.lr_scheduler.StepLR(made, 2), made, made) is not None
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [
-        ("run_id", 5, TypeError),
-        ("target_batch_size", "16", TypeError),
-        ("target_batch_size", 1.5, TypeError),
-        ("target_batch_size", float("nan"), TypeError),
-        ("target_batch_size", True, TypeError),
-        ("target_batch_size", 0, ValueError),
-        ("matchmaking_time", None, TypeError),
-        ("averaging_timeout", "1", TypeError),
-        ("load_state_timeout", 0, ValueError),
-        ("proceed_alone", "no", TypeError),
-    ],
-)
-def test_values_that_make_no_sense_are_named(name: str, value: Any, expected: type[Exception]) -> None:
-    with pytest.raises(expected, match=name):
-        OptimizerConfig(**{"run_id": "run", "target_batch_size": 8} | {name: value})
-
-
-def test_flags_and_codecs_are_checked() -> None:
-    with pytest.raises(TypeError, match="reuse_grad_buffers='no': expected True or False"):
-        Mode(reuse_grad_buffers="no")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="load_state_compression=3"):
-        StateOptions(load_compression=3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="params: only for an optimizer factory"):
-        timing(ready_made(), parameters())
-    with pytest.raises(ValueError, match="allreduce_timeout"):
-        averager_config(OptimizerConfig("run", 8), allreduce_timeout=0)
+    made = averager_config(config, options={"target_group_size": 4, "bandwidth": 0.5, "sender_timeout": 3.0})
+    assert (made.matchmaking.target_group_size, made.bandwidth, made.allreduce.sender_timeout) == (4, 0.5, 3.0)
+    assert made.allreduce.allreduce_timeout == 40.0
+    made = averager_config(config, allreduce_timeout=7.0, next_chunk_timeout=2.0)
+    assert (made.allreduce.allreduce_timeout, made.allreduce.sender_timeout) == (7.0, 2.0)

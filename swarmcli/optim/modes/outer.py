@@ -24,7 +24,7 @@ from swarmcli.optim.state.anchor import Anchored
 from swarmcli.optim.state.averaging import statistic_slots
 from swarmcli.optim.state.buffers import Buffers
 from swarmcli.optim.state.differences import Differences, steps_of
-from swarmcli.optim.state.replica import InPlace, Replica
+from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.training_state import TrainingState
 
 if TYPE_CHECKING:
@@ -107,8 +107,6 @@ class OuterSteps(Mode):
         return [torch.zeros_like(each, device="cpu") for each in trained for _ in dict.fromkeys(self.state.statistics)]
 
     def build(self, peer: PeerContext, trained: Trained) -> GradientWork:
-        if not (self.local or isinstance(trained.placement, InPlace)):
-            raise ValueError("offload_optimizer: with outer steps the optimizer makes inner steps, of the model itself")
         place = Anchored(trained.placement, self.outer.make)
         buffers, riders = Buffers(trained.extra_tensors), Riders(trained.optimizer, self.state.statistics)
         differences = Differences(place, trained.optimizer, self.outer.inner_batch_size)
