@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -19,6 +20,9 @@ from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription,
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.modes.base import Trained
 from swarmcli.optim.modes.gradients import Mode
+from swarmcli.optim.participant import Participant
+from swarmcli.optim.state.averaging import state_slots
+from swarmcli.optim.state.replica import Offloaded
 from swarmcli.testing.memory_network import MemoryNetwork
 from tests.relaying import Relaying
 
@@ -113,9 +117,10 @@ class Trainer:
         mode: Mode | None = None,
         averaging: Mapping[str, Any] | None = None,
         weighs: bool = False,
+        offload: bool = False,
         **options: Any,
     ) -> None:
-        """`weighs`: its batches by `weights_of`, and not all rows alike."""
+        """`weighs`: its batches by `weights_of`, and not all rows alike. `offload`: its optimizer steps a copy."""
         self.weighs = weighs
         self.node, self.batch_size, self.pace = node, batch_size, pace
         self.seed, self.weights = seed, make_model(seed, dtype)
@@ -125,9 +130,10 @@ class Trainer:
         self.pending: list[torch.Tensor] = []
         self.epochs: list[EpochAdvanced] = record(node, EpochAdvanced)
         config = OptimizerConfig("run", target, description=PeerDescription(role), **options)
-        optimizer = make([self.weights])
+        self.place = Offloaded([self.weights], make) if offload else None
+        optimizer = make([self.weights]) if self.place is None else self.place.optimizer
         peer = PeerContext(node, config, averager_config(config, options=averaging))
-        self.core = OptimizerCore(peer, Trained(optimizer, scheduler(optimizer), extra_tensors), mode)
+        self.core = OptimizerCore(peer, Trained(optimizer, scheduler(optimizer), extra_tensors, self.place), mode)
 
     @property
     def epoch(self) -> int:
@@ -189,14 +195,15 @@ class Swarm:
         self.relaying: dict[PeerID, Relaying] = {}
         self._contact_relays, self._home = contact_relays, home
         self._nodes: list[DHTNode] = []
+        self._cores: list[Participant] = []
 
     async def __aenter__(self) -> Swarm:
         self.contact = await self.node(relays=self._contact_relays)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for trainer in self.trainers:
-            await trainer.core.shutdown()
+        for core in self._cores:
+            await core.shutdown()
         for node in reversed(self._nodes):
             await self.relaying[node.peer_id].close()
             await node.shutdown()
@@ -215,9 +222,13 @@ class Swarm:
 
     async def add(self, peer: P) -> P:
         """Starts a peer of any kind, and ends it with the swarm."""
-        await peer.core.start()
+        await self.start(peer.core)
         self.trainers.append(peer)
         return peer
+
+    async def start(self, core: Participant) -> None:
+        self._cores.append(core)
+        await core.start()
 
     async def kill(self, trainer: Trainer) -> None:
         """SIGKILL: its connections are reset, and it says nothing more."""
@@ -236,6 +247,18 @@ async def together(*work: Coroutine[Any, Any, Any]) -> None:
             group.create_task(each)
 
 
+@asynccontextmanager
+async def meanwhile(*work: Coroutine[Any, Any, Any]) -> AsyncIterator[list[asyncio.Task[Any]]]:
+    """Runs all beside the block, and gives up at its end what has not ended by itself."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
 async def until(condition: Callable[[], bool], *, every: float = 0.01) -> None:
     """Looks every so many seconds."""
     for _ in range(100_000):
@@ -252,13 +275,21 @@ def digests(trainers: Iterable[Trainer]) -> set[str]:
 async def auxiliary(
     swarm: Swarm, *, client_mode: bool = False, target: int = TARGET, mode: Mode | None = None
 ) -> AuxiliaryCore:
-    """An auxiliary that has been started; shut it down before the swarm ends."""
+    """An auxiliary that has been started."""
     core = assistant(await swarm.node(client_mode=client_mode), target, mode)
-    await core.start()
+    await swarm.start(core)
     return core
+
+
+async def assist(helper: AuxiliaryCore, until: float = math.inf) -> None:
+    """It steps until this epoch."""
+    while helper.position.epoch < until:
+        await helper.step()
 
 
 def assistant(node: DHTNode, target: int = TARGET, mode: Mode | None = None) -> AuxiliaryCore:
     """The auxiliary that stands on a node."""
-    config = OptimizerConfig("run", target, description=PeerDescription("auxiliary"))
-    return AuxiliaryCore(PeerContext(node, config, averager_config(config, auxiliary=True)), [make_model(0)], mode)
+    config, model = OptimizerConfig("run", target, description=PeerDescription("auxiliary")), make_model(0)
+    peer = PeerContext(node, config, averager_config(config, auxiliary=True))
+    states = state_slots([model], momentum([model]), mode.state.statistics if mode else (), ())
+    return AuxiliaryCore(peer, [model], mode, list(states))

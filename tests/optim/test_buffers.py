@@ -12,8 +12,8 @@ from swarmcli.optim.config import OptimizerConfig, PeerContext
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.modes.base import Trained
 from swarmcli.optim.state.buffers import Buffers
-from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, together
+from tests.simulation import within
 
 TARGET = 24
 
@@ -59,46 +59,42 @@ class Peer:
         return [tensor.clone() for tensor in self.core.replica.state.extra_tensors]
 
 
-def test_they_are_the_mean_by_samples_of_what_one_process_would_have_seen() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            one, two = [await swarm.add(Peer(await swarm.node(), level=level)) for level in (0.0, 2.0)]
-            seen: dict[int, dict[str, torch.Tensor]] = {}
+@within(300)
+async def test_they_are_the_mean_by_samples_of_what_one_process_would_have_seen() -> None:
+    async with Swarm() as swarm:
+        one, two = [await swarm.add(Peer(await swarm.node(), level=level)) for level in (0.0, 2.0)]
+        seen: dict[int, dict[str, torch.Tensor]] = {}
 
-            async def once(peer: Peer, size: int) -> None:
-                await peer.core.join()
-                seen[size] = await peer.step(size)
-                while peer.core.position.epoch < 1:
-                    await peer.core.step(0)
+        async def once(peer: Peer, size: int) -> None:
+            await peer.core.join()
+            seen[size] = await peer.step(size)
+            while peer.core.position.epoch < 1:
+                await peer.core.step(0)
 
-            await together(once(one, 8), once(two, 16))
-            for name in ("1.running_mean", "1.running_var"):
-                expected = sum(size * running[name] for size, running in seen.items()) / 24
-                torch.testing.assert_close(one.running[name], expected)
-                assert torch.equal(one.running[name], two.running[name])
-
-    virtual_time.run(main(), timeout=300)
+        await together(once(one, 8), once(two, 16))
+        for name in ("1.running_mean", "1.running_var"):
+            expected = sum(size * running[name] for size, running in seen.items()) / 24
+            torch.testing.assert_close(one.running[name], expected)
+            assert torch.equal(one.running[name], two.running[name])
 
 
-def test_a_checkpoint_has_them_and_one_without_takes_the_models() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            one = await swarm.add(Peer(await swarm.node()))
-            await one.train(3)
-            await one.step()  # the model's have moved since the last average
-            saved, model = await one.core.state_dict(), {k: v.clone() for k, v in one.model.state_dict().items()}
-            own, running = one.own, one.running
-            await one.train(5)
-            again = await swarm.add(Peer(await swarm.node(), seed=1))
-            again.model.load_state_dict(model)
-            await again.core.load_state_dict(saved)
-            assert all(map(torch.equal, again.own, own)) and not torch.equal(own[0], running["1.running_mean"])
-            former = {**saved, "swarm": {key: value for key, value in saved["swarm"].items() if key != "extra"}}
-            again.model.load_state_dict(model)
-            await again.core.load_state_dict(former)
-            assert all(map(torch.equal, again.own, running.values()))
-
-    virtual_time.run(main(), timeout=300)
+@within(300)
+async def test_a_checkpoint_has_them_and_one_without_takes_the_models() -> None:
+    async with Swarm() as swarm:
+        one = await swarm.add(Peer(await swarm.node()))
+        await one.train(3)
+        await one.step()  # the model's have moved since the last average
+        saved, model = await one.core.state_dict(), {k: v.clone() for k, v in one.model.state_dict().items()}
+        own, running = one.own, one.running
+        await one.train(5)
+        again = await swarm.add(Peer(await swarm.node(), seed=1))
+        again.model.load_state_dict(model)
+        await again.core.load_state_dict(saved)
+        assert all(map(torch.equal, again.own, own)) and not torch.equal(own[0], running["1.running_mean"])
+        former = {**saved, "swarm": {key: value for key, value in saved["swarm"].items() if key != "extra"}}
+        again.model.load_state_dict(model)
+        await again.core.load_state_dict(former)
+        assert all(map(torch.equal, again.own, running.values()))
 
 
 def test_what_a_model_moves_during_a_round_is_kept() -> None:

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from swarmcli.testing import virtual_time
 from tests.optim import optim_swarm
 from tests.optim.optim_swarm import Swarm, Trainer, together
+from tests.simulation import within
 from tests.suites import soak
 
 DELAY = 0.05  # seconds one way
@@ -27,21 +27,18 @@ def beyond_computing(trainer: Trainer, batches: int) -> list[float]:
 
 
 @pytest.mark.parametrize(("batches", "peers"), [(1, 2), *soak([(1, 4), (4, 2), (4, 4), (1, 8), (4, 8)])])
-def test_an_epoch_ends_within_a_few_ways_through_the_network(
+@within(600)
+async def test_an_epoch_ends_within_a_few_ways_through_the_network(
     peers: int, batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optim_swarm, "FEATURES", FEATURES)
-
-    async def main() -> None:
-        async with Swarm(latency=DELAY) as swarm:
-            target = 4 * peers * batches
-            trainers = [await swarm.trainer(seed=1, pace=2.0, target=target) for _ in range(peers)]
-            await together(*(trainer.core.join() for trainer in trainers))
-            await together(*(trainer.train(EPOCHS) for trainer in trainers))
-            for trainer in trainers:
-                ways = beyond_computing(trainer, batches)
-                assert min(ways) < WAYS
-                assert max(ways) < WAYS + AUDIT
-            assert asyncio.get_running_loop().time() < EPOCHS * (2.0 * batches + 1.0) + 10
-
-    virtual_time.run(main(), timeout=600)
+    async with Swarm(latency=DELAY) as swarm:
+        target = 4 * peers * batches
+        trainers = [await swarm.trainer(seed=1, pace=2.0, target=target) for _ in range(peers)]
+        await together(*(trainer.core.join() for trainer in trainers))
+        await together(*(trainer.train(EPOCHS) for trainer in trainers))
+        for trainer in trainers:
+            ways = beyond_computing(trainer, batches)
+            assert min(ways) < WAYS
+            assert max(ways) < WAYS + AUDIT
+        assert asyncio.get_running_loop().time() < EPOCHS * (2.0 * batches + 1.0) + 10

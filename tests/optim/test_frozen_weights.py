@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from swarmcli.state.snapshot import Snapshot
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, record, together
 from tests.optim.shells import dhts
+from tests.simulation import within
 
 TARGET, WIDTH, WORDS = 24, 8, 512
 
@@ -119,54 +121,49 @@ def whole(peer: Peer, like: Peer) -> bool:
     return all(torch.equal(one, two) for one, two in pairs if not one.requires_grad)
 
 
-def test_they_are_no_part_of_states_rounds_and_lineages() -> None:
-    async def main() -> None:
-        async with Peers() as swarm:
-            one = await swarm.peer()
-            first = one.core.position
-            await one.train(2)
-            two = await swarm.peer(seed=1)
-            downloads = record(two.node, StateDownloaded)
-            await two.core.join()
-            await together(one.train(4), two.train(4))
-            assert one.core.replica.state.digest() == two.core.replica.state.digest()
-            numbers = one.model.layer.weight.nbytes + one.model.layer.bias.nbytes
-            assert downloads[0].bytes < numbers + 512, "the table is 16 KiB"
-            assert len([name for name in one.names if name.startswith("parameter/")]) == 2
-            assert one.core.work.averager.layout.wire_bytes < 2 * numbers
-            other = await swarm.peer(frozen=1)
-            assert other.core.position == first
-
-    virtual_time.run(main(), timeout=300)
+@within(300)
+async def test_they_are_no_part_of_states_rounds_and_lineages() -> None:
+    async with Peers() as swarm:
+        one = await swarm.peer()
+        first = one.core.position
+        await one.train(2)
+        two = await swarm.peer(seed=1)
+        downloads = record(two.node, StateDownloaded)
+        await two.core.join()
+        await together(one.train(4), two.train(4))
+        assert one.core.replica.state.digest() == two.core.replica.state.digest()
+        numbers = one.model.layer.weight.nbytes + one.model.layer.bias.nbytes
+        assert downloads[0].bytes < numbers + 512, "the table is 16 KiB"
+        assert len([name for name in one.names if name.startswith("parameter/")]) == 2
+        assert one.core.work.averager.layout.wire_bytes < 2 * numbers
+        other = await swarm.peer(frozen=1)
+        assert other.core.position == first
 
 
 @pytest.mark.parametrize(
     ("role", "timing", "in_memory"), [("trainer", Timing.AT_ONCE, 0), ("monitor", Timing.DELAYED_STEP, 64 << 20)]
 )
-def test_a_newcomer_with_others_downloads_the_runs_once(
+@within(300)
+async def test_a_newcomer_with_others_downloads_the_runs_once(
     role: Role, timing: Timing, in_memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frozen_exchange, "IN_MEMORY", in_memory)
-
-    async def main() -> None:
-        async with Peers() as swarm:
-            mode = Mode(timing=timing)
-            one = await swarm.peer(mode=mode)
-            await one.train(1)
-            two = await swarm.peer(frozen=1, seed=1, digest=one.frozen.digest, directory=tmp_path, mode=mode, role=role)
-            assert not two.frozen.held and not whole(two, one)
-            version = two.model.table._version
-            given = record(one.node, StateDonated)
-            await together(one.train(5), two.follow(5) if role == "monitor" else two.train(5))
-            assert whole(two, one) and two.frozen.held and (tmp_path / FILE).exists()
-            assert one.core.replica.state.digest() == two.core.replica.state.digest()
-            assert two.model.table._version > version, "by that rank 0 of a site knows what the others need"
-            assert len(given) == 1, "of the state; its chunks hold no frozen weights"
-            assert [each.level for each in two.noticed if "frozen weights" in each.text] == ["info"]
-            again = FrozenWeights(Peer(two.node, frozen=2).frozen.tensors, one.frozen.digest, tmp_path)
-            assert again.held, "a restart downloads nothing"
-
-    virtual_time.run(main(), timeout=300)
+    async with Peers() as swarm:
+        mode = Mode(timing=timing)
+        one = await swarm.peer(mode=mode)
+        await one.train(1)
+        two = await swarm.peer(frozen=1, seed=1, digest=one.frozen.digest, directory=tmp_path, mode=mode, role=role)
+        assert not two.frozen.held and not whole(two, one)
+        version = two.model.table._version
+        given = record(one.node, StateDonated)
+        await together(one.train(5), two.follow(5) if role == "monitor" else two.train(5))
+        assert whole(two, one) and two.frozen.held and (tmp_path / FILE).exists()
+        assert one.core.replica.state.digest() == two.core.replica.state.digest()
+        assert two.model.table._version > version, "by that rank 0 of a site knows what the others need"
+        assert len(given) == 1, "of the state; its chunks hold no frozen weights"
+        assert [each.level for each in two.noticed if "frozen weights" in each.text] == ["info"]
+        again = FrozenWeights(Peer(two.node, frozen=2).frozen.tensors, one.frozen.digest, tmp_path)
+        assert again.held, "a restart downloads nothing"
 
 
 def test_a_base_that_nobody_has_named_is_compared_whatever_holds_it() -> None:
@@ -193,21 +190,18 @@ def test_a_base_that_nobody_has_named_is_compared_whatever_holds_it() -> None:
     assert base_of(list(torch.nn.Linear(2, 2).parameters())) == ""
 
 
-def test_strangers_drive_nobody_away_that_was_told_the_digest_or_has_nothing_frozen() -> None:
-    async def main() -> None:
-        async with Peers() as swarm:
-            stranger = await swarm.peer(frozen=1)
-            await stranger.train(1)
-            named = await swarm.peer(digest=frozen_of([], Model().named_parameters()).digest)
-            plain = await swarm.trainer(fingerprint={"seed": "other"})
-            await named.train(2)
-            await plain.train(2)
-            assert (
-                whole(named, Peer(named.node))
-                and named.core.replica.state.digest() != stranger.core.replica.state.digest()
-            )
-
-    virtual_time.run(main(), timeout=300)
+@within(300)
+async def test_strangers_drive_nobody_away_that_was_told_the_digest_or_has_nothing_frozen() -> None:
+    async with Peers() as swarm:
+        stranger = await swarm.peer(frozen=1)
+        await stranger.train(1)
+        named = await swarm.peer(digest=frozen_of([], Model().named_parameters()).digest)
+        plain = await swarm.trainer(fingerprint={"seed": "other"})
+        await named.train(2)
+        await plain.train(2)
+        assert (
+            whole(named, Peer(named.node)) and named.core.replica.state.digest() != stranger.core.replica.state.digest()
+        )
 
 
 def lie(peer: Peer, *, hashes: bool) -> None:
@@ -223,29 +217,27 @@ def lie(peer: Peer, *, hashes: bool) -> None:
 
 
 @pytest.mark.parametrize("hashes", [False, True], ids=["other bytes", "other hashes"])
-def test_a_donor_that_gives_others_is_refused(hashes: bool) -> None:
-    async def main() -> None:
-        async with Peers() as swarm:
-            one, two = [await swarm.peer() for _ in range(2)]
-            await together(one.train(1), two.train(1))
-            lie(one, hashes=hashes)
-            newcomer = await swarm.peer(frozen=1, digest=two.frozen.digest)
-            honest = two.core.frozen.donor
-            honest._max_downloads = 0  # it has no time until somebody was refused
-            newcomer.node.endpoint.events.subscribe(
-                lambda event: isinstance(event, PeerRefused) and setattr(honest, "_max_downloads", 4)
-            )
-            await newcomer.core.join()
-            assert whole(newcomer, two)
-            assert {each.peer for each in newcomer.refused} == {one.node.peer_id.text}
-            alone = await swarm.peer(frozen=1, digest=two.frozen.digest, load_state_timeout=5.0)
-            for peer in (two, newcomer):
-                peer.core.frozen.close()
-            with pytest.raises(StateDownloadError, match="frozen weights"):
-                await alone.core.join()
-            assert torch.equal(alone.model.table, Model(frozen=1).table), "nothing changes before all of it is right"
-
-    virtual_time.run(main(), timeout=300)
+@within(300)
+async def test_a_donor_that_gives_others_is_refused(hashes: bool) -> None:
+    async with Peers() as swarm:
+        one, two = [await swarm.peer() for _ in range(2)]
+        await together(one.train(1), two.train(1))
+        lie(one, hashes=hashes)
+        newcomer = await swarm.peer(frozen=1, digest=two.frozen.digest)
+        honest = two.core.frozen.donor
+        honest._max_downloads = 0  # it has no time until somebody was refused
+        newcomer.node.endpoint.events.subscribe(
+            lambda event: isinstance(event, PeerRefused) and setattr(honest, "_max_downloads", 4)
+        )
+        await newcomer.core.join()
+        assert whole(newcomer, two)
+        assert {each.peer for each in newcomer.refused} == {one.node.peer_id.text}
+        alone = await swarm.peer(frozen=1, digest=two.frozen.digest, load_state_timeout=5.0)
+        for peer in (two, newcomer):
+            peer.core.frozen.close()
+        with pytest.raises(StateDownloadError, match="frozen weights"):
+            await alone.core.join()
+        assert torch.equal(alone.model.table, Model(frozen=1).table), "nothing changes before all of it is right"
 
 
 @pytest.mark.parametrize("damage", ["truncated", "another value", "another run's", "another model's"])
@@ -324,41 +316,39 @@ def test_what_cannot_be_meant_is_refused(wrong: dict[str, Any], says: str) -> No
         frozen_of(**{"parameters": [], "named": [torch.zeros(2)], **wrong})
 
 
-def test_a_checkpoint_names_them() -> None:
-    async def main() -> None:
-        async with Peers() as swarm:
-            one = await swarm.peer()
-            await one.train(2)
-            saved, weights = await one.core.state_dict(), {k: v.clone() for k, v in one.model.state_dict().items()}
-            assert saved["swarm"][TERM] == one.frozen.digest
+@within(300)
+async def test_a_checkpoint_names_them() -> None:
+    async with Peers() as swarm:
+        one = await swarm.peer()
+        await one.train(2)
+        saved, weights = await one.core.state_dict(), {k: v.clone() for k, v in one.model.state_dict().items()}
+        assert saved["swarm"][TERM] == one.frozen.digest
 
-            again = await swarm.peer(frozen=1, digest=one.frozen.digest)
-            again.model.load_state_dict(weights)
-            await again.core.load_state_dict(saved)
-            assert again.frozen.held, "they came with the checkpoint"
+        again = await swarm.peer(frozen=1, digest=one.frozen.digest)
+        again.model.load_state_dict(weights)
+        await again.core.load_state_dict(saved)
+        assert again.frozen.held, "they came with the checkpoint"
 
-            for held in (one, again):  # who restores another model's, and is refused, gets the run's back
-                held.model.load_state_dict(Model(frozen=4).state_dict())
-                with pytest.raises(ValueError, match="not those of the checkpoint"):
-                    await held.core.load_state_dict(saved)
-                assert not held.frozen.held
-                held.model.layer.load_state_dict({k[6:]: v for k, v in weights.items() if k.startswith("layer")})
-            one.model.table.copy_(weights["table"])
-            one.model.scale.copy_(weights["scale"])
-            await one.core.load_state_dict(saved)
-            await together(one.train(4), again.train(4))
-            assert again.frozen.held and whole(again, one)
+        for held in (one, again):  # who restores another model's, and is refused, gets the run's back
+            held.model.load_state_dict(Model(frozen=4).state_dict())
+            with pytest.raises(ValueError, match="not those of the checkpoint"):
+                await held.core.load_state_dict(saved)
+            assert not held.frozen.held
+            held.model.layer.load_state_dict({k[6:]: v for k, v in weights.items() if k.startswith("layer")})
+        one.model.table.copy_(weights["table"])
+        one.model.scale.copy_(weights["scale"])
+        await one.core.load_state_dict(saved)
+        await together(one.train(4), again.train(4))
+        assert again.frozen.held and whole(again, one)
 
-            other = await swarm.peer(frozen=1)
-            other.model.load_state_dict(weights)
-            position = other.core.position
-            with pytest.raises(ValueError, match="other frozen weights"):
-                await other.core.load_state_dict(saved)
-            assert other.core.position == position
-            del saved["swarm"][TERM]  # of a former version
+        other = await swarm.peer(frozen=1)
+        other.model.load_state_dict(weights)
+        position = other.core.position
+        with pytest.raises(ValueError, match="other frozen weights"):
             await other.core.load_state_dict(saved)
-
-    virtual_time.run(main(), timeout=300)
+        assert other.core.position == position
+        del saved["swarm"][TERM]  # of a former version
+        await other.core.load_state_dict(saved)
 
 
 def test_through_the_public_class(tmp_path: Path) -> None:
@@ -371,28 +361,20 @@ def test_through_the_public_class(tmp_path: Path) -> None:
         opt.step(batch_size=4)
 
     one, two, shapes = Model(), Model(seed=1, frozen=1), Model().to("meta")
-    with dhts(3) as (first, second, third):
-        donor = optimizer(first, one, frozen_parameters=one.named_parameters())
-        newcomer = optimizer(
-            second,
-            two,
-            frozen_parameters=two.named_parameters(),
-            frozen_digest=donor.frozen_digest,
-            frozen_directory=tmp_path,
-        )
-        helper = optimizer(third, shapes, auxiliary=True, frozen_digest=donor.frozen_digest)
-        try:
-            step(donor, one)
-            assert newcomer.load_state_from_peers() and (tmp_path / FILE).exists()
-            assert all(map(torch.equal, one.parameters(), two.parameters()))
-            terms = [each._core.config.fingerprint for each in (donor, newcomer, helper)]
-            assert terms == [{TERM: donor.frozen_digest}] * 3
-        finally:
-            for each in (helper, newcomer, donor):
-                each.shutdown()
+    with dhts(3) as (first, second, third), ExitStack() as stack:
+        donor = stack.enter_context(optimizer(first, one, frozen_parameters=one.named_parameters()))
+        run = {"frozen_digest": donor.frozen_digest}
+        named = {"frozen_parameters": two.named_parameters(), "frozen_directory": tmp_path}
+        newcomer = stack.enter_context(optimizer(second, two, **named, **run))
+        helper = stack.enter_context(optimizer(third, shapes, auxiliary=True, **run))
+        step(donor, one)
+        assert newcomer.load_state_from_peers() and (tmp_path / FILE).exists()
+        assert all(map(torch.equal, one.parameters(), two.parameters()))
+        terms = [each._core.config.fingerprint for each in (donor, newcomer, helper)]
+        assert terms == [{TERM: donor.frozen_digest}] * 3
+    with dhts(1) as (dht,):
         with pytest.raises(ValueError, match="64 hexadecimal digits"):
-            optimizer(first, one, frozen_parameters=one.parameters(), frozen_digest="mine")
+            optimizer(dht, one, frozen_parameters=one.parameters(), frozen_digest="mine")
         for options, compares in (({}, True), ({"frozen_parameters": ()}, False)):
-            plain = optimizer(first, one, **options)
-            plain.shutdown()
-            assert bool(plain.core.frozen.frozen.base) == compares and not plain.frozen_digest
+            with optimizer(dht, one, **options) as plain:
+                assert bool(plain.core.frozen.frozen.base) == compares and not plain.frozen_digest

@@ -29,8 +29,8 @@ from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
 from swarmcli.optim.modes.outer import OuterSteps, SparseOuterSteps
 from swarmcli.optim.modes.sparse import Sparse
-from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, record, until
+from tests.simulation import within
 from tests.suites import soak
 
 ROWS, COLUMNS = 48, 96  # of the matrix that is learned: more than a chunk of sparse gradients
@@ -273,16 +273,14 @@ OTHERS = [case for case in itertools.product(MODES, FAULTS, [4]) if case not in 
 
 @pytest.mark.parametrize("seed", [0, *soak(range(1, 4))])
 @pytest.mark.parametrize(("mode", "fault", "count"), [*FIRST, *soak(OTHERS)])
-def test_who_stays_is_equal_and_samples_count_once_or_are_told_as_lost(
+@within(600)
+async def test_who_stays_is_equal_and_samples_count_once_or_are_told_as_lost(
     mode: str, fault: str, count: int, seed: int
 ) -> None:
-    async def main() -> None:
-        async with Swarm(seed, latency=0.02) as swarm, Field(swarm, MODES[mode]) as there:
-            for _ in range(count):
-                await there.learner()
-            there.begin()
-            await FAULTS[fault](there)
-            await there.end()
-            there.check()
-
-    virtual_time.run(main(), seed=seed, timeout=600)
+    async with Swarm(seed, latency=0.02) as swarm, Field(swarm, MODES[mode]) as there:
+        for _ in range(count):
+            await there.learner()
+        there.begin()
+        await FAULTS[fault](there)
+        await there.end()
+        there.check()

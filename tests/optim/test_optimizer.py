@@ -5,8 +5,8 @@ import copy
 import os
 import signal
 import threading
-from collections.abc import Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Coroutine
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -17,19 +17,9 @@ from swarmcli.dht import DHT
 from swarmcli.errors import IdentityError, OptimizerError
 from swarmcli.network.loop_thread import LoopThread
 from swarmcli.optim import Optimizer, PeerDescription
-from swarmcli.optim.arguments import make_optimizer, make_scheduler
 from tests.optim.shells import at_once, dhts
 
 TARGET = 16
-
-
-@contextmanager
-def closing_optimizer(dht: DHT, net: torch.nn.Module, **options) -> Iterator[Optimizer]:
-    opt = optimizer(dht, net, **options)
-    try:
-        yield opt
-    finally:
-        opt.shutdown()
 
 
 def model(seed: int = 0) -> torch.nn.Module:
@@ -80,6 +70,7 @@ def test_two_trainers_and_a_monitor_in_threads_over_tcp() -> None:
 
 
 def test_a_batch_calls_into_the_loop_once_and_its_gradients_stay_where_they_are(
+    dht: DHT,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[str] = []
@@ -90,7 +81,7 @@ def test_a_batch_calls_into_the_loop_once_and_its_gradients_stay_where_they_are(
         return submit(thread, coroutine)
 
     net = model()
-    with dhts(1) as (dht,), closing_optimizer(dht, net, target_batch_size=1 << 20) as opt:
+    with optimizer(dht, net, target_batch_size=1 << 20) as opt:
         opt.load_state_from_peers()
         monkeypatch.setattr(LoopThread, "submit", counted)
         for batch in range(1, 4):
@@ -107,101 +98,96 @@ def test_a_batch_calls_into_the_loop_once_and_its_gradients_stay_where_they_are(
             assert [gradient.data_ptr() for gradient in found] == places
 
 
-def test_alone_with_a_closure() -> None:
-    with dhts(1) as (dht,):
-        net = model()
-        opt = optimizer(dht, net, batch_size_per_step=TARGET)
-        rows = torch.ones(TARGET, 4, dtype=torch.float64)
+def test_alone_with_a_closure(dht: DHT) -> None:
+    net = model()
+    opt = optimizer(dht, net, batch_size_per_step=TARGET)
+    rows = torch.ones(TARGET, 4, dtype=torch.float64)
 
-        def closure() -> torch.Tensor:
-            opt.zero_grad()
-            loss = ((net(rows) - 1) ** 2).mean()
-            loss.backward()
-            return loss
-
-        losses = [opt.step(closure).item() for _ in range(5)]
-        assert opt.local_epoch == 5
-        assert losses[-1] < losses[0]
-        assert opt.report().loss == pytest.approx(losses[-1])
-        assert opt.local_progress.samples_accumulated == 0
-        assert opt.is_synchronized_with_peers()
-        assert not opt.load_state_from_peers()
-        opt.shutdown()
-
-
-def test_it_looks_like_a_torch_optimizer() -> None:
-    with dhts(1) as (dht,):
-        net = model()
-        inner = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
-        opt = Optimizer(dht=dht, run_id="shell", target_batch_size=4, optimizer=inner)
-        assert isinstance(opt, torch.optim.Optimizer)
-        assert opt.param_groups is inner.param_groups
-        assert opt.defaults["lr"] == 0.5
-        net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
-        opt.step(batch_size=4)
-        assert opt.state is inner.state and len(opt.state) == 4
+    def closure() -> torch.Tensor:
         opt.zero_grad()
-        assert all(not parameter.grad.any() for parameter in net.parameters())
-        opt.zero_grad(set_to_none=True)
-        assert all(parameter.grad is None for parameter in net.parameters())
-        assert "shell" in repr(opt)
-        with pytest.raises(OptimizerError, match="added"):
-            opt.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
-        opt.shutdown()
+        loss = ((net(rows) - 1) ** 2).mean()
+        loss.backward()
+        return loss
+
+    losses = [opt.step(closure).item() for _ in range(5)]
+    assert opt.local_epoch == 5
+    assert losses[-1] < losses[0]
+    assert opt.report().loss == pytest.approx(losses[-1])
+    assert opt.local_progress.samples_accumulated == 0
+    assert opt.is_synchronized_with_peers()
+    assert not opt.load_state_from_peers()
+    opt.shutdown()
 
 
-def test_a_checkpoint_survives_torch_save(tmp_path) -> None:
-    with dhts(1) as (dht,):
-        net = model()
-        opt = optimizer(dht, net)
-        train(net, opt, 3, seed=1)
-        torch.save({"model": net.state_dict(), "optimizer": opt.state_dict()}, tmp_path / "checkpoint")
-        digest = opt.state_digest()
-        opt.shutdown()
-        again = model(5)
-        saved = torch.load(tmp_path / "checkpoint", weights_only=True)
-        again.load_state_dict(saved["model"])
-        resumed = optimizer(dht, again)
-        resumed.load_state_dict(saved["optimizer"])
-        assert (resumed.local_epoch, resumed.state_digest()) == (3, digest)
-        train(again, resumed, 5, seed=2)
-        resumed.shutdown()
+def test_it_looks_like_a_torch_optimizer(dht: DHT) -> None:
+    net = model()
+    inner = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
+    opt = Optimizer(dht=dht, run_id="shell", target_batch_size=4, optimizer=inner)
+    assert isinstance(opt, torch.optim.Optimizer)
+    assert opt.param_groups is inner.param_groups
+    assert opt.defaults["lr"] == 0.5
+    net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
+    opt.step(batch_size=4)
+    assert opt.state is inner.state and len(opt.state) == 4
+    opt.zero_grad()
+    assert all(not parameter.grad.any() for parameter in net.parameters())
+    opt.zero_grad(set_to_none=True)
+    assert all(parameter.grad is None for parameter in net.parameters())
+    assert "shell" in repr(opt)
+    with pytest.raises(OptimizerError, match="added"):
+        opt.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
+    opt.shutdown()
 
 
-def test_waiting_can_be_interrupted_and_gone_on_with() -> None:
+def test_a_checkpoint_survives_torch_save(dht: DHT, tmp_path) -> None:
+    net = model()
+    opt = optimizer(dht, net)
+    train(net, opt, 3, seed=1)
+    torch.save({"model": net.state_dict(), "optimizer": opt.state_dict()}, tmp_path / "checkpoint")
+    digest = opt.state_digest()
+    opt.shutdown()
+    again = model(5)
+    saved = torch.load(tmp_path / "checkpoint", weights_only=True)
+    again.load_state_dict(saved["model"])
+    resumed = optimizer(dht, again)
+    resumed.load_state_dict(saved["optimizer"])
+    assert (resumed.local_epoch, resumed.state_digest()) == (3, digest)
+    train(again, resumed, 5, seed=2)
+    resumed.shutdown()
+
+
+def test_waiting_can_be_interrupted_and_gone_on_with(dht: DHT) -> None:
     async def interrupt_soon() -> None:
         asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), signal.SIGINT)
 
-    with dhts(1) as (dht,):
-        opt = optimizer(dht, model(), description=PeerDescription("monitor"))
-        opt.load_state_from_peers()
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores Ctrl-C
-        try:
-            dht.run_coroutine(interrupt_soon())
-            with pytest.raises(KeyboardInterrupt):
-                opt.step(batch_size=0)
-        finally:
-            signal.signal(signal.SIGINT, before)
-        opt.step(batch_size=0)
-        opt.shutdown()
+    opt = optimizer(dht, model(), description=PeerDescription("monitor"))
+    opt.load_state_from_peers()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores Ctrl-C
+    try:
+        dht.run_coroutine(interrupt_soon())
+        with pytest.raises(KeyboardInterrupt):
+            opt.step(batch_size=0)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    opt.step(batch_size=0)
+    opt.shutdown()
 
 
-def test_an_auxiliary_takes_neither_batches_nor_closures() -> None:
-    with dhts(1) as (dht,):
-        opt = optimizer(dht, model(), auxiliary=True)
-        with pytest.raises(OptimizerError, match="assists"):
-            opt.step(batch_size=4)
-        with pytest.raises(OptimizerError, match="assists"):
-            opt.step(closure=lambda: 0.0)
-        with pytest.raises(OptimizerError, match="holds no parameters"):
-            opt.state_digest()
+def test_an_auxiliary_takes_neither_batches_nor_closures(dht: DHT) -> None:
+    opt = optimizer(dht, model(), auxiliary=True)
+    with pytest.raises(OptimizerError, match="assists"):
+        opt.step(batch_size=4)
+    with pytest.raises(OptimizerError, match="assists"):
+        opt.step(closure=lambda: 0.0)
+    with pytest.raises(OptimizerError, match="holds no parameters"):
+        opt.state_digest()
+    opt.step()
+    assert opt.local_epoch == 0
+    assert opt.report().role == "auxiliary"
+    assert opt.global_progress.samples_accumulated == 0
+    opt.shutdown()
+    with pytest.raises(OptimizerError, match="shut down"):
         opt.step()
-        assert opt.local_epoch == 0
-        assert opt.report().role == "auxiliary"
-        assert opt.global_progress.samples_accumulated == 0
-        opt.shutdown()
-        with pytest.raises(OptimizerError, match="shut down"):
-            opt.step()
 
 
 def test_shutdown_is_idempotent_and_survives_a_dht_that_is_gone() -> None:
@@ -215,100 +201,62 @@ def test_shutdown_is_idempotent_and_survives_a_dht_that_is_gone() -> None:
         orphan.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"target_batch_size": 0}, ValueError, "target_batch_size"),
-        ({"run_id": ""}, ValueError, "run_id"),
-        ({"matchmaking_time": -1.0}, ValueError, "matchmaking_time"),
-        ({"params": None}, ValueError, "params"),
-        ({"optimizer": 7}, TypeError, "optimizer"),
-        ({"optimizer": lambda params: 7}, TypeError, "factory returned"),
-        ({"scheduler": 7}, TypeError, "scheduler"),
-        ({"averager_opts": {"colour": "red"}}, TypeError, "colour"),
-        ({"tracker_opts": {"min_refresh_period": 0}}, ValueError, "min_refresh_period"),
-        ({"auxiliary": True, "batch_size_per_step": 4}, ValueError, "batch_size_per_step"),
-    ],
-)
-def test_wrong_arguments_are_named(options, error, words) -> None:
-    with dhts(1) as (dht,), pytest.raises(error, match=words):
-        optimizer(dht, model(), **options)
-
-
-def test_an_optimizer_has_its_own_parameters_and_a_scheduler_its_optimizer() -> None:
+def test_what_a_step_cannot_take_changes_nothing(dht: DHT) -> None:
     net = model()
-    inner = torch.optim.SGD(net.parameters(), lr=0.1)
-    schedule = torch.optim.lr_scheduler.LambdaLR(inner, lambda epoch: 1.0)
-    with pytest.raises(ValueError, match="params"):
-        make_optimizer(inner, net.parameters())
-    with pytest.raises(ValueError, match="factory"):
-        make_scheduler(schedule, inner, lambda params: inner)
-    with pytest.raises(ValueError, match="another optimizer"):
-        other = torch.optim.SGD(net.parameters(), lr=0.1)
-        make_scheduler(schedule, other, other)
-    assert make_scheduler(schedule, inner, inner) is schedule
-    assert make_scheduler(None, inner, inner) is None
-
-
-def test_what_a_step_cannot_take_changes_nothing() -> None:
-    with dhts(1) as (dht,):
-        net = model()
-        with closing_optimizer(dht, net, offload_optimizer=False) as opt:
-            net(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
-            for wrong in (4.0, "4", True):
-                with pytest.raises(TypeError, match="batch_size"):
-                    opt.step(batch_size=wrong)  # type: ignore[arg-type]
-            with pytest.raises(ValueError, match="batch_size=-1"):
-                opt.step(batch_size=-1)
-            opt.step(batch_size=np.int64(4))
-            assert opt.local_progress.samples_accumulated == 4
-            next(net.parameters()).requires_grad_(False)
-            with pytest.raises(OptimizerError, match="parameter 0 was frozen"):
-                opt.step(batch_size=4)
-            next(net.parameters()).requires_grad_(True)
+    with optimizer(dht, net, offload_optimizer=False) as opt:
+        net(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+        for wrong in (4.0, "4", True):
+            with pytest.raises(TypeError, match="batch_size"):
+                opt.step(batch_size=wrong)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="batch_size=-1"):
+            opt.step(batch_size=-1)
+        opt.step(batch_size=np.int64(4))
+        assert opt.local_progress.samples_accumulated == 4
+        next(net.parameters()).requires_grad_(False)
+        with pytest.raises(OptimizerError, match="parameter 0 was frozen"):
             opt.step(batch_size=4)
-            assert opt.local_progress.samples_accumulated == 8
+        next(net.parameters()).requires_grad_(True)
+        opt.step(batch_size=4)
+        assert opt.local_progress.samples_accumulated == 8
 
 
-def test_it_is_neither_copied_nor_stepped_by_two_threads() -> None:
-    with dhts(1) as (dht,):
-        net = model()
-        with closing_optimizer(dht, net) as opt:
-            with pytest.raises(TypeError, match="use state_dict"):
-                copy.deepcopy(opt)
-            net(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+def test_it_is_neither_copied_nor_stepped_by_two_threads(dht: DHT) -> None:
+    net = model()
+    with optimizer(dht, net) as opt:
+        with pytest.raises(TypeError, match="use state_dict"):
+            copy.deepcopy(opt)
+        net(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
 
-            def closure() -> None:
-                with pytest.raises(OptimizerError, match="one at a time"):
-                    at_once(lambda: opt.step(batch_size=4))
+        def closure() -> None:
+            with pytest.raises(OptimizerError, match="one at a time"):
+                at_once(lambda: opt.step(batch_size=4))
 
-            opt.step(closure, batch_size=4)  # also after the copy that was refused
-            seen: list[int] = []
-            opt.register_step_pre_hook(lambda *_: seen.append(1))
-            opt.step(batch_size=TARGET)
-            assert seen == [1]
-            dht.endpoint.gave_way = "another process has this peer's key"
-            with pytest.raises(IdentityError, match="another process"):
-                opt.step(batch_size=4)
-            dht.shutdown()
-            with pytest.raises(OptimizerError, match="the DHT under it has been shut down"):
-                opt.step(batch_size=4)
+        opt.step(closure, batch_size=4)  # also after the copy that was refused
+        seen: list[int] = []
+        opt.register_step_pre_hook(lambda *_: seen.append(1))
+        opt.step(batch_size=TARGET)
+        assert seen == [1]
+        dht.endpoint.gave_way = "another process has this peer's key"
+        with pytest.raises(IdentityError, match="another process"):
+            opt.step(batch_size=4)
+        dht.shutdown()
+        with pytest.raises(OptimizerError, match="the DHT under it has been shut down"):
+            opt.step(batch_size=4)
 
 
 @pytest.mark.parametrize("options", [{}, {"grad_averager": None}, {"delay_grad_averaging": True}])
-def test_a_rate_that_somebody_else_moves_is_refused(options: dict[str, Any]) -> None:
-    with dhts(1) as (dht,):
-        net = model()
-        with closing_optimizer(dht, net, scheduler=None, **options) as opt:
-            # As Trainer, accelerate and Lightning step one: with this peer's batches.
-            theirs = torch.optim.lr_scheduler.LambdaLR(opt, lambda batch: 1 / (1 + batch))
+def test_a_rate_that_somebody_else_moves_is_refused(dht: DHT, options: dict[str, Any]) -> None:
+    net = model()
+    with optimizer(dht, net, scheduler=None, **options) as opt:
+        # As Trainer, accelerate and Lightning step one: with this peer's batches.
+        theirs = torch.optim.lr_scheduler.LambdaLR(opt, lambda batch: 1 / (1 + batch))
 
-            def train_on(epochs: int) -> None:
-                while opt.local_epoch < epochs:
-                    net(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
-                    opt.step(batch_size=TARGET // 2)
+        def train_on(epochs: int) -> None:
+            while opt.local_epoch < epochs:
+                net(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+                opt.step(batch_size=TARGET // 2)
 
-            train_on(2)
-            theirs.step()
-            with pytest.raises(OptimizerError, match=r"0.01\] to \[0.005\].*scheduler=…"):
-                train_on(4)
+        train_on(2)
+        theirs.step()
+        with pytest.raises(OptimizerError, match=r"0.01\] to \[0.005\].*scheduler=…"):
+            train_on(4)

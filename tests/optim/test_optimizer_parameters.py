@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -20,14 +18,9 @@ from tests.optim.shells import dhts
 TARGET = 8
 
 
-@contextmanager
-def optimizer(dht: DHT, net: torch.nn.Module, **options: Any) -> Iterator[Optimizer]:
+def optimizer(dht: DHT, net: torch.nn.Module, **options: Any) -> Optimizer:
     made = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    opt = Optimizer(dht=dht, run_id="parameters", target_batch_size=TARGET, optimizer=made, **options)
-    try:
-        yield opt
-    finally:
-        opt.shutdown()
+    return Optimizer(dht=dht, run_id="parameters", target_batch_size=TARGET, optimizer=made, **options)
 
 
 def make_model(seed: int) -> torch.nn.Module:
@@ -87,16 +80,20 @@ def test_load_state_compression_rounds_what_a_newcomer_gets_and_that_is_told(los
 
 
 @pytest.mark.parametrize("verbose", [True, False])
-def test_verbose_tells_the_swarms_progress_where_it_is_seen(verbose: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_verbose_tells_the_swarms_progress_where_it_is_seen(
+    dht: DHT, verbose: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG, "swarmcli.optim.peers.progress")
-    with dhts(1) as (dht,), optimizer(dht, make_model(1), verbose=verbose) as opt:
+    with optimizer(dht, make_model(1), verbose=verbose) as opt:
         opt.call(lambda core: core.tracker.refresh())
     told = [record.levelno for record in caplog.records if "samples for epoch 0" in record.getMessage()]
     assert set(told) == {logging.INFO if verbose else logging.DEBUG}
 
 
-def test_shutdown_timeout_bounds_the_wait_for_an_end_that_does_not_come(caplog: pytest.LogCaptureFixture) -> None:
-    with dhts(1) as (dht,), optimizer(dht, make_model(1), shutdown_timeout=0.05) as opt:
+def test_shutdown_timeout_bounds_the_wait_for_an_end_that_does_not_come(
+    dht: DHT, caplog: pytest.LogCaptureFixture
+) -> None:
+    with optimizer(dht, make_model(1), shutdown_timeout=0.05) as opt:
         shutdown = opt._core.shutdown
 
         async def endless() -> None:

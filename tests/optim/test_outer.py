@@ -16,8 +16,8 @@ from swarmcli.optim import Outer
 from swarmcli.optim.modes.base import Timing
 from swarmcli.optim.modes.outer import OuterSteps
 from swarmcli.optim.state import replica
-from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, adamw, decay, digests, loss_of, make_model, record, together
+from tests.simulation import simulated, within
 from tests.suites import soak
 
 INNER = 4  # samples of an inner step
@@ -76,27 +76,26 @@ def plain_sgd(params: Any) -> torch.optim.Optimizer:
         ),
     ],
 )
-def test_the_anchors_of_a_swarm_are_those_of_one_process(name: Any, make: Callable[..., torch.optim.Optimizer]) -> None:
+@within(300)
+async def test_the_anchors_of_a_swarm_are_those_of_one_process(
+    name: Any, make: Callable[..., torch.optim.Optimizer]
+) -> None:
     """Three peers of unlike speed, so that some make more inner steps than others."""
     outer = Outer(INNER, name, lr=0.1 if name == "adam" else 0.7)
-
-    async def main() -> None:
-        async with Swarm() as swarm:
-            mode = OuterSteps(outer=outer)
-            peers = [await swarm.trainer(seed=1, make=make, mode=mode, pace=pace) for pace in (0.1, 0.17, 0.35)]
-            await together(*(peer.train(5) for peer in peers))
-            plain = PlainDiLoCo(1, make, outer)
-            unlike = 0
-            for epoch in range(5):
-                given = {peer: list(peer.used[epoch].split(INNER)) for peer in peers if epoch in peer.used}
-                unlike += len({len(batches) for batches in given.values()}) > 1
-                plain.round(given)
-            assert unlike >= 3
-            assert len(digests(peers)) == 1
-            for peer in peers:
-                torch.testing.assert_close(peer.weights.detach(), plain.anchor.detach(), rtol=0, atol=1e-12)
-
-    virtual_time.run(main(), timeout=300)
+    async with Swarm() as swarm:
+        mode = OuterSteps(outer=outer)
+        peers = [await swarm.trainer(seed=1, make=make, mode=mode, pace=pace) for pace in (0.1, 0.17, 0.35)]
+        await together(*(peer.train(5) for peer in peers))
+        plain = PlainDiLoCo(1, make, outer)
+        unlike = 0
+        for epoch in range(5):
+            given = {peer: list(peer.used[epoch].split(INNER)) for peer in peers if epoch in peer.used}
+            unlike += len({len(batches) for batches in given.values()}) > 1
+            plain.round(given)
+        assert unlike >= 3
+        assert len(digests(peers)) == 1
+        for peer in peers:
+            torch.testing.assert_close(peer.weights.detach(), plain.anchor.detach(), rtol=0, atol=1e-12)
 
 
 class Taught(Trainer):
@@ -138,20 +137,18 @@ async def rests(peers: list[Taught]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_peers_go_on_while_a_round_runs_and_each_sample_counts_once(seed: int) -> None:
-    async def main() -> None:
-        async with Swarm(seed, latency=0.15) as swarm:  # a round takes longer than a batch
-            peers = [await taught(swarm, pace=pace) for pace in (0.05, 0.08, 0.3)]
-            await together(*(peer.train(4) for peer in peers))
-            await rests(peers)
-            assert len(digests(peers)) == 1 and len({peer.core.position.lineage for peer in peers}) == 1
-            for peer in peers:
-                assert peer.computed == peer.counted + peer.waits + peer.lost
-                assert torch.equal(peer.weights.detach(), peer.core.replica.state.trained[0].cpu()), "it is at rest"
-            assert sum(peer.lost for peer in peers) == 0
-            assert sum(peer.counted for peer in peers) == peers[0].core.position.samples
-
-    virtual_time.run(main(), seed=seed, timeout=300)
+@within(300)
+async def test_peers_go_on_while_a_round_runs_and_each_sample_counts_once(seed: int) -> None:
+    async with Swarm(seed, latency=0.15) as swarm:  # a round takes longer than a batch
+        peers = [await taught(swarm, pace=pace) for pace in (0.05, 0.08, 0.3)]
+        await together(*(peer.train(4) for peer in peers))
+        await rests(peers)
+        assert len(digests(peers)) == 1 and len({peer.core.position.lineage for peer in peers}) == 1
+        for peer in peers:
+            assert peer.computed == peer.counted + peer.waits + peer.lost
+            assert torch.equal(peer.weights.detach(), peer.core.replica.state.trained[0].cpu()), "it is at rest"
+        assert sum(peer.lost for peer in peers) == 0
+        assert sum(peer.counted for peer in peers) == peers[0].core.position.samples
 
 
 def test_no_inner_step_is_made_while_the_anchor_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,86 +188,66 @@ def test_no_inner_step_is_made_while_the_anchor_steps(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_one_that_missed_a_round_keeps_what_it_learned(seed: int) -> None:
+@within(300)
+async def test_one_that_missed_a_round_keeps_what_it_learned(seed: int) -> None:
     """It was frozen while the others ended two epochs: it steps with their rounds, and hands in its own difference with
     the next one."""
-
-    async def main() -> None:
-        async with Swarm(seed) as swarm:
-            peers = [await taught(swarm, pace=0.1) for _ in range(3)]
-            late, *others = peers
-            await together(*(peer.train(3) for peer in peers))
-            await rests(peers)
-            await late.compute()
-            swarm.network.freeze(late.node.peer_id)
-            await together(*(peer.train(5) for peer in others))
-            swarm.network.thaw(late.node.peer_id)
-            replays = record(late.node, RoundsReplayed)
-            await asyncio.sleep(5)
-            held, before = late.waits, late.core.replica.state.trained[0].clone()
-            learned = before - late.weights.detach().clone()
-            assert held >= INNER and await late.core.join()
-            assert replays and late.waits == held
-            after = late.core.replica.state.trained[0]
-            torch.testing.assert_close(after - late.weights.detach(), learned, rtol=0, atol=1e-12)
-            await together(*(peer.train(7) for peer in peers))
-            await rests(peers)
-            assert len(digests(peers)) == 1
-            assert late.computed == late.counted + late.waits + late.lost
-
-    virtual_time.run(main(), seed=seed, timeout=300)
+    async with Swarm(seed) as swarm:
+        peers = [await taught(swarm, pace=0.1) for _ in range(3)]
+        late, *others = peers
+        await together(*(peer.train(3) for peer in peers))
+        await rests(peers)
+        await late.compute()
+        swarm.network.freeze(late.node.peer_id)
+        await together(*(peer.train(5) for peer in others))
+        swarm.network.thaw(late.node.peer_id)
+        replays = record(late.node, RoundsReplayed)
+        await asyncio.sleep(5)
+        held, before = late.waits, late.core.replica.state.trained[0].clone()
+        learned = before - late.weights.detach().clone()
+        assert held >= INNER and await late.core.join()
+        assert replays and late.waits == held
+        after = late.core.replica.state.trained[0]
+        torch.testing.assert_close(after - late.weights.detach(), learned, rtol=0, atol=1e-12)
+        await together(*(peer.train(7) for peer in peers))
+        await rests(peers)
+        assert len(digests(peers)) == 1
+        assert late.computed == late.counted + late.waits + late.lost
 
 
-def test_a_difference_of_which_a_share_arrived_is_not_sent_again() -> None:
+@simulated
+async def test_a_difference_of_which_a_share_arrived_is_not_sent_again() -> None:
     """A slow sender that is left out in mid-round stays in the parts that have it."""
-
-    async def main() -> None:
-        async with Swarm() as swarm:
-            peer = await taught(swarm)
-            await peer.compute()
-            work, held = peer.core.work, peer.core.replica
-            await work.freeze()
-            await work.average_alone()
-            own, other = peer.node.peer_id, swarm.contact.peer_id  # type: ignore[union-attr]
-            shares = {own: 0.25 * INNER, other: float(INNER)}
-            await work.advance(
-                RoundResult(round_id=bytes(32), left_out={own: "too slow"}, weights=shares, samples=shares)
-            )
-            assert peer.waits == 0
-            assert not (await work.freeze()).samples and not any(each.any() for each in work.method.tensors)
-            assert torch.equal(peer.weights.detach(), held.state.trained[0])
-
-    virtual_time.run(main())
+    async with Swarm() as swarm:
+        peer = await taught(swarm)
+        await peer.compute()
+        work, held = peer.core.work, peer.core.replica
+        await work.freeze()
+        await work.average_alone()
+        own, other = peer.node.peer_id, swarm.contact.peer_id  # type: ignore[union-attr]
+        shares = {own: 0.25 * INNER, other: float(INNER)}
+        await work.advance(RoundResult(round_id=bytes(32), left_out={own: "too slow"}, weights=shares, samples=shares))
+        assert peer.waits == 0
+        assert not (await work.freeze()).samples and not any(each.any() for each in work.method.tensors)
+        assert torch.equal(peer.weights.detach(), held.state.trained[0])
 
 
-def test_a_state_that_was_saved_goes_on_as_it_was() -> None:
+@within(300)
+async def test_a_state_that_was_saved_goes_on_as_it_was() -> None:
     """What is saved is the anchor: the model has it when `state_dict` returns."""
-
-    async def main() -> None:
-        async with Swarm() as swarm:
-            first = await taught(swarm, pace=0.1)
-            await first.train(3)
-            await first.compute()
-            saved, weights = await first.core.state_dict(), first.weights.detach().clone()
-            assert saved["swarm"]["inner"][0]["lr"] == pytest.approx(0.02 / 1.3)
-            await first.core.shutdown()
-            swarm.network.kill(first.node.peer_id)
-            swarm.trainers.remove(first)
-            again = await taught(swarm, seed=5, pace=0.1)
-            with torch.no_grad():
-                again.weights.copy_(weights)
-            await again.core.load_state_dict(saved)
-            assert again.core.position.epoch == 3
-            assert again.core.replica.state.digest() == saved["swarm"]["parameters"]
-            await again.train(5)
-
-    virtual_time.run(main(), timeout=300)
-
-
-def test_what_has_no_use_with_outer_steps_is_refused_with_the_reason() -> None:
-    for option, value in (("reuse_grad_buffers", True), ("share_gradients", True), ("target_group_size", 4)):
-        with pytest.raises(ValueError, match="has no use with outer steps"):
-            OuterSteps(outer=Outer(INNER), **{option: value})
-    for wrong in ({"optimizer": "lion"}, {"lr": 0.0}, {"momentum": 1.0}, {"inner_batch_size": 0}):
-        with pytest.raises(ValueError, match=f"outer.{min(wrong)}"):
-            Outer(**{"inner_batch_size": INNER, **wrong})
+    async with Swarm() as swarm:
+        first = await taught(swarm, pace=0.1)
+        await first.train(3)
+        await first.compute()
+        saved, weights = await first.core.state_dict(), first.weights.detach().clone()
+        assert saved["swarm"]["inner"][0]["lr"] == pytest.approx(0.02 / 1.3)
+        await first.core.shutdown()
+        swarm.network.kill(first.node.peer_id)
+        swarm.trainers.remove(first)
+        again = await taught(swarm, seed=5, pace=0.1)
+        with torch.no_grad():
+            again.weights.copy_(weights)
+        await again.core.load_state_dict(saved)
+        assert again.core.position.epoch == 3
+        assert again.core.replica.state.digest() == saved["swarm"]["parameters"]
+        await again.train(5)

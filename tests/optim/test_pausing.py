@@ -7,7 +7,7 @@ import asyncio
 import random
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,19 +20,21 @@ from swarmcli.optim.modes.base import StateOptions, Timing
 from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
 from swarmcli.optim.modes.outer import LocalUpdates, Outer, OuterSteps
-from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import (
     FEATURES,
     TARGET,
     Swarm,
     Trainer,
+    assist,
     auxiliary,
     digests,
     loss_of,
+    meanwhile,
     record,
     together,
     until,
 )
+from tests.simulation import now, within
 from tests.suites import soak
 
 LOST = 10  # batches at most, behind one pause: as many as are computed in a second
@@ -120,64 +122,53 @@ async def come_to(everyone: list[Volunteer], epoch: int) -> None:
     await until(lambda: all(each.trainer.epoch >= epoch for each in everyone))
 
 
-def now() -> float:
-    return asyncio.get_running_loop().time()
+@within(300)
+async def test_nobody_waits_for_a_trainer_that_pauses_and_it_comes_back_into_step() -> None:
+    async with Swarm() as swarm, volunteers(swarm, 3) as (first, *others):
+        await come_to([first, *others], 3)
+        await until(lambda: first.core.work.samples > 0)
+        first.core.pause()
+        first.core.pause()
+        assert first.told == "pausing" and first.core.report().samples_per_second == 0
+        await until(lambda: first.is_paused)
+        assert first.core.work.samples == 0 and first.core.has_handed_in
+        epoch, began = first.trainer.epoch, now()
+        await come_to(others, epoch + 5)
+        assert now() - began < 5 * 0.4, "0.3 s each, of computing alone"
+        assert first.trainer.epoch == epoch
+        first.core.resume()
+        await come_to([first, *others], epoch + 7)
+        assert first.told == ""
 
 
-def test_nobody_waits_for_a_trainer_that_pauses_and_it_comes_back_into_step() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm, volunteers(swarm, 3) as (first, *others):
-            await come_to([first, *others], 3)
-            await until(lambda: first.core.work.samples > 0)
-            first.core.pause()
-            first.core.pause()
-            assert first.told == "pausing" and first.core.report().samples_per_second == 0
-            await until(lambda: first.is_paused)
-            assert first.core.work.samples == 0 and first.core.has_handed_in
-            epoch, began = first.trainer.epoch, now()
-            await come_to(others, epoch + 5)
-            assert now() - began < 5 * 0.4, "0.3 s each, of computing alone"
-            assert first.trainer.epoch == epoch
-            first.core.resume()
-            await come_to([first, *others], epoch + 7)
-            assert first.told == ""
-
-    virtual_time.run(main(), timeout=300)
-
-
-def test_who_pauses_takes_part_in_the_round_at_the_end_of_a_long_epoch_and_is_not_expected_to_compute() -> None:
+@within(3000)
+async def test_who_pauses_takes_part_in_the_round_at_the_end_of_a_long_epoch_and_is_not_expected_to_compute() -> None:
     """As who is to leave does."""
-
-    async def main() -> None:
-        async with Swarm() as swarm, volunteers(swarm, 2, pace=20.0, target=40) as (first, second):
-            await until(lambda: first.core.work.samples > 0)
-            began = now()
-            first.core.pause()
-            await asyncio.sleep(30.0)
-            expected, told = first.core.tracker.seconds_to_round, second.core.tracker
-            assert expected == pytest.approx(told.global_progress.eta_next_epoch - told._clock.now(), abs=10)
-            while not first.core.has_handed_in:
-                assert first.told == "pausing" and first.core.work.samples > 0
-                await asyncio.sleep(20.0)
-            assert 120 < now() - began == pytest.approx(30 + expected, abs=40)
-            assert first.core.work.samples == 0 and first.trainer.epochs[-1].own_samples > 0
-            assert first.trainer.epochs[-1].peers == 2
-
-    virtual_time.run(main(), timeout=3000)
+    async with Swarm() as swarm, volunteers(swarm, 2, pace=20.0, target=40) as (first, second):
+        await until(lambda: first.core.work.samples > 0)
+        began = now()
+        first.core.pause()
+        await asyncio.sleep(30.0)
+        expected, told = first.core.tracker.seconds_to_round, second.core.tracker
+        assert expected == pytest.approx(told.global_progress.eta_next_epoch - told._clock.now(), abs=10)
+        while not first.core.has_handed_in:
+            assert first.told == "pausing" and first.core.work.samples > 0
+            await asyncio.sleep(20.0)
+        assert 120 < now() - began == pytest.approx(30 + expected, abs=40)
+        assert first.core.work.samples == 0 and first.trainer.epochs[-1].own_samples > 0
+        assert first.trainer.epochs[-1].peers == 2
 
 
-def test_who_leaves_before_it_has_read_a_report_hands_in_what_it_has_to_those_it_was_in_a_round_with() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm, volunteers(swarm, 2) as (first, second):
-            await come_to([first, second], 2)
-            await until(lambda: first.core.work.samples > 0)
-            first.core.directory.others.clear()
-            first.core.pause(leaving=True)
-            assert first.core.work.samples and not first.core.has_handed_in
-            await until(lambda: first.core.has_handed_in)
-            assert first.core.work.samples == 0
-
-    virtual_time.run(main(), timeout=300)
+@within(300)
+async def test_who_leaves_before_it_has_read_a_report_hands_in_what_it_has_to_those_it_was_in_a_round_with() -> None:
+    async with Swarm() as swarm, volunteers(swarm, 2) as (first, second):
+        await come_to([first, second], 2)
+        await until(lambda: first.core.work.samples > 0)
+        first.core.directory.others.clear()
+        first.core.pause(leaving=True)
+        assert first.core.work.samples and not first.core.has_handed_in
+        await until(lambda: first.core.has_handed_in)
+        assert first.core.work.samples == 0
 
 
 MODES: dict[str, Mode] = {
@@ -193,23 +184,22 @@ MODES: dict[str, Mode] = {
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-def test_a_pause_in_each_mode_costs_no_sample(mode: Mode) -> None:
-    async def main() -> None:
-        async with Swarm() as swarm, volunteers(swarm, 3, mode=mode) as everyone:
-            await come_to(everyone, 2)
-            for each in everyone:
-                each.core.pause()
-                await until(lambda: each.is_paused)  # noqa: B023
-                await asyncio.sleep(2.0)
-                each.core.resume()
-                await until(lambda: each.told == "")  # noqa: B023
-            await come_to(everyone, everyone[0].trainer.epoch + 3)
-
-    virtual_time.run(main(), timeout=60)
+@within(60)
+async def test_a_pause_in_each_mode_costs_no_sample(mode: Mode) -> None:
+    async with Swarm() as swarm, volunteers(swarm, 3, mode=mode) as everyone:
+        await come_to(everyone, 2)
+        for each in everyone:
+            each.core.pause()
+            await until(lambda: each.is_paused)  # noqa: B023
+            await asyncio.sleep(2.0)
+            each.core.resume()
+            await until(lambda: each.told == "")  # noqa: B023
+        await come_to(everyone, everyone[0].trainer.epoch + 3)
 
 
 @pytest.mark.parametrize("seed", soak(range(21)))
-def test_whoever_comes_and_goes_all_the_time_neither_parts_the_run_nor_loses_a_sample(seed: int) -> None:
+@within(600)
+async def test_whoever_comes_and_goes_all_the_time_neither_parts_the_run_nor_loses_a_sample(seed: int) -> None:
     """Five toggle each about every second, where an epoch takes a third of that."""
 
     async def toggle(core: OptimizerCore, drawn: random.Random) -> None:
@@ -218,132 +208,108 @@ def test_whoever_comes_and_goes_all_the_time_neither_parts_the_run_nor_loses_a_s
             (core.resume if core.pausing.is_asked else core.pause)()
         core.resume()
 
-    async def main() -> None:
-        async with Swarm(seed) as swarm, volunteers(swarm, 5, target=2 * TARGET) as everyone:
-            await come_to(everyone, 2)
-            drawn = (random.Random(100 * seed + number) for number in range(5))
-            await together(*(toggle(each.core, own) for each, own in zip(everyone, drawn, strict=True)))
-            await come_to(everyone, max(each.trainer.epoch for each in everyone) + 2)
-            await until(lambda: len(digests(each.trainer for each in everyone)) == 1)
-        made = rounds(everyone)
-        assert len({event.lineage for event in made}) == len({event.epoch for event in made})
-
-    virtual_time.run(main(), timeout=600, seed=seed)
+    async with Swarm(seed) as swarm, volunteers(swarm, 5, target=2 * TARGET) as everyone:
+        await come_to(everyone, 2)
+        drawn = (random.Random(100 * seed + number) for number in range(5))
+        await together(*(toggle(each.core, own) for each, own in zip(everyone, drawn, strict=True)))
+        await come_to(everyone, max(each.trainer.epoch for each in everyone) + 2)
+        await until(lambda: len(digests(each.trainer for each in everyone)) == 1)
+    made = rounds(everyone)
+    assert len({event.lineage for event in made}) == len({event.epoch for event in made})
 
 
-def test_after_days_the_state_is_downloaded_from_those_who_went_on() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm, volunteers(swarm, 3, pace=1.0) as (first, *others):
-            await come_to([first, *others], 1)
-            for each in (first, *others[1:]):  # of those with whom it trained one alone went on
-                each.core.pause()
-                await until(lambda: each.is_paused)  # noqa: B023
-            downloads = record(first.trainer.node, StateDownloaded)
-            epoch = others[0].trainer.epoch
-            await until(lambda: others[0].trainer.epoch > epoch + 5)
-            first.core.resume()
-            await until(lambda: first.told == "")
-            assert first.trainer.epoch >= epoch + 5
-            assert len(downloads) == 1
-            assert downloads[0].donors == (others[0].trainer.node.peer_id.text,), "not those who pause"
-
-    virtual_time.run(main(), timeout=10000)
+@within(10000)
+async def test_after_days_the_state_is_downloaded_from_those_who_went_on() -> None:
+    async with Swarm() as swarm, volunteers(swarm, 3, pace=1.0) as (first, *others):
+        await come_to([first, *others], 1)
+        for each in (first, *others[1:]):  # of those with whom it trained one alone went on
+            each.core.pause()
+            await until(lambda: each.is_paused)  # noqa: B023
+        downloads = record(first.trainer.node, StateDownloaded)
+        epoch = others[0].trainer.epoch
+        await until(lambda: others[0].trainer.epoch > epoch + 5)
+        first.core.resume()
+        await until(lambda: first.told == "")
+        assert first.trainer.epoch >= epoch + 5
+        assert len(downloads) == 1
+        assert downloads[0].donors == (others[0].trainer.node.peer_id.text,), "not those who pause"
 
 
-def test_a_pause_during_a_download_ends_it_and_it_begins_anew_behind_the_pause() -> None:
-    async def main() -> None:
-        size = {"extra_tensors": [torch.zeros(800_000, dtype=torch.bool)], "pace": 0.5}
-        async with Swarm() as swarm, volunteers(swarm, 2, **size) as everyone:
-            await come_to(everyone, 2)
-            late = Volunteer(await swarm.trainer(seed=2, **size))
-            downloads, others = record(late.trainer.node, StateDownloaded), list(everyone)
-            swarm.network.set_bandwidths(late.trainer.node.peer_id, uplink=None, downlink=1e5)  # 8 s for the state
-            everyone.append(late)  # what it computes is somewhere, too
-            running = asyncio.create_task(late.run())
-            await asyncio.sleep(4.0)
-            began = now()
+@within(300)
+async def test_a_pause_during_a_download_ends_it_and_it_begins_anew_behind_the_pause() -> None:
+    size = {"extra_tensors": [torch.zeros(800_000, dtype=torch.bool)], "pace": 0.5}
+    async with Swarm() as swarm, volunteers(swarm, 2, **size) as everyone:
+        await come_to(everyone, 2)
+        late = Volunteer(await swarm.trainer(seed=2, **size))
+        downloads, others = record(late.trainer.node, StateDownloaded), list(everyone)
+        swarm.network.set_bandwidths(late.trainer.node.peer_id, uplink=None, downlink=1e5)  # 8 s for the state
+        everyone.append(late)  # what it computes is somewhere, too
+        running = asyncio.create_task(late.run())
+        await asyncio.sleep(4.0)
+        began = now()
+        late.core.pause()
+        await until(lambda: late.is_paused)
+        assert now() - began < 3.0 and not downloads and late.trainer.epoch == 0
+        await come_to(others, others[0].trainer.epoch + 3)
+        assert not downloads
+        swarm.network.set_bandwidths(late.trainer.node.peer_id, uplink=None, downlink=None)
+        late.core.resume()
+        await until(lambda: late.told == "")
+        await come_to(everyone, others[0].trainer.epoch + 2)
+        assert len(downloads) == 1 and late.computed
+        late.ends = True
+        await running
+
+
+@within(300)
+async def test_the_last_holder_of_a_state_hands_it_out_while_it_pauses() -> None:
+    async with Swarm() as swarm, volunteers(swarm, 1) as (alone,):
+        await come_to([alone], 2)
+        alone.core.pause()
+        await until(lambda: alone.core.has_handed_in)
+        late = await swarm.trainer(seed=2)
+        await late.core.join()
+        assert late.epoch == alone.trainer.epoch
+        late.core.pause()  # it never computes, and who leaves would stay for the round that it promises
+
+
+@within(300)
+async def test_monitors_and_auxiliaries_pause_as_well() -> None:
+    async with Swarm() as swarm:
+        monitor = Volunteer(await swarm.trainer(seed=1, role="monitor"))
+        helper = await auxiliary(swarm)
+        async with volunteers(swarm, 2) as everyone, meanwhile(monitor.trainer.follow(10**6), assist(helper)):
+            await come_to([monitor, *everyone], 2)
+            await until(lambda: helper.position.epoch >= 2)
+            for core in (monitor.core, helper):
+                core.pause()
+            await until(lambda: monitor.is_paused and helper.report().pause == "paused")
+            epoch = monitor.trainer.epoch
+            await come_to(everyone, epoch + 2)
+            assert monitor.trainer.epoch == epoch and helper.position.epoch <= epoch + 1
+            for core in (monitor.core, helper):
+                core.resume()
+            await until(lambda: monitor.trainer.epoch > epoch + 2 and helper.position.epoch > epoch + 2)
+            assert monitor.told == "" and helper.report().pause == ""
+
+
+@within(300)
+async def test_a_pause_right_behind_a_download_leaves_no_sums_of_the_former_parameters() -> None:
+    async with Swarm() as swarm:
+        late = await swarm.trainer(seed=3)
+        await late.compute()
+        first, second = [await swarm.trainer(seed=seed, batch_size=24) for seed in (1, 2)]
+        await together(first.train(5), second.train(5))
+        download = late.core.exchange.download
+        assert late.core.work.samples
+
+        async def then_pause(*arguments: Any, **options: Any) -> None:
+            await download(*arguments, **options)
             late.core.pause()
-            await until(lambda: late.is_paused)
-            assert now() - began < 3.0 and not downloads and late.trainer.epoch == 0
-            await come_to(others, others[0].trainer.epoch + 3)
-            assert not downloads
-            swarm.network.set_bandwidths(late.trainer.node.peer_id, uplink=None, downlink=None)
-            late.core.resume()
-            await until(lambda: late.told == "")
-            await come_to(everyone, others[0].trainer.epoch + 2)
-            assert len(downloads) == 1 and late.computed
-            late.ends = True
-            await running
+            await asyncio.Event().wait()
 
-    virtual_time.run(main(), timeout=300)
-
-
-def test_the_last_holder_of_a_state_hands_it_out_while_it_pauses() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm, volunteers(swarm, 1) as (alone,):
-            await come_to([alone], 2)
-            alone.core.pause()
-            await until(lambda: alone.core.has_handed_in)
-            late = await swarm.trainer(seed=2)
-            await late.core.join()
-            assert late.epoch == alone.trainer.epoch
-            late.core.pause()  # it never computes, and who leaves would stay for the round that it promises
-
-    virtual_time.run(main(), timeout=300)
-
-
-def test_monitors_and_auxiliaries_pause_as_well() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            monitor = Volunteer(await swarm.trainer(seed=1, role="monitor"))
-            helper = await auxiliary(swarm)
-            async with volunteers(swarm, 2) as everyone:
-                following = asyncio.create_task(keep_stepping(lambda: monitor.core.step(0)))
-                helping = asyncio.create_task(keep_stepping(helper.step))
-                await come_to([monitor, *everyone], 2)
-                await until(lambda: helper.position.epoch >= 2)
-                for core in (monitor.core, helper):
-                    core.pause()
-                await until(lambda: monitor.is_paused and helper.report().pause == "paused")
-                epoch = monitor.trainer.epoch
-                await come_to(everyone, epoch + 2)
-                assert monitor.trainer.epoch == epoch and helper.position.epoch <= epoch + 1
-                for core in (monitor.core, helper):
-                    core.resume()
-                await until(lambda: monitor.trainer.epoch > epoch + 2 and helper.position.epoch > epoch + 2)
-                assert monitor.told == "" and helper.report().pause == ""
-                for task in (following, helping):
-                    task.cancel()
-                await asyncio.wait([following, helping])
-            await helper.shutdown()
-
-    virtual_time.run(main(), timeout=300)
-
-
-async def keep_stepping(step: Callable[[], Awaitable[object]]) -> None:
-    while True:
-        await step()
-
-
-def test_a_pause_right_behind_a_download_leaves_no_sums_of_the_former_parameters() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            late = await swarm.trainer(seed=3)
-            await late.compute()
-            first, second = [await swarm.trainer(seed=seed, batch_size=24) for seed in (1, 2)]
-            await together(first.train(5), second.train(5))
-            download = late.core.exchange.download
-            assert late.core.work.samples
-
-            async def then_pause(*arguments: Any, **options: Any) -> None:
-                await download(*arguments, **options)
-                late.core.pause()
-                await asyncio.Event().wait()
-
-            late.core.exchange.download = then_pause  # type: ignore[method-assign]
-            while not late.core.pausing.is_asked:
-                await late.wait()
-            assert late.epoch >= 5
-            assert not late.core.work.samples, "they are of parameters that are gone"
-
-    virtual_time.run(main(), timeout=300)
+        late.core.exchange.download = then_pause  # type: ignore[method-assign]
+        while not late.core.pausing.is_asked:
+            await late.wait()
+        assert late.epoch >= 5
+        assert not late.core.work.samples, "they are of parameters that are gone"

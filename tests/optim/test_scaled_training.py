@@ -13,31 +13,23 @@ import pytest
 import torch
 
 from swarmcli import GradScaler
-from swarmcli.dht import DHTNode
+from swarmcli.dht import DHT, DHTNode
 from swarmcli.errors import GradScalerError, OptimizerError
 from swarmcli.events import Noticed
 from swarmcli.optim import Optimizer
-from swarmcli.optim.arguments import averager_config
-from swarmcli.optim.config import OptimizerConfig, PeerContext
-from swarmcli.optim.core import OptimizerCore
-from swarmcli.optim.modes.base import Trained
 from swarmcli.optim.modes.gradients import Mode
-from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import (
     FEATURES,
-    TARGET,
     Swarm,
     Trainer,
-    adamw,
-    decay,
     digests,
     loss_of,
-    momentum,
     record,
     reference,
     together,
 )
 from tests.optim.shells import dhts
+from tests.simulation import simulated
 from tests.suites import soak
 
 SCALE = 2.0**16
@@ -45,36 +37,19 @@ Overflows = Callable[["ScaledTrainer"], bool]
 
 
 class ScaledTrainer(Trainer):
-    """Its losses are multiplied by `scale` (None: it has no scaler); where `overflows` says so, a gradient is not
-    finite, and the scale is halved as a scaler would."""
+    """Its losses are multiplied by `scale`; where `overflows` says so a gradient is not finite, and `scale` halved."""
 
-    def __init__(
-        self,
-        node: DHTNode,
-        scale: float | None,
-        *,
-        reuse: bool = False,
-        overflows: Overflows = lambda trainer: False,
-        make: Callable[..., torch.optim.Optimizer] = momentum,
-        **options: Any,
-    ) -> None:
-        super().__init__(node, make=make, **options)
-        config = OptimizerConfig("run", TARGET)
-        optimizer = make([self.weights])
-        mode = Mode(reuse_grad_buffers=reuse)
-        peer = PeerContext(node, config, averager_config(config))
-        self.core = OptimizerCore(peer, Trained(optimizer, decay(optimizer)), mode)
-        self.scale, self.reuse, self.overflows = scale, reuse, overflows
-        self.batches = self.lost = 0
+    def __init__(self, node: DHTNode, *, reuse: bool = False, overflows: Overflows = lambda trainer: False) -> None:
+        super().__init__(node, mode=Mode(reuse_grad_buffers=reuse))
+        self.scale, self.reuse, self.overflows, self.lost = SCALE, reuse, overflows, 0
 
     async def compute(self, rows: int | None = None) -> None:
         await asyncio.sleep(self.pace)
-        batch = torch.randn(rows or self.batch_size, FEATURES, dtype=torch.float64, generator=self.data)
-        self.batches += 1
+        batch = torch.randn(self.batch_size, FEATURES, dtype=torch.float64, generator=self.data)
         bad = self.overflows(self)
         if not self.reuse:
             self.weights.grad = None
-        (loss_of(self.weights, batch) * (self.scale or 1.0) * (math.inf if bad else 1.0)).backward()
+        (loss_of(self.weights, batch) * self.scale * (math.inf if bad else 1.0)).backward()
         self.pending.append(batch)
         lost = self.core.work.given_up.count
         step = self.core.step(len(batch), self.scale)
@@ -82,57 +57,27 @@ class ScaledTrainer(Trainer):
             return await self._stepped(step)
         self.pending, moved = [], await step
         self.lost += self.core.work.given_up.count - lost
-        if self.lost and self.scale is not None and not self.core.work.samples:
+        if self.lost and not self.core.work.samples:
             self.scale /= 2
         assert not moved or not self.epochs[-1].own_samples
 
 
-async def trained(swarm: Swarm, *trainers: ScaledTrainer, until: int) -> None:
-    for trainer in trainers:
-        await trainer.core.start()
-        swarm.trainers.append(trainer)
-    await together(*(trainer.train(until) for trainer in trainers))
-
-
-@pytest.mark.parametrize(
-    ("make", "reuse"), [(adamw, True), *soak([(momentum, False), (momentum, True), (adamw, False)])]
-)
-def test_training_with_scaled_losses_is_training_without_to_the_last_bit(make, reuse) -> None:
-    async def main(scales: tuple[float | None, float | None]) -> set[str]:
-        async with Swarm() as swarm:
-            made = [
-                ScaledTrainer(await swarm.node(), scale, reuse=reuse, make=make, batch_size=size)
-                for scale, size in zip(scales, (4, 3), strict=True)
-            ]
-            await trained(swarm, *made, until=3)
-            expected = reference(0, swarm.batches(3), make=make)
-            torch.testing.assert_close(made[0].weights.detach(), expected, rtol=1e-12, atol=1e-14)
-            return digests(made)
-
-    without = virtual_time.run(main((None, None)), seed=5)
-    assert len(without) == 1
-    assert virtual_time.run(main((SCALE, 2.0**-3)), seed=5) == without, "each peer has a scale of its own"
-
-
 @pytest.mark.parametrize("reuse", [False, *soak([True])])
-def test_an_overflow_on_one_peer_drops_what_that_peer_has_and_nobody_waits(reuse) -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            unlucky = ScaledTrainer(
-                await swarm.node(), SCALE, reuse=reuse, overflows=lambda t: t.epoch == 2 and not t.lost
-            )
-            lucky = ScaledTrainer(await swarm.node(), SCALE, reuse=reuse)
-            notices = record(unlucky.node, Noticed)
-            await trained(swarm, unlucky, lucky, until=6)
-            assert unlucky.lost == 1 and unlucky.core.work.given_up.count == 1 and lucky.core.work.given_up.count == 0
-            assert (unlucky.scale, lucky.scale) == (SCALE / 2, SCALE)
-            assert any("scaled by 65536, are not finite" in notice.text for notice in notices)
-            assert len(digests(swarm.trainers)) == 1
-            expected = reference(0, swarm.batches(6))
-            torch.testing.assert_close(lucky.weights.detach(), expected, rtol=1e-12, atol=1e-14)
-            assert all(epoch.samples > 0 for epoch in lucky.epochs)
-
-    virtual_time.run(main(), seed=1)
+@simulated
+async def test_an_overflow_on_one_peer_drops_what_that_peer_has_and_nobody_waits(reuse) -> None:
+    async with Swarm() as swarm:
+        unlucky = ScaledTrainer(await swarm.node(), reuse=reuse, overflows=lambda t: t.epoch == 2 and not t.lost)
+        await swarm.add(unlucky)
+        lucky = await swarm.add(ScaledTrainer(await swarm.node(), reuse=reuse))
+        notices = record(unlucky.node, Noticed)
+        await together(unlucky.train(6), lucky.train(6))
+        assert unlucky.lost == 1 and unlucky.core.work.given_up.count == 1 and lucky.core.work.given_up.count == 0
+        assert (unlucky.scale, lucky.scale) == (SCALE / 2, SCALE)
+        assert any("scaled by 65536, are not finite" in notice.text for notice in notices)
+        assert len(digests(swarm.trainers)) == 1
+        expected = reference(0, swarm.batches(6))
+        torch.testing.assert_close(lucky.weights.detach(), expected, rtol=1e-12, atol=1e-14)
+        assert all(epoch.samples > 0 for epoch in lucky.epochs)
 
 
 def model(dtype: torch.dtype = torch.float64) -> torch.nn.Module:
@@ -202,13 +147,12 @@ def train_alone(dht: Any, scaler: GradScaler | None, epochs: int, *, clip: bool 
     ],
     ids=str,
 )
-def test_the_loop_of_anyones_script(options) -> None:
-    with dhts(1) as (dht,):
-        without = train_alone(dht, None, 5, **options)
-        scaler = GradScaler("cpu", init_scale=SCALE, growth_interval=2)
-        scaled = train_alone(dht, scaler, 5, **options)
-        torch.testing.assert_close(scaled, without, rtol=0, atol=0)
-        assert scaler.get_scale() / SCALE == 4  # doubled after the second and the fourth epoch
+def test_the_loop_of_anyones_script(dht: DHT, options) -> None:
+    without = train_alone(dht, None, 5, **options)
+    scaler = GradScaler("cpu", init_scale=SCALE, growth_interval=2)
+    scaled = train_alone(dht, scaler, 5, **options)
+    torch.testing.assert_close(scaled, without, rtol=0, atol=0)
+    assert scaler.get_scale() / SCALE == 4  # doubled after the second and the fourth epoch
 
 
 def test_what_an_optimizer_refuses_of_scalers() -> None:

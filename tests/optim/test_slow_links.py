@@ -13,7 +13,7 @@ from swarmcli.optim.config import Role
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.testing import virtual_time
 from swarmcli.testing.memory_cables import Latency
-from tests.optim.optim_swarm import Swarm, until
+from tests.optim.optim_swarm import Swarm, meanwhile, until
 from tests.optim.unlike import Unlike, now
 from tests.suites import soak
 
@@ -36,16 +36,9 @@ def tell(
         async with Swarm(1, latency=latency, bandwidth=bandwidth) as swarm:
             peers = [Unlike(await swarm.node(), role, 200, pace, elements) for role, pace in roles]
             for peer in peers:
-                await peer.core.start()
-            tasks = [asyncio.create_task(peer.run()) for peer in peers]
-            try:
+                await swarm.start(peer.core)
+            async with meanwhile(*(peer.run() for peer in peers)):
                 await story(swarm, peers)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
-                for peer in peers:
-                    await peer.core.shutdown()
 
     virtual_time.run(main(), timeout=5000)
 
@@ -103,9 +96,8 @@ def test_a_newcomer_behind_a_slow_line_that_no_limit_tells_of_hears_so_and_costs
         far.append(slow.node.peer_id)
         swarm.network.set_bandwidths(slow.node.peer_id, uplink=up, downlink=down)
         began, first = now(), quick[0].epoch
-        await slow.core.start()
-        running = asyncio.create_task(slow.run())
-        try:
+        await swarm.start(slow.core)
+        async with meanwhile(slow.run()):
             await until(lambda: any("samples cannot count" in text for text in slow.said), every=0.1)
             assert now() - began < 60
             took = await epochs_of(quick, 4)
@@ -118,10 +110,6 @@ def test_a_newcomer_behind_a_slow_line_that_no_limit_tells_of_hears_so_and_costs
             told = next(text for text in slow.said if "samples cannot count" in text)
             assert "your link has been seen to need" in told
             assert "waits, since it could not even follow" in told or down > 100e3
-        finally:
-            running.cancel()
-            await asyncio.wait([running])
-            await slow.core.shutdown()
 
     def ways(a: PeerID, b: PeerID) -> float:
         return latency if a in far or b in far else 0.02

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import random
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from swarmcli.compression import BlockwiseQuantization
-from swarmcli.optim import GradientAverager, Outer, Sparse
-from swarmcli.optim.modes import choose_mode
+from swarmcli.optim import Outer
 from swarmcli.optim.modes.base import Timing
-from swarmcli.optim.modes.outer import OuterSteps, SparseOuterSteps
+from swarmcli.optim.modes.outer import SparseOuterSteps
 from swarmcli.optim.state.anchor import Anchored
 from swarmcli.optim.state.differences import Differences
 from swarmcli.optim.state.replica import InPlace
-from swarmcli.testing import virtual_time
 from tests.optim import optim_swarm
 from tests.optim.optim_swarm import Swarm, decay, digests, loss_of, make_model, together
+from tests.simulation import within
 
 INNER, K, CHUNK, FADES = 4, 32, 4096, 0.75
 FEATURES = 5000  # a chunk and a shorter one
@@ -81,29 +79,26 @@ class PlainSparseLoCo:
         return weights, optimizer, decay(optimizer)
 
 
-def test_the_anchors_of_a_swarm_are_those_of_one_process() -> None:
+@within(300)
+async def test_the_anchors_of_a_swarm_are_those_of_one_process() -> None:
     """Three peers of unlike speed. Peers agree to the bit; the reference computes in distances, where they compute in
     sums over samples, so it agrees to rounding: a number that is chosen or not, or a code that is another one, would
     be a thousand times as far off."""
-
-    async def main() -> None:
-        async with Swarm() as swarm:
-            common = {"seed": 1, "make": gentle, "mode": sparse_steps(), "dtype": torch.float32}
-            peers = [await swarm.trainer(pace=pace, **common) for pace in (0.1, 0.17, 0.35)]
-            await together(*(peer.train(5) for peer in peers))
-            plain, unlike = PlainSparseLoCo(1), 0
-            for epoch in range(5):
-                given = {peer: list(peer.used[epoch].split(INNER)) for peer in peers if epoch in peer.used}
-                unlike += len({len(batches) for batches in given.values()}) > 1
-                plain.round(given)
-            moved = float((plain.anchor - make_model(1, torch.float32).detach()).abs().max())
-            assert unlike >= 2 and moved > 0.01
-            assert len(digests(peers)) == 1
-            for peer in peers:
-                anchor = peer.core.replica.state.trained[0].detach()
-                torch.testing.assert_close(anchor, plain.anchor, rtol=0, atol=2e-6)
-
-    virtual_time.run(main(), timeout=300)
+    async with Swarm() as swarm:
+        common = {"seed": 1, "make": gentle, "mode": sparse_steps(), "dtype": torch.float32}
+        peers = [await swarm.trainer(pace=pace, **common) for pace in (0.1, 0.17, 0.35)]
+        await together(*(peer.train(5) for peer in peers))
+        plain, unlike = PlainSparseLoCo(1), 0
+        for epoch in range(5):
+            given = {peer: list(peer.used[epoch].split(INNER)) for peer in peers if epoch in peer.used}
+            unlike += len({len(batches) for batches in given.values()}) > 1
+            plain.round(given)
+        moved = float((plain.anchor - make_model(1, torch.float32).detach()).abs().max())
+        assert unlike >= 2 and moved > 0.01
+        assert len(digests(peers)) == 1
+        for peer in peers:
+            anchor = peer.core.replica.state.trained[0].detach()
+            torch.testing.assert_close(anchor, plain.anchor, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -150,14 +145,3 @@ def test_what_a_peer_learned_was_sent_or_is_left_or_given_up_number_by_number(se
     left = method.own["residual0"].double()
     assert dropped.any() and sent.count_nonzero() > 100
     torch.testing.assert_close(sent + left + waiting + dropped, learned, rtol=0, atol=0.1)
-
-
-def test_it_has_no_momentum_beside_it_and_the_optimizer_takes_it_by_name() -> None:
-    mode = choose_mode(partial(Sparse, k=32, bits=4), OUTER)
-    assert isinstance(mode, SparseOuterSteps) and (mode.k, mode.bits, mode.outer) == (32, 4, OUTER)
-    assert type(choose_mode(GradientAverager, OUTER)) is OuterSteps
-    for outer in (Outer(INNER, "nesterov"), Outer(INNER, momentum=0.9), Outer(INNER, "adam", momentum=0.0)):
-        with pytest.raises(ValueError, match=r"outer\.momentum=.*use Outer\(optimizer='sgd', momentum=0\)"):
-            choose_mode(Sparse, outer)
-    with pytest.raises(ValueError, match="differences are averaged by GradientAverager or Sparse, not by"):
-        choose_mode(None, OUTER)

@@ -58,29 +58,24 @@ def test_both_streams_wait_for_each_other() -> None:
     assert cuda.own.before() == {"backward", "step"}
 
 
-def test_every_call_of_the_optimizer_is_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_call_of_the_optimizer_is_in_order(dht: swarmcli.DHT, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda(Stream("loop's own"))
 
     def on_the_double(devices: Any) -> Any:
         assert not devices, "the parameters are on the CPU"
         return in_order([GPU], cuda)
 
-    with swarmcli.DHT(start=True, host="127.0.0.1") as dht:
-        parameter = torch.nn.Parameter(torch.zeros(2))
-        monkeypatch.setattr(module, "in_order", on_the_double)
-        optimizer = swarmcli.Optimizer(
-            dht=dht, run_id="run", target_batch_size=4, optimizer=torch.optim.SGD([parameter], lr=0.1)
-        )
-        try:
-            for call in (
-                lambda: optimizer.step(batch_size=1),
-                optimizer.load_state_from_peers,
-                optimizer.state_dict,
-                lambda: optimizer.load_state_dict(optimizer.state_dict()),
-            ):
-                parameter.grad = torch.ones(2)
-                waits = len(cuda.default.given), len(cuda.own.given)
-                call()
-                assert len(cuda.default.given) > waits[0] and len(cuda.own.given) > waits[1]
-        finally:
-            optimizer.shutdown()
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    monkeypatch.setattr(module, "in_order", on_the_double)
+    made = torch.optim.SGD([parameter], lr=0.1)
+    with swarmcli.Optimizer(dht=dht, run_id="run", target_batch_size=4, optimizer=made) as optimizer:
+        for call in (
+            lambda: optimizer.step(batch_size=1),
+            optimizer.load_state_from_peers,
+            optimizer.state_dict,
+            lambda: optimizer.load_state_dict(optimizer.state_dict()),
+        ):
+            parameter.grad = torch.ones(2)
+            waits = len(cuda.default.given), len(cuda.own.given)
+            call()
+            assert len(cuda.default.given) > waits[0] and len(cuda.own.given) > waits[1]

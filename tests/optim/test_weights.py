@@ -20,10 +20,10 @@ from swarmcli.optim.gradients.accumulator import GradientAccumulator, Weighed
 from swarmcli.optim.modes import LocalUpdates, PowerEF, PowerSGD, Sparse
 from swarmcli.optim.modes.base import StateOptions
 from swarmcli.optim.modes.gradients import Mode
-from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import (
     TARGET,
     Swarm,
+    assist,
     auxiliary,
     digests,
     loss_of,
@@ -34,100 +34,88 @@ from tests.optim.optim_swarm import (
     weighed,
     weights_of,
 )
+from tests.simulation import simulated
 from tests.suites import soak
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 
 
 @pytest.mark.parametrize("mode", [Mode(), PowerSGD(averager_rank=1), *soak([PowerEF(averager_rank=1)])])
-def test_gradients_count_by_weight_and_epochs_are_made_of_samples(mode: Mode) -> None:
+@simulated
+async def test_gradients_count_by_weight_and_epochs_are_made_of_samples(mode: Mode) -> None:
     """An auxiliary goes along, and one peer replays two rounds: all come to what one process makes of the weighted mean
     over the rows, and count as many rows."""
     epochs = 4
+    async with Swarm() as swarm:
+        options = {"seed": 3, "mode": mode, "weighs": True}
+        trainers = [await swarm.trainer(**options, batch_size=size) for size in (2, 3, 5)]
+        credited = record(trainers[0].node, EpochCredited)
+        helper = await auxiliary(swarm, mode=mode)
 
-    async def main() -> None:
-        async with Swarm() as swarm:
-            options = {"seed": 3, "mode": mode, "weighs": True}
-            trainers = [await swarm.trainer(**options, batch_size=size) for size in (2, 3, 5)]
-            credited = record(trainers[0].node, EpochCredited)
-            helper = await auxiliary(swarm, mode=mode)
+        replays = record(trainers[2].node, RoundsReplayed)
 
-            async def help_out() -> None:
-                while helper.position.epoch < epochs:
-                    await helper.step()
-
-            replays = record(trainers[2].node, RoundsReplayed)
-
-            async def train() -> None:
-                await together(*(trainer.train(2) for trainer in trainers))
-                swarm.network.freeze(trainers[2].node.peer_id)
-                await together(*(trainer.train(epochs) for trainer in trainers[:2]))
-                swarm.network.thaw(trainers[2].node.peer_id)
-                await asyncio.sleep(5)
-                assert await trainers[2].core.join()
-
-            await together(help_out(), train())
-            await helper.shutdown()
-            batches = swarm.batches(epochs)
-            expected = reference(3, [weighed(rows) for rows in batches])
-            for trainer in trainers:
-                torch.testing.assert_close(trainer.weights.detach(), expected, **TIGHT)
-            assert len({trainer.core.position for trainer in trainers} | {helper.position}) == 1
-            assert [event.rounds for event in replays] == [2]
-            assert [event.samples for event in trainers[0].epochs] == [len(rows) for rows in batches]
-            assert [sum(each.samples.values()) for each in credited] == [len(rows) for rows in batches]
-            assert all(len(rows) >= TARGET for rows in batches)
-
-    virtual_time.run(main())
-
-
-def test_states_of_local_updates_are_averaged_by_weight() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            mode = LocalUpdates(state=StateOptions(delay=False))
-            trainers = [await swarm.trainer(mode=mode, weighs=True, batch_size=TARGET // 2) for _ in range(2)]
-            for trainer in trainers:
-                await trainer.core.join()
-            ends, weights = [], []
-
-            async def train(trainer) -> None:
-                await trainer.compute()
-                await trainer.follow(1)
-
-            await together(*(train(trainer) for trainer in trainers))
-            for (rows,) in [list(trainer.used.values()) for trainer in trainers]:
-                model = make_model(0)
-                loss_of(model, weighed(rows)).backward()
-                ends.append(model.detach() - 0.02 * model.grad)
-                weights.append(float(weights_of(rows).sum()))
-            expected = sum(weight * end for weight, end in zip(weights, ends, strict=True)) / sum(weights)
-            torch.testing.assert_close(trainers[0].weights.detach(), expected, **TIGHT)
-            assert len(digests(trainers)) == 1
-
-    virtual_time.run(main())
-
-
-def test_the_weight_of_a_member_is_capped_and_so_are_the_samples_that_it_claims() -> None:
-    """One names a weight of a million at four samples, another a weight of four at a million samples."""
-
-    async def main() -> None:
-        async with Swarm() as swarm:
-            trainers = [await swarm.trainer(averaging={"max_share": 0.3}) for _ in range(5)]
-            for trainer in trainers:
-                await trainer.core.join()
-            heavy, many = (trainer.core.work for trainer in trainers[:2])
-            lie(heavy, lambda own: Weighed(own.samples, 1e6))
-            lie(many, lambda own: Weighed(10**6, own.weight))
-            credited = record(trainers[4].node, EpochCredited)
-            control = record_rounds(trainers[4])
+        async def train() -> None:
             await together(*(trainer.train(2) for trainer in trainers))
-            for weights in control:
-                assert max(weights.values()) <= 0.3 * sum(weights.values()) * (1 + 1e-9)
-            for each in credited:
-                assert max(each.samples.values()) <= 0.3 * sum(each.samples.values()) * (1 + 1e-9)
-            assert len(digests(trainers)) == 1
+            swarm.network.freeze(trainers[2].node.peer_id)
+            await together(*(trainer.train(epochs) for trainer in trainers[:2]))
+            swarm.network.thaw(trainers[2].node.peer_id)
+            await asyncio.sleep(5)
+            assert await trainers[2].core.join()
 
-    virtual_time.run(main())
+        await together(assist(helper, epochs), train())
+        batches = swarm.batches(epochs)
+        expected = reference(3, [weighed(rows) for rows in batches])
+        for trainer in trainers:
+            torch.testing.assert_close(trainer.weights.detach(), expected, **TIGHT)
+        assert len({trainer.core.position for trainer in trainers} | {helper.position}) == 1
+        assert [event.rounds for event in replays] == [2]
+        assert [event.samples for event in trainers[0].epochs] == [len(rows) for rows in batches]
+        assert [sum(each.samples.values()) for each in credited] == [len(rows) for rows in batches]
+        assert all(len(rows) >= TARGET for rows in batches)
+
+
+@simulated
+async def test_states_of_local_updates_are_averaged_by_weight() -> None:
+    async with Swarm() as swarm:
+        mode = LocalUpdates(state=StateOptions(delay=False))
+        trainers = [await swarm.trainer(mode=mode, weighs=True, batch_size=TARGET // 2) for _ in range(2)]
+        for trainer in trainers:
+            await trainer.core.join()
+        ends, weights = [], []
+
+        async def train(trainer) -> None:
+            await trainer.compute()
+            await trainer.follow(1)
+
+        await together(*(train(trainer) for trainer in trainers))
+        for (rows,) in [list(trainer.used.values()) for trainer in trainers]:
+            model = make_model(0)
+            loss_of(model, weighed(rows)).backward()
+            ends.append(model.detach() - 0.02 * model.grad)
+            weights.append(float(weights_of(rows).sum()))
+        expected = sum(weight * end for weight, end in zip(weights, ends, strict=True)) / sum(weights)
+        torch.testing.assert_close(trainers[0].weights.detach(), expected, **TIGHT)
+        assert len(digests(trainers)) == 1
+
+
+@simulated
+async def test_the_weight_of_a_member_is_capped_and_so_are_the_samples_that_it_claims() -> None:
+    """One names a weight of a million at four samples, another a weight of four at a million samples."""
+    async with Swarm() as swarm:
+        trainers = [await swarm.trainer(averaging={"max_share": 0.3}) for _ in range(5)]
+        for trainer in trainers:
+            await trainer.core.join()
+        heavy, many = (trainer.core.work for trainer in trainers[:2])
+        lie(heavy, lambda own: Weighed(own.samples, 1e6))
+        lie(many, lambda own: Weighed(10**6, own.weight))
+        credited = record(trainers[4].node, EpochCredited)
+        control = record_rounds(trainers[4])
+        await together(*(trainer.train(2) for trainer in trainers))
+        for weights in control:
+            assert max(weights.values()) <= 0.3 * sum(weights.values()) * (1 + 1e-9)
+        for each in credited:
+            assert max(each.samples.values()) <= 0.3 * sum(each.samples.values()) * (1 + 1e-9)
+        assert len(digests(trainers)) == 1
 
 
 def test_one_reducer_cannot_change_what_a_member_is_credited_with() -> None:

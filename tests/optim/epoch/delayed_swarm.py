@@ -3,71 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from swarmcli.dht import DHTNode
-from swarmcli.events import EpochAdvanced
-from swarmcli.optim.arguments import averager_config
-from swarmcli.optim.config import OptimizerConfig, PeerContext
-from swarmcli.optim.core import OptimizerCore
-from swarmcli.optim.modes.base import Timing, Trained
+from swarmcli.optim.modes.base import Timing
 from swarmcli.optim.modes.gradients import Mode
-from swarmcli.optim.state.replica import Offloaded
-from tests.optim.optim_swarm import FEATURES, TARGET, Swarm, decay, loss_of, make_model, momentum, record
+from tests.optim.optim_swarm import FEATURES, Swarm, Trainer, decay, loss_of, make_model, momentum
 
 
-class DelayedTrainer:
-    """Trains a small linear model with an offloaded optimizer; knows in the end which rows went into which epoch."""
+class DelayedTrainer(Trainer):
+    """Its optimizer is offloaded; it knows in the end which rows went into which epoch."""
 
-    def __init__(
-        self,
-        node: DHTNode,
-        timing: Timing,
-        *,
-        target: int = TARGET,
-        batch_size: int = 4,
-        seed: int = 0,
-        pace: float = 0.1,
-        make: Callable[..., torch.optim.Optimizer] = momentum,
-        scheduler: Callable[..., Any] = decay,
-        reuse: bool = False,
-        **options: Any,
-    ) -> None:
-        self.node, self.batch_size, self.pace = node, batch_size, pace
-        self.weights = make_model(seed)
-        self.data = torch.Generator().manual_seed(int.from_bytes(node.peer_id[:4]))
+    def __init__(self, node: DHTNode, timing: Timing, **options: Any) -> None:
+        super().__init__(node, mode=Mode(timing=timing), offload=True, **options)
         self.rows: list[torch.Tensor] = []  # every batch, in order
         self.ahead: list[int] = []  # samples taken in while the end of an epoch was under way, after each such step
         self.waits: list[float] = []  # seconds in each step
-        self.epochs: list[EpochAdvanced] = record(node, EpochAdvanced)
-        self.models: dict[int, torch.Tensor] = {}  # by epoch, what the model computed its first batch with
-        config = OptimizerConfig("run", target, **options)
-        self.place = Offloaded([self.weights], make)
-        mode = Mode(timing=timing, reuse_grad_buffers=reuse)
-        schedule = scheduler(self.place.optimizer)
-        trained = Trained(self.place.optimizer, schedule, placement=self.place)
-        self.core = OptimizerCore(PeerContext(node, config, averager_config(config)), trained, mode)
-
-    @property
-    def epoch(self) -> int:
-        return self.core.position.epoch
 
     @property
     def host_weights(self) -> torch.Tensor:
         """What the optimizer steps."""
-        return self.place.state_parameters[0].detach().clone()
+        return self.core.replica.state.parameters[0].detach().clone()
 
     async def compute(self, rows: int | None = None) -> None:
         """One batch and its step; takes `pace` seconds and what the step waits."""
         batch = torch.randn(rows or self.batch_size, FEATURES, dtype=torch.float64, generator=self.data)
-        if not self.core.mode.reuse_grad_buffers:
-            self.weights.grad = None
+        self.weights.grad = None
         loss_of(self.weights, batch).backward()
         before = self.weights.detach().clone()
-        self.models.setdefault(self.epoch, before)
         await asyncio.sleep(self.pace)
         assert torch.equal(self.weights, before), "the model changed while it computed"
         self.rows.append(batch)
@@ -78,11 +43,7 @@ class DelayedTrainer:
         if under_way and self.core._end.under_way and self.epoch == epoch:
             self.ahead.append(self.core.work.samples)
 
-    async def train(self, until: int) -> None:
-        while self.epoch < until:
-            await self.compute()
-
-    def used(self) -> list[torch.Tensor]:
+    def rows_by_epoch(self) -> list[torch.Tensor]:
         """The rows of this peer in each epoch's average, as the events count them: batches go in one after another."""
         rows = torch.cat(self.rows)
         sizes = [event.own_samples for event in self.epochs]
@@ -98,7 +59,7 @@ class DelayedSwarm(Swarm):
 
     def batches(self, epochs: int) -> list[torch.Tensor]:
         """Everything that went into each epoch."""
-        used = [trainer.used() for trainer in self.trainers]
+        used = [trainer.rows_by_epoch() for trainer in self.trainers]
         return [torch.cat([rows[epoch] for rows in used]) for epoch in range(epochs)]
 
 

@@ -14,8 +14,8 @@ from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epoch.group import PreformedGroup
 from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.optim.state.lineage import LineagePosition
-from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm, record
+from tests.simulation import simulated, within
 
 HERE = LineagePosition(0, 0, bytes([7]) * 32)
 
@@ -41,139 +41,119 @@ class Member:
         await self.averager.shutdown()
 
 
-def test_it_begins_when_the_sum_is_reached_and_weighs_by_samples() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm, Member(await swarm.node(), 1.0) as one, Member(await swarm.node(), 4.0) as other:
-            for member in (one, other):
-                member.group.open(HERE)
-            one.group.report(TARGET // 3)
-            await asyncio.sleep(30)
-            assert not one.group.begun and not other.group.begun
-            other.group.report(2 * TARGET // 3)
-            assert all(await asyncio.gather(*(m.group.wait_until_begun(5) for m in (one, other))))
-            outcomes = await asyncio.gather(
-                one.group.contribute(Weighed.of(TARGET // 3)), other.group.contribute(Weighed.of(2 * TARGET // 3))
-            )
-            assert isinstance(outcomes[0], RoundResult) and isinstance(outcomes[1], RoundResult)
-            assert outcomes[0].samples == outcomes[1].samples and outcomes[0].total_samples == TARGET
-            assert one.tensor.item() == other.tensor.item() == 3.0
-
-    virtual_time.run(main())
+@simulated
+async def test_it_begins_when_the_sum_is_reached_and_weighs_by_samples() -> None:
+    async with Swarm() as swarm, Member(await swarm.node(), 1.0) as one, Member(await swarm.node(), 4.0) as other:
+        for member in (one, other):
+            member.group.open(HERE)
+        one.group.report(TARGET // 3)
+        await asyncio.sleep(30)
+        assert not one.group.begun and not other.group.begun
+        other.group.report(2 * TARGET // 3)
+        assert all(await asyncio.gather(*(m.group.wait_until_begun(5) for m in (one, other))))
+        outcomes = await asyncio.gather(
+            one.group.contribute(Weighed.of(TARGET // 3)), other.group.contribute(Weighed.of(2 * TARGET // 3))
+        )
+        assert isinstance(outcomes[0], RoundResult) and isinstance(outcomes[1], RoundResult)
+        assert outcomes[0].samples == outcomes[1].samples and outcomes[0].total_samples == TARGET
+        assert one.tensor.item() == other.tensor.item() == 3.0
 
 
-def test_groups_of_other_lineages_do_not_mix() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm, Member(await swarm.node(), 1.0) as one, Member(await swarm.node(), 4.0) as other:
-            one.group.open(HERE)
-            other.group.open(LineagePosition(0, 0, bytes([8]) * 32))
-            for member in (one, other):
-                member.group.report(TARGET)
-            assert not any(await asyncio.gather(*(m.group.wait_until_begun(20) for m in (one, other))))
-
-    virtual_time.run(main())
+@simulated
+async def test_groups_of_other_lineages_do_not_mix() -> None:
+    async with Swarm() as swarm, Member(await swarm.node(), 1.0) as one, Member(await swarm.node(), 4.0) as other:
+        one.group.open(HERE)
+        other.group.open(LineagePosition(0, 0, bytes([8]) * 32))
+        for member in (one, other):
+            member.group.report(TARGET)
+        assert not any(await asyncio.gather(*(m.group.wait_until_begun(20) for m in (one, other))))
 
 
-def test_after_a_member_died_the_others_step_with_what_they_have() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            nodes = [await swarm.node() for _ in range(3)]
-            async with Member(nodes[0], 1.0) as one, Member(nodes[1], 4.0) as other, Member(nodes[2], 9.0) as third:
-                for member in (one, other, third):
-                    member.group.open(HERE)
-                    member.group.report(TARGET)
-                assert all(await asyncio.gather(*(m.group.wait_until_begun(5) for m in (one, other, third))))
-                swarm.network.kill(nodes[0].peer_id)  # it has nothing to reduce
-                first, second = await asyncio.gather(
-                    *(m.group.contribute(Weighed.of(TARGET // 2)) for m in (other, third))
-                )
-                assert isinstance(first, RoundResult) and isinstance(second, RoundResult)
-                assert first.round_id == second.round_id and first.total_samples == second.total_samples == TARGET
-                assert set(first.contributors) == {nodes[1].peer_id, nodes[2].peer_id}
-                assert other.tensor.item() == third.tensor.item() == 6.5
-
-    virtual_time.run(main(), timeout=200)
-
-
-def test_after_a_round_that_gave_nothing_it_forms_again_with_the_same_samples() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm, Member(await swarm.node(), 1.0) as one, Member(await swarm.node(), 4.0) as other:
-            for member in (one, other):
+@within(200)
+async def test_after_a_member_died_the_others_step_with_what_they_have() -> None:
+    async with Swarm() as swarm:
+        nodes = [await swarm.node() for _ in range(3)]
+        async with Member(nodes[0], 1.0) as one, Member(nodes[1], 4.0) as other, Member(nodes[2], 9.0) as third:
+            for member in (one, other, third):
                 member.group.open(HERE)
                 member.group.report(TARGET)
-            assert all(await asyncio.gather(*(m.group.wait_until_begun(5) for m in (one, other))))
-            outcomes = await asyncio.gather(one.group.contribute(Weighed()), other.group.contribute(Weighed()))
-            assert all(isinstance(outcome, RoundFailed) for outcome in outcomes)
-            assert all(await asyncio.gather(*(m.group.wait_until_begun(30) for m in (one, other))))
-            again = await asyncio.gather(*(m.group.contribute(Weighed.of(TARGET // 2)) for m in (one, other)))
-            assert all(isinstance(outcome, RoundResult) for outcome in again)
-            assert one.tensor.item() == other.tensor.item() == 2.5
-
-    virtual_time.run(main(), timeout=200)
+            assert all(await asyncio.gather(*(m.group.wait_until_begun(5) for m in (one, other, third))))
+            swarm.network.kill(nodes[0].peer_id)  # it has nothing to reduce
+            first, second = await asyncio.gather(*(m.group.contribute(Weighed.of(TARGET // 2)) for m in (other, third)))
+            assert isinstance(first, RoundResult) and isinstance(second, RoundResult)
+            assert first.round_id == second.round_id and first.total_samples == second.total_samples == TARGET
+            assert set(first.contributors) == {nodes[1].peer_id, nodes[2].peer_id}
+            assert other.tensor.item() == third.tensor.item() == 6.5
 
 
-def test_once_closed_nothing_can_be_contributed() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm, Member(await swarm.node(), 1.0) as one:
-            one.group.open(HERE)
-            one.group.open(HERE)
-            assert one.group.position == HERE
-            await one.group.close()
-            await one.group.close()
-            assert isinstance(await one.group.contribute(Weighed.of(1)), RoundFailed)
-            assert one.group.position is None
+@within(200)
+async def test_after_a_round_that_gave_nothing_it_forms_again_with_the_same_samples() -> None:
+    async with Swarm() as swarm, Member(await swarm.node(), 1.0) as one, Member(await swarm.node(), 4.0) as other:
+        for member in (one, other):
+            member.group.open(HERE)
+            member.group.report(TARGET)
+        assert all(await asyncio.gather(*(m.group.wait_until_begun(5) for m in (one, other))))
+        outcomes = await asyncio.gather(one.group.contribute(Weighed()), other.group.contribute(Weighed()))
+        assert all(isinstance(outcome, RoundFailed) for outcome in outcomes)
+        assert all(await asyncio.gather(*(m.group.wait_until_begun(30) for m in (one, other))))
+        again = await asyncio.gather(*(m.group.contribute(Weighed.of(TARGET // 2)) for m in (one, other)))
+        assert all(isinstance(outcome, RoundResult) for outcome in again)
+        assert one.tensor.item() == other.tensor.item() == 2.5
 
-    virtual_time.run(main())
+
+@simulated
+async def test_once_closed_nothing_can_be_contributed() -> None:
+    async with Swarm() as swarm, Member(await swarm.node(), 1.0) as one:
+        one.group.open(HERE)
+        one.group.open(HERE)
+        assert one.group.position == HERE
+        await one.group.close()
+        await one.group.close()
+        assert isinstance(await one.group.contribute(Weighed.of(1)), RoundFailed)
+        assert one.group.position is None
 
 
-def test_a_peer_that_has_left_the_run_looks_for_no_group() -> None:
+@simulated
+async def test_a_peer_that_has_left_the_run_looks_for_no_group() -> None:
     """A step that is under way meanwhile asks for the next one, of an averager that has ended."""
-
-    async def main() -> None:
-        async with Swarm() as swarm, Member(await swarm.node(), 1.0) as one:
-            faults = record(one.averager.node, Noticed)
-            one.group.open(HERE)
-            await one.group.leave()
-            await one.averager.shutdown()
-            one.group.open(HERE)
-            assert not await one.group.wait_until_begun(10) and one.group.position is None
-            assert not faults
-
-    virtual_time.run(main())
+    async with Swarm() as swarm, Member(await swarm.node(), 1.0) as one:
+        faults = record(one.averager.node, Noticed)
+        one.group.open(HERE)
+        await one.group.leave()
+        await one.averager.shutdown()
+        one.group.open(HERE)
+        assert not await one.group.wait_until_begun(10) and one.group.position is None
+        assert not faults
 
 
-def test_work_goes_on_unless_the_round_begins() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm, Member(await swarm.node(), 1.0) as one, Member(await swarm.node(), 4.0) as other:
+@simulated
+async def test_work_goes_on_unless_the_round_begins() -> None:
+    async with Swarm() as swarm, Member(await swarm.node(), 1.0) as one, Member(await swarm.node(), 4.0) as other:
 
-            async def work() -> str:
-                await asyncio.sleep(3)
-                return "done"
+        async def work() -> str:
+            await asyncio.sleep(3)
+            return "done"
 
-            for member in (one, other):
-                member.group.open(HERE)
-            assert await one.group.unless_begun(work()) == "done"
-            one.group.report(TARGET)
-            assert await one.group.unless_begun(work()) is None
-            assert one.group.begun
-
-    virtual_time.run(main())
+        for member in (one, other):
+            member.group.open(HERE)
+        assert await one.group.unless_begun(work()) == "done"
+        one.group.report(TARGET)
+        assert await one.group.unless_begun(work()) is None
+        assert one.group.begun
 
 
-def test_doubts_of_everyone_who_has_samples_do_not_keep_the_round_from_beginning() -> None:
+@within(600)
+async def test_doubts_of_everyone_who_has_samples_do_not_keep_the_round_from_beginning() -> None:
     """A follower and its company, who have none, would wait for each other for good, and so would those who have."""
-
-    async def main() -> None:
-        async with Swarm() as swarm:
-            made = [Member(await swarm.node(), value, TARGET) for value in (0.0, 0.0, 1.0, 4.0)]
-            async with made[0] as follower, made[1], made[2] as one, made[3] as other:
-                samples = [0, 0, TARGET / 2, TARGET / 2]
-                assert await _average(made, samples, HERE) == {2.5}
-                known = {each: each.averager.node.peer_id for each in made}
-                for doubting, doubted in ((follower, one), (follower, other), (one, other), (other, one)):
-                    doubting.averager.trust.suspect(known[doubted], "it was too slow")
-                assert len(await _average(made, samples, LineagePosition(1, 0, bytes([8]) * 32))) == 1
-
-    virtual_time.run(main(), timeout=600)
+    async with Swarm() as swarm:
+        made = [Member(await swarm.node(), value, TARGET) for value in (0.0, 0.0, 1.0, 4.0)]
+        async with made[0] as follower, made[1], made[2] as one, made[3] as other:
+            samples = [0, 0, TARGET / 2, TARGET / 2]
+            assert await _average(made, samples, HERE) == {2.5}
+            known = {each: each.averager.node.peer_id for each in made}
+            for doubting, doubted in ((follower, one), (follower, other), (one, other), (other, one)):
+                doubting.averager.trust.suspect(known[doubted], "it was too slow")
+            assert len(await _average(made, samples, LineagePosition(1, 0, bytes([8]) * 32))) == 1
 
 
 async def _average(members: list[Member], samples: list[float], position: LineagePosition) -> set[float]:

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from swarmcli.optim.epoch.end import LAST_CALL, MOST_EPOCHS, LastMoment
-from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, together
+from tests.simulation import simulated
 from tests.suites import soak
 
 
@@ -46,16 +46,15 @@ def test_reports_that_misled_it_are_believed_more_and_more_seldom() -> None:
 @pytest.mark.parametrize(
     ("peers", "batches", "pace"), [(2, 1, 0.1), *soak([(2, 5, 1.0), (2, 1, 1.0), (4, 1, 0.3), (4, 5, 1.0)])]
 )
-def test_trainers_in_step_compute_no_batch_that_the_epoch_does_not_need(peers: int, batches: int, pace: float) -> None:
+@simulated
+async def test_trainers_in_step_compute_no_batch_that_the_epoch_does_not_need(
+    peers: int, batches: int, pace: float
+) -> None:
     """Where epochs take less time than lies between two reports, too."""
-
-    async def main() -> None:
-        async with Swarm(latency=0.002) as swarm:
-            target = 4 * peers * batches
-            trainers = [await swarm.trainer(seed=1, pace=pace, target=target) for _ in range(peers)]
-            await together(*(trainer.core.join() for trainer in trainers))
-            await together(*(trainer.train(10) for trainer in trainers))
-            for trainer in trainers:
-                assert [event.samples for event in trainer.epochs[5:]] == [target] * 5
-
-    virtual_time.run(main())
+    async with Swarm(latency=0.002) as swarm:
+        target = 4 * peers * batches
+        trainers = [await swarm.trainer(seed=1, pace=pace, target=target) for _ in range(peers)]
+        await together(*(trainer.core.join() for trainer in trainers))
+        await together(*(trainer.train(10) for trainer in trainers))
+        for trainer in trainers:
+            assert [event.samples for event in trainer.epochs[5:]] == [target] * 5

@@ -62,12 +62,6 @@ def test_short_floats_are_summed_in_float32() -> None:
     assert accumulator.means[0].dtype == torch.float32
 
 
-@pytest.mark.parametrize("batch_size", [0, -1])
-def test_batch_size_is_checked(batch_size: int) -> None:
-    with pytest.raises(ValueError, match="batch_size"):
-        GradientAccumulator([parameter(1)]).add(batch_size)
-
-
 def test_a_gradient_that_does_not_fit_adds_nothing_at_all() -> None:
     first, second = parameter(2), parameter(2)
     first.grad = torch.ones(2, dtype=torch.float64)
@@ -77,11 +71,6 @@ def test_a_gradient_that_does_not_fit_adds_nothing_at_all() -> None:
         accumulator.add(1)
     assert not accumulator.accumulators[0].any()
     assert accumulator.samples == 0
-
-
-def test_at_least_one_parameter_is_needed() -> None:
-    with pytest.raises(ValueError, match="parameters"):
-        GradientAccumulator([])
 
 
 # What is handed in, used up or taken back.

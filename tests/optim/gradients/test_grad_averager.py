@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from swarmcli.averaging import RoundResult, StepControl
+from swarmcli.dht import DHT
 from swarmcli.optim import GradientAverager
 from tests.optim.shells import at_once, dhts
 
@@ -44,13 +45,12 @@ def test_scheduled_ahead_it_averages_what_is_there_when_it_begins() -> None:
                 one.step(control=controls[0])
 
 
-def test_a_factory_fills_in_options() -> None:
-    with dhts(1) as (dht,):
-        make = GradientAverager.get_factory(prefix="elsewhere", start=False)
-        averager = make([torch.nn.Parameter(torch.zeros(2))], dht=dht)
-        assert averager.prefix == "elsewhere"
-        assert not averager.is_alive
-        averager.shutdown()
+def test_a_factory_fills_in_options(dht: DHT) -> None:
+    make = GradientAverager.get_factory(prefix="elsewhere", start=False)
+    averager = make([torch.nn.Parameter(torch.zeros(2))], dht=dht)
+    assert averager.prefix == "elsewhere"
+    assert not averager.is_alive
+    averager.shutdown()
 
 
 def local(dht, **options) -> tuple[list[torch.nn.Parameter], GradientAverager]:
@@ -103,9 +103,9 @@ def test_averages_arrive_in_the_users_tensors() -> None:
         ({"part_size_bytes": 0}, "part_size_bytes"),
     ],
 )
-def test_options_that_do_not_fit_are_refused_by_name(options, words: str) -> None:
-    with dhts(1) as (only,), pytest.raises(ValueError, match=words):
-        local(only, start=False, **options)
+def test_options_that_do_not_fit_are_refused_by_name(dht: DHT, options, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        local(dht, start=False, **options)
 
 
 @pytest.mark.parametrize("warn", [True, False])
@@ -133,20 +133,19 @@ def test_averages_that_nobody_used_and_sums_that_nobody_reset_are_told_of(
             assert ("have not been used" in caplog.text) == warn
 
 
-def test_a_failed_step_gives_back_what_it_took_and_one_under_way_is_not_disturbed() -> None:
-    with dhts(1) as (only,):
-        parameters, averager = local(only)
-        with averager:
-            backward(parameters, 2.0)
-            averager.accumulate_grads_(3)
-            control = averager.step(timeout=600, wait=False)
-            assert isinstance(control, StepControl) and averager.local_samples_accumulated == 0
-            for disturbing in (averager.load_accumulators_into_averager_, averager.step):
-                with pytest.raises(RuntimeError, match="has not ended"):
-                    disturbing()
-            control.cancel()
-            with averager.use_averaged_gradients():
-                assert torch.equal(parameters[0].grad, torch.full((3,), 2.0))  # its own
-            assert averager.local_samples_accumulated == 3
-            averager.reset_accumulated_grads_()
-            assert averager.local_samples_accumulated == 0
+def test_a_failed_step_gives_back_what_it_took_and_one_under_way_is_not_disturbed(dht: DHT) -> None:
+    parameters, averager = local(dht)
+    with averager:
+        backward(parameters, 2.0)
+        averager.accumulate_grads_(3)
+        control = averager.step(timeout=600, wait=False)
+        assert isinstance(control, StepControl) and averager.local_samples_accumulated == 0
+        for disturbing in (averager.load_accumulators_into_averager_, averager.step):
+            with pytest.raises(RuntimeError, match="has not ended"):
+                disturbing()
+        control.cancel()
+        with averager.use_averaged_gradients():
+            assert torch.equal(parameters[0].grad, torch.full((3,), 2.0))  # its own
+        assert averager.local_samples_accumulated == 3
+        averager.reset_accumulated_grads_()
+        assert averager.local_samples_accumulated == 0

@@ -8,12 +8,10 @@ import pytest
 import torch
 
 from swarmcli.averaging import RoundResult
-from swarmcli.optim import GradientAverager, PowerEFGradientAverager, PowerSGDGradientAverager
+from swarmcli.dht import DHT
+from swarmcli.optim import PowerEFGradientAverager, PowerSGDGradientAverager
 from swarmcli.optim.gradients.low_rank_averagers import LowRankGradientAverager
 from swarmcli.optim.modes import choose_mode
-from swarmcli.optim.modes.gradients import Mode
-from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
-from swarmcli.optim.modes.outer import LocalUpdates
 from tests.optim.gradients.low_rank_peers import gradient_of
 from tests.optim.shells import at_once, dhts
 
@@ -108,33 +106,6 @@ def test_one_that_was_left_behind_notices_and_follows() -> None:
             assert all(torch.equal(shared[0][name], shared[1][name]) for name in shared[0])
 
 
-def test_what_an_averager_class_stands_for() -> None:
-    assert choose_mode(None) == LocalUpdates()
-    assert choose_mode(GradientAverager) == Mode()
-    assert choose_mode(GradientAverager.get_factory()) == Mode()
-    factory = PowerSGDGradientAverager.get_factory(averager_rank=4)
-    assert choose_mode(factory) == PowerSGD(averager_rank=4, min_compression_ratio=0.5)
-    assert choose_mode(partial(factory, min_compression_ratio=0.1)) == (
-        PowerSGD(averager_rank=4, min_compression_ratio=0.1)
-    )
-    assert choose_mode(partial(PowerEFGradientAverager, averager_rank=8)) == PowerEF(averager_rank=8)
-
-
-@pytest.mark.parametrize(
-    ("factory", "words"),
-    [
-        (PowerSGDGradientAverager, "averager_rank"),
-        (PowerEFGradientAverager.get_factory(averager_rank=4, part_size_bytes=9), "'part_size_bytes'.*averager_opts"),
-        (GradientAverager.get_factory(averager_rank=4), "takes no 'averager_rank'"),
-        (dict, "expected GradientAverager"),
-        (lambda *_: None, "expected GradientAverager"),
-    ],
-)
-def test_what_is_none_is_refused_by_name(factory, words: str) -> None:
-    with pytest.raises(TypeError, match=words):
-        choose_mode(factory)
-
-
 def test_impossible_options_are_refused_at_once() -> None:
     with pytest.raises(ValueError, match="averager_rank"):
         choose_mode(PowerSGDGradientAverager.get_factory(averager_rank=0))
@@ -142,21 +113,20 @@ def test_impossible_options_are_refused_at_once() -> None:
         Local(PowerEFGradientAverager, only, averaging_alpha=0.5)
 
 
-def test_a_state_that_does_not_fit_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
-    with dhts(1) as (only,):
-        one = Local(PowerEFGradientAverager, only, start=False)
-        own = [each.clone() for each in one.averager._method.shared.values()]
-        good = [torch.ones_like(each) for each in own]
-        for metadata, tensors in (
-            (None, good),
-            ({"rounds": "3", "tag": b""}, good),
-            ({"rounds": 3, "tag": b"short"}, good),
-            ({"rounds": 3, "tag": bytes(32)}, good[:-1]),
-            ({"rounds": 3, "tag": bytes(32)}, [each.float() for each in good]),
-            ({"rounds": 0, "tag": b""}, good),  # nobody is further
-        ):
-            one.averager._adopt(metadata, tensors)
-            assert all(map(torch.equal, one.averager._method.shared.values(), own))
-        assert "does not fit" in caplog.text
-        one.averager._adopt({"rounds": 3, "tag": bytes(32)}, good)
-        assert all(map(torch.equal, one.averager._method.shared.values(), good)) and one.averager._state_epoch == 3
+def test_a_state_that_does_not_fit_is_not_taken(dht: DHT, caplog: pytest.LogCaptureFixture) -> None:
+    one = Local(PowerEFGradientAverager, dht, start=False)
+    own = [each.clone() for each in one.averager._method.shared.values()]
+    good = [torch.ones_like(each) for each in own]
+    for metadata, tensors in (
+        (None, good),
+        ({"rounds": "3", "tag": b""}, good),
+        ({"rounds": 3, "tag": b"short"}, good),
+        ({"rounds": 3, "tag": bytes(32)}, good[:-1]),
+        ({"rounds": 3, "tag": bytes(32)}, [each.float() for each in good]),
+        ({"rounds": 0, "tag": b""}, good),  # nobody is further
+    ):
+        one.averager._adopt(metadata, tensors)
+        assert all(map(torch.equal, one.averager._method.shared.values(), own))
+    assert "does not fit" in caplog.text
+    one.averager._adopt({"rounds": 3, "tag": bytes(32)}, good)
+    assert all(map(torch.equal, one.averager._method.shared.values(), good)) and one.averager._state_epoch == 3

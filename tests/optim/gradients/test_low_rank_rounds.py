@@ -103,29 +103,6 @@ def check_conserved(peers: list[Gradients], drawn: list[list[torch.Tensor]]) -> 
             torch.testing.assert_close(average.reshape(matrix.mean.shape) + held, total.reshape(matrix.mean.shape))
 
 
-@pytest.mark.parametrize("mode", [*soak(MODES[:1]), MODES[1]], ids=["powersgd", "poweref"])
-def test_auxiliaries_followers_and_members_behind_firewalls(mode: LowRank) -> None:
-    async def main() -> None:
-        async with Averagers(5) as swarm:
-            peers = await members(swarm, mode, 2)
-            peers += await members(swarm, mode, 1, listening=False)
-            helper = Gradients(mode)
-            settings = {"allreduce": AllreduceOptions(part_size_bytes=512, sender_timeout=5.0)}
-            auxiliary = await swarm.add_one(
-                tensors=helper.method.tensors, program=helper.method.program, auxiliary=True, **settings
-            )
-            follower = (await members(swarm, mode, 1))[0]
-            for seed in (0, 10):
-                await freeze(peers, seed)
-                control = auxiliary.begin(weight=0.0)
-                results = await average([*peers, follower])
-                helped = (await all_results([control]))[0]
-                assert helped.total_weight == 6 and helped.contributors == results[0].contributors
-                assert_alike([*peers, follower])
-
-    run(main())
-
-
 @both
 def test_bytes_on_the_wire_are_those_of_the_formula(mode: LowRank, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of n members each sends what others reduce, and its averages to n − 1: 2 (n − 1) times the vector, in all."""

@@ -39,13 +39,6 @@ def errors(gradient: torch.Tensor, rounds: int, members: int = 1) -> list[float]
     return found
 
 
-def test_everything_is_shared() -> None:
-    method = Gradients(MODE).method
-    assert sorted(method.shared) == sorted(["q0", "q1", *(f"g{index}" for index in range(len(SHAPES)))])
-    assert not method.own
-    assert [tuple(method.shared[f"g{index}"].shape) for index in range(len(SHAPES))] == list(SHAPES)
-
-
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any), min_size=1, max_size=5))
 def test_the_estimate_moves_by_a_projection_of_its_error(rounds: list[list[int]]) -> None:

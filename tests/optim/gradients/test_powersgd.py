@@ -136,19 +136,3 @@ def test_rank_above_what_a_matrix_allows_is_exact() -> None:
     for gradient, average in zip(gradients, peer.averaged, strict=True):
         torch.testing.assert_close(average, gradient)
     assert float(max(each.abs().max() for each in peer.method.own.values())) < 1e-12
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"averager_rank": 0}, ValueError),
-        ({"averager_rank": 2.5}, ValueError),
-        ({"averager_rank": "4"}, TypeError),
-        ({"averager_rank": True}, TypeError),
-        ({"averager_rank": 4, "min_compression_ratio": 1.0}, ValueError),
-        ({"averager_rank": 4, "min_compression_ratio": float("nan")}, ValueError),
-    ],
-)
-def test_options_that_make_no_sense(options: dict[str, object], error: type[Exception]) -> None:
-    with pytest.raises(error, match=list(options)[-1]):
-        PowerSGD(**options)  # type: ignore[arg-type]

@@ -3,13 +3,15 @@
 import asyncio
 
 import pytest
+import torch
 
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import EpochAdvanced, Noticed, PeerRefused
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.optim.state.training_state import CapturedState
-from swarmcli.testing import virtual_time
-from tests.optim.optim_swarm import Swarm, digests, record, together
+from swarmcli.state import download
+from tests.optim.optim_swarm import Swarm, adamw, digests, momentum, record, together
+from tests.simulation import within
 from tests.suites import soak
 
 BOAST = LineagePosition(1000, 10**6, bytes([9]) * 32)
@@ -23,35 +25,32 @@ async def boast(liar) -> None:
     await asyncio.sleep(10)
 
 
-def test_one_that_has_made_no_round_trains_no_second_run_while_the_state_comes_slowly() -> None:
+@within(2000)
+async def test_one_that_has_made_no_round_trains_no_second_run_while_the_state_comes_slowly() -> None:
     """It was there at the beginning, others have gone on, and a donor's state is gone before all of it has come."""
+    async with Swarm() as swarm:
+        late = await swarm.trainer(seed=3)
+        assert not await late.core.join()
+        first, second = [await swarm.trainer(seed=seed, batch_size=24, pace=1.5) for seed in (1, 2)]
+        await together(first.train(2), second.train(2))
+        loop, exchange = asyncio.get_running_loop(), late.core.exchange
+        download, slow_until = exchange.download, loop.time() + 12  # longer than a settled peer knocks in vain
 
-    async def main() -> None:
-        async with Swarm() as swarm:
-            late = await swarm.trainer(seed=3)
-            assert not await late.core.join()
-            first, second = [await swarm.trainer(seed=seed, batch_size=24, pace=1.5) for seed in (1, 2)]
-            await together(first.train(2), second.train(2))
-            loop, exchange = asyncio.get_running_loop(), late.core.exchange
-            download, slow_until = exchange.download, loop.time() + 12  # longer than a settled peer knocks in vain
+        async def slow(*arguments, **options) -> None:
+            if loop.time() < slow_until:
+                await asyncio.sleep(3)
+                exchange.moved = loop.time()
+                raise StateDownloadError("no donor gave a complete state: this peer does not have that state")
+            await download(*arguments, **options)
 
-            async def slow(*arguments, **options) -> None:
-                if loop.time() < slow_until:
-                    await asyncio.sleep(3)
-                    exchange.moved = loop.time()
-                    raise StateDownloadError("no donor gave a complete state: this peer does not have that state")
-                await download(*arguments, **options)
-
-            exchange.download = slow
-            warnings, epochs = record(late.node, Noticed), record(late.node, EpochAdvanced)
-            await together(first.train(11), second.train(11), late.train(11))
-            assert loop.time() > slow_until
-            assert epochs, "it trains"
-            assert all(epoch.peers != 1 for epoch in epochs), "and nothing of its own"
-            assert not [warning for warning in warnings if "stays at" in warning.text]
-            assert len(digests([first, second, late])) == 1
-
-    virtual_time.run(main(), timeout=2000)
+        exchange.download = slow
+        warnings, epochs = record(late.node, Noticed), record(late.node, EpochAdvanced)
+        await together(first.train(11), second.train(11), late.train(11))
+        assert loop.time() > slow_until
+        assert epochs, "it trains"
+        assert all(epoch.peers != 1 for epoch in epochs), "and nothing of its own"
+        assert not [warning for warning in warnings if "stays at" in warning.text]
+        assert len(digests([first, second, late])) == 1
 
 
 def wrong_type(captured: CapturedState) -> None:
@@ -69,43 +68,37 @@ def wrong_settings(captured: CapturedState) -> None:
 @pytest.mark.parametrize(
     ("change", "was_fetched"), [(wrong_type, False), (wrong_standing, True), *soak([(wrong_settings, False)])]
 )
-def test_a_state_that_is_not_what_was_claimed_is_refused_and_changes_nothing(change, was_fetched: bool) -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            honest = await swarm.trainer(seed=1, batch_size=24)
-            liar = await swarm.trainer(seed=2)
-            refused = record(honest.node, PeerRefused)
-            await together(honest.train(3), liar.train(3))  # so its word is that of a mate
-            await boast(liar)
-            capture = liar.core.replica.capture
+@within(500)
+async def test_a_state_that_is_not_what_was_claimed_is_refused_and_changes_nothing(change, was_fetched: bool) -> None:
+    async with Swarm() as swarm:
+        honest = await swarm.trainer(seed=1, batch_size=24)
+        liar = await swarm.trainer(seed=2)
+        refused = record(honest.node, PeerRefused)
+        await together(honest.train(3), liar.train(3))  # so its word is that of a mate
+        await boast(liar)
+        capture = liar.core.replica.capture
 
-            async def wrong() -> CapturedState:
-                captured = await capture()
-                change(captured)
-                return captured
+        async def wrong() -> CapturedState:
+            captured = await capture()
+            change(captured)
+            return captured
 
-            liar.core.replica.capture = wrong
-            before = honest.core.replica.state.digest()
-            assert not await honest.core.join()
-            assert honest.core.replica.state.digest() == before
-            assert {event.what for event in refused} == {"state"}
-            assert {event.reason.startswith("its state does not fit") for event in refused} == {was_fetched}
-            await honest.train(6)
-
-    virtual_time.run(main(), timeout=500)
+        liar.core.replica.capture = wrong
+        before = honest.core.replica.state.digest()
+        assert not await honest.core.join()
+        assert honest.core.replica.state.digest() == before
+        assert {event.what for event in refused} == {"state"}
+        assert {event.reason.startswith("its state does not fit") for event in refused} == {was_fetched}
+        await honest.train(6)
 
 
-def test_gradients_of_the_former_parameters_are_dropped() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            trainer, leader = await swarm.trainer(seed=1), await swarm.trainer(seed=2)
-            await together(trainer.train(2), leader.train(2))
-            await trainer.compute()
-            assert trainer.core.work.samples > 0
-            await boast(leader)
-            assert await trainer.core.join()
-            assert trainer.core.position == BOAST
-            assert trainer.core.work.samples == 0
-            assert trainer.core.tracker.local_progress.samples_accumulated == 0
-
-    virtual_time.run(main(), timeout=500)
+@within(300)
+async def test_a_state_that_does_not_fit_says_which_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "LIBRARY", "torch 2.6.0")
+    async with Swarm() as swarm:
+        peers = [await swarm.trainer(seed=1, make=adamw) for _ in range(2)]
+        await together(*(trainer.train(2) for trainer in peers))
+        newcomer = await swarm.trainer(seed=2, make=momentum, load_state_timeout=5.0)
+        there = torch.__version__.partition("+")[0]
+        with pytest.raises(StateDownloadError, match=rf"betas.*it has torch {there}, this peer torch 2\.6\.0"):
+            await newcomer.core.join()

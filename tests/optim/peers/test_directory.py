@@ -18,8 +18,8 @@ from swarmcli.optim.peers.follow import Claims
 from swarmcli.optim.peers.report import PeerMetrics, PeerReport, describe
 from swarmcli.optim.peers.survey import Survey
 from swarmcli.optim.state.lineage import LineagePosition
-from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import nodes, record
+from tests.simulation import simulated
 
 FIRST, SECOND, THIRD = (LineagePosition(epoch, 10 * epoch, bytes([epoch + 1]) * 32) for epoch in range(3))
 
@@ -58,21 +58,19 @@ async def ended(*peers: Peer) -> None:
         await peer.survey.shutdown()
 
 
-def test_who_says_goodbye_tells_how_its_last_epoch_went() -> None:
-    async def main() -> None:
-        async with nodes(2) as members:
-            seen, losses = record(members[0], PeerSeen), record(members[0], EpochReported)
-            watcher, peer = Peer(members[0]), Peer(members[1])
-            peer.end_epoch(SECOND, 3.0)
-            await started(watcher, peer)
-            peer.end_epoch(THIRD, 2.0)  # and leaves before anybody reads of it
-            await ended(peer)
-            await asyncio.sleep(10)
-            assert (seen[-1].peer, seen[-1].epoch, seen[-1].gone) == (members[1].peer_id.text, 2, "left")
-            assert [(told.epoch, told.loss) for told in losses] == [(1, 3.0), (2, 2.0)], "each is told once"
-            await ended(watcher)
-
-    virtual_time.run(main())
+@simulated
+async def test_who_says_goodbye_tells_how_its_last_epoch_went() -> None:
+    async with nodes(2) as members:
+        seen, losses = record(members[0], PeerSeen), record(members[0], EpochReported)
+        watcher, peer = Peer(members[0]), Peer(members[1])
+        peer.end_epoch(SECOND, 3.0)
+        await started(watcher, peer)
+        peer.end_epoch(THIRD, 2.0)  # and leaves before anybody reads of it
+        await ended(peer)
+        await asyncio.sleep(10)
+        assert (seen[-1].peer, seen[-1].epoch, seen[-1].gone) == (members[1].peer_id.text, 2, "left")
+        assert [(told.epoch, told.loss) for told in losses] == [(1, 3.0), (2, 2.0)], "each is told once"
+        await ended(watcher)
 
 
 @pytest.mark.parametrize(
@@ -93,43 +91,37 @@ def test_who_says_goodbye_tells_how_its_last_epoch_went() -> None:
         pytest.param(FIRST, OTHER, "training", "alone", id="another lineage that will yield"),
     ],
 )
-def test_surroundings(own: LineagePosition, position: LineagePosition, phase: str, expected: str) -> None:
-    async def main() -> None:
-        async with nodes(2) as members:
-            one, other = Peer(members[0], own), Peer(members[1], position, phase)
-            await started(one, other)
-            assert await one.survey.surroundings(own) == expected
-            await ended(one, other)
-
-    virtual_time.run(main())
+@simulated
+async def test_surroundings(own: LineagePosition, position: LineagePosition, phase: str, expected: str) -> None:
+    async with nodes(2) as members:
+        one, other = Peer(members[0], own), Peer(members[1], position, phase)
+        await started(one, other)
+        assert await one.survey.surroundings(own) == expected
+        await ended(one, other)
 
 
-def test_a_peer_with_another_fingerprint_is_seen_but_counts_for_nothing() -> None:
-    async def main() -> None:
-        async with nodes(2) as members:
-            one, stranger = Peer(members[0], terms="ours"), Peer(members[1], THIRD, terms="theirs")
-            await started(one, stranger)
-            assert members[1].peer_id in one.directory.others
-            assert one.claims.reported() == []
-            assert await one.survey.survey() == {}
-            assert await one.survey.ask([members[1].peer_id]) == {}
-            assert await one.survey.surroundings(FIRST) == "alone"
-            await ended(one, stranger)
-
-    virtual_time.run(main())
+@simulated
+async def test_a_peer_with_another_fingerprint_is_seen_but_counts_for_nothing() -> None:
+    async with nodes(2) as members:
+        one, stranger = Peer(members[0], terms="ours"), Peer(members[1], THIRD, terms="theirs")
+        await started(one, stranger)
+        assert members[1].peer_id in one.directory.others
+        assert one.claims.reported() == []
+        assert await one.survey.survey() == {}
+        assert await one.survey.ask([members[1].peer_id]) == {}
+        assert await one.survey.surroundings(FIRST) == "alone"
+        await ended(one, stranger)
 
 
-def test_anyone_behind() -> None:
-    async def main() -> None:
-        async with nodes(3) as members:
-            done, last, helper = Peer(members[0], THIRD), Peer(members[1], SECOND), Peer(members[2], FIRST, "assisting")
-            await started(done, last, helper)
-            assert await done.survey.anyone_behind(2)
-            last.position = THIRD
-            assert not await done.survey.anyone_behind(2)
-            await ended(done, last, helper)
-
-    virtual_time.run(main())
+@simulated
+async def test_anyone_behind() -> None:
+    async with nodes(3) as members:
+        done, last, helper = Peer(members[0], THIRD), Peer(members[1], SECOND), Peer(members[2], FIRST, "assisting")
+        await started(done, last, helper)
+        assert await done.survey.anyone_behind(2)
+        last.position = THIRD
+        assert not await done.survey.anyone_behind(2)
+        await ended(done, last, helper)
 
 
 @pytest.mark.parametrize(
@@ -148,69 +140,60 @@ def test_anyone_behind() -> None:
         {"of_a_later_version": "x" * 2048},
     ],
 )
-def test_malformed_reports_are_refused(broken) -> None:
-    async def main() -> None:
-        async with nodes(1) as members:
-            good = Peer(members[0]).report().model_dump()
-            assert PeerReport.model_validate(good)
-            with pytest.raises(ValidationError):
-                PeerReport.model_validate(good | broken)
-
-    virtual_time.run(main())
+@simulated
+async def test_malformed_reports_are_refused(broken) -> None:
+    async with nodes(1) as members:
+        good = Peer(members[0]).report().model_dump()
+        assert PeerReport.model_validate(good)
+        with pytest.raises(ValidationError):
+            PeerReport.model_validate(good | broken)
 
 
-def test_a_report_of_a_later_version_is_read_without_what_this_one_does_not_know() -> None:
-    async def main() -> None:
-        async with nodes(1) as members:
-            good = Peer(members[0]).report().model_dump()
-            assert PeerReport.model_validate(good | {"secret": 1}).model_dump() == good
-
-    virtual_time.run(main())
+@simulated
+async def test_a_report_of_a_later_version_is_read_without_what_this_one_does_not_know() -> None:
+    async with nodes(1) as members:
+        good = Peer(members[0]).report().model_dump()
+        assert PeerReport.model_validate(good | {"secret": 1}).model_dump() == good
 
 
-def test_who_is_no_member_any_more_has_left_and_is_not_waited_for() -> None:
-    async def main() -> None:
-        async with nodes(3) as members:
-            one, other = Peer(members[1]), Peer(members[2])
-            await started(one, other)
-            await one.directory.refresh()
-            seen = record(one.node, PeerSeen)
-            out: set[PeerID] = {other.node.peer_id}
-            one.node.endpoint.membership = cast(Membership, SimpleNamespace(is_out=out.__contains__))
-            await one.directory.refresh()
-            assert not one.directory.others
-            assert [(event.peer, event.gone) for event in seen] == [(other.node.peer_id.text, "left")]
-            out.clear()  # it has another invitation
-            assert other.node.peer_id in await one.directory.refresh()
-            one.node.endpoint.membership = None
-            await ended(one, other)
-
-    virtual_time.run(main())
+@simulated
+async def test_who_is_no_member_any_more_has_left_and_is_not_waited_for() -> None:
+    async with nodes(3) as members:
+        one, other = Peer(members[1]), Peer(members[2])
+        await started(one, other)
+        await one.directory.refresh()
+        seen = record(one.node, PeerSeen)
+        out: set[PeerID] = {other.node.peer_id}
+        one.node.endpoint.membership = cast(Membership, SimpleNamespace(is_out=out.__contains__))
+        await one.directory.refresh()
+        assert not one.directory.others
+        assert [(event.peer, event.gone) for event in seen] == [(other.node.peer_id.text, "left")]
+        out.clear()  # it has another invitation
+        assert other.node.peer_id in await one.directory.refresh()
+        one.node.endpoint.membership = None
+        await ended(one, other)
 
 
-def test_whoever_is_connected_is_asked_before_those_who_only_name_an_address() -> None:
+@simulated
+async def test_whoever_is_connected_is_asked_before_those_who_only_name_an_address() -> None:
     """400 reports of far epochs, each by an identity at a silent address in another network, kept a newcomer from
     joining for 151 s."""
-
-    async def main() -> None:
-        async with nodes(3) as members:
-            newcomer, honest = Peer(members[1]), Peer(members[2])
-            await started(newcomer, honest)
-            await members[1].endpoint.connect(members[2].endpoint.addresses[0], timeout=5)
-            now, report = members[0].endpoint.clock.now(), honest.report().model_dump()
-            records = []
-            for number in range(40):
-                identity = Identity.from_seed(f"throwaway {number}".encode())
-                said = {"addresses": [f"memory://20.0.{number}.1:4000"], "epoch": 1000, "lineage": f"{number:064x}"}
-                value = encode_value(report | said)
-                record = Record("run_peers", encode_subkey(OwnedSubkey(identity.peer_id)), value, now + 60, sequence=1)
-                records.append(sign_record(identity, record))
-            contact = members[0].core.contacts.table.get(members[1].peer_id)
-            assert contact is not None
-            await deliver(members[0].core, contact, records)
-            others = await newcomer.directory.refresh()
-            assert len(others) == 41
-            assert newcomer.claims.in_turn(others)[0] == honest.node.peer_id
-            await ended(newcomer, honest)
-
-    virtual_time.run(main())
+    async with nodes(3) as members:
+        newcomer, honest = Peer(members[1]), Peer(members[2])
+        await started(newcomer, honest)
+        await members[1].endpoint.connect(members[2].endpoint.addresses[0], timeout=5)
+        now, report = members[0].endpoint.clock.now(), honest.report().model_dump()
+        records = []
+        for number in range(40):
+            identity = Identity.from_seed(f"throwaway {number}".encode())
+            said = {"addresses": [f"memory://20.0.{number}.1:4000"], "epoch": 1000, "lineage": f"{number:064x}"}
+            value = encode_value(report | said)
+            record = Record("run_peers", encode_subkey(OwnedSubkey(identity.peer_id)), value, now + 60, sequence=1)
+            records.append(sign_record(identity, record))
+        contact = members[0].core.contacts.table.get(members[1].peer_id)
+        assert contact is not None
+        await deliver(members[0].core, contact, records)
+        others = await newcomer.directory.refresh()
+        assert len(others) == 41
+        assert newcomer.claims.in_turn(others)[0] == honest.node.peer_id
+        await ended(newcomer, honest)

@@ -66,28 +66,26 @@ def test_with_keys_of_their_own_two_trackers_of_one_peer_are_two_peers() -> None
             each.shutdown()
 
 
-def test_the_status_is_logged_at_the_level_that_was_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_status_is_logged_at_the_level_that_was_asked_for(dht: DHT, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "swarmcli.optim.peers")
-    with dhts(1) as (dht,):
-        quiet = tracker(dht)
-        dht.run_coroutine(quiet._core.refresh())
-        assert not caplog.records
-        quiet.shutdown()
-        loud = tracker(dht, status_loglevel=logging.INFO)
-        loud.report_local_progress(0, 30)
-        dht.run_coroutine(loud._core.refresh())
-        loud.shutdown()
+    quiet = tracker(dht)
+    dht.run_coroutine(quiet._core.refresh())
+    assert not caplog.records
+    quiet.shutdown()
+    loud = tracker(dht, status_loglevel=logging.INFO)
+    loud.report_local_progress(0, 30)
+    dht.run_coroutine(loud._core.refresh())
+    loud.shutdown()
     assert any("run: 30 of 100 samples for epoch 0 from 1 peers" in record.getMessage() for record in caplog.records)
 
 
-def test_one_that_is_no_daemon_keeps_the_process_until_it_is_shut_down() -> None:
-    with dhts(1) as (dht,):
-        keeping = tracker(dht, daemon=False)
-        keepers = [each for each in threading.enumerate() if each.name == "swarm-keeps-the-process"]
-        assert [each.daemon for each in keepers] == [False]
-        keeping.shutdown()
-        keepers[0].join(60)
-        assert not keepers[0].is_alive()
+def test_one_that_is_no_daemon_keeps_the_process_until_it_is_shut_down(dht: DHT) -> None:
+    keeping = tracker(dht, daemon=False)
+    keepers = [each for each in threading.enumerate() if each.name == "swarm-keeps-the-process"]
+    assert [each.daemon for each in keepers] == [False]
+    keeping.shutdown()
+    keepers[0].join(60)
+    assert not keepers[0].is_alive()
 
 
 def test_the_dht_may_end_first() -> None:
@@ -109,6 +107,6 @@ def test_the_dht_may_end_first() -> None:
         ({"expected_drift_peers": -1}, ValueError),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused_by_name(option, error) -> None:
-    with dhts(1) as (dht,), pytest.raises(error, match=next(iter(option))):
+def test_arguments_that_make_no_sense_are_refused_by_name(dht: DHT, option, error) -> None:
+    with pytest.raises(error, match=next(iter(option))):
         tracker(dht, **option)

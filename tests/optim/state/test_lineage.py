@@ -76,19 +76,6 @@ def test_a_settled_peer_yields_only_to_a_settled_lineage_that_beats_it() -> None
     assert lineage_to_follow(own, []) == own.position
 
 
-def test_a_newcomer_takes_up_a_run_that_has_not_stepped_yet() -> None:
-    newcomer = Claim(LineagePosition(0, 0, A), settled=False)
-    assert lineage_to_follow(
-        newcomer, [Claim(LineagePosition(0, 0, C)), Claim(LineagePosition(0, 0, B))]
-    ) == LineagePosition(0, 0, B)
-
-
-def test_a_newcomer_from_a_checkpoint_keeps_what_is_further() -> None:
-    newcomer = Claim(LineagePosition(50, 500, C), settled=False)
-    assert lineage_to_follow(newcomer, [Claim(LineagePosition(0, 0, A))]) == newcomer.position
-    assert lineage_to_follow(newcomer, [Claim(LineagePosition(51, 510, A))]) == LineagePosition(51, 510, A)
-
-
 def test_no_round_brings_a_run_beyond_what_peers_can_report() -> None:
     position = LineagePosition(3, 10, A)
     for _ in range(3):

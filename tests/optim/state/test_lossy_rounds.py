@@ -7,20 +7,18 @@ import asyncio
 import pytest
 import torch
 
-from swarmcli.compression import BlockwiseQuantization, CompressionBase, Float16Compression, Uniform8BitQuantization
+from swarmcli.compression import Float16Compression
 from swarmcli.events import RoundFinished
 from swarmcli.optim.modes.base import StateOptions
 from swarmcli.optim.modes.gradients import Mode
-from swarmcli.testing import virtual_time
-from tests.optim.local_swarm import LocalPeer, local_peer
-from tests.optim.optim_swarm import Swarm, digests, make_model, record, reference, together, until
-from tests.suites import soak
+from swarmcli.optim.modes.outer import LocalUpdates
+from tests.optim.optim_swarm import Swarm, Trainer, digests, make_model, record, reference, together, until
+from tests.simulation import within
 
 CHANGE = 1e-4  # of each parameter per step, an eighth of what float16 tells apart
-CODECS = [Float16Compression(), Uniform8BitQuantization(), BlockwiseQuantization()]
 
 
-async def learn(peer: LocalPeer, until: int) -> int:
+async def learn(peer: Trainer, until: int) -> int:
     """Steps of one relative size up to an epoch; how many there were."""
     steps = 0
     while peer.epoch < until:
@@ -40,93 +38,60 @@ def careful(params) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=1e-6)
 
 
-def moved(peer: LocalPeer, steps: float) -> float:
+def moved(peer: Trainer, steps: float) -> float:
     """Which part of so many steps is in the parameters."""
     start = make_model(1).detach()
     return float((start - peer.weights.detach()).norm() / (CHANGE * steps * start.norm()))
 
 
-HALF = [(codec, index % 2 == 0) for index, codec in enumerate(CODECS)]
-OTHER_HALF = [(codec, not delay) for codec, delay in HALF]
+@within(300)
+async def test_newcomers_and_a_follower_end_with_the_same_bits() -> None:
+    async with Swarm() as swarm:
+        mode = LocalUpdates(state=StateOptions(compression=Float16Compression(), delay=False))
+        options = {"seed": 1, "make": plain, "scheduler": lambda _: None, "mode": mode, "batch_size": 8}
+        first = [await swarm.trainer(**options) for _ in range(2)]
+        monitor = await swarm.trainer(**options, role="monitor")
+        steps = [0, 0]
+
+        async def train(number: int) -> None:
+            steps[number] = await learn(first[number], 5)
+
+        async def come_later() -> None:
+            await until(lambda: first[0].epoch == 1)
+            newcomer = await swarm.trainer(**options)
+            await learn(newcomer, 5)
+
+        await together(train(0), train(1), monitor.follow(5), come_later())
+        assert len(swarm.trainers) == 4
+        assert len(digests(swarm.trainers)) == 1
+        assert 0.7 < moved(monitor, sum(steps) / 2) < 1.1  # the newcomer has made fewer steps
 
 
-@pytest.mark.parametrize(
-    ("codec", "delay"),
-    soak([*HALF, *OTHER_HALF]),
-    ids=lambda value: getattr(value, "name", str(value)),
-)
-def test_small_updates_arrive(codec: CompressionBase, delay: bool) -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            options = {"seed": 1, "make": plain, "compression": codec, "delay": delay, "batch_size": 8}
-            peers = [await local_peer(swarm, **options) for _ in range(3)]
-            rounds = record(peers[0].core.node, RoundFinished)
-            steps = await asyncio.gather(*(learn(peer, 4) for peer in peers))
-            for peer in peers:
-                await peer.core._keeper.averaging.apply(wait=True)
-                assert moved(peer, sum(steps) / len(steps)) == pytest.approx(1.0, abs=0.06)
-            if not delay:
-                assert len(digests(peers)) == 1
-            assert sum(event.purpose == "run_state" and event.outcome == "committed" for event in rounds) == 4
+@within(300)
+async def test_states_beside_gradients_get_the_differences_from_their_last_average() -> None:
+    async with Swarm() as swarm:
+        options = {
+            "seed": 1,
+            "make": careful,
+            "mode": Mode(state=StateOptions(average_every=1, delay=False, compression=Float16Compression())),
+        }
+        peers = [await swarm.trainer(**options) for _ in range(2)]
+        rounds = record(peers[0].node, RoundFinished)
 
-    virtual_time.run(main(), timeout=300)
+        async def sent(until: int) -> list[int]:
+            """Bytes in each round of states up to this epoch."""
+            await together(*(peer.train(until) for peer in peers))
+            assert len(digests(peers)) == 1
+            told = [event.bytes_sent for event in rounds if event.purpose == "run_state"]
+            rounds.clear()
+            return told
 
-
-def test_newcomers_and_a_follower_end_with_the_same_bits() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            options = {"seed": 1, "make": plain, "compression": Float16Compression(), "delay": False, "batch_size": 8}
-            first = [await local_peer(swarm, **options) for _ in range(2)]
-            monitor = await local_peer(swarm, **options, role="monitor")
-            steps = [0, 0]
-
-            async def train(number: int) -> None:
-                steps[number] = await learn(first[number], 5)
-
-            async def follow() -> None:
-                while monitor.epoch < 5:
-                    await monitor.core.step(0)
-
-            async def come_later() -> None:
-                await until(lambda: first[0].epoch == 1)
-                newcomer = await local_peer(swarm, **options)
-                await learn(newcomer, 5)
-
-            await together(train(0), train(1), follow(), come_later())
-            assert len(swarm.trainers) == 4
-            assert len(digests(swarm.trainers)) == 1
-            assert 0.7 < moved(monitor, sum(steps) / 2) < 1.1  # the newcomer has made fewer steps
-
-    virtual_time.run(main(), timeout=300)
-
-
-def test_states_beside_gradients_get_the_differences_from_their_last_average() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            options = {
-                "seed": 1,
-                "make": careful,
-                "mode": Mode(state=StateOptions(average_every=1, delay=False, compression=Float16Compression())),
-            }
-            peers = [await swarm.trainer(**options) for _ in range(2)]
-            rounds = record(peers[0].node, RoundFinished)
-
-            async def sent(until: int) -> list[int]:
-                """Bytes in each round of states up to this epoch."""
-                await together(*(peer.train(until) for peer in peers))
-                assert len(digests(peers)) == 1
-                told = [event.bytes_sent for event in rounds if event.purpose == "run_state"]
-                rounds.clear()
-                return told
-
-            exact, *others = await sent(3)
-            assert others and max(others) < 0.7 * exact  # an eighth of the parameters' size, and the frames
-            peers[1].weights.data += 1e-5
-            await sent(4)
-            learned = peers[0].weights.detach() - reference(1, swarm.batches(4), careful)
-            assert float(learned.mean()) == pytest.approx(0.5e-5, rel=0.01)
-            peers.append(await swarm.trainer(**options))
-            told = await sent(8)
-            assert max(told) > min(told)  # the newcomer had no reference
-
-    virtual_time.run(main(), timeout=300)
+        exact, *others = await sent(3)
+        assert others and max(others) < 0.7 * exact  # an eighth of the parameters' size, and the frames
+        peers[1].weights.data += 1e-5
+        await sent(4)
+        learned = peers[0].weights.detach() - reference(1, swarm.batches(4), careful)
+        assert float(learned.mean()) == pytest.approx(0.5e-5, rel=0.01)
+        peers.append(await swarm.trainer(**options))
+        told = await sent(8)
+        assert max(told) > min(told)  # the newcomer had no reference

@@ -90,15 +90,6 @@ def test_the_model_changes_only_when_it_is_published() -> None:
         assert not torch.equal(parameter, old)
 
 
-def test_restored_parameters_of_the_model_are_adopted() -> None:
-    model = make_model()
-    place = Offloaded(model.parameters(), OPTIMIZERS["sgd"])
-    with torch.no_grad():
-        model[0].weight.fill_(3.0)
-    place.adopt()
-    assert place.state_parameters[0].unique().tolist() == [3.0]
-
-
 @pytest.mark.parametrize("action", ["check", "publish", "adopt"])
 def test_a_changed_shape_is_refused_by_name(action: str) -> None:
     model = make_model()

@@ -13,9 +13,9 @@ from swarmcli.errors import OptimizerError, StateDownloadError
 from swarmcli.optim.state.lineage import TORN
 from swarmcli.optim.state.statistics import OwnStatistics
 from swarmcli.state.distant import AnyTensor, DistantTensor
-from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, digests, momentum, together
 from tests.optim.state.test_training_state import advance, make_state
+from tests.simulation import within
 
 
 class Unreadable(DistantTensor):
@@ -66,40 +66,36 @@ def unlucky(params: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
-def test_a_peer_whose_download_tears_downloads_again() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            donor = await swarm.trainer(seed=1, batch_size=24)
-            other = await swarm.trainer(seed=2, make=unlucky)
-            await donor.train(6)
-            other.core.replica.state.statistics.failures = 2
-            await together(donor.train(9), other.train(9))
-            assert other.core.replica.state.statistics.failures == 0
-            assert len(digests(swarm.trainers)) == 1
-
-    virtual_time.run(main(), timeout=500)
+@within(500)
+async def test_a_peer_whose_download_tears_downloads_again() -> None:
+    async with Swarm() as swarm:
+        donor = await swarm.trainer(seed=1, batch_size=24)
+        other = await swarm.trainer(seed=2, make=unlucky)
+        await donor.train(6)
+        other.core.replica.state.statistics.failures = 2
+        await together(donor.train(9), other.train(9))
+        assert other.core.replica.state.statistics.failures == 0
+        assert len(digests(swarm.trainers)) == 1
 
 
-def test_a_peer_that_cannot_keep_any_state_ends_with_the_reason_and_leads_nobody() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            donor = await swarm.trainer(seed=1, batch_size=24, pace=1.0)
-            other = await swarm.trainer(seed=2, make=unlucky, load_state_timeout=8.0)
-            await donor.train(6)
-            other.core.replica.state.statistics.failures = 1000
-            with pytest.raises(StateDownloadError):
-                await together_until_error(donor.train(100_000), other.core.join())
-            assert other.core.report().phase == "joining" and other.core.position == TORN
-            await swarm.kill(donor)
-            await asyncio.sleep(10)
-            newcomer = await swarm.trainer(seed=3, batch_size=24)
-            newcomer.core.catch_up.note_heard(None, begins_anew=True)  # it hears from the other how far the run was
-            await newcomer.train(2)
-            other.core.replica.state.statistics.failures = 0
-            await together(newcomer.train(4), other.train(4))
-            assert len(digests([newcomer, other])) == 1
-
-    virtual_time.run(main(), timeout=500)
+@within(500)
+async def test_a_peer_that_cannot_keep_any_state_ends_with_the_reason_and_leads_nobody() -> None:
+    async with Swarm() as swarm:
+        donor = await swarm.trainer(seed=1, batch_size=24, pace=1.0)
+        other = await swarm.trainer(seed=2, make=unlucky, load_state_timeout=8.0)
+        await donor.train(6)
+        other.core.replica.state.statistics.failures = 1000
+        with pytest.raises(StateDownloadError):
+            await together_until_error(donor.train(100_000), other.core.join())
+        assert other.core.report().phase == "joining" and other.core.position == TORN
+        await swarm.kill(donor)
+        await asyncio.sleep(10)
+        newcomer = await swarm.trainer(seed=3, batch_size=24)
+        newcomer.core.catch_up.note_heard(None, begins_anew=True)  # it hears from the other how far the run was
+        await newcomer.train(2)
+        other.core.replica.state.statistics.failures = 0
+        await together(newcomer.train(4), other.train(4))
+        assert len(digests([newcomer, other])) == 1
 
 
 async def together_until_error(*work: Coroutine[Any, Any, Any]) -> None:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import torch
 
-from swarmcli.optim.state.training_state import CapturedState, TrainingState, read_position
+from swarmcli.optim.state.training_state import CapturedState, TrainingState
 
 OPTIMIZERS = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1),
@@ -129,10 +129,3 @@ def test_what_only_the_libraries_find_out_is_a_state_that_does_not_fit_either(ch
     assert newcomer.torn
     newcomer.restore(travelled(donor.capture()))
     assert not newcomer.torn and newcomer.digest() == donor.digest()
-
-
-def test_read_position_refuses_metadata_without_one() -> None:
-    with pytest.raises(ValueError, match="epoch"):
-        read_position({})
-    with pytest.raises(ValueError, match="mapping"):
-        read_position([])
