@@ -104,11 +104,6 @@ def test_contacts_of_one_network_are_one_voice():
     assert verdict.dialable and verdict.networks == 2
 
 
-def test_a_dial_from_outside_proves_a_public_address():
-    verdict = judge("IPv4", PUBLIC, [ContactSighting("5.2.0.1", came_in=True)])
-    assert (verdict.dialable, verdict.how, verdict.addresses) == (True, "dialed from outside", ("tcp://5.1.0.1:4000",))
-
-
 def test_behind_a_forwarded_port_the_outer_address_is_learned_from_dial_backs():
     """Whoever dialed in came by an address that this peer does not know: it goes on with its own until it does."""
     came_in = [ContactSighting("5.2.0.1", came_in=True)]
