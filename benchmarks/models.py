@@ -1,7 +1,7 @@
 """Each task's small recipe by three trainers, of which one comes late and one is killed, beside one process with as
 many samples: what the monitor measures on data that nobody trained on.
 
-    python recipes/make_data.py && python -m benchmarks.models [recipe …] [--write docs/models.md]
+    python recipes/make_data.py && python -m benchmarks.models [recipe …] [--write docs/recipes.md]
 """
 
 from __future__ import annotations
@@ -113,12 +113,12 @@ def alone(name: str) -> Outcome:
 def main() -> None:
     names = [name for name in sys.argv[1:] if name in NAMES] or list(NAMES)
     lines = [
-        "| recipe | three trainers, one late, one killed | one process | survivors and monitor |",
+        "| recipe | three trainers, one late, one killed | one process | parameters of all survivors |",
         "| --- | --- | --- | --- |",
     ]
     for name in names:
         ours, single = together(name), alone(name)
-        equal = "equal to the last bit" if ours.equal else "**differ**"
+        equal = "equal" if ours.equal else "**differ**"
         lines.append(f"| `{name}` | {ours} | {single} | {equal} |")
         print(lines[-1], flush=True)
     if "--write" in sys.argv:
