@@ -340,9 +340,10 @@ async def test_messages_whose_last_byte_never_comes_hold_no_more_than_their_budg
         async with dialing(limits=limits) as transport:
             honest = await transport.dial(listener.address, LISTENER.peer_id, Purpose.CONTROL, WAIT)
             honest.start(Recorder())
-            _, recorder = await listener.next()
+            end, recorder = await listener.next()
             for _ in range(3):
                 await honest.send(b"y" * MiB)
             assert [len(header) for header, _ in await recorder.until(3)] == [MiB] * 3
+            await until(lambda: end not in shared.heads)
         await until(lambda: shared._heads.taken == sum(shared.heads.values()) <= 2 * MiB)
     assert not shared.heads and not shared._heads.taken

@@ -120,6 +120,8 @@ class Shared:
     def head_begins(self, connection: TCPConnection, size: int) -> None:
         """Charges a large message before its bytes are there. Where there are too many the oldest one ends, of the peer
         or of the network that has too much: an honest one is whole within seconds."""
+        if connection in self.heads:
+            return
         self._heads.charge_anyway(connection.peer_id, connection.prefix, size)
         self.heads[connection] = size
         crowded = self._heads.crowded(connection.prefix, 0)
@@ -172,7 +174,6 @@ class TCPConnection(asyncio.BufferedProtocol):
         self._fresh = not dialed and not relayed  # the first byte tells whether TLS begins, or a token comes
         self._in_the_clear = False
         self._shared = shared
-        self._head = 0  # bytes charged for a message that is not whole yet
         self._reader = TLSReader(engine, shared.limits, shared.decrypted)
         self._receiver: Receiver | None = None
         self.on_made: Callable[[TCPConnection], None] | None = None  # called when the socket is there
@@ -404,11 +405,12 @@ class TCPConnection(asyncio.BufferedProtocol):
         try:
             while self._phase is Phase.OPEN and self._steer():
                 if self._reader.deliver_next(receiver):
-                    self._head_is_whole()
+                    self._shared.head_ends(self)
                 elif not self._reader.read_record():
                     self._reader.await_enough()
                     break
-            self._account_for_header()
+            if self._phase is Phase.OPEN and (size := self._reader.large_header):
+                self._shared.head_begins(self, size)
         except ProtocolViolation as error:
             self._shared.refusals[type(error).__name__] += 1
             self._end_in_order(error, error.reason)
@@ -453,17 +455,6 @@ class TCPConnection(asyncio.BufferedProtocol):
         if self._writer.bulk and self._phase is Phase.OPEN:
             self._reader.may_sleep = limit is None
             bound_window(self._socket.get_extra_info("socket"), None if limit is None else int(limit * _WINDOW))
-
-    def _account_for_header(self) -> None:
-        size = self._reader.large_header
-        if size and not self._head and self._phase is Phase.OPEN:
-            self._head = size
-            self._shared.head_begins(self, size)
-
-    def _head_is_whole(self) -> None:
-        if self._head:
-            self._head = 0
-            self._shared.head_ends(self)
 
     # ---- the end
 
