@@ -38,10 +38,6 @@ def is_in_no_group(liar: Peer, told: list[str], first: list[RoundResult], second
     assert all(liar.peer_id not in {member.peer_id for member in result.group.members} for result in second)
 
 
-def is_left_out_by_name(liar: Peer, told: list[str], first: list[RoundResult], second: list[RoundResult]) -> None:
-    assert all("overflow" in result.left_out[liar.peer_id] for result in first)
-
-
 def has_the_share_of_one(liar: Peer, told: list[str], first: list[RoundResult], second: list[RoundResult]) -> None:
     assert {result.total_weight for result in first} == {12.0}, "three honest ones, and three times all of them"
 
@@ -52,7 +48,6 @@ def is_not_listened_to_again(liar: Peer, told: list[str], first: list[RoundResul
 
 CHECKS: dict[str, Check] = {
     "two signed lists": is_in_no_group,
-    "an overflow": is_left_out_by_name,
     "weights without bound": has_the_share_of_one,
     "false accusations": is_not_listened_to_again,
 }

@@ -11,7 +11,7 @@ import torch
 from swarmcli.averaging.audit.signed import SignedAverages, averages_root, digest_of
 from swarmcli.averaging.config import MAX_WEIGHT
 from swarmcli.averaging.group import Group
-from swarmcli.averaging.round.messages import AverageHeader, Farewell, PartHeader, SenderTerms
+from swarmcli.averaging.round.messages import AverageHeader, Farewell, SenderTerms
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.averaging.trust import ProofMessage, ProofTaken, UnlikeAverages
@@ -147,21 +147,6 @@ def huge_weights(liar: Liar) -> None:
         return make_round(control, group, MAX_WEIGHT, *travels)
 
     averager._make_round = heavy  # type: ignore[method-assign]
-
-
-@lie("an overflow", "parts", at_most="nothing: it is named and left out, and reducers stand")
-def overflow(liar: Liar) -> None:
-    """The largest weight with values that would take the sum of all beyond its range."""
-
-    async def alter(message: Any, payload: Any) -> tuple[Any, Any]:
-        if isinstance(message, SenderTerms):
-            message = msgspec.structs.replace(message, weight=1e18)
-        elif isinstance(message, PartHeader):
-            liar.told.append("huge values")
-            payload = tensor_memory(torch.full((sum(len(bytes(piece)) for piece in payload) // 4,), 1e30))
-        return message, payload
-
-    as_sender(liar, alter)
 
 
 @lie("unlike weights", "parts", at_most="the lower median of what it named counts")
