@@ -185,45 +185,26 @@ async def test_other_tensors_may_be_taken_up_between_rounds() -> None:
         assert all(torch.equal(tensor, before) for tensor, before in first)
 
 
+@pytest.mark.parametrize("who", ["leader", "follower"])
 @within(3600)
-async def test_cancelling_before_and_after_the_group_has_begun() -> None:
-    async with Averagers(13) as swarm:
-        peers = await swarm.add(4)
-        at_once = peers[3].begin()
-        assert at_once.cancel()  # before its first step
-        controls = [peer.begin(require_trigger=True) for peer in peers[:3]]
-        await all_begun(controls)
-        quitter = (_leading(controls, peers) + 1) % 3
-        controls[quitter].cancel()
-        began = now()
-        stayed = [control for i, control in enumerate(controls) if i != quitter]
-        for control in stayed:
-            control.allow_allreduce()
-        await all_outcomes(stayed)
-        assert now() - began < 3.0  # nobody waits for the one that left
-        assert controls[quitter].cancelled() and at_once.cancelled()
-        assert isinstance(at_once.begun.exception(0), RoundFailed)
-        assert not at_once.cancel()
-
-
-@within(3600)
-async def test_a_leader_that_cancels_before_the_round_is_done_without() -> None:
+async def test_whoever_cancels_once_the_group_has_begun_is_done_without(who: str) -> None:
     async with Averagers(14) as swarm:
-        peers = await swarm.add(3)
+        *peers, hasty = await swarm.add(4)
+        at_once = hasty.begin()
+        assert at_once.cancel()  # before its first step
         controls = [peer.begin(require_trigger=True) for peer in peers]
         await all_begun(controls)
-        leader = _leading(controls, peers)
-        controls[leader].cancel()
-        others = [control for i, control in enumerate(controls) if i != leader]
-        for control in others:
+        quitter = (_leading(controls, peers) + (who == "follower")) % 3
+        controls[quitter].cancel()
+        began, stayed = now(), [control for i, control in enumerate(controls) if i != quitter]
+        for control in stayed:
             control.allow_allreduce()
-        began = now()
-        outcomes = await all_outcomes(others)
-        assert all(isinstance(outcome, RoundResult) for outcome in outcomes)
-        assert now() - began < 3.0
-        left = [peer for i, peer in enumerate(peers) if i != leader]
-        assert_all_equal(left, (3 - leader) / 2)
-        assert peers[leader].values[0] == leader
+        assert all(isinstance(outcome, RoundResult) for outcome in await all_outcomes(stayed))
+        assert now() - began < 3.0  # nobody waits for the one that left
+        assert_all_equal([peer for i, peer in enumerate(peers) if i != quitter], (3 - quitter) / 2)
+        assert peers[quitter].values[0] == quitter
+        assert controls[quitter].cancelled() and at_once.cancelled() and not at_once.cancel()
+        assert isinstance(at_once.begun.exception(0), RoundFailed)
 
 
 @pytest.mark.parametrize("who", ["leader", "follower"])

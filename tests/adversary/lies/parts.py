@@ -66,19 +66,6 @@ def _is_odd(round_: Any, stream: Stream) -> bool:
     return bool(round_.group.index_of(stream.peer) % 2)
 
 
-@lie("values that were not signed", "parts", at_most="a round, and a second one without it as a reducer")
-def other_values(liar: Liar) -> None:
-    """Every second member gets other values than those under the digests that this reducer signs."""
-
-    async def alter(round_: Any, stream: Stream, message: Any, payload: Any) -> tuple[Any, Any]:
-        if isinstance(message, AverageHeader) and message.tensor is not None and _is_odd(round_, stream):
-            liar.told.append("other values")
-            return message, _shifted(payload)
-        return message, payload
-
-    as_reducer(liar, alter)
-
-
 @lie("two signed lists", "parts", at_most="a round; it is banned from the run by evidence")
 def two_faces(liar: Liar) -> None:
     """Every second member gets other values, and a signature for just these."""

@@ -66,21 +66,6 @@ async def test_request_timeout_bounds_the_wait_for_a_silent_peer(timeout: float)
         await asyncio.wait([task])
 
 
-@pytest.mark.parametrize("seed", range(2))
-@within(3600)
-async def test_client_mode_peers_and_auxiliaries_in_many_groups(seed: int) -> None:
-    """Every group has somebody who can be dialed, and each gets its share of those who cannot."""
-    async with Searchers(seed, target_group_size=4) as swarm:
-        peers = [await swarm.add(listening=number % 3 != 1, auxiliary=number % 5 == 4) for number in range(12)]
-        assert await find_all(peers) == [4] * 12
-        for group in {group.group_id: group for peer in peers for group in peer.groups}.values():
-            assert group.members[0].listening
-            assert sum(not member.listening for member in group.members) in (1, 2)
-            assert sum(group.part_shares) == pytest.approx(1.0)
-        helpers = {peer.peer_id for number, peer in enumerate(peers) if number % 5 == 4}
-        assert {m.peer_id for peer in peers for group in peer.groups for m in group.members if m.auxiliary} == helpers
-
-
 @within(3600)
 async def test_a_group_whose_members_offer_no_bandwidth_says_so_to_all_unless_a_reducer_comes_in_time() -> None:
     async with Searchers(4) as swarm:
