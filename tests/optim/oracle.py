@@ -188,7 +188,3 @@ class Checkpoint:
         with torch.no_grad():
             trainer.weights.copy_(self.weights)
         await trainer.core.load_state_dict(self.state)
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()

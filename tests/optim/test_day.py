@@ -18,7 +18,8 @@ from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import Role
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, make_node
-from tests.optim.unlike import LOOK, Allowance, Clock, Unlike, latencies, now, now_and_then
+from tests.optim.unlike import LOOK, Allowance, Clock, Unlike, latencies, now_and_then
+from tests.simulation import now
 from tests.suites import soak
 
 HOUR = 3600.0

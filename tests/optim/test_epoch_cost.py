@@ -1,12 +1,10 @@
 """What the end of an epoch costs where everyone is ready: delays on the way, counted under virtual time."""
 
-import asyncio
-
 import pytest
 
 from tests.optim import optim_swarm
 from tests.optim.optim_swarm import Swarm, Trainer, together
-from tests.simulation import within
+from tests.simulation import now, within
 from tests.suites import soak
 
 DELAY = 0.05  # seconds one way
@@ -41,4 +39,4 @@ async def test_an_epoch_ends_within_a_few_ways_through_the_network(
             ways = beyond_computing(trainer, batches)
             assert min(ways) < WAYS
             assert max(ways) < WAYS + AUDIT
-        assert asyncio.get_running_loop().time() < EPOCHS * (2.0 * batches + 1.0) + 10
+        assert now() < EPOCHS * (2.0 * batches + 1.0) + 10

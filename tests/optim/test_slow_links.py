@@ -14,7 +14,8 @@ from swarmcli.optim.core import OptimizerCore
 from swarmcli.testing import virtual_time
 from swarmcli.testing.memory_cables import Latency
 from tests.optim.optim_swarm import Swarm, meanwhile, until
-from tests.optim.unlike import Unlike, now
+from tests.optim.unlike import Unlike
+from tests.simulation import now
 from tests.suites import soak
 
 NBYTES = 1_200_000  # of a round, as float32

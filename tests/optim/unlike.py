@@ -24,6 +24,7 @@ from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.modes.base import Trained
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm
+from tests.simulation import now
 
 ELEMENTS = 100_000  # of float32: a round's gradients take 0.4 MB
 MOST_BEHIND = 60  # epochs for which others may go on until everybody is back
@@ -201,10 +202,6 @@ async def now_and_then(peers: list[Unlike], drawn: random.Random, every: float, 
                 asyncio.get_running_loop().call_later(drawn.uniform(5, 60), peer.pause, False)
             case _:
                 peer.pause(False)
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def search(

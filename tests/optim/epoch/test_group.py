@@ -15,7 +15,7 @@ from swarmcli.optim.epoch.group import PreformedGroup
 from swarmcli.optim.gradients.accumulator import Weighed
 from swarmcli.optim.state.lineage import LineagePosition
 from tests.optim.optim_swarm import TARGET, Swarm, record
-from tests.simulation import simulated, within
+from tests.simulation import now, simulated, within
 
 HERE = LineagePosition(0, 0, bytes([7]) * 32)
 
@@ -162,9 +162,9 @@ async def _average(members: list[Member], samples: list[float], position: Lineag
         await member.group.close()
         member.group.open(position)
         member.group.report(own)
-    began = asyncio.get_running_loop().time()
+    began = now()
     while not all(await asyncio.gather(*(member.group.wait_until_begun(1.0) for member in members))):
-        assert asyncio.get_running_loop().time() - began < 30, "the round does not begin"
+        assert now() - began < 30, "the round does not begin"
     outcomes = await asyncio.gather(
         *(m.group.contribute(Weighed(int(own), own)) for m, own in zip(members, samples, strict=True))
     )

@@ -14,7 +14,7 @@ from swarmcli.optim.epoch.note import MemberNote, are_apart, are_several
 from swarmcli.optim.modes.gradients import Mode
 from swarmcli.optim.state.lineage import LineagePosition
 from tests.optim.optim_swarm import Swarm, Trainer, digests, make_model, record, together
-from tests.simulation import simulated, within
+from tests.simulation import now, simulated, within
 from tests.suites import soak
 
 EPOCHS, SIZE = 3, 3
@@ -75,7 +75,7 @@ async def test_groups_train_side_by_side_also_with_one_left_over(count: int) -> 
 @within(300)
 async def test_while_all_fit_into_one_group_it_is_as_without_the_option(size: int | None) -> None:
     async with Swarm() as swarm:
-        end = asyncio.get_running_loop().time() + 7
+        end = now() + 7
         first = await limited(swarm, size)
         rounds = record(first.node, RoundFinished)
 
@@ -99,7 +99,7 @@ async def test_more_peers_than_fit_come_and_go(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(group, "CALM", calm)
     async with Swarm() as swarm:
         # Reports are read every three seconds: by then the others have counted the guest, and ended several epochs.
-        end = asyncio.get_running_loop().time() + 14 + calm
+        end = now() + 14 + calm
         stay = [await limited(swarm, 2) for _ in range(2)]
 
         async def pass_through() -> None:

@@ -8,8 +8,8 @@ import itertools
 import pytest
 
 from tests.optim.optim_swarm import Swarm, Trainer, digests, together, until
-from tests.optim.oracle import Oracle, Work, now
-from tests.simulation import simulated, within
+from tests.optim.oracle import Oracle, Work
+from tests.simulation import now, simulated, within
 from tests.suites import soak
 
 BATCHES = 3  # of each trainer, in an epoch of all

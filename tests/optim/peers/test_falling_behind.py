@@ -6,8 +6,8 @@ import pytest
 
 from swarmcli.events import RoundsReplayed, StateDownloaded
 from tests.optim.optim_swarm import Swarm, Trainer, record, until
-from tests.optim.oracle import Oracle, Work, now
-from tests.simulation import within
+from tests.optim.oracle import Oracle, Work
+from tests.simulation import now, within
 from tests.suites import soak
 
 

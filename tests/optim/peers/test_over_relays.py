@@ -11,7 +11,7 @@ from swarmcli.testing import Swarm as Homes
 from swarmcli.testing.memory_router import MemoryRouter
 from tests.optim.optim_swarm import Swarm, Trainer, assist, assistant, digests, meanwhile, record, together, until
 from tests.optim.peers.test_out_of_reach import training
-from tests.simulation import within
+from tests.simulation import now, within
 from tests.suites import soak
 
 
@@ -22,10 +22,10 @@ async def test_a_newcomer_without_a_way_to_the_state_says_so_and_goes_on_when_a_
         async with training(first):
             await asyncio.sleep(6)
             second = await swarm.trainer(seed=2, pace=0.5, client_mode=True, relays=True)
-            said, began = record(second.node, Noticed), asyncio.get_running_loop().time()
+            said, began = record(second.node, Noticed), now()
             async with training(second):
                 await until(lambda: bool(said))
-                assert asyncio.get_running_loop().time() - began < 10
+                assert now() - began < 10
                 assert "waits" in said[0].text and "`swarm aux`" in said[0].text
                 await asyncio.sleep(10)
                 assert second.epochs == []

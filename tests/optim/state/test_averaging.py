@@ -18,7 +18,7 @@ from swarmcli.optim.state.replica import InPlace, Replica
 from swarmcli.optim.state.training_state import TrainingState
 from swarmcli.testing.memory_network import MemoryNetwork
 from tests.optim.optim_swarm import make_node, record
-from tests.simulation import simulated
+from tests.simulation import now, simulated
 
 
 @dataclass
@@ -62,11 +62,11 @@ async def swarm(*values: float, network: MemoryNetwork | None = None) -> AsyncIt
 @simulated
 async def test_all_hold_the_weighted_mean_and_counters_are_left_alone() -> None:
     async with swarm(1.0, 2.0, 6.0) as peers:
-        began = asyncio.get_running_loop().time()
+        began = now()
         for peer, weight in zip(peers, (3.0, 1.0, 0.0), strict=True):
             await peer.begin(peers, weight)
         assert all([await peer.averaging.apply(wait=True) for peer in peers])
-        assert asyncio.get_running_loop().time() - began < 1.0
+        assert now() - began < 1.0
         assert all(peer.values == [1.25] * 3 for peer in peers)
         assert all(peer.statistics.tolist() == [12.5] * 2 for peer in peers)
         assert [peer.counter.item() for peer in peers] == [0, 1, 2]
@@ -93,11 +93,11 @@ async def test_a_mate_that_is_gone_is_not_waited_for() -> None:
     network = MemoryNetwork(seed=1)
     async with swarm(0.0, 4.0, 9.0, network=network) as peers:
         network.kill(peers[2].node.peer_id)
-        began = asyncio.get_running_loop().time()
+        began = now()
         for peer in peers[:2]:
             await peer.begin(peers)
         assert all([await peer.averaging.apply(wait=True) for peer in peers[:2]])
-        assert asyncio.get_running_loop().time() - began < 5.0
+        assert now() - began < 5.0
         assert peers[0].values == peers[1].values == [2.0] * 3
 
 
