@@ -1,4 +1,4 @@
-"""What the tests cost, by folder and by kind: the tables of docs/tests.md.
+"""What the tests cost, by folder and by kind.
 
 pytest -p tests.costs --costs DIR ...        writes one file for each worker into DIR
 python tests/costs.py DIR [FOLDER ...]       adds them up; of a folder, its files
