@@ -1,5 +1,5 @@
-"""What `make docs` adds to the pages of this directory: README, examples and notes, which lie elsewhere, and a page
-with the help of every command, written from the commands themselves so that it is true."""
+"""What `make docs` adds to the pages of this directory: README, examples and notes, which lie elsewhere, and after
+verbs.md the help of every command, written from the commands themselves so that it is true."""
 
 from __future__ import annotations
 
@@ -11,15 +11,23 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
-ELSEWHERE = {"README.md": "readme.md", "examples/README.md": "examples.md", "benchmarks/NOTES.md": "notes.md"}
+VERBS = "docs/verbs.md"
+ELSEWHERE = {  # file → the page of the site that it becomes
+    "README.md": "readme.md",
+    "examples/README.md": "examples.md",
+    "benchmarks/NOTES.md": "notes.md",
+    VERBS: "commands.md",
+}
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages that are no files of this directory."""
+    """Adds the pages that are no files of this directory, or more than a file."""
     for source, page in ELSEWHERE.items():
-        files.append(File.generated(config, page, content=_moved((ROOT / source).read_text(encoding="utf-8"), source)))
-    files.append(File.generated(config, "commands.md", content="\n".join(_commands())))
+        text = _moved((ROOT / source).read_text(encoding="utf-8"), source)
+        if source == VERBS:
+            text = "\n".join([text, *_commands()])
+        files.append(File.generated(config, page, content=text))
     return files
 
 
@@ -45,12 +53,10 @@ def _moved(markdown: str, source: str) -> str:
 
 
 def _commands() -> Iterator[str]:
-    from swarmcli.cli.main import VERBS, load
+    from swarmcli.cli import main
 
-    yield "# Every command\n"
-    yield "What `swarm COMMAND --help` says, for each of them.\n"
-    for name in VERBS:
-        yield from _command(load(name), f"swarm {name}", 2)
+    for name in main.VERBS:
+        yield from _command(main.load(name), f"swarm {name}", 2)
 
 
 def _command(command: Any, title: str, level: int) -> Iterator[str]:
