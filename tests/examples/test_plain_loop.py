@@ -67,8 +67,9 @@ def test_two_processes_train_together() -> None:
 
 
 @pytest.mark.e2e
-def test_the_loop_of_the_readme_learns_and_says_goodbye(tmp_path: Path) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+def test_the_loop_of_the_page_learns_and_says_goodbye(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "optimizer.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "loop.py").write_text(next(block for block in blocks if "swarmcli.Optimizer(" in block))
     run_it = RUN.replace("run_module(sys.argv.pop(1)", "run_path(sys.argv.pop(1)")
     command = [sys.executable, "-u", "-c", run_it.replace(", alter_sys=True", ""), str(tmp_path / "loop.py")]
