@@ -117,7 +117,8 @@ class Setting:
 
 EVEN, UNEVEN = Setting("even"), Setting("uneven", uneven=True)
 FEW, MANY = Setting("2 peers", 2), Setting("8 peers", 8)
-SETTINGS = [EVEN, FEW, MANY, Setting("straggler", straggler=True), Setting("churn", churn=0.2)]
+CHURN = Setting("churn", churn=0.2)
+SETTINGS = [EVEN, FEW, MANY, Setting("straggler", straggler=True), CHURN]
 
 
 class Text:
@@ -339,16 +340,18 @@ def screened(results: Results, ways: list[Way]) -> list[str]:
     return rows
 
 
-def in_full(results: Results, ways: list[Way], seeds: int) -> list[str]:
+def in_full(
+    results: Results, ways: list[Way], seeds: int, settings: Sequence[Setting] = tuple(SETTINGS), *, ranges: bool = True
+) -> list[str]:
     """Ways on the frontier: loss beyond the first way's in the same setting, mean and range over seeds."""
-    rows = ["| way to train | of float32 | " + " | ".join(setting.name for setting in SETTINGS) + " |"]
-    rows.append("| --- " * (len(SETTINGS) + 2) + "|")
+    rows = ["| way to train | of float32 | " + " | ".join(setting.name for setting in settings) + " |"]
+    rows.append("| --- " * (len(settings) + 2) + "|")
     base: dict[tuple[str, int], dict[str, float]] = {}
     for way in ways:
         if (rate := results.best_rate(way)) is None:
             continue
         cells, times = [], 1.0
-        for setting in SETTINGS:
+        for setting in settings:
             beyond = []
             for seed in range(1, seeds + 1):
                 if (found := results.of(way, setting, rate, seed)) is None:
@@ -357,7 +360,7 @@ def in_full(results: Results, ways: list[Way], seeds: int) -> list[str]:
                 beyond.append(found["loss"] / first["loss"] - 1)
                 times = first["bytes"] / found["bytes"] if setting is EVEN else times
             mean = sum(beyond) / max(1, len(beyond))
-            spread = f" ({min(beyond):+.1%} to {max(beyond):+.1%})" if len(beyond) > 1 else ""
+            spread = f" ({min(beyond):+.1%} to {max(beyond):+.1%})" if ranges and len(beyond) > 1 else ""
             cells.append(f"{mean:+.1%}{spread}" if beyond else "")
         rows.append(f"| {way.name} | 1/{times:,.0f} | " + " | ".join(cells) + " |")
     return rows
@@ -449,7 +452,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--seeds", type=int, default=3, help="of the frontier")
-    parser.add_argument("--page", type=Path, help="the page between whose marks the tables are written")
+    parser.add_argument("--page", type=Path, help="the page between whose marks a short table of the frontier is written")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg")
     parser.add_argument("--known", action="store_true", help="compute nothing")
     parser.add_argument("--only", nargs="+", metavar="WAY", help="of the ways, by name")
@@ -461,17 +464,16 @@ def main() -> None:
     named = {way.name: way for way in all_ways}
     if arguments.picture is not None:
         arguments.picture.write_text(picture(results, all_ways))
-    tables = {"screened": screened(results, all_ways)}
-    if not arguments.medium:
-        frontier = [named[name] for name in FRONTIER if name in named]
-        tables["in full"] = in_full(results, frontier, arguments.seeds)
-    for mark, rows in tables.items():
-        text = "\n".join(rows)
-        print(text)
-        if arguments.page is not None:
-            before, _, rest = arguments.page.read_text().partition(f"<!-- {mark} -->\n")
-            after = rest.partition("<!-- end -->")[2]
-            arguments.page.write_text(f"{before}<!-- {mark} -->\n{text}\n<!-- end -->{after}")
+    print("\n".join(screened(results, all_ways)))
+    if arguments.medium:
+        return
+    frontier = [named[name] for name in FRONTIER if name in named]
+    print("\n".join(in_full(results, frontier, arguments.seeds)))
+    if arguments.page is not None:
+        text = "\n".join(in_full(results, frontier, arguments.seeds, (EVEN, MANY, CHURN), ranges=False))
+        before, _, rest = arguments.page.read_text().partition("<!-- frontier -->\n")
+        after = rest.partition("<!-- end -->")[2]
+        arguments.page.write_text(f"{before}<!-- frontier -->\n{text}\n<!-- end -->{after}")
 
 
 if __name__ == "__main__":
