@@ -452,7 +452,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--seeds", type=int, default=3, help="of the frontier")
-    parser.add_argument("--page", type=Path, help="the page between whose marks a short table of the frontier is written")
+    parser.add_argument("--page", type=Path, help="between whose marks a short table of the frontier is written")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg")
     parser.add_argument("--known", action="store_true", help="compute nothing")
     parser.add_argument("--only", nargs="+", metavar="WAY", help="of the ways, by name")
