@@ -89,6 +89,8 @@ def home_of(what: str | None, *holding: str) -> Path:
     running = running_homes()
     found = [home for home in found if home in running] or found
     runs = {run: home for home in reversed(found) for run in runs_of(home)[:1]}
+    if what in runs:
+        return runs[what]  # several runs lie in the directory of that name, and one of them is called so
     if len(runs) > 1 and (what is None or Path(what).is_dir()):
         named = "".join(f"\n  {home}  {run}" for run, home in list(runs.items())[:MOST_NAMED])
         more = f"\n  and {len(runs) - MOST_NAMED} more" if len(runs) > MOST_NAMED else ""

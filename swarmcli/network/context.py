@@ -1,4 +1,4 @@
-"""What an endpoint is to its pools and channels."""
+"""An endpoint as its pools and channels see it."""
 
 from __future__ import annotations
 

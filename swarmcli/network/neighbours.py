@@ -1,4 +1,4 @@
-"""What an endpoint knows of other peers, and what passes between them and it."""
+"""The other peers as an endpoint knows them, and what passes between them and it."""
 
 from __future__ import annotations
 

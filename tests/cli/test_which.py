@@ -41,6 +41,13 @@ def test_a_directory_a_recipe_a_link_a_name_and_nothing_lead_to_the_same_home(tm
     assert set(homes_of(str(link), LINK)) == {own, joined}
 
 
+def test_a_name_of_a_run_means_that_run_in_a_directory_of_several_that_is_called_so(tmp_path: Path) -> None:
+    own = tmp_path / "small" / "runs" / "small" / "monitor-1"
+    home(own)
+    home(tmp_path / "small" / "runs" / "small-2" / "monitor-1", run_id="small-2")
+    assert home_of("small", LINK) == own
+
+
 def test_a_peer_that_runs_is_found_wherever_its_home_is_and_those_beside_it_too(tmp_path: Path) -> None:
     far = tmp_path / "a" / "b" / "c" / "d" / "e"
     link = home(far / "monitor-1")

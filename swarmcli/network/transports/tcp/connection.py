@@ -439,7 +439,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         return wanted
 
     def _hold_back(self) -> None:
-        """Of a bulk connection more has come than may: nothing is read until its turn."""
+        """More has come on a bulk connection than may: nothing is read until its turn."""
         if self._writer.bulk and self._phase is Phase.OPEN and not self._way_in.is_open:
             self._held_back = True
             self._steer()
