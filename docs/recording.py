@@ -1,10 +1,10 @@
-"""Records what a volunteer sees, from a run that is made for it, as a picture that moves.
+"""Records what somebody sees in a terminal, as a picture that moves.
 
-    python -m docs.recording docs/join.svg
+    python -m docs.recording join docs/join.svg     # what a volunteer sees: the question, a pause, goodbye
+    python -m docs.recording demo docs/demo.svg     # the whole of `swarm demo`
 
-It starts a monitor, joins with a terminal's screen before somebody who answers the question, pauses and resumes from
-another command, and leaves. Each change of the screen becomes a frame of an SVG that any browser plays, without a
-script; for whoever wants no motion it shows the last one.
+Each change of the screen becomes a frame of an SVG that any browser plays without a script. Who wants no motion sees
+the last one.
 """
 
 from __future__ import annotations
@@ -71,21 +71,40 @@ class Recorder:
         return [*self.frames, Frame(self._shown, LAST_SECONDS)]
 
 
-def main(picture: Path) -> None:
+def main(what: str, picture: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="ada-") as place:
         environment = {
             "SWARM_RUNTIME_DIR": f"{place}/run",
             "SWARM_DATA_DIR": f"{place}/data",
             "SWARM_CONFIG": f"{place}/c",
         }
-        subprocess.run([*SWARM, "init", f"{place}/night-shift", "--quiet"], check=True, capture_output=True)
-        words = [*SWARM, "monitor", f"{place}/night-shift/recipe.yaml", "--web", "0", "--port", "0"]
-        with Terminal(words, columns=400, environment=environment) as monitor:
-            found = re.search(r'swarm join "(\S+)"', monitor.until(lambda text: "swarm join" in text))
-            assert found is not None
-            frames = record(found[1], environment)
-    picture.write_text(svg(frames), encoding="utf-8")
+        if what == "demo":
+            shown = "A terminal: swarm demo starts a run, kills a trainer, and compares the survivors' parameters"
+            frames = record_demo(place, environment)
+        else:
+            shown = "A terminal: a volunteer joins a run, pauses, goes on and leaves"
+            frames = record_volunteer(place, environment)
+    picture.write_text(svg(frames, shown), encoding="utf-8")
     sys.stderr.write(f"{picture}: {len(frames)} frames, {picture.stat().st_size // 1024} KiB\n")
+
+
+def record_demo(place: str, environment: dict[str, str]) -> list[Frame]:
+    recorder = Recorder()
+    with Terminal(
+        [*SWARM, "demo"], columns=COLUMNS, lines=LINES, environment=environment, cwd=place, on_output=recorder.note
+    ) as terminal:
+        terminal.end(seconds=300)
+        recorder.note(terminal.screen)
+    return recorder.end()
+
+
+def record_volunteer(place: str, environment: dict[str, str]) -> list[Frame]:
+    subprocess.run([*SWARM, "init", f"{place}/night-shift", "--quiet"], check=True, capture_output=True)
+    words = [*SWARM, "monitor", f"{place}/night-shift/recipe.yaml", "--web", "0", "--port", "0"]
+    with Terminal(words, columns=400, environment=environment) as monitor:
+        found = re.search(r'swarm join "(\S+)"', monitor.until(lambda text: "swarm join" in text))
+        assert found is not None
+        return record(found[1], environment)
 
 
 def record(link: str, environment: dict[str, str]) -> list[Frame]:
@@ -129,7 +148,7 @@ def _span(text: str, colour: str, bold: bool) -> str:
     return f'<tspan fill="{fill}"{weight}>{html.escape(text, quote=False)}</tspan>'
 
 
-def svg(frames: list[Frame]) -> str:
+def svg(frames: list[Frame], shown: str) -> str:
     """Each frame is seen for its part of the whole; the last one where motion is not wanted."""
     width, height = round(COLUMNS * CELL + 2 * MARGIN), LINES * LINE + 2 * MARGIN
     total = sum(frame.seconds for frame in frames)
@@ -150,7 +169,7 @@ def svg(frames: list[Frame]) -> str:
     calm = "@media (prefers-reduced-motion:reduce){.f{animation:none}.last{opacity:1}}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
-        'aria-label="A terminal: a volunteer joins a run, pauses, goes on and leaves">'
+        f'aria-label="{shown}">'
         f"<style>text{{font:13px ui-monospace,Menlo,Consolas,monospace;white-space:pre}}.f{{opacity:0}}"
         f'{"".join(rules)}{calm}</style><rect width="100%" height="100%" rx="8" fill="#14171c"/>'
         f"{''.join(groups)}</svg>\n"
@@ -158,4 +177,4 @@ def svg(frames: list[Frame]) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1], Path(sys.argv[2]))
