@@ -16,6 +16,9 @@ ELSEWHERE = {  # file → the page of the site that it becomes
     "README.md": "readme.md",
     "examples/README.md": "examples.md",
     "benchmarks/NOTES.md": "notes.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changes.md",
+    "SECURITY.md": "weaknesses.md",
     VERBS: "commands.md",
 }
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
