@@ -42,14 +42,15 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def _moved(markdown: str, source: str) -> str:
     """The same with links as the site has them. Of what is no page of it (a recipe, a module) the words stay."""
     base = (ROOT / source).parent
+    up = "../" * (source.removeprefix("docs/").count("/") if source.startswith("docs/") else 0)
 
     def link(match: re.Match[str]) -> str:
         text, target, anchor = match[1], (base / match[2]).resolve(), match[3] or ""
         path = target.relative_to(ROOT).as_posix() if target.is_relative_to(ROOT) else ""
         if path in ELSEWHERE:
-            return f"[{text}]({ELSEWHERE[path]}{anchor})"
+            return f"[{text}]({up}{ELSEWHERE[path]}{anchor})"
         if path.startswith("docs/"):
-            return f"[{text}]({path.removeprefix('docs/')}{anchor})"
+            return f"[{text}]({up}{path.removeprefix('docs/')}{anchor})"
         return text if path and target.exists() else match[0]
 
     return LINK.sub(link, markdown)
