@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs swarm, and again when it ended by something that may pass: a failure, no contact, a signal such as that of a
-# kernel without memory. What would only repeat itself ends the container with swarm's own exit code (README.md has
-# the table): docker's restart policies cannot tell one code from another.
+# kernel without memory. What would only repeat itself ends the container with swarm's own exit code (docs/verbs.md
+# has the table): docker's restart policies cannot tell one code from another.
 #
 # SWARM_RETRIES  ends in a row, each after less than SWARM_LIVED seconds, after which the container ends as well
 # SWARM_PAUSE    seconds before the first of them is made up for; doubled for each that follows, a minute at most
