@@ -35,7 +35,10 @@ class SwarmGroups:
     bandwidth: float | None = None  # share of the reducing work; None: as measured in past rounds; 0: reduces nothing
 
     def names(self, plan: LevelPlan) -> tuple[str, ...]:
-        """(levels,) what the groups of this peer are called, in the order of the plan. ValueError: not one for each."""
+        """(levels,) what the groups of this peer are called, in the order of the plan. Raises ValueError where there is
+        not one for each, and TypeError."""
+        if not isinstance(self.place, str):
+            raise TypeError(f"place={self.place!r}: expected a text such as 'europe/paris'")
         parts = self.place.split("/") if self.place else []
         if not all(parts):
             raise ValueError(f"place={self.place!r}: a name of a group is not empty")

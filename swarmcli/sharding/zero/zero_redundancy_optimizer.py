@@ -338,8 +338,14 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
         It does so with the gradients that it has then, as torch's optimizer does; an earlier hook may set them.
         DistributedDataParallel's does not. The options are for other hooks. Raises ShardingError with overlap: DDP's
-        hook for `Join` reduces gradients without its communication hook.
+        hook for `Join` reduces gradients without its communication hook; and for `hand_over_gradients`, which earlier
+        versions had.
         """
+        if kwargs.get("hand_over_gradients"):
+            raise ShardingError(
+                "hand_over_gradients=True: nobody hands gradients over any more. Leave it out, and a rank without inputs "
+                "steps with its last gradients, as torch's optimizer does; or give all ranks as many inputs"
+            )
         if self.overlap is not None:
             raise ShardingError(
                 "with overlap_with_ddp=True uneven inputs cannot be joined, since DDP then leaves its communication "

@@ -116,6 +116,8 @@ def test_what_cannot_work_says_so() -> None:
     with pytest.raises(RuntimeError, match="make it with start=True"):
         over_swarm(DHT(start=False))
     groups = SwarmGroups(dht=SimpleNamespace(client_mode=False, is_alive=lambda: True), prefix="run")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=re.escape("place=('europe',): expected a text such as 'europe/paris'")):
+        over_swarm(SimpleNamespace(client_mode=False), place=("europe",))
     with pytest.raises(ValueError, match="process_group and swarm are given"):
         HierarchicalModelAverager({2: 4}, 0, object(), swarm=groups)  # type: ignore[arg-type]
     averager = over_swarm_without_network()

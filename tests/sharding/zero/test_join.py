@@ -12,6 +12,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer as TorchZero
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Adam
 
+from swarmcli.errors import ShardingError
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from tests.sharding.threads import DRAWING, in_threads, ranks
 from tests.sharding.zero.parity import assert_bitwise, make_parameters, set_gradients
@@ -68,3 +69,9 @@ def test_the_optimizer_may_join_alone_and_again() -> None:
 def test_all_ranks_may_stop_when_the_first_has_no_more() -> None:
     with pytest.raises(RuntimeError, match="exhausted"):
         train_unevenly(lambda params: ZeroRedundancyOptimizer(params, Adam), throw_on_early_termination=True)
+
+
+@ranks(2)
+def test_gradients_that_nobody_hands_over_are_not_promised_in_silence() -> None:
+    with pytest.raises(ShardingError, match="hand_over_gradients=True: nobody"):
+        train_unevenly(lambda params: ZeroRedundancyOptimizer(params, Adam), hand_over_gradients=True)
