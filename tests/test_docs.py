@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from docs import pictures
 from swarmcli.recipe import load_recipe
 from swarmcli.training import CheckpointStore, build_task
 from swarmcli.training.model_card import describe_model
@@ -26,6 +27,12 @@ EXAMPLES = [
     for page in PAGES
     for number, code in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE))
 ]
+
+
+@pytest.mark.parametrize("name", ["epoch", "round"])
+def test_a_picture_is_what_its_script_draws(name: str) -> None:
+    draw = {"epoch": pictures.epoch, "round": pictures.round_}[name]
+    assert (ROOT / "docs" / f"{name}.svg").read_text(encoding="utf-8") == draw()
 
 
 @pytest.mark.parametrize("code", EXAMPLES)
