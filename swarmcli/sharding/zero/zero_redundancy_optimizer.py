@@ -343,8 +343,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         """
         if kwargs.get("hand_over_gradients"):
             raise ShardingError(
-                "hand_over_gradients=True: nobody hands gradients over any more. Leave it out, and a rank without inputs "
-                "steps with its last gradients, as torch's optimizer does; or give all ranks as many inputs"
+                "hand_over_gradients=True: nobody hands gradients over any more. Leave it out, and a rank without "
+                "inputs steps with its last gradients, as torch's optimizer does; or give all ranks as many inputs"
             )
         if self.overlap is not None:
             raise ShardingError(
