@@ -124,13 +124,13 @@ def of_member(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute) 
     """A trainer and a monitor hold the state; one trains besides, and the other writes checkpoints."""
     (model, trained), frozen, trains = sizes_held(recipe, outline), frozen_bytes(outline), role == "trainer"
     outer, site, offloaded = recipe.outer, recipe.local.site, trains and recipe.offloaded
-    statistics = trained * statistics_of(recipe)
+    statistics = trained * statistics_of(recipe) // (site.processes if trains and site.zero else 1)
     travels = statistics_that_travel(recipe, trained, statistics)
     # Whoever steps after each micro-batch sums nothing up, and neither does a monitor beside peers that step.
     steps = recipe.local_updates.enabled or (
         outer.inner_batch_size == recipe.micro_batch if trains else outer.takes_steps
     )
-    own = statistics // (site.processes if site.zero else 1) if trains else 0 if outer.takes_steps else travels
+    own = statistics if trains else 0 if outer.takes_steps else travels
     saved = 0 if trains else trained if recipe.adapter else model
     kept = activation_bytes(recipe, outline, compute) if trains else 0
     return [

@@ -78,7 +78,8 @@ def test_the_lines_follow_how_the_run_trains(tmp_path: Path) -> None:
     assert units("optimizer.name=sgd") == plain | {"a": 1}
     assert units() == plain | {"statistics": 2, "a": 3}
     assert units("ema_decay=0.9") == plain | {"statistics": 3, "a": 4}
-    assert units("local.site.processes=2", "local.site.zero=true")["statistics"] == 2  # half of it, twice
+    zero = units("local.site.processes=2", "local.site.zero=true")
+    assert (zero["statistics"], zero["a"]) == (2, 4), "half of it, twice; also in a copy of the state"
     assert units("local_updates.enabled=true") == {
         "parameters": 1, "gradients": 1, "statistics": 2, "the": 2, "mean": 1, "averages": 1, "a": 3,
     }  # fmt: skip
