@@ -41,7 +41,8 @@ class Outcome:
     equal: bool = True  # the parameters of the monitor and of all survivors
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} {value:.3f}" for name, value in {"loss": self.loss, **self.metrics}.items())
+        told = {"loss": self.loss, **self.metrics}  # perplexity is e to the power of the loss
+        return ", ".join(f"{name} {value:.3f}" for name, value in told.items() if name != "perplexity")
 
 
 def together(name: str) -> Outcome:
@@ -113,13 +114,13 @@ def alone(name: str) -> Outcome:
 def main() -> None:
     names = [name for name in sys.argv[1:] if name in NAMES] or list(NAMES)
     lines = [
-        "| recipe | three trainers, one late, one killed | one process | parameters of all survivors |",
-        "| --- | --- | --- | --- |",
+        "recipe | three trainers, one late, one killed | one process",
+        "--- | --- | ---",
     ]
     for name in names:
         ours, single = together(name), alone(name)
-        equal = "equal" if ours.equal else "**differ**"
-        lines.append(f"| `{name}` | {ours} | {single} | {equal} |")
+        survivors = "" if ours.equal else " (survivors **differ**)"
+        lines.append(f"`{name}`{survivors} | {ours} | {single}")
         print(lines[-1], flush=True)
     if "--write" in sys.argv:
         file = Path(sys.argv[sys.argv.index("--write") + 1])

@@ -53,10 +53,8 @@ _CHAT, _ROWS = {"type": ["chat_template"]}, {"type": ["text", "completion"]}
 class DatasetSettings(Section):
     """Every item has these."""
 
-    type: Literal["text", "completion", "chat_template"] = shared(
-        "text", "what a row is, and what the model learns of it: see Instruction data"
-    )
-    weight: float = shared(1.0, "how often rows come from this source, relative to the others", gt=0)
+    type: Literal["text", "completion", "chat_template"] = shared("text", "what a row is")
+    weight: float = shared(1.0, "how often rows come from here, relative to other datasets", gt=0)
 
 
 class FilesDataset(DatasetSettings):
@@ -64,10 +62,8 @@ class FilesDataset(DatasetSettings):
 
     source: Literal["files"] = shared("files", "text files of this machine")
     type: TypeOfTexts = _TYPE_OF_TEXTS
-    path: str = shared(
-        REQUIRED, "a file or a directory, relative to local.data_dir or else to the recipe", min_length=1
-    )
-    glob: str = shared(ALL_FILES, "which files of a directory, for example **/*.py", min_length=1)
+    path: str = shared(REQUIRED, "a file or a directory", min_length=1)
+    glob: str = shared(ALL_FILES, "which files of a directory", min_length=1)
 
 
 class StdlibDataset(DatasetSettings):
@@ -80,32 +76,26 @@ class StdlibDataset(DatasetSettings):
 class HuggingFaceDataset(DatasetSettings):
     """A source that `datasets.load_dataset` reads: a dataset of the Hub, or local json, parquet, csv or text files."""
 
-    source: Literal["huggingface"] = shared(
-        "huggingface", "a dataset for the library `datasets` (extra: swarmcli[datasets])"
+    source: Literal["huggingface"] = shared("huggingface", "a dataset for the library `datasets`")
+    path: str = shared(
+        REQUIRED, "name on the Hub, or format of data_files: json, parquet, csv, text, imagefolder", min_length=1
     )
-    path: str = shared(REQUIRED, "its name on the Hub, or json, parquet, csv or text for `data_files`", min_length=1)
-    name: str | None = shared(None, "the configuration of a dataset that has several")
+    name: str | None = shared(None, "configuration")
     split: str = shared("train", "which split", min_length=1)
-    data_files: tuple[str, ...] = shared((), "files of the dataset; local ones as `path` of a files dataset")
-    revision: str | None = shared(None, "a commit or tag of the dataset, so that all peers read the same")
-    field: str = shared("text", "the column that holds the text", of=_ROWS, min_length=1)
-    columns: Mapping[str, str] = shared(
-        {}, "the columns that hold what else the task reads, by its words: {label: topic}", max_length=16
-    )
-    streaming: bool = advised(True, "read while training instead of downloading everything first")
-    field_messages: str = shared("messages", "the column that holds the conversation", of=_CHAT, min_length=1)
+    data_files: tuple[str, ...] = shared((), "its files")
+    revision: str | None = shared(None, "commit or tag")
+    field: str = shared("text", "column with the text", of=_ROWS, min_length=1)
+    columns: Mapping[str, str] = shared({}, "columns with what else the task reads: {label: topic}", max_length=16)
+    streaming: bool = advised(True, "false: download first")
+    field_messages: str = shared("messages", "column with the conversation", of=_CHAT, min_length=1)
     message_property_mappings: Mapping[str, str] = shared(
-        {"role": "role", "content": "content"},
-        "properties of a message, by the template's name: the name in the data",
-        of=_CHAT,
+        {"role": "role", "content": "content"}, "names of message properties in the data", of=_CHAT
     )
-    roles_to_train: tuple[str, ...] = shared(("assistant",), "the model learns what these say", of=_CHAT, min_length=1)
+    roles_to_train: tuple[str, ...] = shared(("assistant",), "whose turns are learned", of=_CHAT, min_length=1)
     train_on_eos: Literal["turn", "all", "last"] = shared(
-        "turn",
-        "the model learns the end mark of the turns that it learns, of all, or of the last one",
-        of=_CHAT,
+        "turn", "learned end marks: of each learned turn, all, or the last", of=_CHAT
     )
-    chat_template: ChatTemplate | None = shared(None, "one for this dataset; see above", of=_CHAT)
+    chat_template: ChatTemplate | None = shared(None, "of this dataset alone", of=_CHAT)
 
 
 # These say how conversations are read.

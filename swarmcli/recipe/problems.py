@@ -207,4 +207,6 @@ def as_written(value: Any) -> str:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(as_written, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {as_written(each)}' for key, each in value.items())}}}"
     return f"{value:g}" if isinstance(value, float) else str(value) if not isinstance(value, Path) else value.as_posix()

@@ -50,113 +50,68 @@ class Recipe(Section):
     """A whole recipe. Made by `load_recipe`; paths of `own` fields are absolute, others as they were written."""
 
     run_id: str = shared(
-        REQUIRED,
-        "the name of the run: up to 64 letters, digits, dots, dashes, underscores",
-        pattern=f"^{RUN_ID.pattern}$",
+        REQUIRED, "the run's name: up to 64 letters, digits, dots, dashes, underscores", pattern=f"^{RUN_ID.pattern}$"
     )
-    access: Literal["open", "invite"] = shared(
-        "open", "open: whoever has a link takes part; invite: whom the run's owner has invited"
-    )
-    run_key: KeyText | None = shared(
-        None,
-        "the public half of the owner's key, which signs invitations and positions of the run; `swarm init` makes it",
-    )
-    task: TaskName = shared("causal_lm", "what is learned; see [tasks](#tasks)")
+    access: Literal["open", "invite"] = shared("open", "open: whoever has a link; invite: whoever is invited")
+    run_key: KeyText | None = shared(None, "public half of the owner's key, from `swarm init`")
+    task: TaskName = shared("causal_lm", "what is learned")
     base_model: Mapping[str, Any] | str = shared(
-        REQUIRED,
-        "a transformers config (`model_type` and its fields), a directory with a saved model, or owner/name on the "
-        "Hugging Face Hub, with revision",
+        REQUIRED, "a config of transformers, a directory, or owner/name on the Hub"
     )
-    revision: str | None = shared(
-        None, "the commit (40 hexadecimal digits) of a base_model of the Hub, and of its tokenizer", max_length=200
-    )
+    revision: str | None = shared(None, "commit of a base_model of the Hub", max_length=200)
     unfrozen_parameters: tuple[str, ...] = shared(
-        (),
-        "regular expressions for the beginnings of the names of trained parameters; []: all are trained",
-        max_length=64,
+        (), "patterns for names of trained parameters; []: all", max_length=64
     )
     frozen_weights: str | None = shared(
-        None,
-        "the digest of the weights that are not trained; `swarm validate` tells it",
-        pattern="^[0-9a-f]{64}$",
+        None, "digest of the frozen weights, from `swarm validate`", pattern="^[0-9a-f]{64}$"
     )
-    adapter: Literal["lora"] | None = shared(
-        None, "only an adapter of this kind is trained, beside a frozen base (library peft); null: the model itself"
-    )
-    lora_r: int = shared(8, "the rank of LoRA's two matrices", of=_LORA, ge=1, le=1024)
-    lora_alpha: float = shared(16, "what they add is scaled by this, divided by the rank", of=_LORA, gt=0)
-    lora_dropout: float = shared(0.0, "dropout of what goes into them", of=_LORA, ge=0, lt=1)
+    adapter: Literal["lora"] | None = shared(None, "lora: train an adapter beside a frozen base")
+    lora_r: int = shared(8, "rank of the two matrices", of=_LORA, ge=1, le=1024)
+    lora_alpha: float = shared(16, "scale, divided by the rank", of=_LORA, gt=0)
+    lora_dropout: float = shared(0.0, "dropout of their input", of=_LORA, ge=0, lt=1)
     lora_target_modules: Modules | Literal["all-linear"] | None = shared(
-        None,
-        "beside which modules: the ends of their names, or all-linear; null: as peft has it for the architecture",
-        of=_LORA,
+        None, "ends of module names, or all-linear; null: peft's choice", of=_LORA
     )
-    lora_modules_to_save: Modules | None = shared(
-        None, "modules that are trained whole, as a copy in the adapter", of=_LORA
-    )
-    peft_use_rslora: bool = shared(False, "lora_alpha is divided by the root of the rank", of=_LORA)
+    lora_modules_to_save: Modules | None = shared(None, "modules that are trained whole", of=_LORA)
+    peft_use_rslora: bool = shared(False, "divide lora_alpha by the root of the rank", of=_LORA)
     peft_layers_to_transform: tuple[int, ...] | None = shared(
-        None, "the numbers of the layers with an adapter; null: all", of=_LORA, max_length=1024
+        None, "numbers of the layers with an adapter; null: all", of=_LORA, max_length=1024
     )
-    load_in_8bit: bool = shared(False, "the base is held in 8 bits a weight", of=_LORA)
-    load_in_4bit: bool = shared(False, "the base is held in 4 bits a weight", of=_LORA)
+    load_in_8bit: bool = shared(False, "hold the base in 8 bits", of=_LORA)
+    load_in_4bit: bool = shared(False, "hold the base in 4 bits", of=_LORA)
     quantized_by: str | None = shared(
         None,
-        "the package that does it, with its version, as pip takes it; `swarm validate` tells it",
+        "the package that quantizes, name==version, from `swarm validate`",
         of=_LORA,
         pattern="^(torchao|bitsandbytes)==[0-9][0-9A-Za-z.+-]{0,40}$",
     )
     tokenizer: str | None = shared(
-        None,
-        "bytes (256 bytes and 3 specials), a directory with a saved tokenizer, or owner/name on the Hub; null: the "
-        "base model's own if that is a saved one, else bytes",
-        of=_TEXTS,
-        min_length=1,
+        None, "bytes, a directory, or owner/name; null: the saved model's, else bytes", of=_TEXTS, min_length=1
     )
-    tokenizer_revision: str | None = shared(
-        None, "the commit of a tokenizer of the Hub that is not the base model's own", max_length=200
-    )
-    datasets: tuple[Dataset, ...] = shared(REQUIRED, "what the model reads; see below", min_length=1)
-    chat_template: ChatTemplate | None = shared(
-        None, "how conversations become text: chatml, or a Jinja template; without it the tokenizer's own"
-    )
+    tokenizer_revision: str | None = shared(None, "commit of a tokenizer of the Hub", max_length=200)
+    datasets: tuple[Dataset, ...] = shared(REQUIRED, "what the model reads", min_length=1)
+    chat_template: ChatTemplate | None = shared(None, "chatml or a Jinja template; null: the tokenizer's")
     labels: tuple[LabelName, ...] = shared(
         (),
-        "for classification: the names of the classes; see Tasks for numbers in the data",
+        "names of the classes",
         of={"task": [name for name, task in BUILT_IN.items() if task.labelled]},
         max_length=100_000,
     )
-    sequence_len: int = shared(0, "tokens per sample, where the task reads texts", of=_TEXTS, ge=2, le=1 << 20)
-    sample_packing: bool = shared(
-        False, "several rows in one sample, kept apart; otherwise short ones are padded", of={"task": ["causal_lm"]}
-    )
-    target_batch_size: int = shared(REQUIRED, "samples that all peers together compute per epoch", ge=1)
+    sequence_len: int = shared(0, "tokens per sample", of=_TEXTS, ge=2, le=1 << 20)
+    sample_packing: bool = shared(False, "several rows in a sample, kept apart", of={"task": ["causal_lm"]})
+    target_batch_size: int = shared(REQUIRED, "samples of all peers per epoch", ge=1)
     micro_batch_size: int = advised(8, "samples per forward pass", ge=1)
-    gradient_accumulation_steps: int = advised(1, "forward passes between two reports of progress", ge=1)
-    gradient_checkpointing: bool = advised(
-        False,
-        "keep only what layers begin with, and compute the rest again: a third slower, far less memory",
-    )
-    label_smoothing_factor: float = shared(
-        0.0, "this share of each label is spread over all classes or tokens; evaluations measure without", ge=0, lt=1
-    )
-    ema_decay: float = shared(
-        0.0,
-        "after each epoch, average = ema_decay·average + (1 - ema_decay)·weights; 0: no average is kept",
-        ge=0,
-        lt=1,
-    )
-    val_set_size: float = shared(0.0, "the same as evaluation.held_out, by axolotl's name", ge=0, le=0.5)
-    seed: int = shared(0, "initial weights, and with the peer id the order of the data", ge=0, lt=1 << 63)
-    max_epochs: int | None = shared(None, "the run ends behind this epoch; null: when it is stopped", ge=1)
-    license: str | None = advised(
-        None, "of the model, as the Hub names it, for its card: apache-2.0, mit, …; null: unknown", max_length=64
-    )
-    language: tuple[LabelName, ...] = advised((), "languages of the model, as the Hub names them: [en]", max_length=64)
-    tags: tuple[LabelName, ...] = advised((), "words by which others find the model on the Hub", max_length=32)
-    output_dir: OwnPath = own(
-        Path("runs"), "journals, checkpoints and keys, relative to the recipe", validate_default=True
-    )
+    gradient_accumulation_steps: int = advised(1, "forward passes per report of progress", ge=1)
+    gradient_checkpointing: bool = advised(False, "recompute activations: a third slower, far less memory")
+    label_smoothing_factor: float = shared(0.0, "share of each label, spread over all", ge=0, lt=1)
+    ema_decay: float = shared(0.0, "of averaged weights, per epoch; 0: none", ge=0, lt=1)
+    val_set_size: float = shared(0.0, "evaluation.held_out, by axolotl's name", ge=0, le=0.5)
+    seed: int = shared(0, "of initial weights and the order of data", ge=0, lt=1 << 63)
+    max_epochs: int | None = shared(None, "the last epoch; null: until stopped", ge=1)
+    license: str | None = advised(None, "for the model card", max_length=64)
+    language: tuple[LabelName, ...] = advised((), "for the model card", max_length=64)
+    tags: tuple[LabelName, ...] = advised((), "for the model card", max_length=32)
+    output_dir: OwnPath = own(Path("runs"), "journals, checkpoints, keys", validate_default=True)
     optimizer: OptimizerSettings = OptimizerSettings()
     lr_scheduler: SchedulerSettings = SchedulerSettings()
     averaging: AveragingSettings = AveragingSettings()

@@ -105,21 +105,19 @@ PeerText = Annotated[str, AfterValidator(lambda text: PeerID.parse(text).text)]
 class OptimizerSettings(Section):
     """The optimizer that every peer steps with the average gradient."""
 
-    name: Annotated[OptimizerName, BeforeValidator(_optimizer_name)] = shared("adamw", "which optimizer of torch")
+    name: Annotated[OptimizerName, BeforeValidator(_optimizer_name)] = shared("adamw", "an optimizer of torch")
     learning_rate: float = shared(1e-3, "the peak of the schedule", gt=0)
-    weight_decay: float = shared(0.0, "decay of what the Trainer decays: all but biases and norms", ge=0)
+    weight_decay: float = shared(0.0, "not of biases and norms", ge=0)
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = shared(
         (0.9, 0.999), "decay rates of the two moments", of={"name": _takers("betas")}
     )
-    eps: float = shared(
-        1e-8, "added to the denominator; of adagrad 1e-10, of adadelta 1e-6", of={"name": _takers("eps")}, gt=0
+    eps: float = shared(1e-8, "in the denominator; adagrad: 1e-10, adadelta: 1e-6", of={"name": _takers("eps")}, gt=0)
+    momentum: float = shared(0.0, "muon: 0.95", of={"name": _takers("momentum")}, ge=0, lt=1)
+    args: Mapping[str, Any] = shared({}, "further arguments by torch's names: {nesterov: true}")
+    max_grad_norm: float | None = shared(
+        None, "largest norm of the average gradient; with outer steps, of a peer's own", gt=0
     )
-    momentum: float = shared(0.0, "momentum; of muon 0.95", of={"name": _takers("momentum")}, ge=0, lt=1)
-    args: Mapping[str, Any] = shared(
-        {}, "further arguments as torch calls them, for example {nesterov: true}; none that is for a device"
-    )
-    max_grad_norm: float | None = shared(None, "the average gradient is scaled down to this norm; null: never", gt=0)
-    max_grad_value: float | None = shared(None, "each number of the average gradient is cut to this; null: never", gt=0)
+    max_grad_value: float | None = shared(None, "largest number in that gradient", gt=0)
 
     @model_validator(mode="after")
     def _as_torch_has_it(self) -> OptimizerSettings:
@@ -150,18 +148,16 @@ _FALLING = "linear", "cosine", "cosine_with_restarts", "cosine_with_min_lr", "po
 class SchedulerSettings(Section):
     """How the learning rate moves, epoch by epoch: an epoch is one step of the optimizer by the whole swarm."""
 
-    name: Shape = shared("constant", "the shape behind the warm-up, by transformers' names")
-    warmup_epochs: int = shared(0, "epochs in which the rate rises from 0, which the first one has, to its peak", ge=0)
-    total_epochs: int | None = shared(
-        None, "the epoch at which a shape that falls ends; null: max_epochs", of={"name": _FALLING}, ge=1
-    )
+    name: Shape = shared("constant", "shape after the warm-up")
+    warmup_epochs: int = shared(0, "epochs in which the rate rises from 0", ge=0)
+    total_epochs: int | None = shared(None, "where a falling shape ends; null: max_epochs", of={"name": _FALLING}, ge=1)
     min_lr_ratio: float = shared(
-        0.0, "where a shape that falls ends, as a fraction of learning_rate", of={"name": _FALLING}, ge=0, le=1
+        0.0, "end of a falling shape, as a fraction of learning_rate", of={"name": _FALLING}, ge=0, le=1
     )
     cycles: int = shared(1, "how often the rate begins anew", of={"name": ("cosine_with_restarts",)}, ge=1)
-    power: float = shared(1.0, "of the polynomial", of={"name": ("polynomial",)}, gt=0)
+    power: float = shared(1.0, "exponent", of={"name": ("polynomial",)}, gt=0)
     decay_epochs: int | None = shared(
-        None, "the last epochs, in which the rate falls by half a cosine", of={"name": ("warmup_stable_decay",)}, ge=1
+        None, "last epochs, in which the rate falls", of={"name": ("warmup_stable_decay",)}, ge=1
     )
 
     @property
@@ -173,118 +169,75 @@ class SchedulerSettings(Section):
 class UploadSettings(Section):
     """Where on the Hugging Face Hub the model of a checkpoint goes."""
 
-    repo: str | None = own(
-        None,
-        "owner/name on the Hugging Face Hub, to which whoever writes a checkpoint sends its model; null: none",
-        pattern=f"^{ON_HUB.pattern}$",
-    )
-    private: bool = own(True, "whether only you see a repository that is made for it")
-    when: Literal["each", "best"] = own("each", "each: after every checkpoint; best: when it evaluates better than all")
+    repo: str | None = own(None, "owner/name on the Hub that gets the model", pattern=f"^{ON_HUB.pattern}$")
+    private: bool = own(True, "make the repository private")
+    when: Literal["each", "best"] = own("each", "each checkpoint, or only a new best")
 
 
 class CheckpointSettings(Section):
-    every_epochs: int = advised(
-        0, "write a checkpoint every so many epochs, unless another peer does; 0: only when leaving", ge=0
-    )
-    keep: int = own(3, "how many of the newest checkpoints stay on the disk", ge=1)
-    keep_every: int = own(
-        0, "of every so many epochs the first checkpoint stays for good, for example 1000; 0: none", ge=0
-    )
-    keep_best: int = own(1, "how many of those with the lowest evaluation loss stay as well", ge=0)
+    every_epochs: int = advised(0, "epochs between checkpoints; 0: only when a peer leaves", ge=0)
+    keep: int = own(3, "newest ones that stay", ge=1)
+    keep_every: int = own(0, "one in so many epochs stays for good; 0: none", ge=0)
+    keep_best: int = own(1, "ones with the lowest evaluation loss that stay", ge=0)
     upload: UploadSettings = UploadSettings()
 
 
 class EvaluationSettings(Section):
     """Measuring the model on data that nobody trains on."""
 
-    every_epochs: int = shared(0, "evaluate every so many epochs; 0: never", ge=0)
-    samples: int = shared(256, "samples to evaluate on, or fewer if there are no more", ge=1)
-    evaluator: PeerText | None = shared(
-        None,
-        "the peer id of a monitor of yours: it alone evaluates while it is there, and it alone ends the run "
-        "(early_stopping_patience); null: one of the peers evaluates, a monitor before a trainer",
-    )
-    early_stopping_patience: int = shared(
-        0, "the run ends when so many evaluations of the evaluator in a row were no better; 0: it does not", ge=0
-    )
-    early_stopping_threshold: float = shared(0.0, "by so much less the loss is better (early_stopping_patience)", ge=0)
-    held_out: float = shared(
-        0.0, "this share of the texts or rows of all datasets is kept for it: nobody trains on it", ge=0, le=0.5
-    )
-    dataset: Dataset | None = shared(None, "a dataset to evaluate on instead; its keys are those of datasets")
+    every_epochs: int = shared(0, "epochs between evaluations; 0: none", ge=0)
+    samples: int = shared(256, "samples to evaluate on, at most", ge=1)
+    evaluator: PeerText | None = shared(None, "peer id of the monitor that evaluates and stops early; null: any peer")
+    early_stopping_patience: int = shared(0, "evaluations without a better one that end the run; 0: never", ge=0)
+    early_stopping_threshold: float = shared(0.0, "least improvement of the loss", ge=0)
+    held_out: float = shared(0.0, "share of all data that nobody trains on", ge=0, le=0.5)
+    dataset: Dataset | None = shared(None, "data to evaluate on instead, with the keys of datasets")
 
 
 class NetworkSettings(Section):
-    initial_peers: tuple[AddressText, ...] = own((), "addresses of first contacts: tcp://host:port or …/peer id")
+    initial_peers: tuple[AddressText, ...] = own((), "first contacts: tcp://host:port, or …/peer id")
 
 
 class AggregatorSettings(Section):
     """How the members' gradients and parameters become one average; docs/security.md has what each withstands."""
 
     name: Literal["mean", "median", "trimmed_mean", "centered_clip"] | None = shared(
-        None,
-        "how parts become averages; null: mean where members only fail (trust), and with every "
-        "gradient_averaging.method but plain, else centered_clip",
+        None, "null: centered_clip among strangers with plain gradients, else mean"
     )
-    gate: float = shared(
-        1000.0,
-        "who has numbers above this many times those of the others is left out of a part",
-        of={"name": ("mean",)},
-        ge=1,
-    )
-    trim: float = shared(
-        0.34,
-        "this share of the smallest and of the largest numbers is cut off",
-        of={"name": ("trimmed_mean",)},
-        gt=0,
-        lt=0.5,
-    )
-    radius: float = shared(
-        1.0, "differences are clipped to this many times their median norm", of={"name": ("centered_clip",)}, gt=0
-    )
-    iterations: int = shared(
-        3, "each begins with the average of the one before as its centre", of={"name": ("centered_clip",)}, ge=1, le=20
-    )
+    gate: float = shared(1000.0, "a member above this many times the others is left out", of={"name": ("mean",)}, ge=1)
+    trim: float = shared(0.34, "share that is cut off at each end", of={"name": ("trimmed_mean",)}, gt=0, lt=0.5)
+    radius: float = shared(1.0, "clip at this many times the median norm", of={"name": ("centered_clip",)}, gt=0)
+    iterations: int = shared(3, "clippings, each around the last average", of={"name": ("centered_clip",)}, ge=1, le=20)
 
 
 class AveragingSettings(Section):
     """How peers meet and average. Times are upper bounds: a group that is complete starts at once."""
 
-    matchmaking_time: float = advised(15.0, "seconds to look for others at most, when not everyone is there", gt=0)
-    averaging_timeout: float = advised(60.0, "seconds after which an attempt to average is given up", gt=0)
-    load_state_timeout: float = advised(600.0, "seconds after which a download that brings nothing is given up", gt=0)
-    proceed_alone: bool = own(
-        False, "train a model apart, instead of waiting, when the state of the others cannot be reached"
-    )
+    matchmaking_time: float = advised(15.0, "seconds to look for others, at most", gt=0)
+    averaging_timeout: float = advised(60.0, "seconds of an attempt to average, at most", gt=0)
+    load_state_timeout: float = advised(600.0, "seconds of a download without progress, at most", gt=0)
+    proceed_alone: bool = own(False, "train apart when nobody's state can be reached")
     target_group_size: int | None = shared(
-        None, "with more peers than that, several groups average side by side; null: all together", ge=2
+        None, "more peers than this average in several groups; null: one group", ge=2
     )
     seats_per_network: int | None = shared(
-        16, "peers of one network (a /24 of IPv4, a /48 of IPv6) in one group, local ones aside; null: any number", ge=1
+        16, "members of a group per network (IPv4 /24, IPv6 /48); null: any number", ge=1
     )
-    part_size_bytes: int = shared(
-        1 << 20, "size of the parts that gradients are cut into, at most", ge=1024, le=8 << 20
-    )
+    part_size_bytes: int = shared(1 << 20, "largest part of a tensor", ge=1024, le=8 << 20)
     trust: Literal["strangers", "members"] | None = shared(
-        None,
-        "strangers: a third of a group may lie about a round; members: they may only fail; null: members in a run with "
-        "access: invite, else strangers",
+        None, "strangers (a third of a group may lie) or members (nobody); null: members if access is invite"
     )
-    max_share: float = shared(
-        0.75,
-        "share of the weight in a group of four or more that one peer may have; more does not count",
-        gt=0,
-        le=1,
-    )
-    audit: float = shared(
-        0.005, "share of the averages that peers compute again before they count; more finds liars sooner", ge=0, le=1
-    )
+    max_share: float = shared(0.75, "largest share of the weight of one peer, from four members on", gt=0, le=1)
+    audit: float = shared(0.005, "share of averages that peers compute again", ge=0, le=1)
     average_state_every: int | None = shared(
-        None, "epochs between averages of the parameters; null: every epoch with local updates, else never", ge=1
+        None,
+        "epochs between averages of parameters; null: 1 with local updates or several groups, "
+        "else when they drift apart",
+        ge=1,
     )
     aggregator: AggregatorSettings = AggregatorSettings()
     average_opt_statistics: tuple[Annotated[str, Field(min_length=1)], ...] = shared(
-        (), "statistics of the optimizer that are averaged with the parameters, for example [exp_avg_sq]"
+        (), "optimizer statistics averaged with parameters: [exp_avg_sq]"
     )
 
 
@@ -295,30 +248,22 @@ _SPARSE = {"method": ("topk",)}
 class GradientAveragingSettings(Section):
     """In which form peers send their gradients."""
 
-    method: Literal["plain", "powersgd", "poweref", "topk"] = shared(
-        "plain",
-        "plain: the gradients themselves; powersgd, poweref: two thin matrices for each large one; topk: the largest "
-        "in few bits, the others in later rounds",
-    )
-    rank: int = shared(32, "columns of these matrices", of=_LOW_RANK, ge=1, le=1024)
+    method: Literal["plain", "powersgd", "poweref", "topk"] = shared("plain", "in which form gradients travel")
+    rank: int = shared(32, "columns of the two matrices", of=_LOW_RANK, ge=1, le=1024)
     min_compression_ratio: float = shared(
-        0.5, "a tensor is sent whole unless it shrinks by more than this fraction", of=_LOW_RANK, ge=0, lt=1
+        0.5, "least saving, as a fraction; other tensors travel whole", of=_LOW_RANK, ge=0, lt=1
     )
     k: int = shared(64, "numbers of each 4,096 that travel", of=_SPARSE, ge=32, le=256)
-    bits: Literal[1, 2, 4, 8] = shared(2, "for the sign and size of each; its place takes about 8", of=_SPARSE)
-    decay: float = shared(
-        0.95, "share of what has not been sent that a round keeps for later ones", of=_SPARSE, ge=0, le=1
-    )
+    bits: Literal[1, 2, 4, 8] = shared(2, "of each number; its place takes about 8 more", of=_SPARSE)
+    decay: float = shared(0.95, "share of the unsent rest that is kept", of=_SPARSE, ge=0, le=1)
 
 
 class DelaySettings(Section):
     """Which work goes on in the background while trainers compute. Gradients are then one update behind."""
 
-    grad_averaging: bool = shared(False, "trainers go on while gradients are averaged")
-    optimizer_step: bool | None = shared(
-        None, "trainers go on while the optimizer steps, in host memory; null: as grad_averaging"
-    )
-    state_averaging: bool = shared(True, "trainers go on while parameters are averaged")
+    grad_averaging: bool = shared(False, "train on while gradients are averaged")
+    optimizer_step: bool | None = shared(None, "train on while the optimizer steps; null: as grad_averaging")
+    state_averaging: bool = shared(True, "train on while parameters are averaged")
 
     @property
     def step(self) -> bool:
@@ -329,7 +274,7 @@ class DelaySettings(Section):
 class LocalUpdateSettings(Section):
     """Steps of each peer's own between averages."""
 
-    enabled: bool = shared(False, "each peer steps after every batch, and parameters are averaged once per epoch")
+    enabled: bool = shared(False, "step after every batch, average parameters each epoch")
 
 
 _OUTER = {"optimizer": ("sgd", "nesterov", "adam")}
@@ -338,19 +283,10 @@ _OUTER = {"optimizer": ("sgd", "nesterov", "adam")}
 class OuterSettings(Section):
     """Outer steps: each peer steps by itself, and a round averages how far the peers went."""
 
-    optimizer: Literal["nesterov", "sgd", "adam"] | None = shared(
-        None,
-        "steps the anchor with the average of how far peers went by themselves; null: gradients are averaged",
-    )
-    lr: float | None = shared(
-        None, "learning rate of the outer optimizer; null: 1 of sgd, 0.7 of nesterov, 0.1 of adam", of=_OUTER, gt=0
-    )
-    momentum: float | None = shared(
-        None, "of the outer optimizer, for adam its first beta; null: 0 of sgd, otherwise 0.9", of=_OUTER, ge=0, lt=1
-    )
-    inner_batch_size: int = shared(
-        0, "samples of a peer's own step, a multiple of micro_batch_size; outer.optimizer needs it", of=_OUTER, ge=0
-    )
+    optimizer: Literal["nesterov", "sgd", "adam"] | None = shared(None, "steps the common anchor; null: no outer steps")
+    lr: float | None = shared(None, "null: sgd 1, nesterov 0.7, adam 0.1", of=_OUTER, gt=0)
+    momentum: float | None = shared(None, "null: sgd 0, else 0.9", of=_OUTER, ge=0, lt=1)
+    inner_batch_size: int = shared(0, "samples of a peer's own step, a multiple of micro_batch_size", of=_OUTER, ge=0)
 
     @property
     def has_momentum(self) -> bool:
@@ -367,88 +303,58 @@ class OuterSettings(Section):
 class CompressionSettings(Section):
     """In which form tensors travel; docs/compression.md has the error of each."""
 
-    gradients: GradientCodec = shared("none", "how gradients travel, and differences of outer steps")
-    state_averaging: Codec = shared("none", "how parameters travel when they are averaged")
-    state_download: Codec = shared(
-        "none", "how a newcomer's state travels; anything but none leaves it with slightly other parameters"
-    )
+    gradients: GradientCodec = shared("none", "of gradients, and differences of outer steps")
+    state_averaging: Codec = shared("none", "of averaged parameters; no blockwise_4bit")
+    state_download: Codec = shared("none", "of a newcomer's state, which it changes a little; no blockwise_4bit")
 
 
 class SiteSettings(Section):
     """Processes that train together behind one peer, on one machine or on several."""
 
-    processes: int = own(
-        1, "how many processes are one peer; 1: no site (`--nproc` and torchrun say it too)", ge=1, le=1024
-    )
-    zero: bool = own(False, "each process keeps and steps its share of the optimizer's statistics, and no more")
-    timeout: float = own(60.0, "seconds of silence after which a process of the site is taken for broken", gt=0)
+    processes: int = own(1, "processes of this peer; 1: no site", ge=1, le=1024)
+    zero: bool = own(False, "each process keeps its share of optimizer statistics")
+    timeout: float = own(60.0, "seconds of a process's silence, at most", gt=0)
 
 
 class LocalSettings(Section):
     """Each volunteer's choices for the own machine. Nothing of them is compared with others."""
 
     device: str = own(
-        "auto", "auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps", pattern=r"^(auto|cpu|mps|cuda(:[0-9]+)?)$"
+        "auto", "cpu, cuda, cuda:1, mps; auto: the first of cuda, mps, cpu", pattern=r"^(auto|cpu|mps|cuda(:[0-9]+)?)$"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = own(
-        "auto",
-        "what is computed in: auto is bfloat16 autocast on CUDA devices that have it, else float32; float16 (T4) "
-        "scales losses",
+        "auto", "auto: bfloat16 autocast if CUDA has it, else float32; float16: with loss scaling"
     )
     matmul_precision: Literal["highest", "high", "medium"] = own(
-        "highest", "how exactly float32 matrices are multiplied: high and medium are TF32 and bfloat16 where they are"
+        "highest", "of float32 matrices: highest, or high (TF32), medium (bfloat16)"
     )
     attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flex_attention"] | None = own(
-        None, "how attention is computed; null: as transformers chooses"
+        None, "null: transformers' choice"
     )
-    torch_compile: bool = own(False, "compile the model for this machine; where torch cannot, it says why and goes on")
-    base_dtype: Literal["bfloat16", "float32"] = own(
-        "bfloat16", "how the base of an adapter is held: float32 is faster on processors without bfloat16"
-    )
-    threads: int | None = own(
-        None,
-        "processor threads of each process for arithmetic; null: the trainers of this machine share its cores",
-        ge=1,
-    )
-    micro_batch_size: int | None = own(None, "overrides micro_batch_size on this machine", ge=1)
-    gradient_accumulation_steps: int | None = own(None, "overrides gradient_accumulation_steps here", ge=1)
-    shuffle_buffer_size: int = own(
-        16384,
-        "sequences that are shuffled together, at most; of long ones fewer: 2²⁰ tokens, or 1024",
-        ge=1,
-        le=1 << 20,
-    )
-    data_dir: OwnPath | None = own(None, "where relative paths of datasets begin; null: beside the recipe")
-    name: str | None = own(None, "how this peer is called on the dashboard; null: the short peer id", max_length=64)
-    team: str | None = own(None, "the team for which this peer's contribution counts; null: none", max_length=64)
-    client_mode: bool = own(False, "never listen: for machines that cannot be dialed")
-    port_mapping: bool = own(True, "ask the router for a port where nobody can dial this machine")
-    relay: bool | None = own(
-        None,
-        "pass on the connections of peers that nobody can dial; null: monitors and auxiliaries do, trainers do not",
-    )
-    relay_rate: float | None = own(None, "bytes per second that are passed on, at most; null: 32 million", gt=0)
-    host: str | None = own(
-        None, "the address to listen on; null: all of this machine, IPv4 and IPv6; 0.0.0.0: all of IPv4", min_length=1
-    )
-    port: int = own(0, "the port to listen on; 0: any free one", ge=0, le=65535)
-    announce_addresses: tuple[AddressText, ...] = own(
-        (), "where others can dial this peer, which is checked; empty: found out"
-    )
-    identity_path: OwnPath | None = own(None, "the key file of this peer; null: in its directory below output_dir")
-    bandwidth: float | None = own(
-        None, "share of the reducing work, relative to other peers; 0: none; null: as the others", ge=0, le=1e12
-    )
-    offload_optimizer: bool = own(
-        False, "keep the optimizer and a copy of the parameters in host memory; a delayed step does so anyway"
-    )
-    journal_size: JournalSize = own(
-        500_000_000, "bytes that the journal takes at most, for example 500 MB; the oldest rows give way, sums stay"
-    )
+    torch_compile: bool = own(False, "compile the model if torch can")
+    base_dtype: Literal["bfloat16", "float32"] = own("bfloat16", "of an adapter's base: bfloat16 or float32")
+    threads: int | None = own(None, "per process; null: trainers share the cores", ge=1)
+    micro_batch_size: int | None = own(None, "in place of the run's", ge=1)
+    gradient_accumulation_steps: int | None = own(None, "in place of the run's", ge=1)
+    shuffle_buffer_size: int = own(16384, "sequences shuffled together, at most", ge=1, le=1 << 20)
+    data_dir: OwnPath | None = own(None, "where paths of datasets begin; null: beside the recipe")
+    name: str | None = own(None, "on the dashboard; null: the short peer id", max_length=64)
+    team: str | None = own(None, "for which the contribution counts", max_length=64)
+    client_mode: bool = own(False, "never listen")
+    port_mapping: bool = own(True, "ask the router for a port")
+    relay: bool | None = own(None, "pass on others' connections; null: monitors and auxiliaries do")
+    relay_rate: float | None = own(None, "bytes per second, at most; null: 32 million", gt=0)
+    host: str | None = own(None, "address to listen on; null: all", min_length=1)
+    port: int = own(0, "port to listen on; 0: any free one", ge=0, le=65535)
+    announce_addresses: tuple[AddressText, ...] = own((), "where others can dial; []: found out")
+    identity_path: OwnPath | None = own(None, "key file; null: in the peer's directory")
+    bandwidth: float | None = own(None, "share of the reducing, relative to others; 0: none", ge=0, le=1e12)
+    offload_optimizer: bool = own(False, "keep the optimizer in host memory")
+    journal_size: JournalSize = own(500_000_000, "bytes of the journal, at most: 500 MB")
     webhook: Annotated[str, AfterValidator(_check_webhook)] | None = own(
-        None, "an address to which alerts are posted as JSON: https, or http on this computer; null: none"
+        None, "address that alerts are posted to, as JSON"
     )
-    check_memory: bool = own(True, "refuse a model for which this machine has too little memory; false: try it anyway")
-    trust_remote_code: bool = own(False, "let a local checkpoint directory run Python code that lies in it")
+    check_memory: bool = own(True, "refuse a model that is too large for this machine")
+    trust_remote_code: bool = own(False, "run Python code in a local checkpoint directory")
     site: SiteSettings = SiteSettings()
     limits: Limits = Limits()

@@ -3,11 +3,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from pydantic import BaseModel
 
 from swarmcli.recipe import Limits, Recipe, parse_recipe
-from swarmcli.recipe.dataset import DatasetSettings
-from swarmcli.recipe.document import at, sections
+from swarmcli.recipe.problems import all_keys
 
 from . import reference
 from .recipes import small
@@ -21,17 +19,16 @@ def test_the_page_shows_every_key_as_the_schema_has_it() -> None:
     assert reference.with_tables(page()) == page(), "run: python tests/recipe/reference.py"
 
 
-def test_the_page_has_a_table_for_every_section() -> None:
-    def below(model: type[BaseModel]) -> set[type[BaseModel]]:
-        found = {model}
-        for info in model.model_fields.values():
-            for inner in [*sections(info.annotation), *sections(at(info.annotation, [0]))]:
-                found |= below(inner)
-        return found
-
-    assert below(Recipe) - {Limits} == set(reference.SECTIONS.values()) - {DatasetSettings}
-    for name in reference.SECTIONS:
-        assert f"<!-- keys of {name} -->" in page()
+def test_the_page_has_a_row_for_every_key() -> None:
+    keys = {
+        key.removeprefix("datasets.")
+        for key in all_keys(Recipe)
+        if "limits." not in key and "evaluation.dataset." not in key
+    }
+    rows = set(re.findall(r"^`([\w.]+): ", page(), re.MULTILINE))
+    assert keys - rows == {"source"}
+    for name in reference.tables():
+        assert f"<!-- {name} -->\n" in page()
     limits = reference.PAGE.with_name("limits.md").read_text(encoding="utf-8")
     assert [key for key in Limits.model_fields if f"`{key}`" not in limits] == []
 

@@ -50,14 +50,14 @@ def test_values_know_where_they_were_written() -> None:
         ("optimizer.betas=0.9", "should be a list like [a, b]"),
         ("optimizer.name=AdamW8bit", "AdamW8bit keeps statistics in fewer bits, and a newcomer gets them in float32"),
         ("optimizer.name=adamx", "optimizer.name should be one of 'adamw', 'adam', 'sgd', 'muon', "),
-        ("run_id=a b", "run_id should be of another form, not 'a b'; run_id: the name of the run: up to 64 letters"),
+        ("run_id=a b", "run_id should be of another form, not 'a b'; run_id: the run's name: up to 64 letters"),
         ("run_id=null", "run_id should be text, not empty"),
         ("seed=-1", "seed should be at least 0, not -1"),
         ("datasets=stdlib", "datasets should be a list"),
         ("datasets.0.source=stdlibb", "datasets.0 needs a source that is known; write `source:` with one of files,"),
         ("datasets.0={source: files}", "datasets.0.path is missing; add `path: …` (a file or a directory"),
         ("network.initial_peers=[foo]", "network.initial_peers.0: 'foo' is no address: expected tcp://host:port"),
-        ("local.device=gpu", "local.device should be of another form, not 'gpu'; device: auto"),
+        ("local.device=gpu", "local.device should be of another form, not 'gpu'; device: cpu"),
         ("base_model=[1]", "write a transformers config below it"),
         ("base_model={n_layer: 2}", "base_model lacks model_type; add for example `model_type: gpt2`"),
     ],
@@ -175,10 +175,9 @@ def test_everything_that_is_wrong_is_said_at_once_each_with_its_line() -> None:
         SMALL.replace("sequence_len: 16", "sequence_len: long").replace("run_id: small\n", "") + "local:\n  prot: 1\n"
     )
     assert refused(text).splitlines() == [
-        "small.yaml:1: run_id is missing; add `run_id: …` (the name of the run: up to 64 letters, digits, dots, "
-        "dashes, underscores)",
-        "small.yaml:8: sequence_len should be a whole number, not 'long'; sequence_len: tokens per sample, where the "
-        "task reads texts",
+        "small.yaml:1: run_id is missing; add `run_id: …` (the run's name: up to 64 letters, digits, dots, dashes, "
+        "underscores)",
+        "small.yaml:8: sequence_len should be a whole number, not 'long'; sequence_len: tokens per sample",
         "small.yaml:11: unknown key local.prot; did you mean port?",
     ]
 
@@ -195,9 +194,9 @@ def test_whatever_is_wrong_with_a_field_reads_as_a_sentence(key: str) -> None:
 def test_what_is_said_of_a_value_is_in_our_words_and_short() -> None:
     assert refused(SMALL, "max_epochs=soon") == (
         "--set max_epochs=soon: max_epochs should be a whole number, not 'soon'; "
-        "max_epochs: the run ends behind this epoch; null: when it is stopped"
+        "max_epochs: the last epoch; null: until stopped"
     )
-    assert refused(SMALL, "local.port=x").endswith("; port: the port to listen on; 0: any free one (usually 0)")
+    assert refused(SMALL, "local.port=x").endswith("; port: port to listen on; 0: any free one (usually 0)")
     assert "local.name should be text in whole characters, not" in refused(SMALL, 'local.name="\\udcff"')
     assert len(refused(SMALL, "seed=" + "x" * 5000).split("should be")[1]) < 400
 
