@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 METHOD = "run.revoked"
 MOST_TOLD = 256  # in one call: about 27 KiB. Two peers that connect tell each other all that they know
-LOOK_SECONDS = 20.0  # between two looks whether the own invitation has ended
+LOOK_SECONDS = 20.0  # between two looks whether the own invitation has ended, and who is still to be told
 
 
 class Revoked(msgspec.Struct, frozen=True):
@@ -48,6 +48,7 @@ class Revocations:
         self._endpoint = endpoint
         self._membership = membership
         self._ended = False  # whether the end of this peer's membership was told
+        self._untold: set[PeerID] = set()  # who did not answer: it hung for a moment, on a connection that may stand
         self._tasks = TaskOwner()
         self._tasks.hear(self._endpoint.events, self._note)
 
@@ -55,7 +56,7 @@ class Revocations:
         self._endpoint.serve(METHOD, Revoked, self._answer)
         # With those from before it is this end's to begin: they saw the connection when nobody here could answer.
         self._tell_all(self._endpoint.connected(), self._known)
-        self._tasks.keep(self._endpoint.events, self._watch_own_end)
+        self._tasks.keep(self._endpoint.events, self._look_again_and_again)
 
     async def close(self) -> None:
         self._endpoint.withdraw(METHOD)
@@ -73,6 +74,7 @@ class Revocations:
                     await self.take_up(answer.known, peer)
             except (NetworkError, ValueError) as error:
                 logger.debug("%s was not told of revocations: %s", peer.short, error)
+                self._untold.add(peer)
                 return None
             return peer
 
@@ -132,8 +134,10 @@ class Revocations:
         if isinstance(event, PeerConnected) and self._known:
             self._tell_all([PeerID.parse(event.peer)], self._known)
 
-    async def _watch_own_end(self) -> None:
+    async def _look_again_and_again(self) -> None:
         while True:
+            untold, self._untold = self._untold, set()
+            self._tell_all([peer for peer in untold if self._endpoint.is_connected(peer)], self._known)
             if self._membership.has_ended:
                 self._end("this peer's invitation to this run has ended; ask the owner for another one")
             await asyncio.sleep(LOOK_SECONDS)

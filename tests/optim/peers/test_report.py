@@ -38,6 +38,15 @@ async def test_only_the_latest_epochs_are_kept() -> None:
     assert [each.epoch for each in own.recent] == list(range(5, MAX_RECENT + 5))
 
 
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -1e300])
+@simulated
+async def test_a_loss_that_is_no_number_is_left_out(loss: float) -> None:
+    own = metrics()
+    own.note_loss(loss, 8)
+    own.note_loss(1.0, 1)
+    assert own.end_epoch(at(1)).loss == 1.0
+
+
 @simulated
 async def test_waiting_is_no_part_of_an_epoch() -> None:
     own = metrics()

@@ -76,6 +76,17 @@ def test_a_settled_peer_yields_only_to_a_settled_lineage_that_beats_it() -> None
     assert lineage_to_follow(own, []) == own.position
 
 
+def test_a_newcomer_takes_up_the_run_unless_it_is_further_itself() -> None:
+    begins = Claim(LineagePosition(0, 0, A), settled=False)
+    others = [Claim(LineagePosition(0, 0, C)), Claim(LineagePosition(0, 0, B))]
+    assert lineage_to_follow(begins, others) == LineagePosition(0, 0, B), "its unlike initial weights lose nothing"
+    from_checkpoint = Claim(LineagePosition(50, 500, C), settled=False)
+    assert lineage_to_follow(from_checkpoint, others) == from_checkpoint.position
+    assert lineage_to_follow(from_checkpoint, [Claim(LineagePosition(51, 510, A))]) == LineagePosition(51, 510, A)
+    together = [Claim(LineagePosition(0, 0, each), settled=False) for each in (C, A, B)]
+    assert {lineage_to_follow(each, together) for each in together} == {LineagePosition(0, 0, A)}, "all name the same"
+
+
 def test_no_round_brings_a_run_beyond_what_peers_can_report() -> None:
     position = LineagePosition(3, 10, A)
     for _ in range(3):
