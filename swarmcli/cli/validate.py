@@ -43,7 +43,7 @@ def validate(
         int, typer.Option(min=2, help="So many computers as fast as this one at a time, for --uplink.")
     ] = COUNT,
 ) -> None:
-    """Check a recipe as `swarm join` would, without any network; or the recipe of a link, without reading data.
+    """Check a recipe as `swarm join` would, without meeting peers; or the recipe of a link, without reading data.
 
     A model of the Hugging Face Hub that is not here yet is downloaded; with --quick its config and tokenizer alone.
 

@@ -45,7 +45,7 @@ _PANELS = {
         "not stay.",
         "generate:generate": "Let a checkpoint's model write on: see what a run has learned.",
         "export:export": "Write what a peer saw of its run as tables, for spreadsheets and notebooks.",
-        "validate:validate": "Check a recipe as `swarm join` would, without any network; or the recipe of a link, "
+        "validate:validate": "Check a recipe as `swarm join` would, without meeting peers; or the recipe of a link, "
         "without reading data.",
         "schema:schema": "Print the JSON schema of recipes, by which editors complete and check their keys.",
         "closed:members": "Show what each peer has given to a run; to the owner of a closed run also who takes "
