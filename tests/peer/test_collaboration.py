@@ -18,6 +18,7 @@ from swarmcli.peer.collaboration import (
     COMPRESSIONS,
     Collaboration,
     averager_options,
+    device_in_words,
     grad_averager,
     mode_options,
     timing_options,
@@ -100,6 +101,12 @@ def test_ways_to_average_have_the_recipes_options_and_plain_averaging_is_the_opt
         made = grad_averager(recipe.gradient_averaging)
         assert made.func.__name__.lower() == f"{method}gradientaverager"
         assert made.keywords == {"averager_rank": 3, "min_compression_ratio": 0.2}
+
+
+def test_the_devices_of_a_site_are_counted() -> None:
+    alone, first_of_four = Compute(torch.device("cuda", 1)), Compute(torch.device("cuda", 0), torch.bfloat16)
+    assert device_in_words(small(), alone) == "cuda:1 (float32)"
+    assert device_in_words(small("local.site.processes=4"), first_of_four) == "4 × cuda (bfloat16)"
 
 
 def test_the_latest_checkpoint_is_looked_for_also_in_a_home_elsewhere(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from swarmcli.events import (
+    Contribution,
     EpochAdvanced,
     EpochLoss,
     EpochReported,
@@ -133,6 +134,15 @@ def test_without_a_readable_journal_the_page_still_shows_the_moment(world: World
     world.journal.flush(30)
     world.now += LOOK_SECONDS
     assert "journal cannot be written" in world.source.look().notice
+
+
+@pytest.mark.parametrize(("samples", "place"), [(25.0, (2, 3)), (30.0, (2, 3)), (75.0, (1, 3)), (0.0, (None, 2))])
+def test_equals_share_a_place_among_those_who_gave_something(
+    samples: float, place: tuple[int | None, int], world: World
+) -> None:
+    given = [Contribution(peer, samples=each) for peer, each in ((BOB, 75.0), (CAROL, 25.0), (ALICE, samples))]
+    me = DashboardSource(world.journal, lambda: world.live, Providers(contributions=lambda: given)).overview().me
+    assert (me.rank, me.ranked) == place
 
 
 def test_an_alert_that_stands_says_for_the_page_whom_the_run_waits_for(world: World) -> None:

@@ -7,7 +7,7 @@ from typing import Any, cast, get_args
 import pytest
 
 from swarmcli.averaging.seats import NoSeat
-from swarmcli.events import EpochAdvanced, Evaluated, Event, Events, Noticed
+from swarmcli.events import EpochAdvanced, EpochReported, Evaluated, Event, Events, Noticed
 from swarmcli.network.context import Traffic
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim.epoch.seat import SeatLost
@@ -140,6 +140,17 @@ def test_what_others_have_measured_is_shown_with_their_name_the_best_and_the_end
     assert watch.last_epoch() == watch._peer.recipe.max_epochs
     evaluations.ends_at = 20
     assert watch.look().max_epochs == 20 and watch.look().state == "finished"
+
+
+def test_shares_are_what_the_counts_of_samples_grew_by() -> None:
+    optimizer = FakeOptimizer(0, epoch=3)
+    optimizer.others = {BOB: told("bob", 3)}
+    watch = watching(optimizer)
+    optimizer.rate = 30.0
+    assert [peer.share for peer in watch.look().peers] == [0.75, 0.25], "before anyone reported twice rates decide"
+    counts = ((TRAINER, 1, 500), (BOB, 1, 10_000), (TRAINER, 2, 530), (BOB, 3, 10_090))
+    hear(watch, ended(3), *(EpochReported(peer.text, epoch, 2.0, count, 1.0) for peer, epoch, count in counts))
+    assert [peer.share for peer in watch.look().peers] == [0.25, 0.75]
 
 
 def test_a_peer_is_shown_with_how_it_is_connected_how_its_last_round_went_and_when_it_was_heard_of() -> None:
