@@ -50,7 +50,7 @@ def invite(
     overrides: Overrides,
     peer: Annotated[
         str | None,
-        typer.Option("--for", metavar="PEER", help="For this peer id alone. Default: for whoever takes it up first."),
+        typer.Option("--for", metavar="PEER", help="For this peer id alone. Default: for the first peer that uses it."),
     ] = None,
     days: Annotated[float, typer.Option(help="For how long it holds.")] = 30.0,
     note: Annotated[str, typer.Option(help="For your own list, and to revoke it by.")] = "",
@@ -86,7 +86,7 @@ def invite(
     terms = (
         f"for the peer {whom.short}… alone"
         if whom
-        else f"for whoever takes it up first, so give it to one person, in private; {host.peer_id.short}… must run then"
+        else f"for the first peer that uses it: send it to one person, in private; {host.peer_id.short}… must run then"
     )
     err.print(f"invitation {ticket.invitation.id.hex()}, until {format_moment(until)}, {terms}")
     if needed := data_in_words(loaded):
@@ -116,7 +116,7 @@ def revoke(
     for subject in subjects:
         out.print(f"revoked {describe_subject(subject)}")
     err.print(
-        f"told {plural(told, 'member')}, who tell the others: all have hung up within a minute, and the rounds go on"
+        f"told {plural(told, 'member')}, who tell the others; within a minute no member is connected to it"
         if told
         else "no member could be told; it is noted, and told by the next `swarm members`",
     )
@@ -148,7 +148,7 @@ def sign(
     except OSError as error:
         raise CheckpointError(f"{checkpoint / OWNER} cannot be written: {error.strerror}") from error
     out.print(f"signed epoch {position[0]} at {checkpoint}")
-    err.print(f"whoever starts with --resume {checkpoint} now leads those who are not as far")
+    err.print(f"a peer that starts with --resume {checkpoint} now leads all peers at an earlier epoch")
 
 
 def members(

@@ -69,7 +69,7 @@ def sheet(
 
 def invitation_in_words(ticket: Ticket) -> str:
     """Says what an invitation to a closed run allows."""
-    whom = "whoever takes it up first, and for that peer alone" if ticket.secret else "this computer's peer alone"
+    whom = "the first peer that uses it, and for no other" if ticket.secret else "this computer's peer alone"
     until = format_moment(ticket.invitation.until)
     return f"a closed run, in which all are invited by its owner; this invitation is for {whom}, until {until}"
 

@@ -41,7 +41,7 @@ def demo(
     web: Annotated[int, typer.Option(metavar="PORT", help="Of the dashboard; 0: any free one.")] = 0,
     limit: Annotated[float, typer.Option(metavar="SECONDS", help="Give up after this time.")] = 300.0,
 ) -> None:
-    """Train with a monitor, three trainers and an auxiliary on this machine; one of them is killed on the way.
+    """Train with a monitor, three trainers and an auxiliary on this machine; one of them is killed during the run.
 
     \b
     swarm demo

@@ -59,7 +59,7 @@ class Leaving:
         status = activity.stop(0.0 if now else min(stays, self._patience))
         self._hurry(status.keeps)
         if again:
-            self.say("leaving after the current step; once more ends it at once, and saves nothing")
+            self.say("leaving after the current step; Ctrl-C once more ends it at once and saves nothing")
         elif now:
             self.say("leaving after the current step")
         elif by_hand:

@@ -284,8 +284,9 @@ def install(
 ) -> None:
     """Start a peer now and at each login, and again when it fails; it goes on when you log out.
 
-    It asks the same question as swarm join, once. A service of the same run id and role is replaced. A peer that the
-    run refuses, or whose recipe cannot be used, is not started again; swarm stop ends it until the next login.
+    It asks the same question as swarm join, once. A service of the same run id and role is replaced. On Linux a
+    peer that the run refuses, or whose recipe cannot be used, is not started again. swarm stop ends it until the next
+    login.
 
     Examples:
 

@@ -25,7 +25,7 @@ _PANELS = {
         "peers:monitor": "Follow the run without computing: serve the dashboard, keep checkpoints, hand out the state.",
         "link:link": "Print the link by which others join a run of this machine.",
         "demo:demo": "Train with a monitor, three trainers and an auxiliary on this machine; one of them is killed "
-        "on the way.",
+        "during the run.",
     },
     "Your peers on this computer": {
         "status:status": "Show what your peers on this computer do, and how their runs go.",
@@ -67,7 +67,7 @@ OLD_VERBS = {"netcheck": "swarm doctor [LINK|RECIPE] --network"}  # and what is 
 
 
 OPTIONS = {
-    "-h, --help": "Show this, or behind a verb what it does and its options.",
+    "-h, --help": "Show this; after a verb, what it does and its options.",
     "--version": "Show the version and exit.",
     "--install-completion": "Have your shell complete verbs and options.",
     "--show-completion": "Print what does so, to be looked at or changed.",

@@ -99,7 +99,7 @@ def check_step(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     closure = signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is Parameter.empty:
         name = type(optimizer).__name__
-        raise ValueError(f"optimizer: {name} wants a closure at every step, a swarm steps with one average gradient")
+        raise ValueError(f"optimizer: {name} needs a closure at every step; a swarm steps with one average gradient")
     return optimizer
 
 

@@ -296,7 +296,7 @@ class Reach:
         self.endpoint.events.emit(event)
         if stated and self.dialable is not None and not set(self.endpoint.direct_addresses).intersection(stated):
             where = ", ".join(stated)
-            text = f"this peer was to be announced at {where}, but nobody's dial came in there, so it is not"
+            text = f"nobody could dial this peer at {where}, so it is not announced there; look at firewall and router"
             self.endpoint.events.emit(events.Noticed("warning", text))
 
     # Helping itself

@@ -183,7 +183,7 @@ def in_words(verdicts: Sequence[ReachVerdict], dialable: bool | None, *, wished:
     if relays:
         instead = f"it takes part through {relays} {'relay' if relays == 1 else 'relays'}, and dials those it can"
     if wished:
-        return f"nobody dials this peer, as was wished; {instead}"
+        return f"this peer does not listen (client mode); {instead}"
     if dialable is None:
         return "this peer is finding out whether others can dial it"
     if not dialable and not any(verdict.dialable is False for verdict in verdicts):

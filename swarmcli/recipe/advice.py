@@ -105,7 +105,7 @@ class Advice:
             f"{each.count} volunteers with {format_rate(each.uplink)} up and {each.pace:,.1f} samples a second each.",
             f"In a round each sends {each.sending(1) * each.uplink:.3g} times what it brings: its own, and averages.",
             *(f"  {way}" for way in self.ways),
-            f"The last line is taken: {found} for at most {SHARE:.0%} of the time of computing (docs/modes.md).",
+            f"The last line is chosen: {found} for at most {SHARE:.0%} of the time of computing (docs/modes.md).",
         )
 
 
@@ -161,7 +161,7 @@ def further_advice(recipe: Recipe, advice: Advice) -> list[str]:
         )
     if chosen.way.steps > 1 and recipe.optimizer.name == "adamw" and isinstance(recipe.base_model, Mapping):
         rate = f"{RATE_OF_MUON * recipe.optimizer.learning_rate:.1g}"
-        told.append(f"Of a language model own steps lose least with optimizer.name: muon and learning_rate: {rate}.")
+        told.append(f"With own steps a language model learns best with optimizer.name: muon and learning_rate: {rate}.")
     return told
 
 

@@ -204,13 +204,15 @@ def _of_averaging(recipe: Recipe) -> Contradictions:
         yield "averaging.aggregator.name", f"{said}; use aggregator.name: mean, or gradient_averaging.method: plain"
     if method != "topk":
         return
-    robust = "a median of sparse parts is zero wherever fewer than half of the members sent a number"
     if recipe.trust == "strangers":
-        said = f"topk is for members who trust each other: {robust}, and nothing else bounds what a stranger sends"
+        said = "topk needs members who trust each other: no aggregator bounds what a stranger sends in sparse parts"
         fix = "add averaging.trust: members or access: invite, or use method: plain"
         yield "gradient_averaging.method", f"{said}; {fix}"
     elif recipe.aggregator != "mean":
-        yield "averaging.aggregator.name", f"{robust}; use aggregator.name: mean with topk"
+        yield (
+            "averaging.aggregator.name",
+            "a median of sparse parts is zero nearly everywhere; use aggregator.name: mean with topk",
+        )
     if codec.gradients != "none":
         said = "topk says in gradient_averaging.bits how gradients travel; remove compression.gradients"
         yield "compression.gradients", said

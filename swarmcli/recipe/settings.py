@@ -259,7 +259,7 @@ class GradientAveragingSettings(Section):
 
 
 class DelaySettings(Section):
-    """Which work goes on in the background while trainers compute. Gradients are then one update behind."""
+    """Which work goes on in the background while trainers compute. Gradients are then one update old."""
 
     grad_averaging: bool = shared(False, "train on while gradients are averaged")
     optimizer_step: bool | None = shared(None, "train on while the optimizer steps; null: as grad_averaging")

@@ -36,7 +36,7 @@ def test_the_way_with_the_least_loss_that_the_links_allow_is_taken(mbit: float, 
     assert advice.chosen.way.name == name
     assert [each.way for each in advice.ways] == list(WAYS[: len(advice.ways)])
     assert all(each.sending > each.computing / 2 for each in advice.ways[:-1])
-    assert advice.lines[-1].startswith("The last line is taken: the first that sends for at most 50% of")
+    assert advice.lines[-1].startswith("The last line is chosen: the first that sends for at most 50% of")
     assert [line for line in advice.lines if line.startswith("  ")] == [f"  {each}" for each in advice.ways]
 
 

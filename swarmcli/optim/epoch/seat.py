@@ -44,7 +44,7 @@ class SeatLost:
         does = "follows the run and computes nothing"
         if not self.follows:
             does = "waits, since it could not even follow the run"
-        helps = "a higher limit brings it back" if self.limit else "it is tried again now and then"
+        helps = "a higher limit brings it back" if self.limit else "this computer tries again now and then"
         return (
             f"this computer {does}; {helps}; the run's owner can make rounds smaller, by outer steps (outer:, "
             "docs/modes.md) or fewer bits (compression:)"
