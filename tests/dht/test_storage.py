@@ -64,6 +64,19 @@ def test_changes_since_a_cursor_make_up_the_whole(them: list[Record], reads: lis
         assert seen == {name: stored.record for name, stored in entry.records.items()}
 
 
+def test_expired_records_vanish_with_their_keys() -> None:
+    storage = Storage(DHTLimits())
+    storage.put(record(subkey="short", expiration=10.0), now=0.0)
+    storage.put(record(subkey="long", expiration=20.0), now=0.0)
+    storage.put(record(key="other", expiration=10.0), now=0.0)
+    entry = storage.entry(key_id("key"), now=10.0)
+    assert entry is not None and list(entry.records) == [encode_subkey("long")]
+    assert storage.keys(now=10.0) == [key_id("key")]
+    assert storage.keys(now=20.0) == [] and storage.size == 0 and storage.count() == 0
+    storage.put(record(expiration=20.0), now=20.0)
+    assert storage.count() == 0
+
+
 def test_subkeys_of_a_key_are_bounded_and_owned_ones_come_first() -> None:
     storage = Storage(DHTLimits(max_subkeys=3))
     for name, expiration in (("a", 30.0), ("b", 10.0), ("c", 20.0)):
