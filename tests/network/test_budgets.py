@@ -197,6 +197,20 @@ async def test_a_flood_of_identities_from_one_prefix_costs_nobody_else_his_conne
 
 
 @simulated
+async def test_whoever_dials_on_and_on_keeps_no_more_connections_than_an_identity_may() -> None:
+    async with town() as place:
+        limits = NetworkLimits(budgets=Budgets(connections=Budget(4, 100, 100, 100)))
+        victim, attacker = await place.peer(0, host(0, 1), limits=limits), place.attacker(66, host(9, 1))
+        heard = []
+        for _ in range(20):
+            heard.append((await attacker.dial(victim, Purpose.CONTROL))[1])
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(3)
+        assert victim.statistics().control_connections == 4
+        assert sum(bool(each.ends) for each in heard) == 16
+
+
+@simulated
 async def test_bulk_connections_of_one_prefix_are_bounded_and_unused_ones_make_room() -> None:
     async with town() as place:
         victim = await place.peer(0, host(0, 1), limits=NetworkLimits(budgets=Budgets(bulk=Budget(4, 6, 6, 100))))
