@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,6 +65,25 @@ def test_the_newer_of_two_checkpoints_wins(start: Any) -> None:
     ahead.reach(newer.epoch + 1)
     assert (back.peer.summary.downloads, ahead.peer.summary.downloads) == (1, 0)
     assert ahead.notices[1].startswith(f"going on from epoch {newer.epoch}, saved at {newer.home}")
+
+
+def test_a_full_disk_when_leaving_is_an_error_and_spares_what_is_there(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = start("one")
+    peer.reach(2)
+    peer.leave()
+    kept = peer.saved
+    peer = start("one")
+    peer.reach(kept[-1] + 1)
+
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("swarmcli.training.checkpoint.flush", full)
+    with pytest.raises(CheckpointError, match=r"is not in .*one/checkpoints: see the warning above"):
+        peer.leave()
+    assert any("No space left on device" in notice for notice in peer.notices) and peer.saved == kept
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_where_all_are_nobody_begins_anew(start: Any) -> None:
