@@ -110,6 +110,7 @@ async def test_circuits_are_bounded_for_each_peer_and_in_all_and_come_back() -> 
         held.append(await dial(d, a, endpoint))  # those that lead to it are counted apart
         with pytest.raises(NetworkError, match="no circuit is left"):
             await dial(b, c, endpoint)  # in all
+        assert not (await b.endpoint.call(endpoint.peer_id, OFFER, AskForOffer(), RelayOffer, timeout=5)).room
         held.pop().abort("done")
         await asyncio.sleep(1)
         held.append(await dial(c, d, endpoint))
@@ -117,6 +118,7 @@ async def test_circuits_are_bounded_for_each_peer_and_in_all_and_come_back() -> 
             connection.abort("done")
         await asyncio.sleep(1)
         assert relay.statistics().circuits == 0 and not relay._used
+        assert (await b.endpoint.call(endpoint.peer_id, OFFER, AskForOffer(), RelayOffer, timeout=5)).room
 
 
 @simulated
