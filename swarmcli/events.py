@@ -363,7 +363,8 @@ class ActivityStatus(Event):
         why = f"{self.state}: {'; '.join(each.text for each in self.reasons)}".removesuffix(": ")
         match self.state:
             case "pausing":
-                return f"{why}, once what is computed is handed in" + (f", in about {roughly(left)}" if left else "")
+                when = f", in about {roughly(left)}" if left else ""
+                return f"{why}; first it hands in what it has computed{when}"
             case "paused":
                 count = "counts" if self.keeps == 1 else "count"
                 return f"{why} ({samples} {count} when the run goes on)" if self.keeps else why

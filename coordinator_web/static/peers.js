@@ -6,7 +6,7 @@ import { ago, asOf, count, decimal, percent, plural, rate, reached, tiny } from 
 import { here } from "/static/live.js";
 import { Pages } from "/static/paging.js";
 
-const IDLE = ["not answering", "left", "lost", "link too slow", "catching up"]; // they add nothing at this moment
+const IDLE = ["not answering", "left", "lost", "line too slow", "catching up"]; // they add nothing at this moment
 const REFRESH_SECONDS = 1;
 const FIRST_DOWN = ["epoch", "rate", "share", "last_seen"]; // of these the greatest comes first
 const FEW = 12; // of which nobody is looked for
@@ -73,11 +73,11 @@ function updatePeer(node, peer) {
   write(at(".role"), peer.role);
   write(at(".epoch .value"), count(peer.epoch));
   write(at(".health"), peer.health);
-  at(".health").title = peer.health === "link too slow" ? "it follows the run: its samples cannot count" : peer.trouble;
+  at(".health").title = peer.health === "line too slow" ? "it follows the run: its samples cannot count" : peer.trouble;
   const computes = peer.role === "trainer";
   write(at(".rate"), computes && !IDLE.includes(peer.health) ? rate(peer.samples_per_second) : "–");
   write(at(".share"), computes ? percent(peer.share) : "–");
-  write(at(".loss"), computes && peer.health !== "link too slow" ? decimal(peer.loss) : "–");
+  write(at(".loss"), computes && peer.health !== "line too slow" ? decimal(peer.loss) : "–");
   write(at(".drift"), tiny(peer.drift));
   write(at(".seen"), peer.me ? "now" : ago(now - peer.last_seen));
 }

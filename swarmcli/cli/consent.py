@@ -62,29 +62,28 @@ def sheet(
         ("data", _data(recipe, role) or "none are read"),
         ("download", _download(recipe, role, demand)),
         ("files", str(files)),
-        ("others see", "this computer's address and name; a recipe brings no code along"),
+        ("others see", "this computer's address, its device, your --name; the run brings no programs"),
         ("router", _router(recipe)),
     ]
 
 
 def invitation_in_words(ticket: Ticket) -> str:
     """Says what an invitation to a closed run allows."""
-    whom = "the first peer that uses it, and for no other" if ticket.secret else "this computer's peer alone"
+    whom = "one peer, the first that uses it" if ticket.secret else "this computer's peer alone"
     until = format_moment(ticket.invitation.until)
-    return f"a closed run, in which all are invited by its owner; this invitation is for {whom}, until {until}"
+    return f"a closed run, for invited peers only; this invitation is for {whom}, until {until}"
 
 
 def _model(recipe: Recipe, demand: Demand) -> str:
     base = recipe.base_model
     saved = f"the model {base} of the Hub" if recipe.revision else "a saved model"
     kind = printable(saved, 200) if isinstance(base, str) else f"a {printable(base['model_type'], 40)}"
-    length = f"{recipe.max_epochs:,} epochs" if recipe.max_epochs else "until the run is stopped"
+    length = f"for {recipe.max_epochs:,} epochs" if recipe.max_epochs else "until somebody stops the run, in epochs"
     part = f", of which {demand.trained:,} are trained" if demand.trained < demand.parameters else ""
     by = f" (a base held by {recipe.quantized_by})" if recipe.quantized_by else ""
     return (
         f"{kind}{by} of {demand.parameters:,} parameters{part} that {printable(task_in_words(recipe.task), 80)}, "
-        f"{length} of "
-        f"{plural(recipe.target_batch_size, 'sample')} of all peers together"
+        f"{length} of {plural(recipe.target_batch_size, 'sample')} from all peers together"
     )
 
 
@@ -96,7 +95,7 @@ def _data(recipe: Recipe, role: Role) -> str:
     read = (named,) if named else recipe.datasets
     said = ("" if role == "trainer" else "for evaluations alone: ") + "; ".join(_datasets(recipe, read))
     gone = ", ".join(printable(str(place), 200) for place in lacking(recipe, read)[:4])
-    return f"{said}; nothing is at {gone}" if gone else said
+    return f"{said}; nothing lies at {gone}" if gone else said
 
 
 def _datasets(recipe: Recipe, datasets: Iterable[AnyDataset]) -> Iterator[str]:
@@ -121,7 +120,8 @@ def _download(recipe: Recipe, role: Role, demand: Demand) -> str:
     said = [f"the run's present state from other peers, once: {format_size(demand.state)}"] if demand.state else []
     if demand.frozen:
         whence = ", from huggingface.co or other peers" if recipe.revision else ""
-        said.append(f"the weights that are not trained, once{whence}, if it lacks them: {format_size(demand.frozen)}")
+        size = format_size(demand.frozen)
+        said.append(f"the weights that are not trained, once{whence}, if this computer lacks them: {size}")
     hub = [
         dataset
         for dataset in recipe.datasets
@@ -130,11 +130,11 @@ def _download(recipe: Recipe, role: Role, demand: Demand) -> str:
     if role == "trainer" and hub:
         whole = sorted({dataset.path for dataset in hub if not dataset.streaming})
         if whole:
-            said.append(f"all of {printable(', '.join(whole), 200)} before it begins (its page tells how large it is)")
+            said.append(f"all of {printable(', '.join(whole), 200)} before training (its page says how large it is)")
         if any(dataset.streaming for dataset in hub):
             nbytes = recipe.sequence_len * (1 if saved_tokenizer(recipe) is None else 4)
             size = f"about {format_size(nbytes)}" if nbytes else "an image"
-            said.append(f"data while it trains, {size} for each sample that it computes")
+            said.append(f"data while it trains, {size} for each sample")
     return "; ".join(said) or "nothing"
 
 
@@ -164,20 +164,20 @@ def _processor(recipe: Recipe, role: Role) -> str:
         return "little, some seconds for each average"
     device = {"auto": "a graphics card if there is one"}.get(recipe.local.device, recipe.local.device)
     threads = recipe.local.threads
-    return f"{device}; {plural(threads, 'thread') if threads else 'all cores, or OMP_NUM_THREADS=2'}"
+    return f"{device}; {plural(threads, 'thread') if threads else 'all cores (or OMP_NUM_THREADS=2)'}"
 
 
 def _traffic(recipe: Recipe, role: Role, demand: Demand) -> str:
     # A peer that nobody can dial carries nothing for others, whatever its options say.
     relays = (role != "trainer" if recipe.local.relay is None else recipe.local.relay) and not recipe.local.client_mode
     rate = format_size(recipe.local.relay_rate or RelayBudgets().rate or 0)
-    others = f"; besides, the connections of others, at most {rate} a second (--no-relay: none)" if relays else ""
+    others = f"; and it passes on others' connections, at most {rate} a second (--no-relay: none)" if relays else ""
     amounts, told = (demand.sent, demand.received), demand.told_pace
     up, down = (f"{format_size(demand.an_hour(n))} an hour" if told else f"{format_size(n)} an epoch" for n in amounts)
     pace = f"an epoch in {format_duration(demand.pace)}, as the contact says"
     if not told:
         minute, second = (format_size(count * max(amounts)) for count in (60, 3600))
-        pace = f"how long one takes is not known yet: {minute} an hour if a minute, {second} if a second"
+        pace = f"the length of an epoch is not known yet: at a minute {minute} an hour, at a second {second}"
     if demand.peers_are_told:
         said = f"about {up} up and {down} down"
     else:
@@ -187,8 +187,8 @@ def _traffic(recipe: Recipe, role: Role, demand: Demand) -> str:
 
 def _router(recipe: Recipe) -> str:
     if not recipe.local.port_mapping or recipe.local.client_mode:
-        return "it is asked for nothing"
-    return "asked for a port if others cannot dial in; --no-port-mapping: not"
+        return "swarm asks for nothing"
+    return "swarm asks for a port if need be (--no-port-mapping: never)"
 
 
 def show(recipe: Recipe, contact: str, lines: Sequence[tuple[str, str]], console: Console = err) -> None:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 CLAIMED, SEEN = ("samples", "hours"), ("rounds", "reduced_bytes", "uptime")
 LEGEND = (
-    "Samples and hours are claimed: rounds accepted them, and nobody can check more. Rounds, bytes added up and time "
-    "there were seen by the one who keeps count."
+    "Samples and hours are claimed: rounds accepted them, and nobody can check more. The peer that keeps count has "
+    "seen rounds, bytes added up and time there."
 )
 
 
@@ -148,7 +148,7 @@ def thanks(summary: Summary, standing: Attestation | None) -> str:
     if standing is None:
         if not summary.samples:
             return ""
-        return f"{summary.samples:,} samples by this peer's own count, since nobody else could be asked; thank you"
+        return f"{summary.samples:,} samples by this peer's own count, since nobody who keeps count answered; thank you"
     entry, given = standing.entry, []
     if entry.samples >= 1:
         since = f" (counted since epoch {standing.since:,})" if standing.since else ""

@@ -145,7 +145,7 @@ def _say_what_takes_time(results: list[dict[str, Any]]) -> None:
         if "error" not in result and not sys.stderr.isatty():  # where it is, that is shown all the time
             typer.echo(f"{_who(result)}: {_stopping(result.get('activity'))}", err=True)
     if any(_hands_in(result.get("activity")) for result in results):
-        typer.echo("`swarm stop --now` ends it without that; Ctrl-C only stops waiting here", err=True)
+        typer.echo("`swarm stop --now` ends it without handing in; Ctrl-C only ends this waiting", err=True)
 
 
 def _hands_in(activity: Any) -> bool:

@@ -67,7 +67,7 @@ def words(error: SwarmError) -> str:
     said = "\n  ".join(["no first contact could be reached", *lines])
     if all(_is_private(address) for address in error.attempts):
         return said + (
-            "\nsuch addresses lead to computers of one home or office, and nowhere from outside; from there ask for "
+            "\nonly computers in the same home or office can reach these addresses; from outside, ask for "
             "the link of a peer that others can dial (`swarm doctor --network` tells)"
         )
     return said + "\nif they have gone, anybody in the run has another link: `swarm link` prints it there"

@@ -64,7 +64,7 @@ class Leaving:
             self.say("leaving after the current step")
         elif by_hand:
             self.say(
-                "Ctrl-C again or `swarm stop --now` leaves without it"
+                "Ctrl-C again or `swarm stop --now` leaves without handing in"
                 if status.keeps
                 else "Ctrl-C again leaves at once"
             )
@@ -73,7 +73,7 @@ class Leaving:
         """By this user's command or page."""
         self._peer.outcome = "asked to stop"
         self._hurry(self._peer.activity.status().keeps)
-        self.say("asked to leave by your command or page; Ctrl-C leaves without waiting")
+        self.say("your command or page asks this peer to leave; Ctrl-C leaves without waiting")
 
     def _hurry(self, keeps: int) -> None:
         """A peer that has not come into the run leaves without the goodbye if that takes long. `keeps`: samples that it
@@ -93,12 +93,12 @@ class Leaving:
     def farewell(self) -> str:
         summary = self._peer.summary
         work = f" after {summary.samples:,} samples" if summary.role == "trainer" else ""
-        lost = f"; {summary.lost:,} more are lost, of an epoch that had not ended" if summary.lost else ""
+        lost = f"; {summary.lost:,} more are lost: their epoch had not ended" if summary.lost else ""
         over = "the run has finished; " if self._watch.state == "finished" else ""
         return f"{over}left at epoch {summary.epoch}{work}{lost}; my files are in {self._peer.home.path}"
 
     def end(self, expelled: str) -> None:
-        """The last words, behind the goodbye. Ends the command with 130 after Ctrl-C; raises MembershipError where the
+        """The last words, after the goodbye. Ends the command with 130 after Ctrl-C; raises MembershipError where the
         run has `expelled` this peer."""
         self.say_farewell()
         if said := thanks(self._peer.summary, self._peer.standing):

@@ -144,7 +144,7 @@ def _limits_of(registry: LocalPeers, peer: LocalPeer) -> dict[str, Any]:
         found = client.get(peer, "limits", registry=registry)
         return {"limits": dict(found["limits"])}
     except (ControlError, KeyError, TypeError, ValueError) as error:
-        return {"error": str(error) if isinstance(error, ControlError) else "it answers what cannot be understood"}
+        return {"error": str(error) if isinstance(error, ControlError) else "its answer cannot be understood"}
 
 
 def lines_of(limits: dict[str, Any], *, every: bool) -> list[str]:

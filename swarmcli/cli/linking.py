@@ -75,7 +75,7 @@ def recipe_named(given: str, role: Role, settings: Sequence[Setting], *, yes: bo
 
                 agreed = yes or ask(role)
             if not agreed:
-                err.print("not joined; nothing is kept of it on this computer")
+                err.print("not joined; this computer has kept nothing of it")
                 raise typer.Exit(ExitCode.FAILURE)
             run.keep(role, text)
         undo.pop_all()
@@ -123,9 +123,9 @@ def tell_earlier_version(run: LinkedRun) -> None:
     """Says what helps who joined by this link when fingerprints of recipes were reckoned in another way, or has edited
     the recipe since."""
     err.print(
-        "this computer has joined by that link before; its recipe is of an earlier version of swarm, or was changed, "
-        "so its fingerprint is not the link's any more: ask for a new link (`swarm link` prints it there), and go on "
-        "as the same peer with its home:"
+        "this computer has joined by that link before, but the recipe that it kept no longer matches the link: "
+        "somebody has changed it, or an earlier version of swarm wrote it. Ask for a new link (`swarm link` prints it "
+        "there), and go on as the same peer:"
     )
     for home in sorted(files.parent for files in files_of_homes(run.path, LINK)):
         err.print(f"  swarm join NEW-LINK --home {shlex.quote(str(home))}", soft_wrap=True)
@@ -142,7 +142,7 @@ def check_not_ended(ticket: Ticket) -> None:
 
 def show_sheet(run: LinkedRun, role: Role, recipe: Recipe, going: RunEstimate) -> None:
     """Tells what joining will do, and writes nothing. Raises RecipeError for what could not be joined."""
-    err.print("looking at what that takes on this computer: up to a minute")  # of imports, mostly
+    err.print("checking what that takes on this computer: up to a minute")  # of imports, mostly
     from swarmcli.cli import consent
     from swarmcli.peer.collaboration import compute_of
     from swarmcli.training.demand import demand_of

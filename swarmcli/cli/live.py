@@ -202,13 +202,13 @@ def _columns(rows: Sequence[Mapping[str, Text]], width: int) -> list[str]:
 
 
 def _cells(peer: PeerStatus, status: RunStatus) -> dict[str, Text]:
-    computes, answers = peer.role == "trainer", peer.health not in ("not answering", "link too slow", "catching up")
+    computes, answers = peer.role == "trainer", peer.health not in ("not answering", "line too slow", "catching up")
     return {
         "peer": Text(printable(peer.name or peer.peer_id[:10], 24)),
         "role": Text(printable(peer.role, 12)),
         "epoch": Text(str(peer.epoch), style="yellow" if peer.health == "behind" else ""),
         "samples/s": Text(f"{peer.samples_per_second:,.1f}" if computes and answers else UNKNOWN),
-        "loss": Text(number(peer.loss, 3) if computes and peer.health != "link too slow" else UNKNOWN),
+        "loss": Text(number(peer.loss, 3) if computes and peer.health != "line too slow" else UNKNOWN),
         "drift": Text(UNKNOWN if peer.drift is None else f"{peer.drift:.0e}" if peer.drift else "0"),
         "seen": _seen(peer, status.now),
     }
@@ -218,7 +218,7 @@ def _seen(peer: PeerStatus, now: float) -> Text:
     ago = now - peer.last_seen
     if peer.health == "not answering":
         return Text(f"not answering, {format_duration(ago)}", style="red")
-    if peer.health in ("paused", "leaving", "link too slow", "catching up"):
+    if peer.health in ("paused", "leaving", "line too slow", "catching up"):
         return Text(peer.health, style="dim")
     if not peer.counts:
         return Text(peer.health, style="red")

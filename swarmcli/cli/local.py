@@ -54,7 +54,7 @@ class WhichPeers:
             and (self.home is None or Path(peer.home) == self.home.absolute())
         ]
         if not found:
-            raise ControlError(f"none of your peers is meant by that; there are: {', '.join(map(described, running))}")
+            raise ControlError(f"no peer of yours fits that; these run: {', '.join(map(described, running))}")
         return found
 
 

@@ -336,7 +336,7 @@ def remove(name: ServiceName = None) -> None:
     """
     system = manager()
     name = _one(system, name)
-    err.print("it hands in what it has computed, and leaves; that may take a minute")
+    err.print("its peer hands in what it has computed, and leaves; that may take a minute")
     try:
         system.stop(name)
     finally:

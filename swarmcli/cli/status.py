@@ -75,7 +75,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         try:
             yield from _told(report["state"])
         except (KeyError, TypeError, ValueError):  # of a version that says other things
-            yield "  It answers what this version of swarm cannot show; --json does"
+            yield "  This version of swarm cannot show its answer; --json shows it"
         yield f"  page   {report['page']}"
     yield f"  files  {report['home']}"
 
@@ -86,7 +86,7 @@ def _told(state: dict[str, Any]) -> Iterator[str]:
     yield f"  run    {', '.join(filter(None, _run(run, counts)))}"
     if me["samples"] or me["share"] is not None:
         yield f"  mine   {', '.join(filter(None, _mine(me)))}"
-    for label, name in (("model", "evaluated"), ("moved", "moved"), ("seat ", "seat"), ("waits", "waits")):
+    for label, name in (("model", "evaluated"), ("moved", "moved"), ("slow ", "seat"), ("waits", "waits")):
         if run.get(name):
             yield f"  {label}  {run[name]}"
     for text in (run["alarm"], run["notice"], *(alert["text"] for alert in state["alerts"])):
@@ -99,7 +99,7 @@ def _run(run: dict[str, Any], counts: dict[str, Any]) -> Iterator[str]:
     going_on = run["target"] and run["state"] not in ("finished", "synchronizing")
     yield f"{min(1.0, run['samples'] / run['target']):.0%} of this epoch done" if going_on else ""
     yield f"{plural(counts['trainers'], 'trainer')}"
-    yield f"{counts['following']} of them without a part in it" if counts.get("following") else ""
+    yield f"{counts['following']} of them computing nothing" if counts.get("following") else ""
     yield f"{run['samples_per_second']:,.0f} samples a second" if run["samples_per_second"] else ""
     yield f"about {roughly(run['run_eta_seconds'])} to the end" if run["run_eta_seconds"] else ""
 
@@ -107,4 +107,4 @@ def _run(run: dict[str, Any], counts: dict[str, Any]) -> Iterator[str]:
 def _mine(me: dict[str, Any]) -> Iterator[str]:
     yield f"{me['samples']:,} samples"
     yield f"{me['share']:.0%} of the last epochs" if me["share"] is not None else ""
-    yield f"number {me['rank']} of {me['ranked']} {me['told_by']}".rstrip() if me["rank"] and me["ranked"] > 1 else ""
+    yield f"place {me['rank']} of {me['ranked']} {me['told_by']}".rstrip() if me["rank"] and me["ranked"] > 1 else ""

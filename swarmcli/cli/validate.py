@@ -77,7 +77,7 @@ def validate(
     for note in loaded.notes:
         typer.echo(f"note: {note}")
     if linked:
-        typer.echo("the link's recipe is in order; nothing is kept of it, and no data were read")
+        typer.echo("the link's recipe is in order; this computer has kept nothing of it, and read no data")
     else:
         for line in [] if rate is None else _advice(loaded, rate, volunteers):
             typer.echo(line)

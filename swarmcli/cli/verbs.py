@@ -36,7 +36,7 @@ _PANELS = {
         "service:app": "Have this computer help by itself: from when you log in, also after you log out, and again "
         "after a failure.",
         "limits:app": "Show and set how much of this computer your peers may take, and when.",
-        "doctor.verb:doctor": "Look at all that a peer needs, and say for each thing that is wrong what helps.",
+        "doctor.verb:doctor": "Check all that a peer needs, and say of each fault what helps.",
         "contributions:certificate": "Write a certificate of what you gave, signed by one who keeps count of the run.",
     },
     "Look into runs and models": {
@@ -70,7 +70,7 @@ OPTIONS = {
     "-h, --help": "Show this; after a verb, what it does and its options.",
     "--version": "Show the version and exit.",
     "--install-completion": "Have your shell complete verbs and options.",
-    "--show-completion": "Print what does so, to be looked at or changed.",
+    "--show-completion": "Print the script that does so.",
 }
 WIDEST = 120  # columns
 

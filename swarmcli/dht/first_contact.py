@@ -146,8 +146,8 @@ class FirstContacts:
         tried = [f"{place_of(each)} ({_why(each, error)})" for each, error in self._failures.items()]
         more = f" and {len(tried) - MOST_TOLD} more" if len(tried) > MOST_TOLD else ""
         self._say(  # what helps comes first: a long list is cut at its end
-            f"nobody answers since {since}; trying on, at least every {CALMEST_PAUSE:g} s, until one does or "
-            "Ctrl-C. It helps to start one of these again, or to name another peer (--peer, or a new link): "
+            f"nobody has answered since {since}; this peer tries again at least every {CALMEST_PAUSE:g} s, until "
+            "Ctrl-C. Start one of these again, or name another peer (--peer, or a new link): "
             f"{', '.join(tried[:MOST_TOLD])}{more}"
         )
 

@@ -76,7 +76,7 @@ def _read(peer: LocalPeer, status: int, answer: bytes, most: int) -> Any:
         try:
             return json.loads(answer)
         except (ValueError, RecursionError) as error:
-            raise ControlError(f"{peer.label} answers what cannot be read; is it of another version?") from error
+            raise ControlError(f"the answer of {peer.label} cannot be read; is it of another version?") from error
     raise ControlError(f"{peer.label} refuses: {_why(answer) or f'status {status}'}")
 
 

@@ -99,5 +99,5 @@ class Alerts:
 def _holds_state(peer: PeerStatus, status: RunStatus) -> bool:
     if peer.me and status.state == "synchronizing":
         return False
-    holds = peer.health in ("in step", "behind", "paused", "leaving", "link too slow")
+    holds = peer.health in ("in step", "behind", "paused", "leaving", "line too slow")
     return holds and peer.role in ("trainer", "monitor")

@@ -55,19 +55,20 @@ def due(seconds_by_rates: float, usual: float | None) -> float:
 
 def stands(epoch: int, lasted: float, usual: float | None, peers: Sequence[PeerStatus], *, averages: bool) -> str:
     """For people: that the epoch does not end, whom it waits for as far as that can be told, and what helps."""
-    where = f", where one takes about {roughly(usual)}" if usual else ""
+    where = f", and one usually takes about {roughly(usual)}" if usual else ""
     told = f"The run stands: epoch {epoch:,} has lasted {roughly(lasted)}{where}."
     held = [peer for peer in peers if peer.health in HOLD_UP or (peer.computes and peer.samples_per_second <= 0)]
     if held:
         return (
-            f"{told} It waits for {_named(held)}. If it stays so, start that peer again: it takes up where the run is."
+            f"{told} It waits for {_named(held)}. If it stays so, start that peer again: it goes on from where the "
+            "run is."
         )
     if averages:
-        return f"{told} A round lasts as long as its slowest link takes; where a limit is set, a higher one helps."
+        return f"{told} A round lasts as long as its slowest line takes; if that line has a limit, raise it."
     if failed := next((peer for peer in peers if peer.trouble), None):
         says = f"All answer and compute, but {failed.called} says: {failed.trouble}."
-        return f"{told} {says} It is tried again; where a limit is set, a higher one helps."
-    return f"{told} All answer and compute. If it stays so, start this peer again: it takes up where it was."
+        return f"{told} {says} The peers try again; if a line has a limit, raise it."
+    return f"{told} All answer and compute. If it stays so, start this peer again: it goes on from where it was."
 
 
 def deserted(epoch: int, peers: Sequence[PeerStatus]) -> str:

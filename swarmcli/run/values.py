@@ -29,7 +29,7 @@ Health = Literal[
     "in step",
     "behind",
     "catching up",  # with the run: it has not found out yet where that is, or gets the state
-    "link too slow",  # for the samples of this trainer to count: it follows
+    "line too slow",  # for the samples of this trainer to count: it follows
     "not answering",  # no longer, but it said no goodbye either
     "waiting",  # for the state of the run, which it cannot reach
     "another model",  # is what it trains
@@ -72,7 +72,7 @@ HOW: Mapping[Health, str] = {  # behind a peer's name
     "behind": "is behind",
     "waiting": "cannot reach the model",
     "another model": "trains another model",
-    "link too slow": "follows, since its link is too slow",
+    "line too slow": "follows, since its line is too slow",
     "paused": "pauses",
     "leaving": "leaves",
 }

@@ -62,7 +62,7 @@ def count(peers: Iterable[PeerStatus]) -> Counts:
         auxiliaries=by_role["auxiliary"],
         monitors=by_role["monitor"],
         paused=by_health["paused"],
-        following=by_health["link too slow"],
+        following=by_health["line too slow"],
     )
 
 

@@ -280,7 +280,7 @@ class RunWatch:
         if not is_settled(report.phase):
             return "waiting" if report.phase == "stranded" else "catching up"
         if report.role == "trainer" and report.phase == "following":
-            return "link too slow"
+            return "line too slow"
         lengths = self._history.lengths
         passed = math.ceil(age / lengths[-1]) if lengths else 0
         unlike = report.epoch == own.epoch == epoch and report.lineage and own.lineage != report.lineage

@@ -61,7 +61,8 @@ def test_a_dozen_lines_say_what_will_happen() -> None:
     assert "2 threads" in lines["processor"]
     assert "19 MB an hour each way; an epoch in 30 s, as the contact says" in lines["traffic"]
     assert sheet(small())["traffic"].startswith(
-        "at most 162 kB an epoch each way; how long one takes is not known yet: 9.7 MB an hour if a minute, 582 MB "
+        "at most 162 kB an epoch each way; the length of an epoch is not known yet: at a minute 9.7 MB an hour, "
+        "at a second 582 MB"
     )
     # 20,200 numbers of 4 bytes each way, an epoch shortened to 18 s by this trainer: 200 of them
     told = sheet(small(), going=RunEstimate(36.0, trainers=1))["traffic"]
@@ -70,9 +71,9 @@ def test_a_dozen_lines_say_what_will_happen() -> None:
 
 
 def test_the_question_says_what_a_limit_leads_to() -> None:
-    assert "follows the run: its samples cannot count" in sheet(small())["rounds"], "of a link that is too slow"
+    assert "if your line needs more than an epoch for that, your samples cannot count" in sheet(small())["rounds"]
     limited = small("local.limits={upload: 5 kB/s}")
-    assert "your limit of 5.0 kB/s needs 16 s; in a run whose epochs are not much longer" in sheet(limited)["rounds"]
+    assert "your limit of 5.0 kB/s needs 16 s; if epochs are not much longer" in sheet(limited)["rounds"]
     limits_it = sheet(limited, going=RunEstimate(2.0))["rounds"]
     assert "epochs take 2 s: your samples cannot count here, unless all others are on this computer" in limits_it
     assert "rounds" not in sheet(limited, "monitor"), "it sends no gradients"
@@ -83,7 +84,7 @@ def test_weights_that_are_not_trained_are_a_download_of_their_own(monkeypatch: p
     assert "not trained" not in whole["download"]
     monkeypatch.setattr(OUTLINE.weight, "requires_grad", False)
     lines = sheet(small())
-    assert "the weights that are not trained, once, if it lacks them: 80 kB" in lines["download"]
+    assert "the weights that are not trained, once, if this computer lacks them: 80 kB" in lines["download"]
     assert "at most 1.6 kB an epoch each way" in lines["traffic"]
     assert "not trained" not in sheet(small(), "auxiliary")["download"]
 
@@ -98,7 +99,7 @@ def test_the_room_on_the_disk_is_told_and_limits_or_how_to_set_them() -> None:
 def test_who_computes_nothing_reads_nothing() -> None:
     assert sheet(small(), "auxiliary")["data"] == "none are read"
     assert sheet(small(), "auxiliary")["download"] == "nothing"
-    assert "connections of others, at most 32 MB a second" in sheet(small(), "auxiliary")["traffic"]
+    assert "passes on others' connections, at most 32 MB a second" in sheet(small(), "auxiliary")["traffic"]
     assert "at most 1.0 MB a second" in sheet(small("local.relay_rate=1e6"), "monitor")["traffic"]
     assert "carries" not in sheet(small("local.relay=false"), "monitor")["traffic"]
     for more in ((), ("local.relay=true",)):
@@ -121,7 +122,7 @@ def test_data_are_told_by_where_they_come_from() -> None:
     hub = {"source": "huggingface", "path": "a/b", "name": "c"}
     assert "the dataset a/b (c, train) from huggingface.co" in sheet(data(hub))["data"]
     assert "about 16 B for each sample" in sheet(data(hub))["download"]  # of 16 tokens
-    assert "all of a/b before it begins" in sheet(data({**hub, "streaming": False}))["download"]
+    assert "all of a/b before training" in sheet(data({**hub, "streaming": False}))["download"]
     web = {"source": "huggingface", "path": "json", "data_files": ["https://example.org/a.jsonl"]}
     assert "https://example.org/a.jsonl" in sheet(data(web))["data"]
     steering = sheet(data({**files, "glob": "\x1b[2J*\u202e"}))["data"]
@@ -139,7 +140,7 @@ def of_files(directory: Path) -> Recipe:
 
 def test_data_that_are_not_here_are_told(tmp_path: Path) -> None:
     lines = sheet(of_files(tmp_path))["data"]
-    assert f"; nothing is at {tmp_path}/texts, {tmp_path}/rows/" in lines and "hub.jsonl, " not in lines
+    assert f"; nothing lies at {tmp_path}/texts, {tmp_path}/rows/" in lines and "hub.jsonl, " not in lines
     assert "a/b (train, of-the-hub.jsonl) from huggingface.co" in lines
 
 
@@ -274,7 +275,7 @@ def test_without_a_terminal_the_missing_word_is_named_and_what_must_agree_cannot
 def test_validate_shows_the_same_and_asks_and_writes_nothing(contact: SimpleNamespace, tmp_path: Path) -> None:
     shown = typed(validate)(LINK)
     assert "run                   small" in shown.stdout and "the link's recipe is in order" in shown.stdout
-    assert "looking at what that takes" in shown.stderr
+    assert "checking what that takes" in shown.stderr
     told = typed(validate)(LINK, "--json")
     assert json.loads(told.stdout)["values"]["run_id"] == "small"
     assert (contact.shown, contact.times) == (1, 2) and list(tmp_path.iterdir()) == []

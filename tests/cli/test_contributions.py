@@ -48,7 +48,7 @@ def test_the_last_line_of_a_trainer_says_what_it_gave_and_how_it_stands() -> Non
 
 
 def test_without_a_monitor_the_last_line_says_whose_count_it_is_and_an_auxiliary_is_thanked_for_what_it_added() -> None:
-    alone = "512 samples by this peer's own count, since nobody else could be asked; thank you"
+    alone = "512 samples by this peer's own count, since nobody who keeps count answered; thank you"
     assert (thanks(summary(512), None), thanks(summary(0), None)) == (alone, "")
     added = thanks(summary(), attestation(0.0, 0, reduced=3_000_000))
     assert "3.0 MB added up for others in 12 rounds" in added

@@ -93,7 +93,7 @@ def test_status_tells_what_each_does(ada: RunningPeer) -> None:
     assert (told["name"], told["state"]["run"]["epoch"]) == ("Ada", 3)
     assert told["page"] == f"{ada.entry.peer.api}/?token=Ada"
     ada.run.people = [replace(TRAINERS[0], me=True), TRAINERS[1]]
-    assert "number 1 of 2" in swarm("status")[1]
+    assert "place 1 of 2" in swarm("status")[1]
     ada.run.people.pop()
     assert "number" not in swarm("status")[1], "who is alone has no place"
 
@@ -105,10 +105,10 @@ def test_status_says_that_the_run_stands_and_that_samples_cannot_count(ada: Runn
     assert "Waiting: the run stands, epoch 3 of 200" in out and "  waits  The run stands: epoch 3 has lasted" in out
     assert "samples a second" not in out and "Training" not in out and "alarm" not in out
     ada.run.state, ada.run.waits, ada.run.seat = "following", "", "a round sends 1.8 MB; your samples cannot count here"
-    ada.run.people[0] = replace(ada.run.people[0], health="link too slow")
+    ada.run.people[0] = replace(ada.run.people[0], health="line too slow")
     out = swarm("status")[1]
-    assert "Computing nothing: your samples cannot count" in out and "1 of them without a part" in out
-    assert "  seat   a round sends 1.8 MB; your samples cannot count here" in out
+    assert "Computing nothing: your samples cannot count" in out and "1 of them computing nothing" in out
+    assert "  slow   a round sends 1.8 MB; your samples cannot count here" in out
     told = swarm("limits", "set", "upload=10kB/s")[2]
     assert "Ada (trainer of a-run): a round sends 1.8 MB; your samples cannot count here" in told
 
@@ -119,7 +119,7 @@ def test_one_that_joins_or_does_not_answer_is_shown_too(registry: LocalPeers, mo
         entry.announce(name="Bob", api="http://127.0.0.1:1", token="x")  # where nobody listens
         assert "Bob (process" in swarm("status")[1] and "does not answer" in swarm("status")[1]
         monkeypatch.setattr(status.client, "get", lambda *args, **options: {"of": "another version"})
-        assert "what this version of swarm cannot show" in swarm("status")[1]
+        assert "This version of swarm cannot show" in swarm("status")[1]
 
 
 def test_pause_and_resume(ada: RunningPeer) -> None:
@@ -134,7 +134,7 @@ def test_pause_and_resume(ada: RunningPeer) -> None:
     assert code == 0 and ada.activity.status().state == "running"
     for words in (["--peer", "Ada"], ["--home", "/homes/Ada"], ["--run", "a-run"]):
         assert swarm("pause", *words)[0] == 0
-    with pytest.raises(ControlError, match=r"none of your peers is meant by that; there are: Ada \(trainer of a-run\)"):
+    with pytest.raises(ControlError, match=r"no peer of yours fits that; these run: Ada \(trainer of a-run\)"):
         swarm("pause", "--peer", "Bob")
     with pytest.raises(UsageError, match="give one of them"):
         swarm("pause", "--for", "2h", "--until", "18:00")

@@ -141,9 +141,9 @@ SEAT = (
 )
 FOLLOWING = replace(
     STATUS, state="following", seat=SEAT, samples_per_second=100.0,
-    peers=(replace(PEERS[0], health="link too slow", samples_per_second=0.0), replace(PEERS[1], epoch=7)),
+    peers=(replace(PEERS[0], health="line too slow", samples_per_second=0.0), replace(PEERS[1], epoch=7)),
 )  # fmt: skip
-WAITS = "The run stands: epoch 7 has lasted 30 s, where one takes about 10 s. It waits for bob (does not answer)."
+WAITS = "The run stands: epoch 7 has lasted 30 s, and one usually takes about 10 s. It waits for bob (does not answer)."
 STANDING = replace(
     STATUS, state="standing", waits=WAITS, samples_per_second=0.0, eta_seconds=None,
     peers=(PEERS[0], replace(PEERS[1], health="not answering")),
@@ -161,7 +161,7 @@ def test_a_trainer_without_a_seat_is_told_so_as_long_as_that_lasts() -> None:
     text = " ".join(" ".join(lines).split())
     assert SEAT[0].upper() + SEAT[1:] in text and "training" not in text and "computing nothing" in lines[0]
     mine = next(line for line in lines if line.startswith("alice"))
-    assert mine.split()[3:] == ["–", "–", "link", "too", "slow"], "neither a rate nor a loss"
+    assert mine.split()[3:] == ["–", "–", "line", "too", "slow"], "neither a rate nor a loss"
 
 
 def test_what_a_frame_tells_of_a_run_that_stands_of_a_state_that_comes_and_of_the_end() -> None:

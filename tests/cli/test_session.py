@@ -142,7 +142,7 @@ def test_a_signal_stops_as_the_verb_does_and_a_second_hurries(
     activity.pending = lambda: PendingWork(1200, 240.0)
     hear = signalled(activity)
     hear(number, False)
-    sooner = "Ctrl-C again or `swarm stop --now` leaves without it\n"
+    sooner = "Ctrl-C again or `swarm stop --now` leaves without handing in\n"
     assert number != signal.SIGINT or capsys.readouterr().err == sooner
     stays = STAYS_ASKED if number == signal.SIGINT else STAYS_HURRIED
     assert activity.status().state == "stopping" and activity.status().stays == stays
@@ -177,5 +177,5 @@ def test_who_leaves_is_told_what_is_lost() -> None:
     assert left.farewell() == "left at epoch 3 after 1,536 samples; my files are in h"
     summary.lost = 368
     assert left.farewell() == (
-        "left at epoch 3 after 1,536 samples; 368 more are lost, of an epoch that had not ended; my files are in h"
+        "left at epoch 3 after 1,536 samples; 368 more are lost: their epoch had not ended; my files are in h"
     )

@@ -44,7 +44,7 @@ def test_a_trainer_that_is_started_again_while_the_monitor_is_gone_finds_the_oth
         shown: list[dict[str, Any]] = json.loads(command(["status", "--json"], here).stdout or "[]")
         return " ".join(str(each["state"]["run"]["waits"]) for each in shown if "state" in each)
 
-    run.wait(lambda: "nobody answers since" in waits(), "its status says that it waits", ann)
+    run.wait(lambda: "nobody has answered since" in waits(), "its status says that it waits", ann)
     place = run.contact.split("/")[2]
     assert place in ann.last_words(40) and "Ctrl-C" in ann.last_words(40)
     port = place.rpartition(":")[2]

@@ -109,7 +109,7 @@ def test_a_newcomer_behind_a_slow_line_that_no_limit_tells_of_hears_so_and_costs
             assert max(rest.sent / up, rest.received / down) < 0.1 * 60, rest
             assert quick[0].epoch - first > 0.9 * (now() - began) / usual - 1
             told = next(text for text in slow.said if "samples cannot count" in text)
-            assert "your link has been seen to need" in told
+            assert "your line has been seen to need" in told
             assert "waits, since it could not even follow" in told or down > 100e3
 
     def ways(a: PeerID, b: PeerID) -> float:
@@ -166,7 +166,7 @@ def test_trainers_whose_slow_uplinks_nobody_tells_stay_in_one_run(seed: int, slo
                 seat = peers[0].core.seat  # type: ignore[union-attr]
                 await until(lambda: seat.lost is not None)
                 (told,) = [text for text in peers[0].said if "samples cannot count" in text]
-                assert "your link has been seen to need" in told and "by outer steps (outer:" in told
+                assert "your line has been seen to need" in told and "by outer steps (outer:" in told
                 swarm.network.set_bandwidths(peers[0].node.peer_id, uplink=10e6, downlink=10e6)
                 await until(lambda: peers[0].said[-1] == "this computer's samples count again: it computes")
                 assert seat.lost is None

@@ -208,8 +208,8 @@ def test_it_works_when_no_reason_holds_any_more():
     now[0] = 1010.0
     assert activity.release("battery") == ActivityStatus("running", (), 1010.0)
     assert [event.sentence for event in told] == [
-        "pausing: you asked for it, once what is computed is handed in",
-        "pausing: you asked for it; on battery, once what is computed is handed in",
+        "pausing: you asked for it; first it hands in what it has computed",
+        "pausing: you asked for it; on battery; first it hands in what it has computed",
         "paused: you asked for it; on battery",
         "paused: on battery",
         "running",

@@ -296,7 +296,7 @@ def test_within_three_usual_epochs_it_says_that_the_run_stands_and_for_whom_it_w
     status = look_for(watch, optimizer, 8)
     assert status.state == "standing" and status.samples_per_second == 0.0
     assert status.eta_seconds is None and status.run_eta_seconds is None
-    assert status.waits.startswith("The run stands: epoch 330 has lasted 30 s, where one takes about 10 s.")
+    assert status.waits.startswith("The run stands: epoch 330 has lasted 30 s, and one usually takes about 10 s.")
     assert "It waits for Bob (does not answer) and Cem (has computed nothing yet)." in status.waits
     assert "start that peer again" in status.waits
     optimizer.local_epoch = 331
@@ -317,10 +317,10 @@ def test_a_run_that_stands_since_a_round_lasts_or_fails_tells_nobody_to_start_a_
     optimizer.is_averaging = True
     status = look_for(watch, optimizer, 20)
     assert status.state == "standing"
-    assert "A round lasts as long as its slowest link takes; where a limit is set, a higher one helps." in status.waits
+    assert "A round lasts as long as its slowest line takes; if that line has a limit, raise it." in status.waits
     optimizer.is_averaging = False
     optimizer.others = {BOB: told("Bob", 330, last_outcome="failed", last_reason="it took longer than its 60 s")}
-    assert "Bob says: its last round failed: it took longer than its 60 s. It is tried" in watch.look().waits
+    assert "Bob says: its last round failed: it took longer than its 60 s. The peers try" in watch.look().waits
     optimizer.others = {BOB: told("Bob", 330)}
     assert "All answer and compute. If it stays so, start this peer again" in watch.look().waits
 
@@ -341,7 +341,7 @@ def test_while_nobody_computes_the_clock_stands_and_it_says_why_nobody_does() ->
     watch = watching(optimizer, *[4.0] * 8)
     status = look_for(watch, optimizer, 100)
     assert status.state == "waiting"
-    assert status.waits.startswith("Nobody computes: Bob (pauses) and Cem (follows, since its link is too slow).")
+    assert status.waits.startswith("Nobody computes: Bob (pauses) and Cem (follows, since its line is too slow).")
     optimizer.others = {}
     assert "epoch 7 has no trainer" in watch.look().waits
     optimizer.local_epoch = 0
@@ -373,7 +373,7 @@ def test_a_trainer_without_a_seat_follows_and_is_not_counted() -> None:
     watch = watching(optimizer, *[4.0] * 8)
     optimizer.rate = 0.0
     status = watch.look()
-    assert (status.state, [peer.health for peer in status.peers]) == ("following", ["link too slow", "in step"])
+    assert (status.state, [peer.health for peer in status.peers]) == ("following", ["line too slow", "in step"])
     assert "1.8 MB; your limit of 10 kB/s needs 3 min, epochs take 4 s: your samples cannot count" in status.seat
     assert "a higher limit brings it back" in status.seat
     assert "your limit of 10 kB/s, which your peers here share" in replace(LOST, limit=5e3, divided=2.0).sentence
@@ -382,7 +382,7 @@ def test_a_trainer_without_a_seat_follows_and_is_not_counted() -> None:
     optimizer.phase, optimizer.seat_lost, optimizer.rate = "training", None, 4.0
     optimizer.others = {BOB: told("Bob", 7, "following")}
     status = watch.look()
-    assert [peer.health for peer in status.peers] == ["in step", "link too slow"], "as others see it"
+    assert [peer.health for peer in status.peers] == ["in step", "line too slow"], "as others see it"
     assert not status.peers[1].counts
 
 

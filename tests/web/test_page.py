@@ -60,14 +60,14 @@ def test_sizes_and_durations_read_as_in_a_terminal(serve: Serve, open_page: Open
 
 def test_a_run_that_stands_is_told_and_no_rate_beside_it(serve: Serve, open_page: Open) -> None:
     run = FakeRun(finished_epochs=41, state="standing", waits="The run stands: it waits for Bob.", run_eta=None)
-    run.people[0] = replace(run.people[0], health="link too slow")
+    run.people[0] = replace(run.people[0], health="line too slow")
     page = open_page(serve(run).url)
     expect_text(page, "#state", "Waiting: the run stands")
     expect_text(page, "#waits", "The run stands: it waits for Bob.")
     expect_text(page, "#eta", "it does not end")
     expect_text(page, "#throughput", "–")
-    row = page.locator("#peers [data-health='link too slow']")
-    assert [row.locator(f".{cell}").inner_text() for cell in ("health", "rate", "loss")] == ["link too slow", "–", "–"]
+    row = page.locator("#peers [data-health='line too slow']")
+    assert [row.locator(f".{cell}").inner_text() for cell in ("health", "rate", "loss")] == ["line too slow", "–", "–"]
     run.state, run.waits = "training", ""
     expect_text(page, "#state", "Training")
     assert page.locator("#waits").is_hidden()

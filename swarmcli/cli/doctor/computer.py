@@ -22,7 +22,7 @@ SIZE = 512  # rows and columns of the matrices
 # The error allowed, in the norm of Frobenius: TF32 keeps 10 bits of a factor, bfloat16 keeps 8. A broken device is off
 # by as much as the product itself.
 MOST_OFF = {"float32": 2e-3, "bfloat16": 2e-2}
-DO_NOT_TRAIN = "do not train on it: update the driver and torch, look after heat; until then --set local.device=cpu"
+DO_NOT_TRAIN = "do not train on it: update driver and torch, and keep it cool; until then --set local.device=cpu"
 
 
 def check_python(context: Context) -> Iterator[Finding]:

@@ -84,7 +84,7 @@ def _told(check: Check, context: Context) -> Iterator[Finding]:
 
 
 def of_error(check: str, error: SwarmError) -> Iterator[Finding]:
-    """Errors of this project end with what helps, behind a semicolon or in a last line. One that names several problems
+    """Errors of this project end with what helps, after a semicolon or in a last line. One that names several problems
     has a line for each, none of them further in."""
     said = str(error).strip() or type(error).__name__
     for problem in [said] if "\n  " in said else said.splitlines():

@@ -28,11 +28,11 @@ def check_homes(context: Context) -> Iterator[Finding]:
 
     homes = find_homes(context)
     if not homes:
-        yield Finding("homes", "SKIP", f"no peer of yours has run yet (below {data_directory()}, or of a recipe named)")
+        yield Finding("homes", "SKIP", f"no peer of yours has run yet (looked below {data_directory()})")
     files = [home / "identity.key" for home in homes]
     if context.recipe is not None and context.recipe.local.identity_path is not None:
         files.append(Path(context.recipe.local.identity_path))
-    fix = "restore a backup, or move it away: a new one is made"
+    fix = "restore a backup, or move it away, and the peer makes a new one"
     yield from _each("identity", files, lambda file: read_key_file(file, "identity file", fix), "key", "in order")
     files = [home / "membership.json" for home in homes]
     yield from _each("membership", files, read_remembered, "invitation", "in order")
@@ -84,6 +84,6 @@ def _look_into(journal: Path) -> Finding | None:
         text = f"{journal} is large and was not read to its end in {JOURNAL_SECONDS:g} s"
         return Finding("journal", "SKIP", text)
     if damage != "ok":
-        fix = f"move it away, and a new one is begun: mv {journal} {journal}.damaged"
+        fix = f"move it away, and the peer begins a new one: mv {journal} {journal}.damaged"
         raise JournalError(f"{journal} is damaged: {damage}; {fix}")
     return None

@@ -33,7 +33,7 @@ HOW = {
     "dialed back": "contacts dialed it back",
     "dialed from outside": "others have dialed it",
     "mapped": "contacts dialed the port of its router",
-    "stated": "as was stated",
+    "stated": "as its user says",
     "asked in vain": "no contact's dial came in",
     "not checked": "no contact was asked",
 }
@@ -49,11 +49,12 @@ def contacts_of(context: Context) -> list[str]:
 def check_network(context: Context) -> Iterator[Finding]:
     """Takes part in the network of the run for up to a minute, and asks its peers."""
     if not context.network:
-        yield Finding("reach", "SKIP", "takes up to a minute; --network looks whether others can dial this computer")
+        text = "not checked; --network finds out in up to a minute whether others can dial this computer"
+        yield Finding("reach", "SKIP", text)
         return
     contacts = contacts_of(context)
     if not contacts:
-        text = "peers of a run say who can dial this computer: name its link, or one of them with --peer"
+        text = "only peers of a run can tell who can dial this computer: name its link, or one of them with --peer"
         yield Finding("reach", "SKIP", text)
         return
     if not context.reached:

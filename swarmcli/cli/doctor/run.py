@@ -91,7 +91,8 @@ def check_contacts(context: Context) -> Iterator[Finding]:
         if "in use" not in str(error):
             raise
         # By this user's peer of the run: then it is in the run already.
-        yield Finding("contacts", "SKIP", "your own peer of this closed run has them; `swarm status` asks it")
+        text = "not asked: your own peer is in this closed run; `swarm status` shows how it does"
+        yield Finding("contacts", "SKIP", text)
         return
     thread = LoopThread.acquire()
     try:
@@ -108,7 +109,7 @@ def check_contacts(context: Context) -> Iterator[Finding]:
     elif context.reached:
         yield Finding("clock", "SKIP", "no contact has told its own")
     elif context.recipe is not None and not met:
-        text = "the recipe names none: a peer joins one beside it, or begins a network of its own"
+        text = "the recipe names none: a peer joins one on the same computer, or begins a network of its own"
         yield Finding("contacts", "SKIP", text)
 
 
@@ -197,11 +198,11 @@ def clock_finding(ahead: float) -> Finding:
     """`ahead`: seconds that the contacts' clocks are ahead of this one."""
     off = abs(ahead)
     if off < 1:
-        return Finding("clock", "OK", "goes as that of the contacts")
+        return Finding("clock", "OK", "agrees with the contacts' clocks")
     text = f"this computer's clock is {format_duration(off)} {'behind' if ahead > 0 else 'ahead of'} the contacts'"
     if off < OFF_SECONDS:
         return Finding("clock", "OK", f"{text}, which the swarm corrects")
-    fix = "set the clock, and switch on setting it by the network"
+    fix = "set the clock, and let the network set it from now on"
     return Finding("clock", "FAIL" if off > MAX_OFFSET else "WARN", text, fix)
 
 

@@ -17,7 +17,7 @@ from swarmcli.cli.ending import ExitCode
 from swarmcli.cli.local import Json
 from swarmcli.cli.peers import Overrides, Peers
 from swarmcli.network.addresses import parse_address
-from swarmcli.words import printable
+from swarmcli.words import plural, printable
 
 STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red", "SKIP": "dim"}
 # In this order: what a check finds out, later ones use.
@@ -48,7 +48,7 @@ def doctor(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Look at all that a peer needs, and say for each thing that is wrong what helps.
+    """Check all that a peer needs, and say of each fault what helps.
 
     It joins nothing, uses up no invitation, and changes nothing. The exit code is 1 if anything has failed.
 
@@ -77,8 +77,8 @@ def doctor(
                     _show(finding)
     failed, warned = (sum(each.outcome == outcome for each in found) for outcome in ("FAIL", "WARN"))
     if not as_json:
-        well = f"nothing is broken{f', {warned} to look at' if warned else ''}"
-        said = f"{failed} of {len(found)} failed; begin with the first" if failed else well
+        well = "nothing is broken" + (f", {plural(warned, 'warning')}" if warned else "")
+        said = f"{failed} of {len(found)} checks failed; begin with the first" if failed else well
         out.print(Text(f"\n{said}", style="bold"))
     if failed:
         raise typer.Exit(ExitCode.FAILURE)

@@ -29,7 +29,7 @@ class SeatLost:
     def sentence(self) -> str:
         """For people."""
         needs = roughly(self.reason.seconds)
-        cause = "your link has been seen to need"
+        cause = "your line has been seen to need"
         if self.limit:
             shared = ", which your peers here share," if self.divided > 1 else ""
             cause = f"your limit of {format_size(self.limit * self.divided)}/s{shared} needs"
@@ -57,12 +57,9 @@ def before_joining(nbytes: int, limit: float | None, target: float, epoch: float
 
     That its samples cannot count is told where it is certain: a single other trainer has the least to lose by waiting.
     """
-    sends = f"a round sends {format_size(nbytes)}, and as much comes in"
+    sends = f"a round sends {format_size(nbytes)}"
     if limit is None:
-        return (
-            f"a round sends {format_size(nbytes)}; a link that needs more than an epoch for it follows the run: its "
-            "samples cannot count"
-        )
+        return f"{sends}; if your line needs more than an epoch for that, your samples cannot count"
     elsewhere = "unless all others are on this computer, where no limit counts"
     seconds = min(nbytes / limit, MAX_SECONDS)
     me, other = PeerID(bytes(32)), PeerID(bytes([1] * 32))
@@ -72,6 +69,6 @@ def before_joining(nbytes: int, limit: float | None, target: float, epoch: float
         sentence = SeatLost(reason, nbytes, limit, follows=True).sentence
         return f"{sentence}, {elsewhere}; this computer would follow the run and compute nothing; a higher limit helps"
     return (
-        f"{sends}, for which your limit of {format_size(limit)}/s needs {roughly(seconds)}; in a run whose epochs are "
-        f"not much longer your samples cannot count, {elsewhere}"
+        f"{sends} and receives as much, for which your limit of {format_size(limit)}/s needs {roughly(seconds)}; if "
+        f"epochs are not much longer, your samples cannot count, {elsewhere}"
     )

@@ -200,7 +200,7 @@ class CatchUp:
             return ""
         since = weekday(self._clock.now() - waited)
         at_most = f", and this peer goes on without them after {PATIENCE_WITH_REPORTS:.0f} s" if ends else ""
-        return f"{told}; nobody who holds it can be reached since {since}{at_most}. {HELP}"
+        return f"{told}; nobody who holds it could be reached since {since}{at_most}. {HELP}"
 
     async def _wait_for(self, text: str, began: float, deadline: float, *, certain: bool = True) -> None:
         """A moment: whoever listens may just be about to be dialed by the one that cannot be. `certain`: it is no dead

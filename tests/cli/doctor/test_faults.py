@@ -198,7 +198,7 @@ FAULTS = [
           computer.check_python, "no-such-package is missing", '-m pip install "no-such-package>=1"'),
     Fault("a wrong product", lambda world: world.set.setattr(torch, "mm", lambda a, b: (a @ b).roll(1, 0)),
           computer.check_torch, "float32: a product of matrices comes out wrong", "do not train on it"),
-    Fault("a device that fails", a_device_that_fails, computer.check_torch, "no kernel image", "update the driver"),
+    Fault("a device that fails", a_device_that_fails, computer.check_torch, "no kernel image", "update driver"),
     Fault("a full disk", lambda world: world.set.setattr(shutil, "disk_usage", lambda place: FULL),
           computer.check_disk, "disk: 10 MB free", "make room there"),
     Fault("a full disk of a running peer", a_full_disk_of_a_running_peer,
