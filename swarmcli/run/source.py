@@ -133,13 +133,15 @@ class DashboardSource:
             totals=self._totals,
             limits=self._providers.limits(),
         )
-        alerts = tuple(self._providers.alerts())
-        told = any(alert.kind == "stalled" for alert in alerts)  # by the alert, in the same words
+        alerts = {alert.kind: alert for alert in self._providers.alerts()}
+        told = "stalled" in alerts
+        if told and status.waits:  # it has the words with which it began, and whom the run waits for changes
+            alerts["stalled"] = replace(alerts["stalled"], text=status.waits)
         return Overview(
             run=replace(status, peers=(), waits="" if told else status.waits),
             me=shown,
             counts=views.count(status.peers),
-            alerts=alerts,
+            alerts=tuple(alerts.values()),
         )
 
     def peers(self, *, offset: int = 0, limit: int = 100, sort: str = "", query: str = "") -> PeerPage:

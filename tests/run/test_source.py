@@ -148,12 +148,18 @@ def test_equals_share_a_place_among_those_who_gave_something(
 def test_an_alert_that_stands_says_for_the_page_whom_the_run_waits_for(world: World) -> None:
     world.live = replace(world.live, waits="The run stands: it waits for bob.")
     alerts: list[Alert] = []
-    source = DashboardSource(world.journal, lambda: world.live, Providers(alerts=lambda: alerts))
+    source = DashboardSource(
+        world.journal, lambda: world.live, Providers(alerts=lambda: alerts), clock=lambda: world.now
+    )
     assert source.overview().run.waits == world.live.waits
     alerts.append(Alert(id="1", kind="stalled", text=world.live.waits, since=START))
     shown = source.overview()
     assert shown.run.waits == "" and shown.alerts == (*alerts,)
-    assert source.look().waits == world.live.waits
+    world.live = replace(world.live, waits="The run stands: it waits for cem, since two hours.")
+    world.now += LOOK_SECONDS
+    shown = source.overview()
+    assert [alert.text for alert in shown.alerts] == [world.live.waits], "not whom it waited for when the alert began"
+    assert source.look().waits == world.live.waits and shown.run.waits == ""
 
 
 def test_however_many_look_the_run_is_put_together_a_few_times_a_second(world: World) -> None:
