@@ -24,7 +24,7 @@ class CenteredClip(Aggregator):
     iterations   each begins with the average of the one before as its centre
 
     The first centre is the coordinate-wise median of the same parts. The paper takes the last round's average, which
-    a newcomer and an auxiliary do not have; for plain gradients it helps little (measured: docs/security.md).
+    a newcomer and an auxiliary do not have; for plain gradients it helps little (measured: benchmarks/NOTES.md).
     Weights count. Fewer than four members have no median that bears a liar, and form the weighted mean.
     """
 
