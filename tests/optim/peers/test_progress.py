@@ -85,6 +85,11 @@ def test_how_many_samples_a_report_stands_for(told, samples) -> None:
     assert expected_samples(told, 3, NOW - 4.0, 100, NOW) == pytest.approx(samples)
 
 
+def test_alone_looks_again_after_the_default_period() -> None:
+    progress = estimate_global_progress([], report(1, 0, 99, 50.0), target_batch_size=100, now=NOW, options=OPTIONS)
+    assert progress.next_fetch_time == NOW + OPTIONS.default_refresh_period
+
+
 @pytest.mark.parametrize(
     "broken",
     [
