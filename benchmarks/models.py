@@ -1,7 +1,7 @@
 """Each task's small recipe by three trainers, of which one comes late and one is killed, beside one process with as
 many samples: what the monitor measures on data that nobody trained on.
 
-    python recipes/make_data.py && python -m benchmarks.models [recipe …] [--write docs/recipes.md]
+    python recipes/make_data.py && python -m benchmarks.models [recipe …] [--write benchmarks/NOTES.md]
 """
 
 from __future__ import annotations
