@@ -11,15 +11,15 @@ from swarmcli.recipe import load_recipe, parse_recipe
 
 from .recipes import SMALL
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 
-
-def test_a_file_is_read_and_its_paths_begin_beside_it(tmp_path: Path) -> None:
+def test_a_file_is_read_and_its_paths_begin_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "small.yaml"
     file.write_text(SMALL)
     recipe = load_recipe(file, ["seed=4"])
     assert recipe.seed == 4 and recipe.output_dir == tmp_path / "runs"
     assert recipe.origin("run_id") == f"{file}:1"
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("small.yaml").origin("run_id") == "small.yaml:1", "as it was named"
 
 
 words = st.text(alphabet="abno1e-.:[]{}#&*!'\"\n\t |>%@~,", max_size=30) | st.text(max_size=10)
