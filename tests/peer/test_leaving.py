@@ -75,14 +75,17 @@ def test_a_full_disk_when_leaving_is_an_error_and_spares_what_is_there(
     peer.leave()
     kept = peer.saved
     peer = start("one")
-    peer.reach(kept[-1] + 1)
+    monitor = start("monitor", peer, role="monitor")
+    for each in (peer, monitor):
+        each.reach(kept[-1] + 1)
 
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("swarmcli.training.checkpoint.flush", full)
-    with pytest.raises(CheckpointError, match=r"is not in .*one/checkpoints: see the warning above"):
-        peer.leave()
+    for each in (monitor, peer):
+        with pytest.raises(CheckpointError, match=r"is not in .*/checkpoints: see the warning above"):
+            each.leave()
     assert any("No space left on device" in notice for notice in peer.notices) and peer.saved == kept
 
 
