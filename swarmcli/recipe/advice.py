@@ -156,8 +156,8 @@ def further_advice(recipe: Recipe, advice: Advice) -> list[str]:
         told.append("Remove outer.")
     if (fewer := chosen.samples / recipe.target_batch_size) != 1:
         told.append(
-            f"An epoch has {fewer:.3g} times the samples then: divide lr_scheduler.warmup_epochs and each every_epochs "
-            "by that."
+            f"Epochs are {fewer:.3g} times as long then: {'divide' if fewer > 1 else 'multiply'} "
+            f"lr_scheduler.warmup_epochs and each every_epochs by {max(fewer, 1 / fewer):.3g}."
         )
     if chosen.way.steps > 1 and recipe.optimizer.name == "adamw" and isinstance(recipe.base_model, Mapping):
         rate = f"{RATE_OF_MUON * recipe.optimizer.learning_rate:.1g}"

@@ -212,8 +212,8 @@ def data_in_words(recipe: Recipe) -> str:
     """Says which data a trainer needs beside a link; "" if none."""
     names = listed([printable(file, 80) for dataset in recipe.datasets for file in of_this_computer(dataset)])
     return names and (
-        f"A link brings no data: whoever trains needs a copy of {names}, in a directory that "
-        "--set local.data_dir=DIRECTORY names."
+        f"A link brings no data: whoever trains needs a copy of {names}, and names the directory in which it lies with "
+        "--set local.data_dir=DIRECTORY."
     )
 
 

@@ -67,7 +67,7 @@ def test_what_to_write_is_what_the_advised_recipe_has_and_nothing_where_it_has_i
         "compression: {gradients: blockwise_4bit}",
     ]
     told = further_advice(recipe, advice)
-    assert told[0] == "Remove gradient_averaging." and told[1].startswith("An epoch has 15 times the samples then: div")
+    assert told[0] == "Remove gradient_averaging." and told[1].startswith("Epochs are 15 times as long then: divide")
     assert told[2].endswith("optimizer.name: muon and learning_rate: 0.003.")
     written = small(*(line.replace(": ", "=", 1) for line in keys_to_write(recipe, advice)))
     assert keys_to_write(written, advise_on(written, 11_000_000, slow)) == []

@@ -116,7 +116,7 @@ def test_it_tells_the_last_evaluation_of_this_peer_and_who_can_dial_it() -> None
     assert status.evaluation is None and status.reach == "finding out" and status.link_reach == ""
     more = {"link": lambda: FAR, "recipe": small("datasets=[{source: files, path: texts}]")}
     watch._peer = cast(Any, SimpleNamespace(**vars(watch._peer) | more))
-    assert "A link brings no data: whoever trains needs a copy of texts, in" in watch.look().link_reach
+    assert "A link brings no data: whoever trains needs a copy of texts, and" in watch.look().link_reach
     hear(watch, Evaluated(10, 2.5, 256), Evaluated(20, 2.5, 256))
     status = watch.look()
     assert status.evaluation is not None and (status.evaluation.epoch, status.evaluation.loss) == (20, 2.5)
