@@ -244,7 +244,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         try:
             await self.ready
         finally:
-            if not self.is_open:  # cancelled or failed; nothing of it may be left
+            if not self.is_open and self._error is None:  # cancelled; one that failed ends after its last words
                 self.abort("dialing was given up")
 
     def refuse(self, rule: str, message: str) -> None:
