@@ -36,7 +36,7 @@ _USUAL = AllreduceOptions()
 
 
 class AveragingMode(Enum):
-    """The part that this peer plays for the others."""
+    """What this peer does for the others of its group."""
 
     NODE = "node"  # can be dialed, sends and reduces
     CLIENT = "client"  # cannot be dialed
@@ -44,16 +44,16 @@ class AveragingMode(Enum):
 
 
 class DecentralizedAverager:
-    """Averages tensors with whoever else has an averager of the same prefix. Methods may come from any thread.
+    """Averages tensors with whoever else has an averager of the same prefix. Any thread may call its methods.
 
-    Tensors change in place, only when a round commits, and then all at once.
+    The tensors change in place, only when a round commits, and then all at once.
     """
 
     # Subclasses set these.
-    _by_differences = True  # see AveragerConfig; not of tensors that are new ones in each round
+    _by_differences = True  # see AveragerConfig; False where each round averages new tensors
     _program: RoundProgram | None = None  # the phases of a round
     _tag = b""  # only averagers with equal tags average with each other
-    _state_epoch = -1  # of the state that is shared; newcomers ask those of the highest
+    _state_epoch = -1  # of the state that this peer shares; newcomers ask donors with a higher one first
 
     @names_new_words("DecentralizedAverager")
     def __init__(
@@ -90,20 +90,24 @@ class DecentralizedAverager:
         max_share: float = _USUAL.max_share,
         audit: float = _USUAL.audit,
     ) -> None:
-        """Options are explained in MatchmakingOptions, AllreduceOptions and AveragerConfig.
+        """MatchmakingOptions, AllreduceOptions and AveragerConfig explain the options that are not listed here.
 
-        A lossy `compression` gets differences from the last average that all members of a group hold; where they have
-        no common one, tensors travel as they are.
-        `next_chunk_timeout` is what `sender_timeout` is unless given; `client_mode` and the two compressions default to
-        the DHT's mode and to none. `state_compression`: how others download the state from here; with a lossy codec
-        they do not get every bit of it. `tensor_infos`: key and role of each tensor, by which adaptive compressions
-        choose; unless given, keys are indices (in a state they always are). `allow_state_sharing`: others may download
-        what `get_current_state` gives; unless given, a peer that is no auxiliary shares while others can reach it,
-        directly or over a relay. It can be set later, as can `state_sharing_priority`.
-        `aggregator`: how the members' tensors become one, for example CenteredClip(); None: their mean, see Mean.
-        `daemon=False` keeps the process alive, when its main thread has ended, until somebody calls `shutdown`.
+        compression          codec of the tensors; None: no compression. A lossy codec encodes differences from the last
+                             average if all members of the group hold the same one; otherwise the tensors travel as they
+                             are, without the codec
+        state_compression    codec of the state that others download from here; None: no compression. With a lossy codec
+                             they do not get every bit
+        tensor_infos         key and role of each tensor, by which an adaptive compression chooses a codec; None: the
+                             keys are indices. In a downloaded state they always are
+        next_chunk_timeout   another name of `sender_timeout`, which goes first
+        client_mode          None: as the DHT
+        allow_state_sharing  others may download what `get_current_state` returns; None: a peer that is no auxiliary
+                             shares while others can reach it, directly or over a relay. It can be set later, as can
+                             `state_sharing_priority`
+        aggregator           how the members' tensors become one, for example CenteredClip(); None: Mean()
+        daemon               False: the process stays alive after its main thread has ended, until `shutdown` is called
 
-        Raises ValueError and TypeError for arguments that make no sense.
+        Raises ValueError and TypeError for arguments that make no sense; with `start`, what `run_in_background` raises.
         """
         if client_mode is False and dht.stays_hidden:
             raise ValueError("client_mode=False needs a DHT that others may dial; this one is in client mode")
@@ -157,14 +161,16 @@ class DecentralizedAverager:
     # Life
 
     def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
-        """Starts it, which needs a DHT that runs. Raises ValueError for a prefix that this DHT's peer uses already.
+        """Starts the averager, which needs a running DHT. Without `await_ready` it returns at once.
 
-        TimeoutError after `timeout` seconds. After an error nothing is left running.
+        Raises RuntimeError if it was started or shut down before. With `await_ready` it raises ValueError if the DHT's
+        peer has an averager of this prefix already, and TimeoutError after `timeout` seconds; then nothing is left
+        running.
         """
         self._runner.start(self._make_core, wait=await_ready, timeout=timeout)
 
     def shutdown(self) -> None:
-        """Leaves its groups and ends, within `shutdown_timeout` seconds. Idempotent."""
+        """Leaves the rounds under way and ends, within `shutdown_timeout` seconds. Idempotent."""
         self._runner.shutdown()
 
     @property
@@ -243,12 +249,15 @@ class DecentralizedAverager:
         require_trigger: bool = False,
         wait: bool = True,
     ) -> RoundResult | StepControl | None:
-        """One round of averaging.
+        """Averages the tensors in one round.
 
-        `gather`: anything msgpack carries, for all members of the group. `scheduled_time`: swarm time before which
-        the group does not begin. `weight`: of this peer's tensors, 1 unless given. `timeout`: seconds for finding a
-        group, over all tries. Returns what every member gathered, by peer id, or None if the round failed (logged;
-        the tensors are untouched then). With `wait=False` returns the StepControl at once, which says why.
+        `gather`: a value that msgpack can encode, up to 16 KiB, for all members of the group. `scheduled_time`: swarm
+        time before which the group does not begin. `weight`: of this peer's tensors, 1 unless given. `timeout`: seconds
+        for finding a group, over all tries. RoundRequest explains `allow_retries` and `require_trigger`.
+
+        Returns the result, a mapping from each member's peer id to its `gather`; None if the round failed or is
+        undecided here (logged; the tensors are untouched). With `wait=False` it returns a StepControl at once, whose
+        `result()` raises the reason.
         """
         if wait and require_trigger:
             raise ValueError("require_trigger=True needs wait=False: nobody could call allow_allreduce() otherwise")
@@ -314,9 +323,9 @@ class DecentralizedAverager:
     def get_current_state(self) -> tuple[Any, Sequence[torch.Tensor]]:
         """The state that others download from here: metadata (anything msgpack carries) and tensors.
 
-        Override it where the state is more than the averaged tensors. The averager calls it in a thread of the
-        executor when a peer asks for the state, and copies the tensors; no all-reduce of this averager changes them
-        before that. If other code changes them meanwhile, the peer gets a state that is half changed.
+        Override it where the state is more than the averaged tensors. When a peer asks for the state, the averager
+        calls it in a thread of the executor and then copies the tensors. During the copy no all-reduce of this averager
+        changes them. If other code does, the peer gets a state that is half changed.
         """
         with self.get_tensors() as tensors:
             return None, list(tensors)
@@ -330,13 +339,16 @@ class DecentralizedAverager:
         self, wait: Literal[False], timeout: float | None = None
     ) -> SwarmFuture[tuple[Any, list[torch.Tensor]] | None]: ...
     def load_state_from_peers(self, wait: bool = True, timeout: float | None = None) -> Any:
-        """Downloads `(metadata, tensors)` from others; nothing here changes. None if nobody gave one (logged)."""
+        """Downloads `(metadata, tensors)` from others; nothing here changes. None if nobody gave a state (logged).
+
+        `timeout`: seconds; an hour unless given.
+        """
         return self._runner.run(lambda core: self._load_state(core, timeout), wait)
 
     @property
     def allow_state_sharing(self) -> bool:
-        """Whether others may download the state from here, as things stand now. Once it is False, new requests are
-        refused; downloads under way go on."""
+        """Whether others may download the state from here, as things stand now. Once it is False, this peer refuses new
+        downloads; those under way go on. Set to None, it follows who can reach this peer."""
         if self._allow_state_sharing is None:
             return not self.config.client_mode and self.dht.reachable
         return self._allow_state_sharing
@@ -351,7 +363,7 @@ class DecentralizedAverager:
 
     @property
     def state_sharing_priority(self) -> float:
-        """At most 1e18 in magnitude. Newcomers ask donors of higher priority first."""
+        """Newcomers ask donors of higher priority first. Raises ValueError for more than 1e18 in magnitude."""
         return self._state_sharing_priority
 
     @state_sharing_priority.setter
@@ -396,7 +408,7 @@ class DecentralizedAverager:
 
 
 def _checked_state(state: object) -> tuple[Any, Sequence[torch.Tensor]]:
-    """The value that `get_current_state` returned. Raises TypeError unless that is metadata and tensors."""
+    """Returns the value that `get_current_state` returned. Raises TypeError unless that is metadata and tensors."""
     if not isinstance(state, tuple) or len(state) != 2:
         given = f"{len(state)} values" if isinstance(state, tuple) else type(state).__name__
         raise TypeError(

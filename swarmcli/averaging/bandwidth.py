@@ -1,8 +1,8 @@
-"""How much each member's link can carry: measured here in past rounds, claimed, and made comparable in a group.
+"""How fast each member's line is: a peer measures its own in rounds, claims that, and a leader compares the claims.
 
-A link is only as fast as it was seen to be, and it is seen at its fastest in those moments of a round in which the
-others keep it busy. So the fastest eighth of a round counts, in the slower of the two directions. That is a lower
-bound: where all other links are slow, no link can show more, and nothing depends on it either.
+A peer sees of its line only what passes, and that is most in those moments of a round in which the other members keep
+the line busy. So the fastest eighth of a round counts, in the slower of the two directions. That is a lower bound:
+where all other lines are slow, this one cannot show more, and no round could use more of it.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from contextlib import contextmanager
 from swarmcli.network.context import Traffic
 from swarmcli.network.loop_thread import loop_time
 
-MIN_CLAIM, MAX_CLAIM = 1e3, 125e6  # bytes per second; beyond a gigabit it is the processor that limits a round
+MIN_CLAIM, MAX_CLAIM = 1e3, 125e6  # bytes per second; above a gigabit the processor limits a round, not the line
 
 
-MOST_ABOVE_MEDIAN = 16.0  # times the median, for a claim at most; and a user's figure at least 1/16 of it
+MOST_ABOVE_MEDIAN = 16.0  # a claim counts as at most so many times the median; a user's figure as 1/16 at least, too
 ALIKE = 1.3  # claims within this factor of the median count as the median: measuring is not exact
-SHORTEST = 0.2  # seconds; a shorter round says nothing, and gains nothing from better shares
-WINDOWS = 8  # per round; the fastest one counts
-SAMPLES = 128  # kept of one round; then every second one is dropped
+SHORTEST = 0.2  # seconds; a shorter round shows nothing, and gains nothing from better shares
+WINDOWS = 8  # the fastest stretch that counts takes this fraction of a round
+SAMPLES = 128  # of one round; at so many every second one is dropped, and the tick doubles
 FIRST_TICK = 0.02  # seconds between the first samples
-LIMITED = 0.6  # of this peer's own limit: a faster rate was slowed down by it
-STOOD_STILL = 1.0  # seconds beyond a tick: this process was frozen, or had no processor; no line shows itself then
-RISE, FALL = 0.5, 0.2  # weight of a new figure that is higher, in logarithms; a lower one may be due to the others
+LIMITED = 0.6  # of this peer's own limit: a rate above that shows the limit, not the line
+STOOD_STILL = 1.0  # seconds by which a sample is late if the process was frozen, or had no processor
+RISE, FALL = 0.5, 0.2  # weights, in logarithms, of a new figure that is higher or lower: others may cause a lower one
 
 
 class LinkGauge:
     """Watches the traffic on this peer's connections while its rounds run."""
 
     def __init__(self, passed: Callable[[], Traffic], limit: Callable[[], float | None] = lambda: None) -> None:
-        """`passed`: the bytes sent and received so far. `limit`: bytes per second that this peer's user allows now, in
-        the slower direction; None: no limit."""
+        """`passed` returns the bytes sent and received so far; `limit` the bytes per second that the user allows now,
+        in the slower direction, or None for no limit."""
         self._passed, self._limit = passed, limit
         self._estimate: float | None = None  # bytes per second
-        self.received = 0.0  # bytes per second that came in the last round, at its fastest; 0: next to nothing did
-        # Whether the times of the last round are those of lines: this process ran all along, with the same limit.
+        self.received = 0.0  # bytes per second that came in at most, over a stretch of the last round; 0: not measured
+        # Whether the times of the last round tell of lines: this process ran all along, with the same limit.
         self.shows = True
         self._limited: float | None = None  # the limit as the round began
         self._samples: list[tuple[float, Traffic]] = []
@@ -47,14 +47,14 @@ class LinkGauge:
 
     @property
     def claim(self) -> float | None:
-        """Bytes per second each way that others may count on; None while nothing is known. A limit counts at once,
-        also before anything was measured: others take a peer without a claim for the mean, and it may be slower."""
+        """Bytes per second each way that others may count on; None while nothing is known. A limit counts even before
+        anything was measured: others take a peer without a claim for the mean, and the limit may be lower."""
         known = [figure for figure in (self._estimate, self._limit()) if figure is not None]
         return min(max(min(known), MIN_CLAIM), MAX_CLAIM) if known else None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """A round runs in this block."""
+        """Measures while the block runs a round."""
         self._samples, self._tick = [], FIRST_TICK
         self.received, self.shows, self._limited = 0.0, True, self._limit()
         self._look()
@@ -91,7 +91,7 @@ class LinkGauge:
             return  # a round in which next to nothing passed
         limit = self._limit()
         if limit is not None and seen > LIMITED * limit:
-            # The limit was seen, not the link: the link's estimate counts again as soon as the limit is gone.
+            # This shows the limit, not the line: the line's estimate counts again as soon as the limit is gone.
             self._estimate = max(seen, self._estimate) if self._estimate is not None else None
         elif self._estimate is None:
             self._estimate = seen
@@ -101,7 +101,7 @@ class LinkGauge:
 
 
 def fastest_stretch(samples: Sequence[tuple[float, Traffic]], seconds: float) -> tuple[float, float]:
-    """The most bytes per second over any stretch of at least so many seconds, sent and received."""
+    """The most bytes per second over any stretch of at least `seconds`: sent, and received."""
     sent = received = 0.0
     start = 0
     for time, volume in samples:
@@ -115,12 +115,12 @@ def fastest_stretch(samples: Sequence[tuple[float, Traffic]], seconds: float) ->
 
 
 def comparable(given: Sequence[float | None], measured: Sequence[float | None]) -> list[float]:
-    """One bandwidth for each member of a group, relative to each other.
+    """Returns one bandwidth for each member of a group; they are relative to each other. 0: it declines to reduce.
 
-    A member's measured figure counts, within plausible bounds; a member that has measured nothing is taken for the mean
-    of the others. A user's figure replaces that member's own alone: such figures are relative to each other, and the
-    median of them stands for that mean. So no member's word, however large, changes how others compare. 0: the member
-    declines to reduce.
+    `measured`: what each member has measured, in bytes per second, or None. It counts within plausible bounds; a member
+    that has measured nothing counts as the mean of those that have.
+    `given`: what each member's user has set, or None. It replaces what that member measured. Such figures are relative
+    to each other, and their median counts as that mean: one huge figure makes the other members no slower.
     """
     claims = [None if own is not None else claim for own, claim in zip(given, measured, strict=True)]
     believed, bound = _plausible(claims), MOST_ABOVE_MEDIAN

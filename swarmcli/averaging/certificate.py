@@ -1,9 +1,9 @@
-"""Voters decide the outcome of a round: these are their words, the quorum of them, and the proof for anyone later.
+"""Voters decide the outcome of a round: what they sign, their quorum, and the certificate that proves the outcome.
 
-Where strangers average, up to f = ⌊(n − 1) / 3⌋ of n voters may be hostile; among members, and where fewer than four
-vote, f is 0. A quorum is ⌊(n + f) / 2⌋ + 1: any two have more than f voters in common, so an honest one. Keys cost
-nothing, and addresses do: where strangers listen in four networks or more, n counts networks, and members that do not
-listen have no vote.
+Where strangers average, up to f = ⌊(n − 1) / 3⌋ of n voters may be hostile; with `trust="members"`, and where fewer
+than four vote, f is 0. A quorum is ⌊(n + f) / 2⌋ + 1: any two quorums share more than f voters, so at least one honest
+voter. Keys cost nothing, but addresses do: where strangers listen in four networks or more, n counts networks, and
+members that do not listen have no vote.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ Signature = Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length
 Signatures = Annotated[dict[Index, Signature], msgspec.Meta(max_length=MAX_MEMBERS)]
 _Network: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_MEMBERS)]
 
-# A voter signs these about one list, each once. echo: it holds a result with this digest. vote: the round has this
-# result. give-up: it will never vote; with the digest NOTHING.
+# What a voter signs about one list. echo: it holds a result with this digest. vote: the round has this result. give-up:
+# it will never vote; with the digest NOTHING. An honest voter signs at most one echo, and one vote or one give-up.
 Kind: TypeAlias = Literal["echo", "vote", "give-up"]
 NOTHING = bytes(DIGEST_BYTES)
 
 
 def sign_word(identity: Identity, group_id: bytes, kind: Kind, digest: bytes) -> bytes:
-    """The id of a group stands for its list, the lineage that it averages on, and each member's own search: no other
-    round of any averager has it."""
+    """Returns the signature. The id of a group hashes its list, its tag and each member's own search: no other round of
+    any averager has the same id."""
     return identity.sign(kind, group_id, digest)
 
 
 class DoubleWord(msgspec.Struct, frozen=True, tag=True):
-    """A peer has signed two words about one list of which honest ones sign only one."""
+    """A proof: a peer has signed two words about one list, and an honest peer signs only one of the two."""
 
     culprit: PeerID
     group_id: GroupID
@@ -75,8 +75,13 @@ def are_unlike(first: tuple[Kind, bytes], second: tuple[Kind, bytes]) -> bool:
 
 @dataclass(frozen=True)
 class Quorum:
-    """The voters of a group of so many members, called 0 to members - 1; `auxiliaries` do not vote. `networks`: the one
-    in which each member listens, 0 for a member that does not, see `Group`; (): unknown, each voter counts as one."""
+    """The voters of a group, and how many of them decide. Members are indices into the group's list.
+
+    members       how many there are
+    auxiliaries   these do not vote
+    networks      the number of the network in which each member listens, 0 for one that does not listen, see `Group`;
+                  (): unknown, then each voter has one vote
+    """
 
     members: int
     auxiliaries: frozenset[int] = frozenset()
@@ -89,7 +94,7 @@ class Quorum:
 
     @cached_property
     def guarded(self) -> bool:
-        """Whether the group is safe with a hostile minority."""
+        """Whether f is above 0: the group is safe with a hostile minority."""
         return self.trust == "strangers" and self.members - len(self.auxiliaries) >= LEAST_GUARDED
 
     @cached_property
@@ -100,7 +105,7 @@ class Quorum:
 
     @cached_property
     def weights(self) -> Mapping[int, Fraction | int]:
-        """Voter → its weight: the voters of a network share its vote alike."""
+        """Voter → its weight: the voters of a network have equal shares of its one vote."""
         everyone = [index for index in range(self.members) if index not in self.auxiliaries]
         if not self.by_networks:
             return dict.fromkeys(everyone, 1)
@@ -121,32 +126,34 @@ class Quorum:
 
     @cached_property
     def hostile(self) -> int:
-        """f: with so many hostile votes the group is safe."""
+        """f: the most hostile votes with which the group is safe."""
         return (self.total - 1) // 3 if self.guarded else 0
 
     @cached_property
     def to_decide(self) -> int:
-        """So many equal votes are a certificate."""
+        """The quorum: so many equal votes make a certificate."""
         return (self.total + self.hostile) // 2 + 1
 
     def decides(self, members: Iterable[int]) -> bool:
-        """Whether these members have so many votes together."""
+        """Whether equal votes of these members make a certificate."""
         return self.weight(members) >= self.to_decide
 
     def precludes(self, members: Iterable[int]) -> bool:
-        """Whether no certificate of a digest can come about any more, if these have signed something else: f of them
-        may yet vote for it as well."""
+        """Whether a digest can get no certificate any more if these members have signed something else. It counts that
+        f of them may lie, and vote for that digest as well."""
         return self.weight(members) > self.total - self.to_decide + self.hostile
 
 
 class RoundCertificate(msgspec.Struct, frozen=True):
-    """Proves to anyone that a group has committed a result. It names the members, and not their addresses.
+    """Proves to anyone that a group has committed a result. It names the members, but not their addresses.
 
-    tag, nonce   of the group
-    peers        its members, in its order; `auxiliaries` of them by index; `networks`: see `Group`
-    rest         hash of the rest of the group
-    digest       of the result
-    votes        for it, by member
+    tag, nonce    of the group
+    peers         its members, in their order
+    auxiliaries   which of them are auxiliaries, by index
+    networks      (len(peers),) see `Group`
+    rest          hash of the rest of the group
+    digest        of the result
+    votes         member's index → its signature of a vote for the digest
     """
 
     tag: Annotated[bytes, msgspec.Meta(max_length=MAX_TAG_BYTES)]
@@ -167,7 +174,7 @@ class RoundCertificate(msgspec.Struct, frozen=True):
 
     @property
     def signers(self) -> frozenset[PeerID]:
-        """The voters, of a certificate that verifies."""
+        """Those who have voted, if the certificate verifies."""
         return frozenset(self.peers[index] for index in self.votes)
 
     @property
@@ -177,7 +184,7 @@ class RoundCertificate(msgspec.Struct, frozen=True):
         return group_id_of(self.tag, self.nonce, self.peers, auxiliaries, self.networks, self.rest)
 
     def verify(self) -> bool:
-        """Whether all fields fit together and enough voters have signed; one check for each signature."""
+        """Whether all fields fit together and enough voters have signed. It checks each signature."""
         auxiliaries, count = frozenset(self.auxiliaries), len(self.peers)
         if len(set(self.peers)) != count or len(self.networks) != count or any(index >= count for index in auxiliaries):
             return False
@@ -188,5 +195,5 @@ class RoundCertificate(msgspec.Struct, frozen=True):
         return all(verify(self.peers[i], "vote", signed, group_id, self.digest) for i, signed in self.votes.items())
 
 
-# Whether the local member has met another one, which may be no more than a key on its leader's list.
+# Whether this peer has itself met the member with this index: a leader may list a key that is no peer's.
 Met: TypeAlias = Callable[[int], bool]

@@ -9,7 +9,7 @@ from numbers import Real
 
 import torch
 
-MAX_BANDWIDTH = 1e12  # in whatever unit: no link carries so many bytes per second, and sums of such figures are finite
+MAX_BANDWIDTH = 1e12  # in whatever unit: no line carries so many bytes per second, and sums of such figures are finite
 
 
 def check_numbers(optional: bool = False, **values: object) -> None:
@@ -20,7 +20,8 @@ def check_numbers(optional: bool = False, **values: object) -> None:
 
 
 def as_count(value: object, name: str, *, least: int = 0) -> int:
-    """The value as an int, also where numpy or torch made it. Raises TypeError for anything but a whole number."""
+    """Returns the value as an int; numpy's and torch's integers are fine. Raises TypeError for anything but a whole
+    number, ValueError below `least`."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -47,7 +48,8 @@ def check_text(**values: object) -> None:
 
 
 def check_tensors(tensors: Sequence[object]) -> None:
-    """Raises TypeError and ValueError for tensors that cannot be averaged in place, each on its own."""
+    """Raises TypeError for anything but a sequence of tensors, and ValueError if two of them, or elements of one, share
+    memory: averaging in place would write to it twice."""
     if isinstance(tensors, torch.Tensor):
         raise TypeError("averaged_tensors must be a list of tensors, got a single tensor; put it in a list")
     spans: list[tuple[str, int, int, int]] = []

@@ -20,11 +20,11 @@ MAX_PART_BYTES = 8 << 20
 MIN_WEIGHT, MAX_WEIGHT = 1e-12, 1e18  # of one sender, besides zero; their ratio is far within the range of float32
 
 LONGEST_TO_BEGIN = 60.0  # seconds for a member to begin its part: it may still be computing its last batch
-SILENCE = 15.0  # seconds without a single byte in the middle of a stream; a broken connection is noticed sooner …
-SILENCE_TRIPS = 20.0  # … and so many round trips on top
+SILENCE = 15.0  # seconds that a stream may bring no byte in its middle; a broken connection is noticed sooner …
+SILENCE_TRIPS = 20.0  # … plus so many round trips
 TO_OPEN = 20.0  # seconds for a stream to a reducer that can be dialed: that needs no answer of its round
 
-# strangers: some members may lie, a third of them at most. members: all are honest, and may only fail.
+# strangers: fewer than a third of a group may lie. members: all are honest, and may only fail.
 Trust: TypeAlias = Literal["strangers", "members"]
 
 logger = logging.getLogger(__name__)
@@ -41,9 +41,9 @@ class MatchmakingOptions:
 
     target_group_size: int | None = None  # groups hold at most this many; None: everyone under the key
     min_group_size: int = 2  # smaller groups do not begin
-    min_matchmaking_time: float = 5.0  # how long to look on for others when not everyone is there
-    request_timeout: float = 3.0  # longest wait for one answer; kept below min_matchmaking_time
-    seats_per_network: int | None = None  # in one group, of followers from one /24 or /48; None: as many as come
+    min_matchmaking_time: float = 5.0  # how long a group waits while somebody is missing
+    request_timeout: float = 3.0  # longest wait for one answer; at most min_matchmaking_time
+    seats_per_network: int | None = None  # most followers from one /24 or /48 in one group; None: as many as come
 
     def __post_init__(self) -> None:
         size, least = self.target_group_size, self.min_group_size
@@ -67,21 +67,21 @@ class MatchmakingOptions:
 
 @dataclass(frozen=True, slots=True)
 class AllreduceOptions:
-    """Options of a round that members must agree on (the first three, and trust), and upper bounds in seconds.
+    """Options of a round. Members must agree on all but the three timeouts.
 
     compression        codec of parts and averages on the wire
-    tensor_infos       key and role of each tensor, by which that may choose another codec; None: indices and no roles
-    part_size_bytes    of a part on the wire at most; see `plan.py`
-    allreduce_timeout  for the whole round; then the leader gives it up
-    sender_timeout     for a sender's silence, after which it is left out from that part on
-    reducer_timeout    for a reducer's silence, after which the round has failed here; None: twice sender_timeout
+    tensor_infos       key and role of each tensor, by which an adaptive codec chooses another; None: indices, no roles
+    part_size_bytes    most bytes of a part on the wire; see `plan.py`
+    allreduce_timeout  seconds for the exchange of a round; None: see `pace.py`
+    sender_timeout     seconds of a sender's silence, after which it is left out from that part on
+    reducer_timeout    seconds of a reducer's silence, after which the round has failed here; None: twice sender_timeout
     trust              whether a minority of the members may lie; says how many of them decide (`certificate.py`)
-    aggregator         how the members' parts become one; members must agree on it, too
-    max_share          of the weight, for one member of four and more; 1: no bound. Members must agree on it, too. One
-                       computer that does three times the work of all others together still counts in full
-    audit              share of the averaged parts that members compute again before they vote, 0 to 1; members must
-                       agree on it, too. 0: senders sign nothing, and reducers keep nothing. With sixteen members the
-                       inputs of 0.005 take 4 % of the time that sending everything takes
+    aggregator         how the members' parts become one
+    max_share          most of the weight that one member has among four and more; 1: no bound. With 0.75 a computer
+                       that does three times the work of all others together still counts in full
+    audit              share of the averaged parts that members compute again before they vote, 0 to 1. 0: senders sign
+                       nothing, and reducers keep nothing. With sixteen members and 0.005 the inputs take 4 % of the
+                       time that sending everything takes
     """
 
     compression: CompressionBase = NoCompression()  # noqa: RUF009  # codecs have no state
@@ -122,42 +122,43 @@ class AllreduceOptions:
 
     @property
     def to_begin(self) -> float:
-        """Seconds that a member may take to begin: half of the time that others wait for a reducer."""
+        """Seconds that a member may take to begin: `sender_timeout`, or half of the time that others wait for a
+        reducer."""
         within = min(self.allreduce_timeout or math.inf, self.reducer_timeout or math.inf)
         return self.sender_timeout or min(LONGEST_TO_BEGIN, within / 2)
 
     @property
     def for_reducer(self) -> float:
-        """Seconds between two averages: a reducer itself waits for the slowest sender."""
+        """Seconds that a reducer may take between two averages: it waits for the slowest sender itself."""
         return self.reducer_timeout or 2 * self.to_begin
 
     def for_silence(self, round_trip: float | None) -> float:
-        """Seconds that a sender, once it has begun, may take without a byte arriving."""
+        """Seconds that a sender, once it has begun, may bring no byte. `round_trip`: seconds, or None if unknown."""
         return min(self.to_begin, SILENCE + SILENCE_TRIPS * (round_trip or 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AveragerConfig:
-    """One averager. Peers of one prefix average with each other."""
+    """The options of one averager. Averagers of one prefix average with each other."""
 
     prefix: str
     matchmaking: MatchmakingOptions = field(default_factory=MatchmakingOptions)
     allreduce: AllreduceOptions = field(default_factory=AllreduceOptions)
-    run: str = ""  # averagers of one run share bans; "": this one is alone, and goes by its prefix
-    meaning: str = ""  # of the tensors, if their shapes do not tell: peers that say otherwise are refused
-    initial_group_bits: str = ""  # the bucket to begin in; the bits move after every round
+    run: str = ""  # a peer's averagers of one run share its bans; "": the prefix stands for the run
+    meaning: str = ""  # of the tensors, if their shapes do not tell: peers that name another one are refused
+    initial_group_bits: str = ""  # the first bucket; the bits change after every round
     by_differences: bool = False  # a lossy codec gets differences from the last average, see `round/differences.py`
     averaging_alpha: float = 1.0  # tensors move by this fraction towards the average
     min_vector_size: int = 0  # elements; nobody reduces fewer
-    bandwidth: float | None = None  # share of the reducing work; None: as measured in past rounds; 0: reduces nothing
+    bandwidth: float | None = None  # relative to other members'; None: as measured in past rounds; 0: reduces nothing
     auxiliary: bool = False  # reduces for others, and its own tensors stay out
-    client_mode: bool | None = None  # as if nobody could dial this peer; None: as the node
+    client_mode: bool | None = None  # True: says that nobody can dial this peer; None: as the node
     # Whether others may download from here what `get_state` gives; None: while they can reach this peer, directly or
     # over a relay.
     share_state: bool | None = False
-    # How that state travels. A peer that downloads it with a lossy codec holds other bits than the donor, and is told.
+    # Codec of that state. A peer that downloads it with a lossy one does not get every bit of the donor's, and is told.
     state_compression: CompressionBase = NoCompression()  # noqa: RUF009  # codecs have no state
-    declare_state_period: float = 30.0  # seconds between two repetitions of the offer to share
+    declare_state_period: float = 30.0  # seconds after which the offer to share is repeated
 
     def __post_init__(self) -> None:
         check_text(prefix=self.prefix, run=self.run, meaning=self.meaning, initial_group_bits=self.initial_group_bits)
@@ -182,6 +183,6 @@ def check_group_bits(bits: str) -> None:
 
 
 def check_terms(terms: Mapping[str, str]) -> None:
-    """Raises ValueError for fingerprints beyond the bounds."""
+    """Raises ValueError for too many terms, or too long ones."""
     if len(terms) > MAX_TERMS or any(len(part) > MAX_TERM_LENGTH for item in terms.items() for part in item):
         raise ValueError(f"a fingerprint has at most {MAX_TERMS} entries of {MAX_TERM_LENGTH} characters")

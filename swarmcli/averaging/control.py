@@ -32,31 +32,33 @@ class AveragingStage(Enum):
 
     IDLE = "idle"  # not begun yet
     LOOKING_FOR_GROUP = "looking for group"
-    AWAITING_TRIGGER = "awaiting trigger"  # the group is there, `allow_allreduce` has not been called
+    AWAITING_TRIGGER = "awaiting trigger"  # the group has begun; `allow_allreduce` has not been called
     RUNNING_ALLREDUCE = "running all-reduce"
     FINISHED = "finished"  # with a result, an error, or cancelled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRequest:
-    """One round of averaging. Raises ValueError or TypeError for values that make no sense."""
+    """What the caller wants of one round. Raises ValueError or TypeError for values that make no sense."""
 
     tag: bytes = b""  # lineage: only peers with equal tags form groups
     gather: Any = None  # goes to every member of the group; anything msgpack carries
     weight: float = 1.0  # of this peer's tensors; 0: takes part and adds nothing
     timeout: float | None = None  # seconds for finding a group, over all tries; None: no bound
-    lookout: float | None = None  # seconds to look on while somebody is missing; None: as the averager's options say
+    lookout: float | None = None  # seconds to wait while somebody is missing; None: min_matchmaking_time
     scheduled_time: float | None = None  # swarm time before which the group does not begin
-    require_trigger: bool = False  # wait for `StepControl.allow_allreduce` once the group is there
+    require_trigger: bool = False  # the all-reduce waits for `StepControl.allow_allreduce`, too
     allow_retries: bool = True  # look for another group when one fails
     target: float | None = None  # of a preformed group: it begins when its members' progress sums up to this
-    weighs: bool = False  # progress is what weights tell: a round with less than half of the target fails
-    sends: bool = True  # in a preformed group: False for a peer that follows, whose weight stays zero
-    only_one: bool = False  # of its tag: where another, as large, has begun, this search ends with RoundMissed
-    since: float | None = None  # swarm time; a peer that looks under another tag later than this has had that round
+    weighs: bool = False  # weights count what progress counts: members that hand in too little fail it, see `Pledges`
+    sends: bool = True  # in a preformed group: False for a peer that only follows the run, and has weight zero
+    # There is to be one round of this tag: if another group of it, as large, has begun, this search ends with
+    # RoundMissed. A peer has had that round if it begins a search under another tag after `since` (swarm time).
+    only_one: bool = False
+    since: float | None = None
     epoch: int = -1  # for events only
-    queue: Sequence[PeerID] = ()  # of its tag: the members of the round that led to it, as they lead the next, or ()
-    terms: Mapping[str, str] = field(default_factory=dict)  # members must have equal ones, or are told which differ
+    queue: Sequence[PeerID] = ()  # members of the round that led to the tag, in the order in which they lead, or ()
+    terms: Mapping[str, str] = field(default_factory=dict)  # members must have equal ones, or hear which differ
 
     def __post_init__(self) -> None:
         check_weight(self.weight)
@@ -73,44 +75,44 @@ class RoundRequest:
 
 
 class Milestone(SwarmFuture[T]):
-    """Something that will happen, or not. A caller may give up waiting for it; that ends only its own waiting."""
+    """A future without `cancel`: a caller that gives up waiting ends only its own waiting."""
 
     def cancel(self) -> bool:
         return False
 
     def never(self) -> None:
-        """It will not happen any more: callers that wait see a cancellation. Without effect if it has happened."""
+        """It will not happen any more: those who wait for it see a cancellation. Without effect once it is done."""
         super().cancel()
 
 
 class StepControl:
-    """One round under way. Methods and properties may be used from any thread; `await` from any event loop.
+    """One round under way. Any thread may use its methods and properties, any event loop may `await` it.
 
     Awaiting it, or `result`, gives the RoundResult or raises MatchmakingError, NoReducerError, FingerprintError,
-    RoundFailed (tensors untouched), RoundUndecided (inputs kept), or CancelledError.
+    RoundFailed (tensors untouched at every member), RoundUndecided (untouched here), or CancelledError.
     """
 
     def __init__(self, request: RoundRequest, clock: Clock) -> None:
-        """Belongs to the running loop. Made by AveragerCore.begin_round."""
+        """AveragerCore.begin_round makes it, on the loop of the averager."""
         self.request = request
         self.allow_retries = request.allow_retries
-        self.begun: Milestone[Group] = Milestone()  # done when the round begins, or with why it never does
+        self.begun: Milestone[Group] = Milestone()  # its group has begun; or the error with which the search ended
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._clock = clock
         self._future: Milestone[RoundResult] = Milestone()
         self._started = clock.now()
         self.stage = AveragingStage.IDLE
-        self.group: Group | None = None  # that this peer is in, once there is one; after a failed try, the last one
+        self.group: Group | None = None  # the last group that began with this peer, even if its try failed
         self._weight = float(request.weight)
-        self.samples: float | None = None  # that the tensors come of; None: as many as they weigh
+        self.samples: float | None = None  # from which the tensors were computed; None: equal to the weight
         self._scheduled_time = request.scheduled_time
         self.progress = 0.0  # as last reported
         self.urgent = asyncio.Event()  # the last report goes out at once
         self._trigger = asyncio.Event()
-        self.began_allreduce = False  # whether the tensors are being averaged, or have been; the weight is settled then
-        self.task: asyncio.Task[None] | None = None  # it carries the round out; `cancel` cancels it
-        self.listener: Callable[[], None] | None = None  # called after a report or a new schedule
+        self.began_allreduce = False  # from the trigger on, when the weight is settled
+        self.task: asyncio.Task[None] | None = None  # runs the round; `cancel` cancels it
+        self.listener: Callable[[], None] | None = None  # called after each report or new schedule
         if not request.require_trigger:
             self._trigger.set()
 
@@ -118,7 +120,7 @@ class StepControl:
 
     @property
     def triggered(self) -> bool:
-        """Whether the all-reduce may start as soon as there is a group."""
+        """Whether the all-reduce may begin as soon as there is a group."""
         return self._trigger.is_set()
 
     @property
@@ -150,7 +152,8 @@ class StepControl:
         self._on_loop(self._notify)
 
     def report(self, progress: float) -> None:
-        """How much this peer has done so far towards the preformed group's target, in sum; never shrinks."""
+        """Tells how much this peer has done so far, in sum, towards the preformed group's target. Less than before has
+        no effect."""
         if not (math.isfinite(progress) and progress >= 0):
             raise ValueError(f"progress must be finite and not negative, got {progress!r}")
         if progress > self.progress:
@@ -158,15 +161,15 @@ class StepControl:
             self._on_loop(self._notify)
 
     def hurry(self) -> None:
-        """This peer has stopped to wait for the group: the leader gets the last report at once."""
+        """Sends the last report to the leader at once: this peer now only waits for the group."""
         self._on_loop(self.urgent.set)
 
     def allow_allreduce(self) -> None:
-        """This peer's tensors and weight are ready. Without `require_trigger` they are from the start."""
+        """Tells that this peer's tensors and weight are ready. Without `require_trigger` they are from the start."""
         self._on_loop(self._trigger.set)
 
     def cancel(self) -> bool:
-        """Leaves the group, or the round; the others go on. Returns False if the round has ended already."""
+        """Leaves the search or the round; the other members go on. Returns False if the round has ended already."""
         if self.done():
             return False
         if self.task is not None:
@@ -180,16 +183,17 @@ class StepControl:
         return self._future.cancelled()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The error that the round ended with, once it has. Not for the loop's own thread."""
+        """Waits for the end; returns the error, or None. TimeoutError after `timeout` seconds. Not for the loop's own
+        thread."""
         return self._future.exception(timeout)
 
     def result(self, timeout: float | None = None) -> RoundResult:
-        """Waits for the end. TimeoutError after `timeout` seconds, the round goes on. Not for the loop's own thread."""
+        """Waits for the end. TimeoutError after `timeout` seconds; the round goes on. Not for the loop's own thread."""
         return self._future.result(timeout)
 
     async def outcome(self) -> Outcome:
-        """The result, or why there is none; a round that was cancelled, or found no group, has failed. Cancelling this
-        leaves the round as it is."""
+        """Waits for the result, or why there is none: a round that was cancelled, or found no group, has failed.
+        Cancelling this coroutine does not cancel the round."""
         ended = asyncio.Event()
         self._future.add_done_callback(lambda _: ended.set())
         await ended.wait()
@@ -214,13 +218,13 @@ class StepControl:
             self.begun.set_result(group)
 
     async def wait_for_trigger(self) -> float:
-        """Returns the weight, which is settled from then on."""
+        """Returns the weight, which nobody can change from then on."""
         await self._trigger.wait()
         self.began_allreduce = True
         return self._weight
 
     def finish(self, outcome: RoundResult | Exception | None) -> None:
-        """Ends it with a result or an error; None: it was cancelled. Without effect if it has ended."""
+        """Ends the round with a result or an error; None: it was cancelled. A result that it has already stays."""
         self.stage = AveragingStage.FINISHED
         if not self.begun.done():
             error = outcome if isinstance(outcome, Exception) else RoundFailed("the round was left before it began")
@@ -246,7 +250,7 @@ class StepControl:
 
 
 class Chronicle:
-    """The story of one try at a round, for the event that tells it. `group` is set once there is one."""
+    """What happens in one try at a round, for its RoundFinished event. `group` is set once there is one."""
 
     def __init__(self, control: StepControl, purpose: str) -> None:
         self.seconds: dict[str, float] = {}
@@ -255,7 +259,7 @@ class Chronicle:
 
     @contextmanager
     def stage(self, stage: AveragingStage) -> Iterator[None]:
-        """Moves the control to this stage and adds up the time that the block takes."""
+        """Moves the control to this stage and adds the time that the block takes to `seconds`."""
         self._control.stage = stage
         began = loop_time()
         try:
@@ -264,7 +268,7 @@ class Chronicle:
             self.seconds[stage.value] = self.seconds.get(stage.value, 0.0) + loop_time() - began
 
     def ended(self, outcome: RoundOutcome, reason: str, result: RoundResult | None = None) -> RoundFinished:
-        """`result`: of a round that committed."""
+        """Returns the event. `result`: of a round that committed."""
         group = self.group
         return RoundFinished(
             round_id=group.group_id.hex() if group is not None else "",
@@ -283,14 +287,14 @@ class Chronicle:
 
 
 def check_weight(weight: float) -> None:
-    """Raises TypeError or ValueError unless reducers accept this weight."""
+    """Raises TypeError or ValueError for a weight that reducers refuse."""
     check_numbers(weight=weight)
     if weight != 0 and not MIN_WEIGHT <= weight <= MAX_WEIGHT:
         raise ValueError(f"weight must be 0, or {MIN_WEIGHT} to {MAX_WEIGHT}, got {weight!r}")
 
 
 def encode_gathered(value: Any, most: int = MAX_GATHERED_BYTES) -> bytes:
-    """The value as it goes to the members of a group. Raises ValueError for more than `most` bytes."""
+    """Encodes a member's `gather` for the others. Raises ValueError for more than `most` bytes."""
     data = b"" if value is None else wire.encode(value)
     if len(data) > most:
         raise ValueError(f"gather has {len(data)} bytes when encoded, the bound is {most}")

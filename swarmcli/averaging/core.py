@@ -48,7 +48,7 @@ from swarmcli.state.snapshot import ChunkLayout, Snapshot, copied
 from swarmcli.tasks import on_executor
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 4.0  # seconds between a round that failed and the next try, doubled each time
-SHORTEST_TRY = 0.01  # seconds left to find a group, without which a failed round is not tried again
+SHORTEST_TRY = 0.01  # seconds: with less time left to find a group, a failed round is not tried again
 
 GetState: TypeAlias = Callable[[], Awaitable[tuple[Any, Sequence[torch.Tensor]]]]
 
@@ -58,9 +58,9 @@ logger = logging.getLogger(__name__)
 class AveragerCore:
     """One averager. Its coroutines belong to one event loop; rounds look for their groups one after the other.
 
-    `tensors` are averaged in place. During the all-reduce of a round the core holds them exclusively; they change
-    only when the round commits, all at once. A round that fails leaves them as they were. `finder` is its matchmaking,
-    `sharing` its state as others download it, `layout` the shapes and types of the tensors.
+    It averages `tensors` in place. During the all-reduce of a round the core holds them exclusively; they change only
+    when the round commits, all at once. A round that fails leaves them as they were. `finder` looks for groups,
+    `sharing` hands out and downloads states, `layout` has the tensors' shapes and types.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class AveragerCore:
             self.trust,
         )
         self._get_state = get_state or self._copy_tensors
-        self._copies = ReusableBuffer()  # for those who download the state one after the other
+        self._copies = ReusableBuffer()  # copies of the state for one download after another
         self.sharing = StateSharing(
             node,
             config.prefix,
@@ -113,7 +113,7 @@ class AveragerCore:
             period=config.declare_state_period,
             courtesy=self.at_rest,
         )
-        self._sending = 0.0  # seconds that it would have taken the slowest member in the last round, if that failed
+        self._sending = 0.0  # seconds that the slowest member of a failed last round would have taken to send; else 0
         self._rounds = TaskOwner()
         self._running = False
 
@@ -127,7 +127,7 @@ class AveragerCore:
         self._running = True
 
     async def shutdown(self) -> None:
-        """Leaves every group, cancels the rounds under way, withdraws the declaration. Idempotent; leaves no task."""
+        """Cancels the searches and rounds under way and withdraws the declaration. Idempotent; leaves no task."""
         if self._running:
             self._running = False
             await self._rounds.close()
@@ -139,7 +139,8 @@ class AveragerCore:
             await self.trust.stop()
 
     def begin_round(self, request: RoundRequest) -> StepControl:
-        """Begins a round in the background. Raises ValueError for gathered data beyond MAX_GATHERED_BYTES."""
+        """Begins a round in the background. Raises ValueError for a `gather` beyond MAX_GATHERED_BYTES, RuntimeError
+        while the averager is not running."""
         if not self._running:
             raise RuntimeError("this averager is not running")
         gathered = encode_gathered(request.gather, MAX_GATHERED_BYTES - self._by_differences * ROOM_TO_TELL)
@@ -156,11 +157,10 @@ class AveragerCore:
             yield self._tensors
 
     async def take_up(self, tensors: Sequence[torch.Tensor]) -> None:
-        """All-reduces that begin from now on average these tensors instead; waits for one under way.
+        """Waits for an all-reduce under way; those that begin later average these tensors instead.
 
-        A round whose group has begun may still get other tensors, before it is triggered, if all members give it alike
-        ones. Not for averagers with a program. Raises ValueError, and changes nothing, for tensors that cannot be
-        averaged.
+        The tensors may change even after a group has begun, before its trigger, if all its members change theirs alike.
+        Not for averagers with a program. Raises ValueError, and changes nothing, for tensors that cannot be averaged.
         """
         async with self._lock:
             allreduce = replace(self.config.allreduce, tensor_infos=None)
@@ -181,8 +181,8 @@ class AveragerCore:
         return Snapshot(b"", metadata, named, self.config.state_compression, roles)
 
     async def copied(self, tensors: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
-        """Copies of these tensors, or of the averaged ones, as they are between two all-reduces: in the memory of the
-        last such copies, if nobody has them any more."""
+        """Returns copies of these tensors (None: of the averaged ones), made while no all-reduce is under way. They
+        take the memory of the last copies, if nobody uses that any more."""
         async with self.tensors() as averaged:
             chosen = averaged if tensors is None else tensors
             named = {str(index): tensor for index, tensor in enumerate(chosen)}
@@ -220,7 +220,7 @@ class AveragerCore:
             raise
 
     async def _try_until_committed(self, control: StepControl, gathered: bytes, deadline: float | None) -> RoundResult:
-        """Tries again after a failure while retries are allowed and there is time left to find a group."""
+        """Tries again after a failure, while retries are allowed and time is left to find a group."""
         pauses = growing(FIRST_PAUSE, LONGEST_PAUSE)
         while True:
             try:
@@ -234,7 +234,8 @@ class AveragerCore:
                 if isinstance(error, RoundFailed):
                     suspects = list(map(PeerID, error.suspects))
                     self.finder.memory.miss(suspects)
-                    if len(suspects) <= 2:  # more are suspect for what they did to this peer alone: a liar may name all
+                    # Beyond two only what this peer itself saw counts, see `_learn_from`: a liar may name all members.
+                    if len(suspects) <= 2:
                         for peer in suspects:
                             self.trust.suspect(peer, "a round failed by it", seat=False, work=True)
             await asyncio.sleep(next(pauses))
@@ -260,7 +261,7 @@ class AveragerCore:
     async def _find_and_average(
         self, control: StepControl, chronicle: Chronicle, gathered: bytes, deadline: float | None
     ) -> RoundResult:
-        reference = self._reference  # a round that ends meanwhile leaves another
+        reference = self._reference  # another round may end before this one and set a new one
         if self._by_differences:
             gathered = wire.encode(ReferenceTold(reference.round_id, gathered))
         with chronicle.stage(AveragingStage.LOOKING_FOR_GROUP):
@@ -285,7 +286,7 @@ class AveragerCore:
         try:
             with chronicle.stage(AveragingStage.RUNNING_ALLREDUCE):
                 self.archive.make_room()
-                # All members of the group come to the same answer.
+                # All members return here alike: both answers follow from what they have agreed on.
                 if all(member.auxiliary for member in group.members):
                     reason = "only auxiliaries came, which have no tensors of their own"
                     return RoundResult(round_id=group.group_id, group=group, nothing=reason)
@@ -329,11 +330,12 @@ class AveragerCore:
         except RoundFailed:
             self._sending = round_.lessons.slowest(loop_time() - began)
             failed = self._failed_reducers(round_, set(round_.lessons.failed))
-            spoiled = not failed  # what came in as slowly as a slow reducer sends shows nothing of this link
+            spoiled = not failed  # a reducer that fails may also send slowly: that says nothing of this peer's line
             if pledges is not None and pledges.withheld:
-                withheld = pledges.withheld - (round_.lessons.sending.keys() & round_.left_out)  # these were slow
+                # A member that was left out while it sent has withheld nothing: it was slow.
+                withheld = pledges.withheld - (round_.lessons.sending.keys() & round_.left_out)
                 self.finder.experience.note_short()
-                # The leader has listed them. Members may have been killed: the first time costs the leader nothing.
+                # Their leader let them count. They may have been killed, so the first time costs the leader nothing.
                 if round_.group.leader != self.node.peer_id:
                     self.finder.doubt(round_.group.leader, "it led a round that fell short", lost=True, led=True)
             raise
@@ -346,7 +348,8 @@ class AveragerCore:
             self._learn_from(round_, preformed, withheld, failed)
 
     def _failed_reducers(self, round_: Allreduce, failed: set[PeerID]) -> set[PeerID]:
-        """Those of the `failed` that reduce: nobody, if it may be this member's own link that fails."""
+        """Those of the `failed` that reduce. None of them if half of all reducers failed and no other member says so
+        (`elsewhere`): then this peer's own line may be at fault."""
         shares = zip(round_.group.members, round_.group.part_shares, strict=True)
         reducers = {member.peer_id for member, share in shares if share > 0}
         failed = failed & reducers - {self.node.peer_id}
@@ -364,11 +367,12 @@ class AveragerCore:
             self.finder.lines.note_sending(lessons.sending, round_.group.bids, self.finder.seconds_by_limits)
         withheld -= {self.node.peer_id}
         suspects = dict.fromkeys(withheld, "it claimed samples and handed in less than half")
-        if not self._service.has_split(round_.group):  # a leader that begins two groups keeps members apart: no fault
+        # If the leader has begun two groups, members wait for each other in vain, and are not at fault.
+        if not self._service.has_split(round_.group):
             suspects |= lessons.doubted
         for peer, reason in suspects.items():
             if preformed and peer in lessons.sending and peer not in withheld:
-                continue  # nobody waits for its parts the next time, see `seats.py`
+                continue  # it was slow: the next round does not wait for its parts, see `seats.py`
             self.finder.doubt(peer, reason, work=peer in failed, lost=peer in lessons.lost)
             failed -= {peer}
             if peer in withheld and self.trust.has_no_seat(peer):
@@ -395,7 +399,7 @@ class AveragerCore:
             options,
             compression=NoCompression() if exact else options.compression,
             allreduce_timeout=round_time(options.allreduce_timeout, max(planned, self._sending)),
-            # A reducer says nothing until the slowest sender has brought its first part, which may be all of its parts.
+            # A reducer has no average until the slowest sender has brought its first part, which may be all it sends.
             reducer_timeout=max(options.for_reducer, LAST * planned),
         )
         round_ = Allreduce(
@@ -415,7 +419,7 @@ class AveragerCore:
 
     @torch.no_grad()
     def _apply(self, averages: Sequence[torch.Tensor]) -> None:
-        """Moves all tensors. Nothing here can fail half way for tensors of the group's shapes and types."""
+        """Moves all tensors. With tensors of the group's shapes and types nothing here can fail half way."""
         alpha = self.config.averaging_alpha
         for tensor, average in zip(self._tensors, averages, strict=True):
             if alpha == 1.0:

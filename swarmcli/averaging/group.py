@@ -1,8 +1,8 @@
-"""The group of one round: an ordered list of members that all of them hold in the same form.
+"""The group of one round: an ordered list of members, the same at all of them.
 
-The leader of the matchmaking draws it up and sends it to all members. The group id is a hash of everything in it, so
-members with the same id agree on the members, their order, the shares of the work and the gathered metadata. It is a
-hash of hashes: a member can show later who the members were without telling where they could be dialed.
+The leader draws it up and sends it to all members. The group id is a hash of everything in it, so members with the same
+id agree on the members, their order, the shares of the work and what each gathers. It is a hash of hashes: a member can
+show later who the members were without telling where they could be dialed.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ MAX_GATHERED_BYTES = 16 << 10  # of one member
 
 
 class Dialable(IntEnum):
-    """How others reach a peer, the better the greater."""
+    """How others reach a peer; a greater value is a better way."""
 
     NEVER = 0  # it dials others, and is reached over the connections that it made
-    OVER_RELAY = 1  # a byte costs the relay's rate as well
+    OVER_RELAY = 1  # each byte also takes from the relay's rate
     DIRECTLY = 2
 
     @classmethod
@@ -55,10 +55,10 @@ class Member:
     bandwidth: float = 1.0  # relative to the other members; 0: reduces nothing
     addresses: tuple[str, ...] = ()  # where it can be dialed; at relays if it does not listen
     gathered: bytes = b""  # its `gather`, encoded
-    search: bytes = b""  # the id of the search with which it came: fresh, so nobody can bring it into this group again
-    ramp: float = math.inf  # so many times the group's median weight counts of its own at most, see `weights.py`
+    search: bytes = b""  # id of the search with which it came: fresh, so that nobody can put it into an old group again
+    ramp: float = math.inf  # its weight counts up to so many times the group's median, see `weights.py`
     bid: Bid = Bid()  # noqa: RUF009  # its word about its line, see `seats.py`
-    standing: bool = False  # it was in the round that led to this tag, it says: such members lead in turn
+    standing: bool = False  # it says that it was in the round that led to this tag; such members lead in turn
     claim: float = 0.0  # progress towards the target of a preformed group, by its own word when the group began
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class Member:
             raise ValueError(f"a member's bandwidth must be 0 to {MAX_BANDWIDTH:g}, got {self.bandwidth}")
         if len(self.search) > MAX_SEARCH_BYTES:
             raise ValueError(f"the id of a search has at most {MAX_SEARCH_BYTES} bytes, got {len(self.search)}")
-        if not self.ramp >= 1:  # or a leader could count nothing of others
+        if not self.ramp >= 1:  # otherwise a leader could let nothing of the others count
             raise ValueError(f"at least the median weight counts of a member, got {self.ramp} times that")
         if not 0 <= self.claim <= MOST:
             raise ValueError(f"a member's claim must be 0 to {MOST:g}, got {self.claim}")
@@ -80,17 +80,17 @@ class Member:
 
 
 def meeting(first: Member, second: Member) -> Dialable:
-    """How the two come together: by the one that is easier to dial."""
+    """How one of the two reaches the other, which is the one that is easier to dial."""
     return max(first.dialable, second.dialable)
 
 
 @dataclass(frozen=True)  # without slots, so that its id is computed once
 class Group:
-    """A closed group, equal at all of its members; this is what its leader sends them. Raises ValueError.
+    """A group that has begun; its leader sends this to all members. Raises ValueError for what no honest leader sends.
 
     tag           lineage: only peers with equal tags meet in a group
-    nonce         fresh for every group, so that no two rounds share an id
-    members       leader first, then by rank
+    nonce         drawn for each group, so that no two rounds share an id
+    members       the leader first, then by rank
     part_shares   (len(members),) each member's share of the reducing work, as `shares.py` computed it
     listed        its leader's signature for this list; not in the id
     """
@@ -124,11 +124,11 @@ class Group:
         return cls(tag, nonce, tuple(members), tuple(float(share) for share in part_shares))
 
     def signed(self, leader: Identity) -> Group:
-        """With its leader's signature."""
+        """Returns the same group with its leader's signature."""
         return replace(self, listed=leader.sign("list", self.members[0].search, self.group_id))
 
     def has_listed(self, group_id: bytes, signature: bytes) -> bool:
-        """Whether its leader has signed such a list in the same search: honest ones begin one group in each."""
+        """Whether its leader has signed a group of this id in the same search. An honest leader begins one in each."""
         return is_listed(self.leader, self.members[0].search, group_id, signature)
 
     @cached_property
@@ -150,8 +150,8 @@ class Group:
 
     @cached_property
     def networks(self) -> tuple[int, ...]:
-        """(len(members),) the network of each member that listens, by the first address that it names, as numbers from
-        1; 0 for a member that does not listen."""
+        """(len(members),) the network of each member that listens, taken from its first address, as a number from 1; 0
+        for a member that does not listen."""
         named = [
             prefix_of_address(member.addresses[0]) if member.listening and member.addresses else None
             for member in self.members
@@ -161,7 +161,7 @@ class Group:
 
     @cached_property
     def rest(self) -> bytes:
-        """32 bytes: a hash of all but the tag, the nonce and who the members are."""
+        """32 bytes: a hash of all but the tag, the nonce, the members' ids, which are auxiliaries, and `networks`."""
         return hashlib.sha256(b"".join(_rest(self))).digest()
 
     @cached_property
@@ -171,13 +171,13 @@ class Group:
 
     @cached_property
     def claims(self) -> dict[PeerID, float]:
-        """The progress of each member."""
+        """Member → the progress that it claims."""
         return {member.peer_id: member.claim for member in self.members}
 
     def derived(self, purpose: str) -> Group:
-        """The same members and shares under another id, which all of them compute alike."""
+        """Returns the same members and shares under another id, which each member computes by itself."""
         derived = replace(self, nonce=derived_nonce(self.group_id, purpose))
-        # The same in both groups, and long to compute in a large one. Cached properties may be set like this.
+        # These take long to compute in a large group and are the same here: their caches are filled.
         derived.__dict__.update(
             rest=self.rest, auxiliaries=self.auxiliaries, networks=self.networks, _positions=self._positions
         )
@@ -203,7 +203,7 @@ class Group:
 
 
 def is_listed(leader: PeerID, search: bytes, group_id: bytes, signature: bytes) -> bool:
-    """Whether this leader has signed a group of this id in this search of its own."""
+    """Whether this leader has signed a group of this id in this `search` of its own."""
     return verify(leader, "list", signature, search, group_id)
 
 
@@ -222,12 +222,12 @@ def group_id_of(
 
 
 def derived_nonce(group_id: bytes, purpose: str) -> bytes:
-    """The nonce of the group with the same members that serves this purpose."""
+    """The nonce of the group that is derived for this purpose, see `Group.derived`."""
     return hashlib.sha256(b"swarm derived group" + group_id + purpose.encode()).digest()[:NONCE_BYTES]
 
 
 def _rest(group: Group) -> Iterator[bytes]:
-    """Yields each field of variable length with its length."""
+    """Yields the fields; one of variable length comes after its length, so that no two groups yield the same bytes."""
     yield b"swarm group rest"
     yield struct.pack(">Q", len(group.members))
     for member, share in zip(group.members, group.part_shares, strict=True):

@@ -1,8 +1,8 @@
 """Decides for whom a round waits: for members whose samples are worth the time that their lines take to send them.
 
-Each member says how long its line takes (`Bid`), remembers how long those of others took here (`Lines`), and decides by
-both for itself: whether it sends, for whom its own reducer waits, and, as a leader, who reduces and whose samples make
-the epoch. docs/averaging.md, *Seats*, has the rule in words. No input or output here.
+Each member says how long its line takes (`Bid`) and remembers how long those of others took here (`Lines`). From both
+it decides for itself: whether it sends, for whom it waits as a reducer, and, as a leader, who reduces and whose samples
+make the epoch. docs/averaging.md, *Seats*, has the rule in words. No input or output here.
 
     seconds   that a member takes to send what it brings to a round
     pace      samples per second of a member, or of several, while an epoch is computed
@@ -22,15 +22,15 @@ from swarmcli.recent import Recent
 
 MAX_SECONDS = 1e6  # that a member may say of itself: eleven days
 MAX_PEERS = 4096  # whose lines one averager remembers
-LEAST = 1e-3  # seconds that any sending takes: 0 says that nothing has shown a line
-NOISE = 0.5  # seconds of sending that a busy machine or a long way explains
-SLOWER = 2.0  # times what the quickest member takes: from there on a member is slow …
-PATIENT = 5.0  # … where all are slow, beyond so many seconds and SLOWER times what an epoch takes to compute
-BACK = 1.5  # times its sending time, for a member whose samples did not count: so nobody comes and goes round by round
-TRIAL = 0.1  # of an epoch, for the parts of a slow member whose samples never counted, or of an unproven one
-UNKNOWN_EPOCH = 5.0  # seconds that an epoch is taken for while nobody has seen one
+LEAST = 1e-3  # seconds that any sending counts as, since 0 means that nothing has shown the line
+NOISE = 0.5  # seconds of sending that a busy machine or a long distance explains
+SLOWER = 2.0  # a member is slow if it takes longer than so many times what the quickest takes …
+PATIENT = 5.0  # … or than so many seconds plus SLOWER times the computing of an epoch, if that is less
+BACK = 1.5  # times its sending time, for a member whose samples did not count: or it would come and go round by round
+TRIAL = 0.1  # of an epoch: so long a round waits for a slow member whose samples never counted, or for an unproven one
+UNKNOWN_EPOCH = 5.0  # seconds that an epoch is assumed to take while nobody has seen one
 OVERDUE = 3.0  # epochs, and …
-OVERDUE_GRACE = 5.0  # … seconds, after which everybody's samples count: those who are waited for do not come
+OVERDUE_GRACE = 5.0  # … seconds, after which everybody's samples count: those of the seated do not reach the target
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Bid:
     """A member's word about itself. Raises ValueError for numbers that no honest peer has."""
 
     sends: bool = True  # it has gradients to send; False: it follows, or reduces for others
-    seconds: float = 0.0  # that a round takes to send on its line; 0: nothing has shown that yet
+    seconds: float = 0.0  # that its line takes to send in a round; 0: nothing has shown that yet
 
     def __post_init__(self) -> None:
         if not 0 <= self.seconds <= MAX_SECONDS:
@@ -49,9 +49,9 @@ class Bid:
 class LineSeen:
     """The line of another member, as this one saw it."""
 
-    seconds: float = 0.0  # that it took to send the last time, or would have taken; 0: it has not sent here yet
+    seconds: float = 0.0  # that it took to send the last time, or would have taken; 0: nothing has shown that here
     pace: float = 0.0  # of its samples that counted lately; 0: none did
-    counted: bool = True  # it had a part in the last average, or was in none yet
+    counted: bool = True  # its samples counted in the last round, or it has been in none yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,11 @@ class NoSeat:
 
 @dataclass(frozen=True, slots=True)
 class Seats:
-    """One member waits for these in a group.
+    """For whom one member waits in a group.
 
     unseated   member whose samples are not worth the wait → why
     unproven   members whose lines nothing has shown yet, while others' are known
-    planned    seconds that sending takes the slowest of the others; 0: unknown
+    planned    seconds that sending takes the slowest of all others; 0: unknown
     epoch      seconds that an epoch takes with them, rounds included
     """
 
@@ -89,9 +89,11 @@ class Seats:
 
 
 def decide(bids: Mapping[PeerID, Bid], target: float, lines: Mapping[PeerID, LineSeen]) -> Seats:
-    """Seats go to all who are not slow, and then to the first so many by sending time with which the group makes the
-    most samples per second, rounds included. `target`: samples that make an epoch. `lines`: as the one who decides saw
-    them; a member's own word can only make it slower.
+    """Gives seats to all members that are not slow, and then to the quickest slow ones: to as many as make an epoch
+    shortest, rounds included.
+
+    `target`: samples that make an epoch. `lines`: what this peer saw of each member; the member's own word can only
+    make it slower.
     """
     seen = {peer: lines.get(peer) or LineSeen() for peer, bid in bids.items() if bid.sends}
     seconds = {peer: max(bids[peer].seconds, line.seconds) for peer, line in seen.items()}
@@ -107,12 +109,12 @@ def decide(bids: Mapping[PeerID, Bid], target: float, lines: Mapping[PeerID, Lin
 
     slow = sorted((peer for peer in seen if seconds[peer] > bound), key=lambda peer: (felt(peer), peer))
     if len(slow) == len(bids) == 2:
-        slow.sort()  # neither of a pair can tell whose line it is, and both must come to the same answer
+        slow.sort()  # by id: neither of a pair can tell whose line is slow, and both must decide alike
     quick = len(seen) - len(slow)
     pace = list(accumulate(map(paces.__getitem__, slow), initial=math.fsum(paces[peer] for peer in seen.keys() - slow)))
 
     def epoch(count: int, time: Callable[[PeerID], float]) -> float:
-        """Seconds of an epoch with so many of the slow members. Nobody waits for what a lone peer would send."""
+        """Seconds of an epoch with so many of the slow members. A lone peer sends to nobody."""
         alone = quick + count == 1 and all(bid.sends for bid in bids.values())
         sending = 0.0 if alone else time(slow[count - 1]) if count else quickest
         return target / pace[count] + sending if quick + count else math.inf
@@ -135,8 +137,8 @@ class Lines:
     """One averager's memory of the lines of others."""
 
     def __init__(self, own: PeerID) -> None:
-        # Seconds that this peer's own sending took, and that what it receives would take where it spoiled a round or
-        # downloads a state; 0: nothing has shown that.
+        # Seconds that this peer took to send in its last round, and that it would take to receive, which is known when
+        # slow receiving has spoiled a round, or from downloading a state; 0: nothing has shown that.
         self.own = self.receiving = 0.0
         self._own = own
         self._lines: Recent[PeerID, LineSeen] = Recent(MAX_PEERS)
@@ -145,27 +147,27 @@ class Lines:
     def seats(
         self, bids: Mapping[PeerID, Bid], target: float | None, said: Mapping[PeerID, float] = MappingProxyType({})
     ) -> Seats:
-        """Says whom this peer waits for in a group. Without a target every member is waited for. `said`: paces by their
-        own word, of members whose samples never counted."""
+        """Decides for whom this peer waits in a group; without a target, for every member. `said`: the paces that
+        members claim, for those whose samples never counted."""
         if target is None:
             return Seats()
         lines = {peer: self._lines.get(peer) or LineSeen() for peer in bids}
         return decide(bids, target, {p: replace(line, pace=line.pace or said.get(p, 0.0)) for p, line in lines.items()})
 
     def note_sending(self, taken: Mapping[PeerID, float], bids: Mapping[PeerID, Bid], limited: float = 0.0) -> None:
-        """Seconds that each sender of a round has `taken` here, this peer itself among them. For one that was left out,
-        they are estimated from the parts that arrived. `bids`: of the group. `limited`: seconds that this peer needs
-        by its limits now, which may have come after its bid."""
+        """Remembers the seconds that each sender of a round has `taken` here, this peer itself among them; for a sender
+        that was left out, an estimate from the parts that arrived. `bids`: of the group. `limited`: seconds that this
+        peer's limits make it need now; they may have changed after its bid."""
         for peer, seconds in taken.items():
             shown = min(max(seconds, LEAST), MAX_SECONDS)
             if peer == self._own:
                 self.own = shown
-            else:  # its own word, which may be of a limit, or a limit of this peer may explain the time
+            else:  # the member's own bid, which may come from a limit, or a limit of this peer may explain the time
                 explained = max(bids[peer].seconds, bids[self._own].seconds if self._own in bids else 0.0, limited)
                 self._line(peer).seconds = shown if shown > SLOWER * explained else 0.0
 
     def note_committed(self, began: float, now: float, weights: Mapping[PeerID, float]) -> None:
-        """A round that began at `began` has committed `now`, with so many samples of each member."""
+        """A round that began at `began` (loop time) has committed `now`. `weights`: samples that counted, by member."""
         ended, self._ended = self._ended, now
         for peer, line in self._lines.items():
             line.counted = weights.get(peer, 0.0) > 0

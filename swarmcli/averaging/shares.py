@@ -1,17 +1,18 @@
-"""Shares of the reducing work: how much of the vector each member reduces, by what its link can carry.
+"""Shares of the reducing work: how much of the vector each member reduces, by what its line can carry.
 
 With s members that send and receive, one that reduces a fraction v of the vector and also averages its own tensors
-sends (1 - v) + (s - 1)·b·v vectors; an auxiliary sends s·b·v. Averages take b times the bytes of what a sender brings:
-once, where both directions are alike; more, where they hold what several have sent. A round takes as long as its
-slowest link, and uplinks are the slower ones, so the shares fill the least time T that gives room to the whole vector:
+sends (1 - v) + (s - 1)·b·v vectors; an auxiliary sends s·b·v. An average takes b times the bytes of what one sender
+brings: 1 if both directions are encoded alike, more if an average holds what several have sent. A round takes as long
+as its slowest line, and lines send more slowly than they receive. So the shares are those of the least time T in which
+the lines carry the whole vector:
 
     minimize T   with   traffic_i(v_i) / bandwidth_i <= T,   sum of v = 1,   v >= 0
 
 Members that some sender cannot reach get nothing. Bandwidths count per direction and only relative to each other.
 
-Members behind relays take work last: they reduce only if nobody else can, or if those who can be dialed by all would
-take four times as long: each byte passes the relay in and out, and others use it too. If one of those is their relay,
-it has less to do by reducing everything itself.
+Members behind relays reduce only if nobody else can, or if a round would otherwise take four times as long: each byte
+passes the relay in and out, and others use it too. If their relay is itself a member that all can dial, it does less by
+reducing everything itself.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from swarmcli.errors import NoReducerError
 
 Vector = NDArray[np.float64]
 
-_SLOWEST = 1e-12  # of the fastest link: slower ones count as this, so that all figures stay within floating point
-_ACCURACY = 1e-9  # of what is searched by halving: far below what anybody knows of bandwidths
+_SLOWEST = 1e-12  # of the fastest line: slower ones count as this, so that all figures stay within floating point
+_ACCURACY = 1e-9  # relative, of a search by halving: nobody knows bandwidths that well
 
 
 def reducing_shares(
     members: Sequence[Member], total_size: int, min_vector_size: int = 0, back: float = 1.0
 ) -> tuple[float, ...]:
-    """Each member's share of the vector, in the order of `members`; they sum to 1.
+    """Returns each member's share of the vector, in the order of `members`; they sum to 1.
 
     `total_size` and `min_vector_size` count elements: nobody gets fewer than `min_vector_size` of them, except that
-    one member gets everything if even that is less. `back`: bytes of averages for a byte that is brought. Raises
-    NoReducerError when nobody can reduce for all.
+    one member gets everything if even that is less. `back`: bytes of an average for each byte that a sender brings.
+    Raises NoReducerError if nobody can reduce for all.
     """
     able = [index for index in range(len(members)) if _can_reduce(members, index)]
     if not able:
@@ -52,7 +53,7 @@ def reducing_shares(
 
 
 def slowest_link(members: Sequence[Member], shares: Sequence[float], back: float = 1.0) -> float:
-    """The time that a round takes the slowest member, in units of (vector size) / (bandwidth)."""
+    """The time that a round takes on the slowest line, in units of (vector size) / (bandwidth)."""
     senders = _count_senders(members)
     return max(
         (share * senders * back if member.auxiliary else 1 + ((senders - 1) * back - 1) * share) / member.bandwidth
@@ -62,7 +63,7 @@ def slowest_link(members: Sequence[Member], shares: Sequence[float], back: float
 
 
 def reducer_opens(reducer: Member, sender: Member) -> bool:
-    """Which of the two opens their stream: the sender, unless it is easier to dial than the reducer."""
+    """Whether the reducer opens their stream; otherwise the sender does. Whoever is harder to dial opens it."""
     return sender.dialable > reducer.dialable
 
 
@@ -96,17 +97,17 @@ def _divide(
 
 
 def _solve(members: Sequence[Member], chosen: Sequence[int], back: float) -> list[float]:
-    """Shares for all members, zero except for the chosen: those of least T, and of these the ones that are nearest to
-    bandwidths. With two senders, for instance, every division moves the same bytes."""
+    """Shares for all members, zero except for the chosen. Of the divisions with the least T it takes the one nearest to
+    the proportions of the bandwidths: with two senders, for instance, every division moves the same bytes."""
     senders = _count_senders(members)
     helps = np.array([members[index].auxiliary for index in chosen])
-    fixed = np.where(helps, 0.0, 1.0)  # vectors that each sends in any case, (chosen,)
-    more = np.where(helps, senders * back, (senders - 1) * back - 1)  # and those that a whole share adds, (chosen,)
+    fixed = np.where(helps, 0.0, 1.0)  # (chosen,) vectors that each sends without a share …
+    more = np.where(helps, senders * back, (senders - 1) * back - 1)  # (chosen,) … and that a share of 1 adds
     bandwidth = np.array([members[index].bandwidth for index in chosen])
     bandwidth = np.maximum(bandwidth / bandwidth.max(), _SLOWEST)
 
     def most(time: float) -> Vector:
-        """The largest share that each link carries in this time."""
+        """(chosen,) the largest share that each line carries in this time."""
         room = np.maximum(time * bandwidth - fixed, 0.0)
         return np.minimum(np.divide(room, more, out=np.ones(len(more)), where=more > 0), 1.0)
 
@@ -120,7 +121,7 @@ def _solve(members: Sequence[Member], chosen: Sequence[int], back: float) -> lis
 
 
 def _smallest(filled: Callable[[float], float], low: float, high: float) -> float:
-    """The smallest number from `low` to `high` with which `filled`, which grows with it, comes to one."""
+    """The smallest number from `low` to `high` for which `filled`, which never falls, comes to one."""
     if filled(low) >= 1:
         return low
     while high - low > _ACCURACY * high:

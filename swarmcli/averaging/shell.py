@@ -23,10 +23,11 @@ C = TypeVar("C", bound=Core)
 
 
 class CoreRunner(Generic[C]):
-    """Starts one core, calls it from any thread, and ends it. `name` is for people."""
+    """Starts one core, calls it from any thread, and ends it. `name` stands in messages."""
 
     def __init__(self, name: str, shutdown_timeout: float, *, daemon: bool = True) -> None:
-        """`daemon`: the end of the main thread ends this too; otherwise the process lives until `shutdown`."""
+        """`shutdown_timeout`: seconds. `daemon`: this ends with the main thread; otherwise the process stays alive
+        until `shutdown`."""
         self._name, self._shutdown_timeout, self._daemon = name, shutdown_timeout, daemon
         self._over = threading.Event()
         self._thread: LoopThread | None = None
@@ -39,7 +40,7 @@ class CoreRunner(Generic[C]):
 
     @property
     def can_be_called(self) -> bool:
-        """Started, if only just, and not shut down."""
+        """Whether it has been started and not shut down. A call may have to wait until the core is up."""
         return self._thread is not None and not self._closed
 
     @property
@@ -48,7 +49,11 @@ class CoreRunner(Generic[C]):
         return not self._closed and starting is not None and starting.done() and not starting.cancelled()
 
     def start(self, make: Callable[[], Coroutine[Any, Any, C]], *, wait: bool, timeout: float | None) -> None:
-        """Runs `make` on the loop. With `wait`, raises what it raises, or TimeoutError; nothing is left then."""
+        """Runs `make` on the loop. RuntimeError after an earlier `start` or `shutdown`.
+
+        With `wait` it returns once the core is up; it raises what `make` raises, or TimeoutError after `timeout`
+        seconds, and then leaves nothing running.
+        """
         if self._closed or self._thread is not None:
             raise RuntimeError(f"{self._name} {'has been shut down' if self._closed else 'has been started already'}")
         self._thread = LoopThread.acquire()
@@ -64,7 +69,8 @@ class CoreRunner(Generic[C]):
             raise
 
     def call(self, action: Callable[[C], T], wait: bool = True) -> Any:
-        """Calls `action` with the core on the loop's thread; the result, or without `wait` a future of it."""
+        """Calls `action` with the core on the loop's thread. Returns its result, or without `wait` a SwarmFuture.
+        RuntimeError unless `can_be_called`."""
 
         async def act(core: C) -> T:
             return action(core)
@@ -83,7 +89,7 @@ class CoreRunner(Generic[C]):
         return thread.run(act()) if wait else thread.submit(act())
 
     def shutdown(self) -> None:
-        """Ends the core within the shutdown timeout, and lets go of the thread. Idempotent."""
+        """Ends the core, within `shutdown_timeout` or with a warning, and releases the loop's thread. Idempotent."""
         if self._closed:
             return
         self._closed = True

@@ -1,16 +1,16 @@
-"""A peer trusts some others of its run less: by a score that decays, and a proof that does not.
+"""Which peers of its run a peer trusts less: after a suspicion, which decays, or a proof, which does not.
 
-    suspicion   it cost a round or its time, and nothing proves that it lied: it is left out of the next group, then of
-                2, 4, … 64, and a failed reducer gets nothing to reduce in 16 times as many
-    word        it did not stand by what it reported: its reports count for nothing, for 15 s, a minute … an hour
-    proof       it signed two unlike things, or an audit found its average false: it is out for the run
+    suspicion   the other cost a round, or its time, and nothing proves that it lied: it has no seat in the next group,
+                then in 2, 4, … 64; a failed reducer has nothing to reduce in 16 times as many
+    word        the other did not stand by what it reported: its reports count for nothing, for 15 s, a minute … an hour
+    proof       the other signed two unlike things, or an audit found its average false: it is banned from the run
 
-A suspicion is this peer's own affair. It tells nobody, the suspicion ends by itself, and a suspect takes part again as
-soon as a group would be too small without it, or lacks the samples that it has (`admit`). Nobody can make a proof
-against an honest peer, and anyone can check it without having been there: a peer that gets one shows it, once, to the
-members of the groups in which it met the culprit, and each of them bans it. In an open run proofs travel no further,
-since a new identity costs a stranger nothing. In a closed one each member shows them to all with which it is connected,
-the owner's monitor among them: the owner may revoke the culprit's membership.
+A suspicion is this peer's own affair: it tells nobody. The suspicion ends by itself, and a suspect gets its seat back
+as soon as a group would be too small without it, or lacks the samples that it has (`admit`). Nobody can make a proof
+against an honest peer, and anyone can check one without having been there. A peer that gets a proof shows it, once, to
+the members of the groups in which it met the culprit, and each of them bans the culprit. In an open run proofs travel
+no further, since a new identity costs a stranger nothing. In a closed run each member shows them to all peers with
+which it is connected, the owner's monitor among them: the owner may revoke the culprit's membership.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.recent import Recent
 
-MOST_GROUPS = 64  # that one suspicion costs: a liar that comes back each time keeps less than a twentieth of its harm
-# Seconds for which an epoch waits for the samples of a suspect, for each group that it is left out of; and for one that
-# has spoiled the groups that it led, and would soon lead again.
+MOST_GROUPS = 64  # without a seat after one cause: a liar that comes back each time does a twentieth of its harm
+# Seconds that a group waits before it takes a suspect in all the same, for each group in which that is to have no seat.
+# The second is for a suspect that has led badly: it would soon lead again.
 SECONDS_PER_GROUP = 1.0
 SECONDS_PER_LED = 15.0
-# Seconds for which a word counts for nothing: an honest peer that could not answer once is heard again soon.
+# Seconds for which a peer's word counts for nothing. An honest peer that failed to answer once is soon heard again.
 FIRST_SILENCE, LONGEST_SILENCE, SILENCE_GROWTH = 15.0, 3600.0, 4.0
-WORK_GROUPS = 16  # in which a failed reducer gets nothing to reduce, for each group that a suspicion costs
-GROUPS_KEPT = 4  # the last groups, whose members may show proofs against each other
-MAX_BANS = 1024  # that are remembered: a group's members alone can be banned, so one liar adds one
-TO_TELL = 10.0  # seconds for a member to hear of a proof
+WORK_GROUPS = 16  # in which a failed reducer has nothing to reduce, times the suspicion's score
+GROUPS_KEPT = 4  # the last groups: members of one of them may show this peer proofs against each other
+MAX_BANS = 1024  # bans that are remembered. Only a member of a group can be banned, so each costs a liar an identity
+TO_TELL = 10.0  # seconds for a member to take a proof
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ SignedProof: TypeAlias = DoubleWord | TwoGroups | UnlikeAverages  # a tagged uni
 
 
 class Proof(Protocol):
-    """Grounds for a ban: a `SignedProof`, which fits into a message, or an audit's, which each member makes itself."""
+    """Grounds for a ban: a `SignedProof`, which fits into a message, or an audit's proof, which each member makes."""
 
     @property
     def culprit(self) -> PeerID: ...
@@ -103,7 +103,7 @@ class Proof(Protocol):
 
 
 class ProofMessage(msgspec.Struct, frozen=True):
-    """A member shows another one that a third lied."""
+    """A member shows another one a proof that a third one lied."""
 
     proof: SignedProof
 
@@ -115,18 +115,18 @@ class ProofTaken(msgspec.Struct, frozen=True):
 @dataclass(slots=True)
 class _Suspicion:
     reason: str
-    score: int  # groups that it costs: 1, 2, 4 …
-    seats: int = 0  # of these groups, left without a seat
-    work: int = 0  # groups left with nothing to reduce
-    warned: bool = False  # it has been suspect for more than its work: the next broken connection costs a seat
-    wait: float = SECONDS_PER_GROUP  # seconds that an epoch waits instead of each
+    score: int  # groups in which it is to have no seat: 1, 2, 4 …
+    seats: int = 0  # how many of them are left
+    work: int = 0  # groups that are left in which it has nothing to reduce
+    warned: bool = False  # there was a cause beside its work: from now on a broken connection costs it seats
+    wait: float = SECONDS_PER_GROUP  # seconds that a group waits instead of each one that is left
 
 
 class PeerTrust:
     """One peer's opinion of the others of one run; all its averagers of that run share it, see `of`.
 
-    Groups that go well end a suspicion, not time. A suspect gets its seat back without that where no group can go well
-    without it: the other peers may have nothing to average.
+    Committed rounds end a suspicion; time does not. But where no group comes about without a suspect, since the others
+    have nothing to average, it gets its seat back, see `admit`.
     """
 
     def __init__(self, endpoint: Endpoint, run: str) -> None:
@@ -134,7 +134,7 @@ class PeerTrust:
         self._endpoint = endpoint
         self._suspicions: Recent[PeerID, _Suspicion] = Recent(MAX_MEMBERS)
         self._words = Backoff[PeerID](FIRST_SILENCE, LONGEST_SILENCE, SILENCE_GROWTH)
-        # Proofs of the banned, all of them verified. An audit's has the inputs of a whole part: it is not kept
+        # Banned peer → the verified proof against it; None for an audit's, which holds the inputs of a whole part.
         self._proofs: Recent[PeerID, SignedProof | None] = Recent(MAX_BANS)
         self._groups = deque[frozenset[PeerID]](maxlen=GROUPS_KEPT)
         self._listeners: dict[Callable[[PeerID], None], None] = {}
@@ -143,20 +143,20 @@ class PeerTrust:
 
     @classmethod
     def of(cls, endpoint: Endpoint, run: str) -> PeerTrust:
-        """The one that everything of this run shares at this endpoint."""
+        """Returns the one object that everything of this run shares at this endpoint."""
         trust = _SHARED.get((id(endpoint), run))
         if trust is None:
             trust = _SHARED[id(endpoint), run] = cls(endpoint, run)
         return trust
 
     def start(self) -> None:
-        """Begins to hear proofs of others, for as many users as have called it."""
+        """Begins to hear proofs from others. Each user calls it once."""
         self._users += 1
         if self._users == 1:
             self._endpoint.serve(self.method, ProofMessage, self._hear)
 
     async def stop(self) -> None:
-        """One user less; with the last one it ends. What is known stays, for users to come."""
+        """Each user calls it once; the last one ends the hearing. What is known stays, for users to come."""
         self._users -= 1
         if self._users == 0:
             self._endpoint.withdraw(self.method)
@@ -174,16 +174,16 @@ class PeerTrust:
         lost: bool = False,
         led: bool = False,
     ) -> None:
-        """A peer gives cause for suspicion: no `seat` in the next group, nothing to reduce (`work`) in the next 16, and
-        in twice as many each time.
+        """A peer gives cause for suspicion. `seat`: it has no seat in the next group; `work`: it has nothing to reduce
+        in the next 16. Each further cause doubles that.
 
-        `lost`: the connection with it broke meanwhile, as when its address changes. That costs no seat, unless it
-        was suspect already: a peer that breaks its connections again and again gains nothing by it. `led`: it is about
-        its leading: the group that forms without it now is not yet the next one.
+        `lost`: the connection with it broke meanwhile, as when its address changes. The first time that costs no seat;
+        a peer that breaks its connections again and again gains nothing by it. `led`: the cause is how it led. Then the
+        group that forms without it now does not count as the next one.
         """
         known = self._suspicions.get(peer)
         if known and known.work and not seat:
-            return  # one cause in two tries of a round
+            return  # the same cause as in an earlier try of the round
         suspicion = known or _Suspicion(reason, 0)
         suspicion.reason, suspicion.score = reason, min(max(1, 2 * suspicion.score), MOST_GROUPS)
         suspicion.wait = SECONDS_PER_LED if led else SECONDS_PER_GROUP
@@ -195,11 +195,11 @@ class PeerTrust:
         self._suspicions[peer] = suspicion
 
     def has_no_seat(self, peer: PeerID) -> bool:
-        """Whether it is to have no seat in the next group."""
+        """Whether this peer is to have no seat in the next group."""
         return peer in self._suspicions and self._suspicions[peer].seats > 0
 
     def has_no_work(self, peer: PeerID) -> bool:
-        """Whether it is to have nothing to reduce."""
+        """Whether this peer is to have nothing to reduce in the next group."""
         return peer in self._suspicions and self._suspicions[peer].work > 0
 
     def costs(self, peer: PeerID) -> float:
@@ -212,17 +212,17 @@ class PeerTrust:
         return self._suspicions[peer].reason if peer in self._suspicions else ""
 
     def admit(self, waited: float) -> bool:
-        """The group has waited so many seconds for samples that, by the reports, peers outside it have, or for anybody
-        to come but these. A peer whose suspicion is worth no longer wait gets its seat back, and stays suspect. Returns
-        whether there is such a peer."""
+        """A group has waited so many seconds for samples that peers outside it report, or for anybody but suspects to
+        come. A suspect for which `costs` is no more than that gets its seat back, and stays suspect. Returns whether
+        there is one."""
         admitted = [each for each in self._suspicions.values() if 0 < each.seats * each.wait <= waited]
         for each in admitted:
             each.seats = 0
         return bool(admitted)
 
     def note_group(self, members: frozenset[PeerID]) -> None:
-        """A round of these members has committed: suspects have stayed away, or had no work, once more; this peer
-        trusts those that took part a little more, and in the end wholly."""
+        """A round of these members has committed. A suspect that was not in it has stayed away once more; one that was,
+        with seat and work, gets half its score, and is trusted again when that comes to 0."""
         for peer, each in list(self._suspicions.items()):
             if peer in members and not each.seats and not each.work:
                 each.score //= 2
@@ -232,7 +232,7 @@ class PeerTrust:
                 del self._suspicions[peer]
 
     def disbelieve(self, peers: Iterable[PeerID]) -> None:
-        """They did not stand by what they said: for a while, longer each time, their word counts for nothing."""
+        """These peers did not stand by what they said: for a while, longer each time, their word counts for nothing."""
         for peer in peers:
             self._words.add(peer, loop_time())
 
@@ -243,14 +243,14 @@ class PeerTrust:
     # The proof, which does not
 
     def prove(self, proof: Proof) -> bool:
-        """Returns whether it proves a lie; then its culprit is banned, and members that met it are shown the proof."""
+        """Returns whether the proof holds; if so, bans its culprit and shows the proof to members that met it."""
         proven = proof.verify()
         if proven:
             self.ban(proof)
         return proven
 
     def ban(self, proof: Proof) -> None:
-        """The same with a proof that was verified."""
+        """Bans the culprit of a proof that was verified, and shows the proof to members that met it."""
         culprit = proof.culprit
         if culprit in self._proofs:
             return
@@ -262,8 +262,8 @@ class PeerTrust:
         self.show(culprit, members | {*self._endpoint.connected()} if self._closed else members)
 
     def show(self, culprit: PeerID, peers: Iterable[PeerID]) -> None:
-        """Shows the proof against a banned peer to these, which have met it as well. An audit's proof is too large: it
-        has shown that to the members itself."""
+        """Shows these peers the proof against a banned one, if it is a signed one. An audit's is too large, and the
+        members have had it."""
         proof = self._proofs[culprit]
         for peer in sorted(peers):  # sets differ in order from process to process
             if proof is not None and self._users and peer != self._endpoint.peer_id and not self.is_banned(peer):
@@ -273,7 +273,7 @@ class PeerTrust:
         return peer in self._proofs
 
     def proof(self, peer: PeerID) -> SignedProof | None:
-        """Returns what a banned peer has signed itself; None if an audit found it, and for any other peer."""
+        """Returns the signed proof against a banned peer; None if an audit found the lie, and for any other peer."""
         return self._proofs.get(peer)
 
     def check(self, peer: PeerID) -> None:
@@ -287,7 +287,7 @@ class PeerTrust:
         return lambda: self._listeners.pop(listener, None)
 
     def enter(self, group: Iterable[PeerID]) -> None:
-        """A group of these has begun, this peer in it: they may show it proofs against each other."""
+        """A group of these peers, with this one, has begun: they may show it proofs against each other."""
         self._groups.append(frozenset(group))
 
     @property
@@ -297,12 +297,12 @@ class PeerTrust:
     async def _show_one(self, peer: PeerID, message: ProofMessage) -> None:
         try:
             await self._endpoint.call(peer, self.method, message, ProofTaken, timeout=TO_TELL)
-        except NetworkError as error:  # it has no part in the run any more
+        except NetworkError as error:  # it may have left the run
             logger.debug("%s did not hear of a proof: %s", peer.short, error)
 
     async def _hear(self, peer: PeerID, message: ProofMessage) -> ProofTaken:
-        """Bans by a proof. Raises CallRefused for one that proves nothing; this peer does not hear its teller for a
-        while, longer each time: so few messages can make this peer verify something in vain."""
+        """Bans the culprit of a proof. Raises CallRefused for one that proves nothing, and then does not hear its
+        sender for a while, longer each time: so few messages make this peer verify something in vain."""
         self.check(peer)
         proof, culprit = message.proof, message.proof.culprit
         together = frozenset[PeerID]().union(*(group for group in self._groups if {peer, culprit} <= group))
@@ -315,5 +315,5 @@ class PeerTrust:
         return ProofTaken()
 
 
-# By endpoint and run, as long as somebody holds it. It holds its endpoint, so no other one has that id meanwhile.
+# (id of an endpoint, run) → its PeerTrust, while somebody holds that. It holds the endpoint, so the id stays taken.
 _SHARED: WeakValueDictionary[tuple[int, str], PeerTrust] = WeakValueDictionary()

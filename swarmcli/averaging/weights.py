@@ -4,9 +4,9 @@ No peer can see how many samples another one has computed. These bounds limit cl
 they prove nothing, and members that agree to lie are bounded only together with their number.
 
     share   no member has more than `max_share` of a group's weight: one cap for all, and heavier members get the cap
-    ramp    so many times the median weight of the group counts at most: twice for a new identity, and for a known one
-            four times its weight in earlier rounds; so a member that does much more than others is believed after some
-            rounds
+    ramp    a weight counts up to so many times the group's median: twice for a new identity; for a known one four times
+            what it was in the last round, and twice at least. So a member that does much more than others is believed
+            after some rounds
 
 Groups of fewer than four members with weight are left as they are: among two or three one may well do most of the work.
 """
@@ -23,10 +23,8 @@ from swarmcli.averaging.group import Group
 from swarmcli.network.identity import PeerID
 
 LEAST = 4  # members with weight; smaller groups are not bounded
-# A known member counts for so many times its weight in the last round, and any other for so many times the median: a
-# member that does much more than others is believed after some rounds.
-GROWTH, FIRST = 4.0, 2.0
-WARY = 16  # rounds at most in which strangers are believed less, after claims without samples
+GROWTH, FIRST = 4.0, 2.0  # the ramps of a known member, times its weight in the last round, and of a new one
+WARY = 16  # most rounds in which claims of unknown members count for less, after some claimed samples and withheld them
 M = TypeVar("M", int, PeerID)  # how members are named
 
 
@@ -39,21 +37,21 @@ class WeightBounds:
 
     @classmethod
     def of(cls, group: Group, senders: Iterable[int], options: AllreduceOptions) -> WeightBounds:
-        """A group that trusts its members takes their weights as they are."""
+        """The bounds of these senders, by index. A group that trusts its members takes their weights as they are."""
         if options.trust == "members":
             return cls()
         return cls(options.max_share, {index: group.members[index].ramp for index in senders})
 
 
 def limits(named: Mapping[M, float], ramps: Mapping[M, float], max_share: float, missing: int = 0) -> dict[M, float]:
-    """The most that counts of each weight that was named; infinite where nothing bounds it.
+    """Returns the most that counts of each weight above 0 that was named; infinite where nothing bounds it.
 
-    `ramps`: by member, see `Experience`; none: unbounded. `missing`: how many others may still name one. A weight
-    within its limit stays so whatever they name, also nothing: it can be counted at once.
+    `ramps`: by member, see `Experience`; a member without one has no such bound. `missing`: how many others may still
+    name a weight. Whatever they name, a weight within its limit stays within it, so it can be counted at once.
     """
     weights = {member: weight for member, weight in named.items() if weight > 0}
     count = len(weights) + missing
-    if count < LEAST or not weights:  # all that have come may have none: peers that only follow, for example
+    if count < LEAST or not weights:  # all that have come may have weight 0: peers that only follow, for example
         return dict.fromkeys(weights, math.inf)
     median = _least_median(sorted(weights.values()), missing)
     ramped = {
@@ -66,13 +64,13 @@ def limits(named: Mapping[M, float], ramps: Mapping[M, float], max_share: float,
 
 
 def _least_median(ascending: Sequence[float], missing: int) -> float:
-    """The lower median, if the missing members name next to nothing."""
+    """The lower median at its least: the missing members name next to nothing."""
     place = (len(ascending) + missing - 1) // 2 - missing
     return ascending[place] if place >= 0 else 0.0
 
 
 def _cap(descending: Sequence[float], share: float) -> float:
-    """The weight c for which c is `share` of all weights, those above c counted as c."""
+    """The weight c that is `share` of the sum in which those above c count as c; infinite if none is above."""
     if share >= 1 or descending[0] <= share * math.fsum(descending):
         return math.inf
     for above in range(1, len(descending) + 1):
@@ -81,12 +79,12 @@ def _cap(descending: Sequence[float], share: float) -> float:
         cap = share * math.fsum(descending[above:]) / (1 - share * above)
         if above == len(descending) or descending[above] <= cap:
             return max(cap, MIN_WEIGHT)
-    return max(descending[-1], MIN_WEIGHT)  # the members are so few that all have the same weight
+    return max(descending[-1], MIN_WEIGHT)  # so few members meet that share only if all have the same weight
 
 
 class Experience:
-    """Remembers what the last round that committed here has counted of each member, as its certificate says: all who
-    were in that round know the same. Ramps follow from it, which a group's leader lists and its followers compute
+    """Remembers how much weight of each member counted in the last round that committed here. Its certificate covers
+    that, so all its members know the same. Ramps follow from it: a leader lists them, its followers compute them
     again."""
 
     def __init__(
@@ -100,7 +98,7 @@ class Experience:
         self._known: set[PeerID] = set()  # contributors that kept their word
 
     def note(self, weights: Mapping[PeerID, float], members: Iterable[PeerID] = ()) -> None:
-        """A round of these members has committed, and has counted these weights."""
+        """A round of these members has committed. `weights`: what counted of each."""
         counted = {peer: weight for peer, weight in weights.items() if weight > 0}
         if not counted:
             return
@@ -113,25 +111,27 @@ class Experience:
         return bool(members) and self._members == frozenset(members)
 
     def ramps(self, members: Iterable[PeerID]) -> dict[PeerID, float]:
-        """The ramps of a group's members. If fewer than three of them have contributed, all are new, and nothing bounds
-        them."""
+        """The ramps of a group's members. If fewer than three of them contributed to the last round, there are none."""
         counted = {peer: self._counted.get(peer, 0.0) for peer in members}
         if sum(weight > 0 for weight in counted.values()) < LEAST - 1:
             return {}
         return {peer: max(FIRST, GROWTH * weight) for peer, weight in counted.items()}
 
     def agrees(self, group: Group, queue: Collection[PeerID]) -> bool:
-        """Whether a leader lists the ramps that follow from the round of the `queue`, which led to the group's tag.
-        Otherwise it could lift those of accomplices and hold others down. A leader that was not there cannot know."""
+        """Whether a leader lists the ramps that follow from the round of the `queue`, which led to the group's tag. If
+        nobody checked, it could raise those of accomplices and lower others. True also where this peer or the leader
+        was not in that round, and cannot know."""
         if not (self.knows(queue) and group.members[0].standing):
             return True
         ramps = self.ramps(member.peer_id for member in group.members)
         return all(member.ramp == ramps.get(member.peer_id, math.inf) for member in group.members)
 
     def count(self, claims: Mapping[PeerID, float]) -> float:
-        """How much of the samples that these members claim counts towards the target of their group. For 2, 6, ...
-        rounds after one in which members withheld too many of the samples that they had claimed, all that did not
-        contribute to the last round together count for no more than those that did."""
+        """Returns how many of the samples that members claim count towards their group's target.
+
+        After a round in which members withheld too many of the samples that they had claimed, and for 2, 6, … rounds,
+        the claims of all that did not contribute to the last round count for no more in sum than those of all that did.
+        """
         total = math.fsum(claims.values())
         known = math.fsum(claim for peer, claim in claims.items() if peer in self._known)
         return min(total, 2 * known) if self._wary and known > 0 else total
@@ -141,8 +141,8 @@ class Experience:
         self._wary = min(2 * self._wary + 2, WARY)
 
     def withheld(self, group: Group, weights: Mapping[PeerID, float]) -> set[PeerID]:
-        """The members of whose claim the round counted less than half of what would count. That depends on the other
-        weights: it is the lesser of two, beside the members that handed in samples, and beside all members."""
+        """Returns the members that handed in less than half of what would count of their claim. What would count
+        depends on the others' weights: it is the lesser of two, among those that handed in samples, and among all."""
         ramps = {member.peer_id: member.ramp for member in group.members}
         named = {peer: max(claim, weights.get(peer, 0.0)) for peer, claim in group.claims.items()}
         present = self._limits({peer: each for peer, each in named.items() if weights.get(peer)}, ramps)
@@ -162,15 +162,15 @@ class Experience:
 
 
 class Pledges:
-    """The members of one group have claimed this towards its target: half of that comes from members that keep their
-    word, or the round does not count. All members judge alike, before they vote."""
+    """What the members of one group have claimed towards its target. The round counts only if members that kept their
+    word had claimed half of the target. All members judge alike, before they vote."""
 
     def __init__(self, experience: Experience, group: Group, target: float) -> None:
         self._experience, self._group, self._target = experience, group, target
         self.withheld = set[PeerID]()  # members that have not kept their word, in a round that was refused
 
     def refuses(self, samples: Mapping[PeerID, float]) -> str:
-        """Why a result that counts these samples does not count; "": it does."""
+        """Why a result with these samples of each member does not count; "": it does."""
         claims, absent = self._group.claims, self._experience.withheld(self._group, samples)
         kept = math.fsum(claim for peer, claim in claims.items() if peer not in absent)
         if 2 * kept >= self._target:

@@ -1,7 +1,7 @@
-"""Declarations under a key of the hash table, by which peers that average with each other find each other.
+"""Declarations in the hash table, by which peers that average with each other find each other.
 
-Each peer has one subkey that only it can write, under the key of its bucket, from the start of its averager to its end.
-Readers pass over a record that does not decode, or names another peer than its owner.
+Under the key of its bucket each peer has one subkey that only it can write, from the start of its averager to its end.
+Readers pass over a record that does not decode, or that names another peer than its owner.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def group_key(prefix: str, bits: str) -> str:
 def next_bits(bits: str, group: Group, me: PeerID, target_size: int) -> str:
     """The bucket after a round in `group`: the grid of Moshpit SGD (arXiv 2103.03239, section 3.2).
 
-    Members of one group go to different buckets, as far as there are enough. A peer's position in a shuffle that the
-    group id fixes is written in binary behind the bits, and as many fall off at the front. So with all groups full,
-    everyone holds the mean of all after 1 + len(bits) / log2(target_size) rounds.
+    Members of one group go to different buckets, as far as there are enough. The group id fixes a shuffle of the
+    members; a peer's position in it is appended to the bits in binary, and as many bits fall off at the front. So if
+    all groups are full, everyone holds the mean of all after 1 + len(bits) / log2(target_size) rounds.
     """
     if not bits:
         return bits
@@ -48,9 +48,9 @@ def next_bits(bits: str, group: Group, me: PeerID, target_size: int) -> str:
 
 
 class Declarations:
-    """The declarations of one prefix. Failures to reach them show as fewer declarations, not as errors.
+    """The declarations of one prefix. If the table is out of reach, there are fewer of them, but no errors.
 
-    Each `publish` writes the declaration of the last `say`, so a slow or cancelled one cannot bring an older back.
+    Each `publish` writes what the last `say` has set, so a slow or cancelled one cannot bring an older one back.
     """
 
     def __init__(self, node: DHTNode, prefix: str) -> None:
@@ -65,10 +65,10 @@ class Declarations:
         self._own = candidate
 
     async def publish(self, *, again: bool = False) -> None:
-        """Writes the declaration; with `again` also if it has been written before.
+        """Writes the declaration, unless it stands there already; with `again` in any case.
 
         A peer that has moved writes it under the key of its former bucket too: readers there see that the peer has
-        gone. To withdraw would take two lookups, and could end after a later declaration under the same key.
+        gone. Withdrawing the old one would take two lookups, and could end after a later declaration under that key.
         """
         own, published = self._own, self._published
         if own is None or (own == published and not again):
@@ -92,7 +92,7 @@ class Declarations:
             await asyncio.sleep(LIFETIME / 2)
 
     async def read(self, bits: str) -> Sequence[Candidate]:
-        """The holders of the bucket; empty, without this peer too, if the table is out of reach."""
+        """Returns the holders of the bucket, this peer among them; nobody if the table is out of reach."""
         key = group_key(self._prefix, bits)
         if self._follower is None or self._follower.key != key:
             self._follower = self._node.follow(key, only_bytes=True)

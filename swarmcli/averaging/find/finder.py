@@ -44,7 +44,7 @@ from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner, keep
 from swarmcli.recent import Recent
 
-MAX_BEGUN = 4  # groups of which peers that come too late are told; they may be some rounds behind
+MAX_BEGUN = 4  # last groups of which this peer tells those that come too late; they may be some rounds late
 WITHDRAWAL = 2.0  # seconds that an ending averager takes to withdraw its declaration
 
 logger = logging.getLogger(__name__)
@@ -92,8 +92,8 @@ class GroupFinder:
         return [leader.peer_id] if leader is not None else list(self.search.lobby.followers)
 
     def start(self) -> None:
-        """Begins to answer others, and declares that this peer holds the prefix. Raises ValueError if this endpoint
-        has an averager of the same prefix."""
+        """Begins to answer others, and declares this peer in its bucket. Raises ValueError if this endpoint has an
+        averager of the same prefix."""
         self._started = loop_time()
         self._unsubscribe = self._trust.subscribe(self._on_ban)
         self._endpoint.serve(method_name(self._config.prefix, Join), Join, self._on_join)
@@ -109,7 +109,8 @@ class GroupFinder:
         await self._tasks.close()
 
     async def withdraw(self) -> None:
-        """Takes the declaration back, until the next search. Peers that read that wait for this one no more."""
+        """Takes the declaration back, until the next search. Peers that read the bucket then no longer wait for this
+        one."""
         try:
             async with asyncio.timeout(WITHDRAWAL):
                 await self._declarations.withdraw()
@@ -117,37 +118,37 @@ class GroupFinder:
             logger.debug("the declaration of %s stays until it expires: %s", self._config.prefix, error)
 
     def set_group_bits(self, bits: str) -> None:
-        """The bucket to look in from the next search on. Raises ValueError for anything but zeros and ones."""
+        """Sets the bucket to look in from the next search on. Raises ValueError for anything but zeros and ones."""
         check_group_bits(bits)
         self.memory.mates = frozenset()
         self.group_bits = bits
         self._declare_idle()
 
     def describe(self, layout: Layout, own_terms: dict[str, str]) -> None:
-        """The tensors that are averaged from the next search on; see __init__."""
+        """Sets what the next searches are for; see __init__."""
         self._layout, self._own_terms = layout, own_terms
 
     def doubt(self, peer: PeerID, reason: str, *, work: bool = False, lost: bool = False, led: bool = False) -> None:
-        """See `PeerTrust.suspect`. The next group does not wait for a peer that has no seat in it."""
+        """Suspects a peer, see `PeerTrust.suspect`. The next group does not wait for one that has no seat in it."""
         self._trust.suspect(peer, reason, work=work, lost=lost, led=led)
         if self._trust.has_no_seat(peer):
             self.memory.miss([peer])
             logger.info("%s: %s has no seat in the next group: %s", self._config.prefix, peer.short, reason)
 
     def give_up_leader(self) -> None:
-        """By the reports of others, the group that this peer waits in should have begun, and its leader has not begun
-        it: another one is to lead, if one is there."""
+        """Leaves a leader that has not begun its group though, by the reports of others, it should have: another peer
+        is to lead, if one is there."""
         if self.search is not None:
             self.search.give_up_leader()
 
     def admit_doubted(self, waited: float) -> None:
-        """The group that forms has waited so many seconds for samples that, by the reports, peers outside it have. A
-        doubted peer gets its seat back once the wait has cost more than the suspicion, see `PeerTrust.admit`."""
+        """The group that forms has waited so many seconds for samples that peers outside it report. A suspect gets its
+        seat back once the wait has cost as much as the suspicion is worth, see `PeerTrust.admit`."""
         if self.search is not None and self._trust.admit(waited):
             self.search.admit()
 
     async def find(self, control: StepControl, gathered: bytes, deadline: float | None) -> Group:
-        """A group for this round; waits until an earlier search has ended.
+        """Finds a group for this round; waits until an earlier search has ended.
 
         Raises MatchmakingError, also at `deadline` (loop time), or RoundMissed; NoReducerError when time is up and no
         member can reduce for all; FingerprintError when the others have other terms and were here first.
@@ -158,7 +159,7 @@ class GroupFinder:
             return group
 
     async def _look(self, control: StepControl, gathered: bytes, deadline: float | None) -> Group | None:
-        """One search; None: another is to replace it. Raises what `find` raises."""
+        """One search; None: it is outdated, and another is to replace it. Raises what `find` raises."""
         search = self.search = self._new_search(control, gathered)
         self._declarations.say(search.me)
         self._begun.pop(search.me.bucket, None)
@@ -193,13 +194,13 @@ class GroupFinder:
             gathered,
             self.bid(request.target, request.sends),
         )
-        # Counted back from now, since the clock of a peer that has just come up may not be corrected yet.
+        # Counted back from now: when this peer came up, its clock may not have been corrected yet.
         since = clock.now() - (loop_time() - self._started)
         join = Join(self._me(looking=True), offer, {**request.terms, **self._own_terms}, since)
         return Search(join, options, control, self._around, self._out(request.target is not None))
 
     def bid(self, target: float | None, sends: bool = True) -> Bid:
-        """This peer's word about its line for a preformed group with that target, as things stand now."""
+        """This peer's word about its line for a preformed group, as things stand now; says nothing without a target."""
         if target is None:
             return Bid()
         return Bid(
@@ -208,8 +209,8 @@ class GroupFinder:
 
     @property
     def seconds_by_limits(self) -> float:
-        """Seconds that this peer needs to send at least, by the limits that its user has set; 0: no limit. Bytes
-        between processes of this computer count against no limit."""
+        """Seconds that this peer needs at least to send in a round within the limits that its user has set; 0: no
+        limit. Bytes between processes of this computer count against no limit."""
         limit = self._endpoint.rates.lower
         others = {*self.memory.holders, *self.memory.mates, *self._endpoint.connected()} - {self._endpoint.peer_id}
         if limit is None or (others and all(map(self._endpoint.is_on_this_computer, others))):
@@ -218,12 +219,12 @@ class GroupFinder:
 
     @property
     def round_bytes(self) -> int:
-        """Bytes that a round with those whom this peer knows sends over its link, and as much comes in, at most."""
+        """Most bytes that this peer sends in a round with all peers that it knows, and most that it receives."""
         return self._layout.round_bytes(len({self._endpoint.peer_id, *self.memory.holders, *self.memory.mates}))
 
     def _out(self, preformed: bool) -> dict[PeerID, float]:
-        """The doubted peers, which get no seat in the next group, and until when (loop time): a group without a target
-        that still lacks members then takes them. Nobody is out if no group could form without the doubted ones."""
+        """Suspects that get no seat in the next group → until when (loop time). A group without a target that still
+        lacks members then takes them. Nobody is out if no group could form without the suspects."""
         known = (self.memory.holders.keys() | self.memory.mates) - {self._endpoint.peer_id}
         doubted = list(filter(self._trust.has_no_seat, known))
         if 1 + len(known) - len(doubted) < max(2, self._config.matchmaking.min_group_size):
@@ -244,13 +245,13 @@ class GroupFinder:
         )
 
     def _declare_idle(self) -> None:
-        """Others see in which bucket this peer is, and that it looks for no group now."""
+        """Declares in which bucket this peer is, and that it looks for no group now."""
         if not self._declaring.done():  # otherwise this averager has ended
             self._declarations.say(self._me(looking=False))
             self._tasks.spawn(self._declarations.publish())
 
     def _draw_up(self, search: Search) -> Group:
-        """The group of this peer and its followers. Raises NoReducerError."""
+        """Makes the group of this peer and its followers. Raises NoReducerError."""
         followers = (waiting.join for waiting in search.lobby.followers.values())
         joins = [search.own, *sorted(followers, key=lambda join: search.known.rank(join.candidate))]
         offers = [join.offer for join in joins]
@@ -266,9 +267,9 @@ class GroupFinder:
         return Group.form(search.me.tag, members, shares, nonce).signed(self._endpoint.identity)
 
     def _divide(self, said: list[Member], seats: Seats) -> tuple[list[Member], tuple[float, ...]]:
-        """The members and their shares of the work. Members that failed as reducers, for whom nobody waits, or that
-        need longer than an epoch by their own word get no share, unless no other member can reduce. Raises
-        NoReducerError.
+        """Returns the members and their shares of the reducing. A member gets none if it has failed as a reducer, if
+        nobody waits for it, or if it needs longer than an epoch by its own word, unless no other member can reduce.
+        Raises NoReducerError.
         """
         least, spared = self._config.min_vector_size, self._trust.has_no_work
         slow = seats.unwaited | {each.peer_id for each in said if 0 < seats.epoch < each.bid.seconds}
@@ -283,7 +284,7 @@ class GroupFinder:
         try:
             return said, reducing_shares(said, self._layout.numel, least, back)
         except NoReducerError:
-            # The followers are connected with their leader, even where no member can be dialed any more.
+            # If nobody can be dialed any more, the followers are still connected with their leader.
             leader, *followers = said
             if leader.bandwidth > 0 and all(self._endpoint.is_connected(member.peer_id) for member in followers):
                 return said, (1.0, *(0.0 for _ in followers))
@@ -302,8 +303,8 @@ class GroupFinder:
     # Calls of others
 
     async def _on_join(self, peer: PeerID, join: Join) -> Answer:
-        """Answers for the search in the bucket that the message names. Declarations may be out of date, so others may
-        name this peer's former bucket."""
+        """Answers for the search in the bucket that the message names: by a declaration that is out of date, others may
+        name this peer's former one."""
         self._trust.check(peer)
         if join.candidate.peer_id != peer:
             raise CallRefused("identity", "a peer may only speak for itself")

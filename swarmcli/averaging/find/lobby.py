@@ -1,8 +1,8 @@
-"""Where the followers of a leader wait: those that have come, those that could still come, and when the group begins.
+"""Where the followers of a leader wait: who has come, who has room, and when the group begins.
 
 A plain group begins when all expected peers are there, when it is full, or when time is up. A *preformed* group has a
 target: its members do work while they wait, and it begins when the sum of their progress reaches the target; until
-then it is open for newcomers. No input or output here: a follower's call ends with what its future is given.
+then it is open for newcomers. No input or output here: a follower's call ends when its future gets the answer.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.network.prefix import Prefix
 
-MAX_LISTED = 768 << 10  # bytes that followers may take of a group's list, which goes to every member in one message
+MAX_LISTED = 768 << 10  # most bytes of followers in a group's list, which goes to every member in one message
 GRACE = 1.0  # seconds for which a preformed group that has reached its target waits for missing members
 MIN_PATIENCE = 0.5  # seconds for which even an impatient follower leaves the group open
-BEAT_INTERVAL = 0.75  # seconds between two beats of a follower: with the wait for an answer a loss is seen within 4 s …
-BEATS_PER_SECOND = 64.0  # … and from all followers of a leader together
+BEAT_INTERVAL = 0.75  # least seconds between two beats of a follower: with the wait for an answer a loss shows in 4 s …
+BEATS_PER_SECOND = 64.0  # … and most beats of all followers of a leader together
 
 
 def beat_interval(members: int) -> float:
@@ -41,7 +41,7 @@ class OpenCall:
     join: Join
     nbytes: int  # that its entry takes of the group's list
     progress: float = 0.0
-    silent: int = 0  # looks without a beat from it: counted, since a leader that froze has not been waiting
+    silent: int = 0  # looks since its last beat: counted, not timed, since a leader that was frozen has not waited
     answer: asyncio.Future[Answer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -66,48 +66,49 @@ class Lobby:
         lines: Lines,
         experience: Experience,
     ) -> None:
-        """`own`: this peer's join. `lines`: of the others, as this peer saw them. `experience`: tells how much of the
-        members' claims counts towards the target."""
+        """`own`: this peer's join. `target`: of a preformed group; None: a plain one. `lines`: of the others, as this
+        peer saw them. `experience`: tells how much of the members' claims counts towards the target."""
         self.options, self.target = options, target
         self.followers: dict[PeerID, OpenCall] = {}
         self.own_progress = 0.0
         self.opens_at = -math.inf  # the group does not begin before this time
         self.close_at = now + options.min_matchmaking_time
-        self.blocked = ""  # why these members cannot begin: none of them can reduce for all
+        self.blocked = ""  # why these members cannot begin, if none of them can reduce for all
         self._own, self._lines, self._experience, self._began = own, lines, experience, now
         self._reached_at = math.inf
 
     def __len__(self) -> int:
-        """Members if it began now, with the leader itself."""
+        """The members that the group has so far, with the leader itself."""
         return 1 + len(self.followers)
 
     # Followers come and go
 
     def admit(self, join: Join, now: float) -> asyncio.Future[Answer]:
-        """Takes a follower in. Its call ends at once if the group's list has no room for it: the largest entries go.
+        """Takes a follower in. If the group's list is too long then, the calls of the followers with the largest
+        entries end, perhaps this one's.
 
-        Keys cost nothing. If the first to come had the room, some dozens of keys would keep all others out.
+        Keys cost nothing: if the first to come had the room, some dozens of keys would keep all others out.
         """
         peer = join.candidate.peer_id
         if peer in self.followers:
             self._end(peer, Answer("full"))
-        new = OpenCall(join, len(wire.encode((join.candidate, join.offer))))  # the entry says no more
+        new = OpenCall(join, len(wire.encode((join.candidate, join.offer))))  # the entry holds no more
         self.followers[peer] = new
         self.report(peer, join.progress)
         self.blocked = ""
         self.close_at = min(self.close_at, now + max(join.patience, MIN_PATIENCE))
         while sum(each.nbytes for each in self.followers.values()) > MAX_LISTED:
-            # The last to come of equal ones.
+            # Of equally large ones the last to come.
             largest = max(reversed(self.followers), key=lambda peer: self.followers[peer].nbytes)
             self._end(largest, Answer("full"))
         return new.answer
 
     def turns_away(self, candidate: Candidate, known: Iterable[Candidate], place: int) -> Answer | None:
-        """The answer to a candidate for which the group has no room beside those that have come.
+        """Returns the answer to a candidate for which the group has no room; None: there is room.
 
-        More candidates than fit into one group are shared among as few as can be, of even size, and so are those that
-        can be dialed directly, over relays and not at all, since each group needs reducers. `known`: all that look, or
-        may look, and are in no other group. `place`: of this leader, see `share`.
+        More candidates than fit into one group share out evenly among as few groups as can be. Those that can be dialed
+        directly, over relays, and not at all each do so too, since each group needs reducers. `known`: all that look,
+        or may look, and are in no other group. `place`: of this leader, see `share`.
         """
         here, kind = self._candidates, candidate.dialable
         everyone = {each.peer_id: each for each in (*known, *here, candidate)}.values()
@@ -118,9 +119,9 @@ class Lobby:
         return Answer("full") if alike >= math.ceil(of_kind / share.groups) else None
 
     def share(self, known: Iterable[Candidate], place: int) -> EvenShare:
-        """The share of all these, and of those that are here, that falls to this leader's group: `place` leaders come
-        before it. Where not all groups have the same size, the first leaders take one more: otherwise the last peer
-        would find them all full."""
+        """The share of this leader's group in all these candidates and those that are here; `place` leaders come before
+        it. If the groups cannot all have the same size, the first ones take one more: otherwise the last peer would
+        find them all full."""
         return self._share(len({each.peer_id for each in (*known, *self._candidates)}), place)
 
     def _share(self, everyone: int, place: int) -> EvenShare:
@@ -132,7 +133,7 @@ class Lobby:
         return EvenShare(groups, least, min(most, least + (place < over)))
 
     def has_seat_for(self, peer: PeerID, network_of: Callable[[PeerID], Prefix | None]) -> bool:
-        """Whether the network of this peer has seats left: identities cost nothing, and addresses of unlike networks
+        """Whether the network of this peer has seats left: identities cost nothing, but addresses in several networks
         do. Local networks and this machine are not counted."""
         limit, network = self.options.seats_per_network, network_of(peer)
         if limit is None or network is None or network.shared:
@@ -140,7 +141,7 @@ class Lobby:
         return sum(network_of(other) == network for other in self.followers) < limit
 
     def remove(self, peer: PeerID, call: asyncio.Future[Answer] | None = None) -> None:
-        """This follower has hung up, or is lost; with `call`, only if that is its present one."""
+        """A follower has hung up, or is lost. Without effect if `call` is given and is not its present one."""
         waiting = self.followers.get(peer)
         if waiting is not None and call in (None, waiting.answer):
             self._end(peer, CallRefused("idle", "this peer does not count on you any more"))
@@ -151,7 +152,7 @@ class Lobby:
             self._end(peer, answer)
 
     def report(self, peer: PeerID, progress: float) -> bool:
-        """A follower's cumulative progress, which never shrinks. Returns whether it is one.
+        """Takes in a peer's cumulative progress, which never shrinks. Returns whether the peer is a follower.
 
         A claim counts for the whole target at most: only the member's weight in the round says what it has really done,
         and the result shows that to all members.
@@ -162,7 +163,8 @@ class Lobby:
         return waiting is not None
 
     def look(self, patience: Callable[[PeerID], float]) -> list[PeerID]:
-        """Once for each beat that is due: the followers that were silent for longer than `patience`, in seconds."""
+        """Call it once for each beat that is due. Returns the followers that were silent for longer than `patience`, in
+        seconds."""
         for waiting in self.followers.values():
             waiting.silent += 1
         beat = beat_interval(len(self))
@@ -176,7 +178,7 @@ class Lobby:
             call.set_result(answer)
         else:
             call.set_exception(answer)
-            call.exception()  # read: nobody may wait for it any more
+            call.exception()  # marks it as retrieved: nobody may wait for it any more
 
     @property
     def _candidates(self) -> list[Candidate]:
@@ -196,12 +198,12 @@ class Lobby:
 
     @property
     def seats(self) -> Seats:
-        """The members that this peer would wait for, as the leader of these."""
+        """For which members this peer waits as their leader."""
         bids = {peer: waiting.join.offer.bid for peer, waiting in self.followers.items()}
         return self._lines.seats({self._own.candidate.peer_id: self._own.offer.bid} | bids, self.target)
 
     def _overdue_at(self, seats: Seats) -> float:
-        """When everybody's progress counts, since those who are waited for do not reach the target."""
+        """When everybody's progress counts, since members with seats alone do not reach the target (loop time)."""
         return self._began + seats.overdue if seats.unwaited else math.inf
 
     # When it begins
@@ -216,11 +218,11 @@ class Lobby:
         self.opens_at = opens_at
 
     def due_at(self, now: float, *, missing: bool, full: bool, settled_at: float) -> float:
-        """When this group is to begin, or to be looked at again, as things stand; infinite: not before something
-        happens. Time may be up with too few members.
+        """When this group is to begin, or to be looked at again, as things stand (loop time); infinite: not before
+        something happens. Time may be up with too few members.
 
-        `missing`: a peer that could still come has not. `settled_at`: when this peer can have heard of all candidates,
-        if nothing new happens.
+        `missing`: a peer that could still come has not. `full`: no more are to come. `settled_at`: when this peer has
+        heard of all candidates, if nothing new happens.
         """
         if now < self.opens_at:
             return self.opens_at
@@ -243,5 +245,5 @@ class Lobby:
             return self._overdue_at(seats)
         self._reached_at = min(self._reached_at, now)
         ends = self._reached_at + GRACE if missing else settled_at
-        # If this peer gave up here, one that comes a moment later would look for it in vain, and the other way round.
+        # With too few members it waits on: if it gave up, a peer that comes a moment later would look for it in vain.
         return ends if self.has_enough or now < ends else math.inf

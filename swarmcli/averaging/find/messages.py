@@ -1,7 +1,7 @@
 """The messages between peers that look for a group. Bounds are checked while decoding.
 
 follower                                     leader
-   │── Join ────────────────────────────────▶│  the call stays open: hanging up leaves
+   │── Join ────────────────────────────────▶│  the call stays open; a follower that hangs up leaves
    │── Beat: so much done ──────────────────▶│  again and again, to a leader that waits
    │◀─ Pulse: I am here, with so many ───────│
    │◀─ Answer: the group, or whom to ask ────│  ends the call
@@ -25,7 +25,7 @@ from swarmcli.network.limits import MAX_TAG_BYTES
 from swarmcli.network.wire.messages import Amount, Moment
 
 SEARCH_BYTES = 16
-MAX_GONE = 64  # members of a group that is full or has begun, as named to others
+MAX_GONE = 64  # most members that an answer names of a group that is full or has begun
 MAX_REASON = 500  # characters
 
 Rank: TypeAlias = tuple[bool, int, int, bytes]
@@ -45,7 +45,7 @@ class Candidate:
     addresses: tuple[str, ...] = ()  # at relays if it does not listen
     bits: str = ""  # peers of unlike group bits, or of unlike tags, never share a group
     looking: bool = True  # False: its last search has ended, or it has not begun one
-    standing: bool = False  # it was in the round that led to this tag, it says
+    standing: bool = False  # it says that it was in the round that led to this tag
 
     def __post_init__(self) -> None:
         if len(self.search) != SEARCH_BYTES or len(self.tag) > MAX_TAG_BYTES:
@@ -70,26 +70,26 @@ def search_id(now: float, noise: bytes) -> bytes:
 def rank_of(candidate: Candidate, queue: Sequence[PeerID] = ()) -> Rank:
     """Smaller ranks lead.
 
-    `queue`: the members of the round that led to this tag, in the order in which they lead the next one, as far as this
-    peer was among them. They lead in turn, so no choice of a peer brings it nearer, and they rank before newcomers.
-    Among the others those that can be dialed directly rank before those that are reached over relays, and those that
-    have looked for longer before those that come later. A peer that cannot be dialed ranks last, since a leader has to
-    be reachable.
+    `queue`: the members of the round that led to this tag, in the order in which they lead the next one; () if this
+    peer was not among them. They lead in turn, so nothing that a peer chooses brings its turn nearer, and they rank
+    before newcomers. Among the others those that can be dialed directly rank before those that are reached over relays,
+    and those that have looked for longer before those that come later. A peer that cannot be dialed ranks last, since a
+    leader has to be reachable.
     """
     place = place_in(queue, candidate.peer_id, candidate.standing)
     return (not candidate.dialable, place, -candidate.dialable, candidate.search)
 
 
 def place_in(queue: Sequence[PeerID], peer: PeerID, standing: bool) -> int:
-    """The place of a peer that says whether it was in that round: peers that were not there believe it, and those that
-    were know better."""
+    """A peer's place in the queue. `standing`: it says that it was in that round. Whoever was not there believes it;
+    whoever was there knows."""
     if not standing or (queue and peer not in queue):
         return MAX_MEMBERS
     return queue.index(peer) if queue else 0
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """A peer's contribution to a group, and the data that it gathers."""
+    """What a peer offers to a group, and the data that it gathers."""
 
     bandwidth: Bandwidth | None = None  # relative, as its user gave it
     measured: Bandwidth | None = None  # bytes per second, from past rounds
@@ -99,11 +99,11 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Join(msgspec.Struct, frozen=True):
-    """To a peer that ranks before the sender: "may I follow you?" To one behind: "I am here, and lead." """
+    """To a peer that ranks before the sender: "may I follow you?" To one after it: "I am here, and lead." """
 
     candidate: Candidate
     offer: Offer
-    terms: dict[str, str]  # the sender's fingerprint, key by key
+    terms: dict[str, str]  # the sender's
     since: Moment  # swarm time at which the sender came up
     patience: Amount = 0.0  # seconds that it would still wait for a group that is not complete
     progress: Amount = 0.0  # see Beat
@@ -112,13 +112,14 @@ class Join(msgspec.Struct, frozen=True):
         check_terms(self.terms)
 
     def member(self, bandwidth: float, ramp: float, claim: float) -> Member:
-        """The sender as the list of a group has it: as it offers, and with what the leader has to say of it."""
+        """The sender's entry in a group's list: what it offers, and these three that the leader adds."""
         who, offer = self.candidate, self.offer
         reach, brought = (who.listening, offer.auxiliary, bandwidth, who.addresses), (offer.gathered, who.search)
         return Member(who.peer_id, *reach, *brought, ramp, offer.bid, who.standing, claim)
 
     def is_outdated(self, me: Candidate, bid: Bid) -> bool:
-        """Whether the sender, which would say this now, has other addresses or another line than it has said."""
+        """Whether the sender, which would now say `me` and `bid`, has other addresses, or another line, than it
+        said."""
         said, now = self.offer.bid.seconds, bid.seconds
         moved = max(said, now) > NOISE and not 0.5 < (now or 1e-9) / (said or 1e-9) < 2.0
         return moved or set(me.addresses) != set(self.candidate.addresses)
@@ -133,7 +134,7 @@ class Answer(msgspec.Struct, frozen=True):
     full          the answerer's group has no room; the members that are `gone` are in it
     begun         the answerer's group has begun without the sender, with the members that are `gone`
     cannot_lead   the answerer cannot be dialed, not even over a relay, and leads no peer
-    terms         the two fingerprints differ under `keys`; the answerer came up at swarm time `since`
+    terms         the two peers' terms differ under `keys`; the answerer came up at swarm time `since`
     """
 
     verdict: Verdict
@@ -152,7 +153,7 @@ class Beat(msgspec.Struct, frozen=True):
 
 
 class Pulse(msgspec.Struct, frozen=True):
-    """The leader is there."""
+    """The answer to a Beat: the leader is there."""
 
     members: Annotated[int, msgspec.Meta(ge=0, le=MAX_MEMBERS)] = 0  # in its group so far; 0: the sender is not in it
     unreduced: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] = ""  # why it cannot begin: no member could reduce
@@ -162,10 +163,10 @@ METHODS: dict[type, tuple[str, type]] = {Join: ("join", Answer), Beat: ("beat", 
 
 
 def method_name(prefix: str, message: type[Any]) -> str:
-    """Averagers of several prefixes share an endpoint, so the methods carry the prefix."""
+    """The name carries the prefix, since averagers of several prefixes share an endpoint."""
     return f"find/{METHODS[message][0]}/{prefix}"
 
 
 def differing_terms(ours: Mapping[str, str], theirs: Mapping[str, str]) -> tuple[str, ...]:
-    """The keys under which two fingerprints differ, or which only one of them has, sorted."""
+    """The keys under which two peers' terms differ, or which only one of them has, sorted."""
     return tuple(sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)))

@@ -65,18 +65,18 @@ FIRST_READ = 0.1  # seconds between the first two reads of the declarations; eac
 LAST_READ = 4.0  # … up to this
 BELIEF = 2.0  # seconds for which "my group is full, or has begun" is believed
 REST = 0.3  # seconds before a peer that gave no group is asked again
-CROWD = 0.5  # seconds for which a group that has its share of a crowd waits at least for others that do not look
-BY_ITSELF = 0.5  # seconds in which a peer behind this one can have come before it is told; the first hears at once
+CROWD = 0.5  # least seconds for which a group with its share of a crowd waits for peers that are not looking
+BY_ITSELF = 0.5  # seconds for a peer that ranks after this one to come before it is told to; the first is told at once
 ACCUSED = 30.0  # seconds for which a leader is out: reports that accuse it may count samples of a peer that is gone
-LAST_MOMENT = 1.0  # seconds before the end of the time, in which a group without a reducer ends the search
+LAST_MOMENT = 1.0  # seconds before time is up, in which a group without a reducer ends the search
 TICK = 0.25  # seconds between looks at the clock, and at who is still connected, when nothing happens
-ON_THE_CALL = 3600.0  # seconds, after which a follower's call is made anew
-BEAT_TRIPS = 10.0  # round trips that the answer to a beat may take, beside request_timeout
-MIN_PUSH = 0.05  # seconds between two reports of progress …
-PUSHES_PER_SECOND = 100.0  # … and from all followers of a leader together
-OVERDUE = 0.75  # seconds after the end of the time, at which a leader that could have begun must have
-TOO_FEW = 18.0  # seconds for which a peer follows one that has too few members when the time is up, if it may try again
-MAX_KEYS = 32  # of the terms in which another peer differs, that are remembered of it: strangers may name many
+ON_THE_CALL = 3600.0  # seconds after which a follower calls its leader anew
+BEAT_TRIPS = 10.0  # round trips that the answer to a beat may take, if that is longer than request_timeout
+MIN_PUSH = 0.05  # least seconds between two reports of progress …
+PUSHES_PER_SECOND = 100.0  # … and most reports of all followers of a leader together
+OVERDUE = 0.75  # seconds after time is up, by which a leader that could have begun must have begun
+TOO_FEW = 18.0  # seconds for which a peer that may try again follows a leader that had too few members when time was up
+MAX_KEYS = 32  # most keys of differing terms that are remembered of one peer: strangers may name many
 NEVER_BEGAN = "it gathered a group and did not begin it"
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SearchContext:
-    """The searches of one averager share this."""
+    """What the searches of one averager share."""
 
     endpoint: Endpoint
     prefix: str
@@ -100,8 +100,12 @@ class LeaderOverdueError(Exception):
 
 
 class LeaderCall:
-    """One peer's call to its leader. `leader` is None while there is none; it `has` so many members in its group, as it
-    last said (0: it has not said that this peer is in it), and why it cannot begin (`unreduced`: nobody can reduce)."""
+    """One peer's call to its leader.
+
+    leader      None while there is none
+    has         members of its group, as it last said; 0: it has not said that this peer is one of them
+    unreduced   why it cannot begin, if none of them can reduce for all
+    """
 
     def __init__(
         self,
@@ -118,13 +122,13 @@ class LeaderCall:
         self._own, self._lobby, self._options, self._control = own, lobby, options, control
         self._endpoint, self._prefix, self._jobs = surroundings.endpoint, surroundings.prefix, jobs
         self._call: asyncio.Future[Answer] | None = None
-        self._why: Exception | None = None  # this peer has hung up
+        self._why: Exception | None = None  # the error for which this peer has hung up
         self._scheduled: float | None = None
 
     async def stay(self, leader: Candidate, outdated: Callable[[], bool]) -> Answer | None:
-        """Calls a leader, and returns its answer; None if this peer has hung up, as when its search is `outdated`.
+        """Calls a leader and returns its answer; None if this peer has hung up, as when its search is `outdated`.
 
-        Raises NetworkError if the leader is lost, LeaderOverdueError.
+        Raises NetworkError if the leader is lost, and LeaderOverdueError.
         """
         self.leader, self.has, self._why = leader, 0, None
         call = self._call = asyncio.ensure_future(self.ask(leader, ON_THE_CALL))
@@ -143,7 +147,7 @@ class LeaderCall:
                 call.cancel()
                 await asyncio.wait({call})
             if not call.cancelled():
-                call.exception()  # read, also where this search was cancelled at the same moment: nobody else is told
+                call.exception()  # marks it as retrieved: if this search was cancelled meanwhile, nobody else reads it
 
     def hang_up(self, peer: PeerID, why: Exception | None = None) -> None:
         """Ends the call if it is to this peer."""
@@ -152,7 +156,8 @@ class LeaderCall:
             self._call.cancel()
 
     async def ask(self, candidate: Candidate, timeout: float) -> Answer:
-        """Asks to follow a peer, or tells one behind this one that it leads. Raises NetworkError."""
+        """Asks a peer that ranks before this one to lead it, or tells one that ranks after it that it leads. Raises
+        NetworkError."""
         self._endpoint.learn(candidate.peer_id, candidate.addresses)
         patience, progress = max(self._lobby.close_at - loop_time(), 0.0), self._lobby.own_progress
         join = msgspec.structs.replace(self._own, patience=patience, progress=progress)
@@ -163,11 +168,11 @@ class LeaderCall:
         return bool(candidate.dialable) or self._endpoint.is_connected(candidate.peer_id)
 
     def patience(self, peer: PeerID) -> float:
-        """Seconds that an answer to a beat, or a beat, may take."""
+        """Seconds that a beat of this peer, or the answer to one, may take."""
         return max(self._options.request_timeout, BEAT_TRIPS * (self._endpoint.round_trip(peer) or 0.0))
 
     def take_from_control(self) -> None:
-        """Heeds what the user has reported and scheduled."""
+        """Takes up the progress and the scheduled time that the control has now."""
         self._lobby.own_progress = self._control.progress
         scheduled = self._control.scheduled_time
         if scheduled is not None and scheduled != self._scheduled:
@@ -175,8 +180,8 @@ class LeaderCall:
             self._lobby.schedule(loop_time() + scheduled - self._endpoint.clock.now())
 
     async def _keep_beating(self, leader: PeerID, outdated: Callable[[], bool]) -> None:
-        """Tells the leader this peer's progress, and hears that it lives. Hangs up if it does not, or does not begin,
-        or if this search is outdated."""
+        """Tells the leader this peer's progress, and hears that it is there. Hangs up if it gives no answer, is
+        overdue, or if this search is outdated."""
         began, pause = loop_time(), beat_interval(0)
         while not outdated():
             await set_within(self.progress_due, pause)
@@ -191,7 +196,7 @@ class LeaderCall:
             if self._is_overdue(began, loop_time()):
                 able = self.has >= self._options.min_group_size and not self.unreduced
                 return self.hang_up(leader, LeaderOverdueError() if able else CallTimeout("it gathers no group"))
-            # This pause ends at once when this peer stops to wait for its group.
+            # This pause ends at once when this peer has nothing left to do but wait, see `StepControl.hurry`.
             pushed = max(MIN_PUSH, pulse.members / PUSHES_PER_SECOND)
             await set_within(self._control.urgent, pushed)
             self._control.urgent.clear()
@@ -199,11 +204,12 @@ class LeaderCall:
         self.hang_up(leader)
 
     def _is_overdue(self, began: float, now: float) -> bool:
-        """Whether a leader that does not begin has held this peer for too long, which `began` to follow it then."""
+        """Whether a leader that does not begin has held this peer for too long. `began`: when this peer began to follow
+        it."""
         lobby = self._lobby
         too_few = self._control.request.allow_retries and self.has < self._options.min_group_size
         if too_few and lobby.close_at <= now < began + TOO_FEW:
-            lobby.renew(now)  # the leader looks on, and so does this peer
+            lobby.renew(now)  # the leader waits on, and so does this peer
         return lobby.target is None and now >= lobby.close_at + OVERDUE
 
     async def _send(self, peer: PeerID, message: Join | Beat, timeout: float) -> Any:
@@ -213,8 +219,8 @@ class LeaderCall:
 
 
 class Search:
-    """One peer's search for one group: `call` is to the leader that it follows, `lobby` holds those that follow it.
-    `jobs` has to be closed once it has ended."""
+    """One peer's search for one group: `call` is to the leader that it follows, `lobby` holds those that follow it. Its
+    owner closes `jobs` after it has ended."""
 
     def __init__(
         self,
@@ -224,7 +230,7 @@ class Search:
         surroundings: SearchContext,
         out: Mapping[PeerID, float],
     ) -> None:
-        """`own`: this peer's request to join. `out`: peers that get no seat, until when."""
+        """`own`: this peer's request to join. `out`: peers that get no seat → until when (loop time)."""
         around = surroundings
         self.own, self.me, self.request, self.options = own, own.candidate, control.request, options
         self.known = Candidates(self.me, around.memory, self.request, options, out)
@@ -234,13 +240,13 @@ class Search:
         self.call = LeaderCall(own, self.lobby, options, control, around, self.jobs)
         self._around, self._endpoint, self._trust, self._control = around, around.endpoint, around.trust, control
         self._began = loop_time()
-        # Seconds since the last group began, with what this peer computed after its round.
+        # Seconds since the last group began: its round, and what this peer computed after it.
         self._last_round = around.endpoint.clock.now() - around.memory.last_began
         self._wake, self._read_due = asyncio.Event(), asyncio.Event()
 
     async def run(self, draw_up: Callable[[], Group], outdated: Callable[[], bool]) -> Group | None:
         """Looks until there is a group; None: this search is `outdated`, and another one is to replace it. `draw_up`
-        makes the group if this peer comes to lead.
+        makes the group if this peer leads it.
 
         Raises MatchmakingError, NoReducerError, FingerprintError, RoundMissed. However it ends, the leader and the
         followers of a group that did not begin hear of it.
@@ -270,7 +276,8 @@ class Search:
     # Calls of others
 
     def on_join(self, join: Join) -> Answer | asyncio.Future[Answer]:
-        """A peer asks to follow this one, or says that it leads; a future: its call stays open."""
+        """A peer asks to follow this one, or says that it leads. Returns the answer, or a future while its call stays
+        open."""
         peer, now = join.candidate.peer_id, loop_time()
         self._wake.set()
         if keys := differing_terms(self.own.terms, join.terms):
@@ -313,7 +320,7 @@ class Search:
     # News of others
 
     def drop(self, peer: PeerID, *, lost: bool = True, ended: bool = True) -> None:
-        """This peer is `lost`, or has `ended` its search, or must not be in the group: it is no leader, no follower and
+        """The peer is `lost`, or has `ended` its search, or must not be in the group: it is no leader, no follower and
         no candidate any more."""
         self.lobby.remove(peer)
         if lost:
@@ -324,18 +331,18 @@ class Search:
         self._wake.set()
 
     def admit(self) -> None:
-        """Those that are out may be in the group after all, as far as they are trusted again."""
+        """Peers that are out, and have their seats back, may be in the group after all."""
         self.known.out = {peer: until for peer, until in self.known.out.items() if self._trust.has_no_seat(peer)}
         self._wake.set()
 
     def give_up_leader(self) -> None:
-        """By the reports the leader should have begun by now. If nobody else is left, it stays."""
+        """Leaves a leader that, by the reports of others, should have begun; not if nobody else is there."""
         present = self.known.present(loop_time())
         if self.call.leader is not None and any(entry.peer_id != self.call.leader.peer_id for entry in present):
             self._give_up(self.call.leader.peer_id, NEVER_BEGAN)
 
     def _look_for_mates(self) -> None:
-        """Mates are lost as soon as their connections end, or at once if there are none."""
+        """Drops the mates that are not connected."""
         for lost in sorted(mate for mate in self.known.mates if not self._endpoint.is_connected(mate)):
             self.drop(lost, ended=False)
 
@@ -353,14 +360,14 @@ class Search:
         self.drop(peer, lost=False)
 
     def _give_up(self, leader: PeerID, why: str) -> None:
-        """This leader leads badly, and is out for a while."""
+        """A leader leads badly: it is out for a while."""
         logger.info("%s: %s leads badly: %s", self._around.prefix, leader.short, why)
         self.known.out[leader] = loop_time() + ACCUSED
         self._trust.suspect(leader, why, led=True)
         self.drop(leader, ended=False)
 
     def _heed(self, peer: PeerID, answer: Answer) -> None:
-        """An answer without a group says something of the peer that gave it."""
+        """Takes in what an answer without a group says of the peer that gave it."""
         now, known = loop_time(), self.known
         if answer.verdict == "terms":
             self._note_conflict(peer, answer.keys, answer.since)
@@ -384,8 +391,8 @@ class Search:
     def _whom_to_follow(self, now: float) -> Candidate | None:
         """The leader that this peer should ask; None if it should lead.
 
-        Where several groups form, as many peers as groups lead (at first as many as if all looked), and each other peer
-        draws whom it asks first: otherwise those that come back together from a round would be in one group again, and
+        Where several groups form, as many peers lead (at first as many as if all looked), and each other peer draws
+        whom it asks first: otherwise those that come back from a round together would be in one group again, and
         averages would not spread.
         """
         before = self._before(now)
@@ -401,11 +408,11 @@ class Search:
         return leader.candidate if leader is not None else None
 
     def _crowd_until(self, now: float) -> float:
-        """Until when a group that has its share of a crowd waits for others that do not look.
+        """Until when a group that has its share of a crowd waits for peers that are not looking.
 
-        If only those look that were in the last round together, the others are in a round of their own. Both would
-        alternate for ever, and averages would not spread: so these wait until the others' round is over, if it takes no
-        longer than their own did.
+        If all that look were in the last round together, the others are in a round of their own. The two groups would
+        alternate for ever, and averages would not spread: so this one waits until the others' round is over, if that
+        takes no longer than its own did.
         """
         met = {entry.peer_id for entry in self.known.present(now)}
         if not met or not met <= self._around.memory.last_members:
@@ -413,7 +420,7 @@ class Search:
         return self._began + max(CROWD, min(self._last_round, self.options.min_matchmaking_time))
 
     def _has_waited_in_vain(self, now: float) -> bool:
-        """Whether this peer has looked for longer than those that come need, for peers that still have not."""
+        """Whether this peer has looked for so long that peers that have not come will not."""
         crowd_until = self._crowd_until(now)
         in_a_crowd = now >= crowd_until > self._began + CROWD
         return in_a_crowd or now >= self._began + self.options.min_matchmaking_time / 2
@@ -423,7 +430,7 @@ class Search:
         return [e for e in self.known.present(now) if e.rank < self.rank and self.call.can_ask(e.candidate)]
 
     async def _follow(self, leader: Candidate, outdated: Callable[[], bool]) -> Group | None:
-        """Asks a leader and stays on the call until its group begins; None: this peer has to look on."""
+        """Calls a leader and waits until its group begins; None: this peer goes on looking."""
         peer = leader.peer_id
         self.lobby.send_all(Answer("ask", to=leader))
         try:
@@ -439,7 +446,7 @@ class Search:
         return None
 
     def _begun(self, peer: PeerID, answer: Answer) -> Group | None:
-        """The answer of the leader: its group, if it is as it should be."""
+        """Returns the leader's group, if its answer has one and nothing is wrong with it."""
         if answer.verdict != "begins":
             self._heed(peer, answer)
             return None
@@ -465,8 +472,8 @@ class Search:
     # Leading
 
     def _lead(self, now: float) -> float | None:
-        """Tells those behind this peer that it leads; when to look again. None: the group begins now. Raises what ends
-        the search."""
+        """Leads for a moment: returns when to look again (loop time); None: the group begins now. Raises what ends the
+        search."""
         lobby, known = self.lobby, self.known
         self._look_for_mates()
         if self.call.unreduced and now > lobby.close_at - LAST_MOMENT:
@@ -475,7 +482,7 @@ class Search:
         share = lobby.share(known.others(now), len(self._before(now)))
         full, shared = len(lobby) >= share.most, len(lobby) >= share.least and now >= self._crowd_until(now)
         missing = known.missing(now, holders=not shared) - lobby.followers.keys()
-        # The last round's mates do not settle again.
+        # If all mates of the last round are here, nobody else is expected.
         settled_at = now if known.mates and known.mates <= lobby.followers.keys() else known.settled_at
         due_at = lobby.due_at(now, missing=bool(missing or self.me.bits), full=full, settled_at=settled_at)
         begins = due_at <= now and lobby.has_enough
@@ -497,8 +504,8 @@ class Search:
         return min(when for when in (now + TICK, due_at, lobby.close_at, known.settled_at) if when > now)
 
     def _tell_others(self, now: float) -> None:
-        """Tells the peers behind this one that it leads: the first at once, since it may lead the others, and these
-        when they could have come by themselves."""
+        """Tells the peers that rank after this one that it leads: the first of them at once, since that one may be
+        leading others, the rest when they have had time to come by themselves."""
         first = True
         for entry in self.known.present(now):
             peer = entry.peer_id
@@ -517,8 +524,8 @@ class Search:
         self._wake.set()
 
     def _begin(self, draw_up: Callable[[], Group]) -> Group | None:
-        """The group of this peer and its followers, who hear of it; None: nobody can reduce, and there is time to wait
-        for one more. Raises NoReducerError."""
+        """Makes the group of this peer and its followers, and sends it to these. None: nobody can reduce, and there is
+        time to wait for one more. Raises NoReducerError."""
         try:
             group = draw_up()
         except NoReducerError as error:
@@ -539,15 +546,15 @@ class Search:
         there = f"none of {len(dialable)} peers that look for a group can be dialed, directly or over a relay"
         return NoReducerError(f"{there}, so nobody can reduce for the others")
 
-    # Beside that
+    # In the background
 
     def _on_control(self) -> None:
-        """The user has reported progress, or changed the schedule."""
+        """The caller has reported progress, or changed the schedule."""
         self.call.progress_due.set()
         self._wake.set()
 
     async def _keep_declared(self) -> None:
-        """Declares this peer, then reads the other declarations: often at first, and not while it is on a call."""
+        """Declares this peer, then reads the other declarations: often at first, and not while it follows a leader."""
         declarations, started, pause = self._around.declarations, loop_time(), FIRST_READ
         await declarations.publish()
         while True:
@@ -560,14 +567,14 @@ class Search:
             self._read_due.clear()
 
     async def _keep_in_touch(self) -> None:
-        """Gives up followers of whom nothing is heard any more."""
+        """Drops followers that have fallen silent."""
         await asyncio.sleep(beat_interval(len(self.lobby)))
         for peer in self.lobby.look(self.call.patience):
             self.drop(peer, ended=False)
 
 
 def what_is_wrong(group: Group, leader: PeerID, own: Join, control: StepControl, experience: Experience) -> str:
-    """Why this peer takes no part in the group of this leader, which it has asked with `own`; "" if it does."""
+    """Why this peer takes no part in the group of a leader that it has asked with `own`; "" if it does."""
     me, queue = own.candidate, control.request.queue
     if group.leader != leader or group.tag != me.tag or me.peer_id not in group:
         return "it began another group than that of its followers"
@@ -576,8 +583,8 @@ def what_is_wrong(group: Group, leader: PeerID, own: Join, control: StepControl,
     # would sign two unlike values under one id, which is evidence against it.
     if entry.search != me.search or not group.has_listed(group.group_id, group.listed):
         return "it began an old group, or did not sign it"
-    # Otherwise a trainer listed as an auxiliary would get no average, one with an altered bid no seat, and one that is
-    # listed as undialable would meet no other member.
+    # Otherwise a leader could list a trainer as an auxiliary, which has no tensors in the average, alter its bid, so
+    # that it has no seat, or list it as undialable, so that it meets no other member.
     as_told = entry.claim <= control.progress and (entry.bandwidth == 0 or own.offer.bandwidth != 0)
     if not as_told or entry != own.member(entry.bandwidth, entry.ramp, entry.claim):
         return "it listed this peer otherwise than offered"
@@ -592,7 +599,8 @@ def what_is_wrong(group: Group, leader: PeerID, own: Join, control: StepControl,
 
 def _are_in_turn(group: Group, queue: Sequence[PeerID]) -> bool:
     """Whether the leader lists the followers as they rank here, so that they lead in turn. Newcomers come last, in any
-    order. A leader that is a newcomer knows no order: it may not lead members of that round that can lead."""
+    order. A leader that was not in the last round knows no order: it may not lead members of that round that can lead.
+    """
     leader, *others = group.members
     ranks = [(not each.dialable, place_in(queue, each.peer_id, each.standing)) for each in others]
     if queue and not leader.standing:

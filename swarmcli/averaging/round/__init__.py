@@ -1,1 +1,1 @@
-"""How a group averages: parts, reducers, patience, and how it goes on when a member is lost in the middle."""
+"""How a group averages: parts, reducers, time limits, and how it goes on when a member is lost in the middle."""

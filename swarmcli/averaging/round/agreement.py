@@ -5,10 +5,10 @@
     member ── RoundWord: it asks ──▶ one that has words which it lacks, one at a time
            ◀──── these words ───────
 
-Each tells its own new words to all others that lack them, in the order of the list from its own place on. What others
-have signed comes only to those that ask for it, so that nobody gets it from everybody: with 128 members that would be
-a megabyte each. There is no leader here: `RoundOutcome.move` decides by what is signed, and by what this member sees of
-the others.
+Each member tells its own new words to all others that lack them, in the order of the list from its own place on. What
+others have signed it sends only to those that ask for it, so that nobody gets it from everybody: with 128 members that
+would be a megabyte each. There is no leader here: `RoundOutcome.move` decides by what is signed, and by what this
+member sees of the others.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.prefix import prefix_of_address
 from swarmcli.tasks import Bell, beside
 
-AT_ONCE = 8  # members that hear a word at the same time …
-YOUNG = 0.5  # … and the seconds after which one that does not answer takes no place among them
+AT_ONCE = 8  # calls at a time …
+YOUNG = 0.5  # … where one that has taken so many seconds no longer counts
 LOOK = 1.0  # seconds between two looks at who is in reach
 AGAIN = 3.0  # seconds before a member that could not be reached is tried again
 PATIENT = 0.5  # seconds without news, after which a member that holds the result asks the others
 HOLDING = 3.0  # seconds without news, after which nobody hopes for words of members that only others can reach
-SILENT = 5.0  # seconds without a word of a member, after which one that waits asks it again
-# Seconds without anything new until nobody waits any more: keepalives end a silent connection in 11. Twice that after
-# T2, whatever comes: then all honest words have been signed, and liars may bring theirs one by one.
+SILENT = 5.0  # seconds without a word from a member, after which one that waits asks it again
+# Seconds without news, after which nobody waits any more: keepalives end a silent connection in 11. Twice that after T2
+# nobody waits whatever comes: all honest words have been signed by then, and liars may bring theirs one by one.
 QUIET = 12.0
-CLOCKS = 1.0  # seconds by which members may begin one after the other; T2 follows T1 by these and two round trips
+CLOCKS = 1.0  # seconds by which members may begin apart; T2 is these and two round trips after T1
 SHOWING = 5.0  # seconds for which a member that is done goes on showing what it knows
 TO_PROBE = 5.0  # seconds for a member to answer at the address by which it votes
 
@@ -57,7 +57,7 @@ class Parts(Protocol):
 
     @property
     def digest(self) -> bytes | None:
-        """Names the result that is here; None: not all of it is, or it does not count."""
+        """Names the result that this member holds; None: it does not hold all of it, or the result does not count."""
 
     @property
     def lacks(self) -> tuple[str, tuple[int, ...]]:
@@ -65,19 +65,20 @@ class Parts(Protocol):
 
     @property
     def slow(self) -> Set[int]:
-        """Members that kept this one waiting: whatever they still do, it does not wait for that."""
+        """Members that kept this one waiting: it waits for nothing more from them."""
 
     @property
     def lacking(self) -> int:
         """The number of averages that are not here."""
 
     async def obtain(self, digest: bytes, holder: int, *, last: bool) -> bool:
-        """Fetches a result from a member, the `last` one that may have it. Returns whether it is here."""
+        """Fetches a result from a member. `last`: no other one may have it. Returns whether all of it is here then."""
 
 
 class Met:
-    """The members of a group that this one has met in this round: only their words count in a guarded group, since a
-    leader may list keys. A voter for a network is met by a connection from or to there, or by a probe."""
+    """Which members of its group this one has met in this round. In a guarded group only their words count, since a
+    leader may list keys that are no peers. Where networks vote, a member is met by a connection from or to its network,
+    or by a probe."""
 
     def __init__(self, group: Group, endpoint: Endpoint, quorum: Quorum) -> None:
         self._group, self._endpoint, self._quorum = group, endpoint, quorum
@@ -97,7 +98,7 @@ class Met:
         return member in self._met
 
     async def probe(self, member: int) -> None:
-        """Looks whether a member that is connected from elsewhere answers at the address by which it votes."""
+        """Looks whether a member that is connected from another network answers at the address by which it votes."""
         its = self._group.members[member]
         with suppress(NetworkError):
             await self._endpoint.probe(its.addresses[0], its.peer_id, timeout=TO_PROBE)
@@ -105,23 +106,24 @@ class Met:
 
 
 class Agreement:
-    """One member's side of the talk about one round's outcome. It answers for its words as long as it is remembered."""
+    """One member's side of the talk about one round's outcome. It answers the others as long as this peer
+    remembers the round."""
 
     def __init__(self, mates: GroupMates, outcome: RoundOutcome, trust: PeerTrust) -> None:
         """`trust` gets the proofs."""
         self.mates, self.outcome, self._trust = mates, outcome, trust
-        self.begun = False  # this member has taken up its part in the round, or has declined it
+        self.begun = False  # this member has begun its part in the round, or has declined it
         self.over = False  # this member takes no part in the round any more
         self.told: dict[int, RoundWord] = {}  # the last word of each member
         self._parts: Parts | None = None
-        self._lacked: tuple[str, tuple[int, ...]] = "", ()  # once its part is over
-        self._news, self._own = 0, 0  # what is known here has changed so many times; and when its own words last did
-        self._heard: dict[int, int] = {}  # member → the news here when it last heard everything, or did not answer
+        self._lacked: tuple[str, tuple[int, ...]] = "", ()  # the last `Parts.lacks`, once its part is over
+        self._news, self._own = 0, 0  # counts changes of what is known here; the count at the last own word
+        self._heard: dict[int, int] = {}  # member → the count when it last heard everything, or did not answer
         self._talking: dict[int, float] = {}  # member → since when
         self._asking: int | None = None  # the member that this one asks for words of others
-        self._withholds: dict[int, float] = {}  # member that told of more words than it gave → until when
-        self._rests: dict[int, float] = {}  # member that did not answer → until when
-        self._spoke: dict[int, float] = {}  # member → when it last did
+        self._withholds: dict[int, float] = {}  # member that told of more words than it gave → not asked until then
+        self._rests: dict[int, float] = {}  # member that did not answer → not called until then
+        self._spoke: dict[int, float] = {}  # member → when this one last heard it
         self._unreachable: set[int] = set()
         self._silent: set[int] = set()  # of these, those that say nothing: they may be frozen, or this member cut off
         self._tried: dict[bytes, set[int]] = {}  # digest → members that were asked for this result
@@ -132,7 +134,8 @@ class Agreement:
     # Its own part
 
     async def run(self, parts: Parts, seconds: float) -> Next:
-        """Takes part until the outcome is known, or known to stay unknown here. `seconds`: the time of the exchange."""
+        """Takes part until the outcome is known, or will not become known here. `seconds`: that the exchange may
+        take."""
         self._parts = parts
         self.end_at(loop_time() + seconds)
         try:
@@ -159,11 +162,12 @@ class Agreement:
             self._parts = None
 
     def end_at(self, moment: float) -> None:
-        """First-hand votes end then (loop time): T1. Give-ups begin a little later: T2."""
+        """Sets T1, when first-hand votes end (loop time), and with it T2, a little later, when give-ups begin. Neither
+        moves to a later time."""
         self._late_at = min(self._late_at, moment + 2 * self.mates.slowest_round_trip + CLOCKS)
 
     async def _fetch(self, digest: bytes) -> None:
-        """Asks each member that may hold this result for it, once, but for those that have just been too slow to bring
+        """Asks each member that may hold this result for it, once, except those that have just been too slow to bring
         their own part of it."""
         assert self._parts is not None
         tried = self._tried.setdefault(digest, set())
@@ -171,9 +175,10 @@ class Agreement:
         await self.obtain(self._parts, digest, tried, self._late_at)
 
     async def obtain(self, parts: Parts, digest: bytes, tried: set[int], ends_at: float) -> bool:
-        """Asks the holders of a result that have not been tried for it, one after the other. One that has brought less
-        than half in half of the time that was left is cut off, if another one may have it: so a member that trickles
-        does not take all of it. Returns whether it is here."""
+        """Asks the holders of a result that have not been `tried`, one after the other, until `ends_at` (loop time). A
+        holder that has brought less than half of what was lacking in half of the time left is cut off if another one
+        may have it: so a member that trickles does not take all of the time. Returns whether all of the result is
+        here."""
         while holders := [member for member in self.holders(digest) if member not in tried]:
             tried.add(holders[0])
             left, last, lacked = ends_at - loop_time(), not holders[1:], parts.lacking
@@ -190,8 +195,10 @@ class Agreement:
         return False
 
     def holders(self, digest: bytes) -> list[int]:
-        """Members that may give this result, in the order in which this member asks them: those in reach first, each
-        member beginning behind itself. Whoever knows the outcome may hold it without a word of its own."""
+        """Members that may give this result, in the order in which this one asks them: those in reach first, and of
+        these the one that is listed after this one. Whoever knows the outcome may hold the result without having signed
+        it.
+        """
         settled = {member for member, word in self.told.items() if word.settled}
         count, me = len(self.mates), self.mates.me
         return sorted(
@@ -208,12 +215,12 @@ class Agreement:
         self._ban_liars()
 
     def _ban_liars(self) -> None:
-        """Not before its round is over here: whoever is refused in the middle would only hold it up."""
+        """Bans whom a proof accuses. Called only once the round is over here: a ban in the middle would hold it up."""
         for proof in self.outcome.proofs.values():
             self._trust.ban(proof)
 
     def note_own(self) -> None:
-        """Something has changed here that the others should hear."""
+        """This member has a word that the others should hear."""
         self._news += 1
         self._own = self._news
         self._last_news = loop_time()
@@ -234,8 +241,8 @@ class Agreement:
         unsigned = (reach - slow) & self.outcome.unsigned
         busy = {member for member in unsigned if member in self.told and self.told[member].busy}
         late = now > self._late_at
-        # Words of members that this one cannot reach come through those that it can. One that has no result, and has
-        # signed nothing, does not wait for them: its give-up is for nobody but this round.
+        # Words of members out of reach come through members in reach. A member that has no result and has signed
+        # nothing does not wait for them: to give up costs it no more than this round.
         empty = not self.outcome.closed and not self.mates.auxiliary and (parts is None or parts.digest is None)
         patience = QUIET if self.outcome.closed and self.outcome.unsigned & self._silent else HOLDING
         patient = empty or now - self._last_news > patience
@@ -251,7 +258,8 @@ class Agreement:
         )
 
     def word(self, member: int, *, asks: bool = False, asked: bool = False) -> RoundWord:
-        """This member's word to another one. `asks`: for what this one lacks; `asked`: by one that lacks words."""
+        """This member's word to another one. `asks`: it asks for words that it lacks. `asked`: it answers one that
+        asks, and adds what others have signed."""
         own = None if asked else {self.mates.me}
         known = self.outcome.beyond(self._seen_by(member), own)
         reason, failed = self._lacked if self._parts is None else self._parts.lacks
@@ -260,7 +268,7 @@ class Agreement:
         return RoundWord(*facts, self.outcome.seen, known, asks)
 
     def _seen_by(self, member: int) -> Seen:
-        """The words about the outcome that a member has, as far as it has told."""
+        """The words about the outcome that a member has, by its last word to this one."""
         return self.told[member].seen or () if member in self.told else ()
 
     @property
@@ -270,7 +278,7 @@ class Agreement:
     # Words of others
 
     def answer(self, member: int, word: RoundWord) -> RoundWord:
-        """Another member's word, and what it does not know yet."""
+        """Takes in another member's word. Returns this one's, with what that member does not know yet."""
         if word.seen is None:
             return RoundWord(self.mates.group.group_id, self.standing, settled=self.settled)
         self.hear(member, word)
@@ -290,7 +298,7 @@ class Agreement:
             self._news += 1
             self._last_news = loop_time()
         elif before is None or (before.busy != word.busy and loop_time() <= self._late_at):
-            self._last_news = loop_time()  # but not for ever: a liar may say now this, now that
+            self._last_news = loop_time()  # only until T2: a liar may say now this, now that
         if self.over:
             self._ban_liars()
         self._bell.ring()
@@ -305,11 +313,11 @@ class Agreement:
 
     async def _talk_to_all(self, *, last: bool = False) -> None:
         me, count = self.mates.me, len(self.mates)
-        ring = sorted(self.mates.others, key=lambda member: (member - me) % count)  # not all the same one first
+        ring = sorted(self.mates.others, key=lambda member: (member - me) % count)  # or all would call one first
         async with asyncio.TaskGroup() as tasks:
             while True:
                 view, quiet = self.view, loop_time() - self._last_news > PATIENT
-                # It asks others what is new to them if it lacks the result, or has heard nothing of late.
+                # It asks even members that have heard everything if it lacks the result, or has heard no news of late.
                 asks = not last and view.ended and (view.holds is None or quiet)
                 due = [member for member in ring if self._is_due(member, asks)]
                 if last and not due and not self._talking:
@@ -324,8 +332,7 @@ class Agreement:
                 await self._wait(YOUNG if due or self._talking else LOOK)
 
     def _who_knows_more(self, ring: Sequence[int]) -> int | None:
-        """A member that has words which this one lacks. One that has not given what it told of is not asked for a
-        while."""
+        """A member that has words which this one lacks; for a while not one that has not given what it told of."""
         own = self.outcome.seen
         for member in ring:
             rests = self._withholds.get(member, -math.inf) > loop_time()
@@ -345,14 +352,15 @@ class Agreement:
         if member in self._talking or self._rests.get(member, -math.inf) > loop_time():
             return False
         heard, word = self._heard.get(member, -1), self.told.get(member)
-        if self.settled or self._parts is None:  # it shows what it knows, to those that are there
+        if self.settled or self._parts is None:  # it shows what it knows to those that are connected
             knows = word is not None and word.settled
             return heard < self._own and not knows and self.mates.is_connected(member)
         gone = not self.mates.is_connected(member) or loop_time() - self._spoke.get(member, 0.0) > SILENT
         return heard < self._own or (heard < self._news and (asks or self._must_relay(member))) or (asks and gone)
 
     def _must_relay(self, member: int) -> bool:
-        """Whether this member knows words that their authors cannot bring to this one, since neither can dial."""
+        """Whether this peer knows words that their authors cannot bring to the member, since neither can dial the
+        other."""
         members, word = self.mates.group.members, self.told.get(member)
         if members[member].dialable or word is None or not self.mates.is_connected(member):
             return False
