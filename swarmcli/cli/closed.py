@@ -166,7 +166,7 @@ def members(
     if run.recipe is not None and _is_owner(run.recipe, run_key):
         _show_closed(run.recipe, run.contacts, run_key, as_json)
         return
-    with _waiting("looking who has given what"):
+    with _waiting("asking who has given what"):
         told = _told(run)
     if as_json:
         typer.echo(json.dumps(told.as_json(), indent=2))
@@ -200,14 +200,14 @@ def _told_here(run_id: str) -> Told | None:
     while not (found := client.get(own, "contributions")) and time.monotonic() < deadline:
         time.sleep(0.5)
     rests_on = client.get(own, "state")["me"]["rests_on"]
-    lines = [rests_on or "nobody could be asked who keeps count of this run"]
+    lines = [rests_on or "no monitor of this run could be asked"]
     return Told(run_id, [Contribution(**each) for each in found], lines, {"rests_on": rests_on})
 
 
 def _show_closed(recipe: Recipe, contacts: list[str], run_key: Path | None, as_json: bool) -> None:
     key, path = load_key(recipe, run_key)
     visit = Visit(recipe, key, InvitationLedger.beside(path), contacts)
-    with _waiting("looking who takes part"):
+    with _waiting("asking who takes part"):
         found, given = visit.do(visit.look_with_tables)
     told = contributions.told_by(given)
     if as_json:

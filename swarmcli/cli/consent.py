@@ -59,10 +59,10 @@ def sheet(
         ("processor", _processor(recipe, role)),
         ("leaving", "Ctrl-C at any time; the same command takes you back in"),
         ("limits", "; ".join(in_words(limits)) or NO_LIMITS),
-        ("data", _data(recipe, role) or "none are read"),
-        ("download", _download(recipe, role, demand)),
+        ("data", _data(recipe, role) or "none"),
+        ("download", f"{_download(recipe, role, demand)}; no programs"),
         ("files", str(files)),
-        ("others see", "this computer's address, its device, your --name; the run brings no programs"),
+        ("others see", "this computer's address and device, what it gives, your --name"),
         ("router", _router(recipe)),
     ]
 
@@ -78,9 +78,9 @@ def _model(recipe: Recipe, demand: Demand) -> str:
     base = recipe.base_model
     saved = f"the model {base} of the Hub" if recipe.revision else "a saved model"
     kind = printable(saved, 200) if isinstance(base, str) else f"a {printable(base['model_type'], 40)}"
-    length = f"for {recipe.max_epochs:,} epochs" if recipe.max_epochs else "until somebody stops the run, in epochs"
+    length = f"for {recipe.max_epochs:,} epochs" if recipe.max_epochs else "for as long as somebody trains, in epochs"
     part = f", of which {demand.trained:,} are trained" if demand.trained < demand.parameters else ""
-    by = f" (a base held by {recipe.quantized_by})" if recipe.quantized_by else ""
+    by = f" (quantized by {recipe.quantized_by})" if recipe.quantized_by else ""
     return (
         f"{kind}{by} of {demand.parameters:,} parameters{part} that {printable(task_in_words(recipe.task), 80)}, "
         f"{length} of {plural(recipe.target_batch_size, 'sample')} from all peers together"
@@ -117,7 +117,7 @@ def _datasets(recipe: Recipe, datasets: Iterable[AnyDataset]) -> Iterator[str]:
 
 
 def _download(recipe: Recipe, role: Role, demand: Demand) -> str:
-    said = [f"the run's present state from other peers, once: {format_size(demand.state)}"] if demand.state else []
+    said = [f"the run's state from other peers, once: {format_size(demand.state)}"] if demand.state else []
     if demand.frozen:
         whence = ", from huggingface.co or other peers" if recipe.revision else ""
         size = format_size(demand.frozen)
@@ -164,7 +164,7 @@ def _processor(recipe: Recipe, role: Role) -> str:
         return "little, some seconds for each average"
     device = {"auto": "a graphics card if there is one"}.get(recipe.local.device, recipe.local.device)
     threads = recipe.local.threads
-    return f"{device}; {plural(threads, 'thread') if threads else 'all cores (or OMP_NUM_THREADS=2)'}"
+    return f"{device}; {plural(threads, 'thread') if threads else 'all cores'}"
 
 
 def _traffic(recipe: Recipe, role: Role, demand: Demand) -> str:
@@ -177,7 +177,7 @@ def _traffic(recipe: Recipe, role: Role, demand: Demand) -> str:
     pace = f"an epoch in {format_duration(demand.pace)}, as the contact says"
     if not told:
         minute, second = (format_size(count * max(amounts)) for count in (60, 3600))
-        pace = f"the length of an epoch is not known yet: at a minute {minute} an hour, at a second {second}"
+        pace = f"how long an epoch takes is not known yet: {minute} an hour if a minute, {second} if a second"
     if demand.peers_are_told:
         said = f"about {up} up and {down} down"
     else:
@@ -187,8 +187,8 @@ def _traffic(recipe: Recipe, role: Role, demand: Demand) -> str:
 
 def _router(recipe: Recipe) -> str:
     if not recipe.local.port_mapping or recipe.local.client_mode:
-        return "swarm asks for nothing"
-    return "swarm asks for a port if need be (--no-port-mapping: never)"
+        return "asked for nothing"
+    return "asked for a port if needed (--no-port-mapping: never)"
 
 
 def show(recipe: Recipe, contact: str, lines: Sequence[tuple[str, str]], console: Console = err) -> None:

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 CLAIMED, SEEN = ("samples", "hours"), ("rounds", "reduced_bytes", "uptime")
 LEGEND = (
-    "Samples and hours are claimed: rounds accepted them, and nobody can check more. The peer that keeps count has "
-    "seen rounds, bytes added up and time there."
+    "claimed: by each peer itself; rounds accepted it, and nobody can check more. seen: by the monitor that counts."
 )
 
 
@@ -38,7 +37,7 @@ LEGEND = (
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The outcome of asking. `rests_on`: whose count it is, in lines; `details`: of those who keep count, for JSON."""
+    """The outcome of asking. `rests_on`: whose count it is, in lines; `details`: of the monitors, for JSON."""
 
     run_id: str
     contributions: Sequence[Contribution]
@@ -112,7 +111,7 @@ def _called(each: Contribution) -> Text:
 
 
 def told_by(asked: AskedTables) -> Told:
-    """The table of one who keeps count, and who counts otherwise."""
+    """The table of one monitor, and which others count otherwise."""
     from swarmcli.run.contributions import fullest, told, whose_count
 
     def called(peer: PeerID) -> str:
@@ -148,7 +147,7 @@ def thanks(summary: Summary, standing: Attestation | None) -> str:
     if standing is None:
         if not summary.samples:
             return ""
-        return f"{summary.samples:,} samples by this peer's own count, since nobody who keeps count answered; thank you"
+        return f"{summary.samples:,} samples by this peer's own count, since no monitor answered; thank you"
     entry, given = standing.entry, []
     if entry.samples >= 1:
         since = f" (counted since epoch {standing.since:,})" if standing.since else ""
@@ -160,13 +159,13 @@ def thanks(summary: Summary, standing: Attestation | None) -> str:
     given.append(format_duration(3600 * entry.hours))
     if standing.rank and standing.peers > 1:
         given.append(f"place {standing.rank:,} of {standing.peers:,}")
-    return f"in all your starts: {', '.join(given)}, by one peer's count; thank you"
+    return f"you gave in all: {', '.join(given)}, as {standing.monitor.short} counts; thank you"
 
 
 # certificates
 
 certificate = typer.Typer(
-    help="Write a certificate of what you gave, signed by one who keeps count of the run.",
+    help="Write a certificate of what you gave, signed by a monitor of the run.",
     epilog="Example: swarm certificate --for 'Ada Lovelace' --out ada.json; then: swarm certificate verify ada.json",
     invoke_without_command=True,
     add_completion=False,
@@ -192,7 +191,7 @@ def write(
         list[str] | None, typer.Option("--peer", metavar="ADDRESS", help="A peer of the run to ask by.")
     ] = None,
 ) -> None:
-    """Write a certificate of what you gave, signed by one who keeps count of the run."""
+    """Write a certificate of what you gave, signed by a monitor of the run."""
     if ctx.invoked_subcommand is not None:
         return
     from swarmcli.run.certificate import ContributionCertificate
@@ -202,7 +201,7 @@ def write(
     said = _attestation(directory, identity, peer or [])
     if said is None:
         raise SwarmError(
-            f"no monitor of the run could be asked, and none was when the peer in {directory} left last; try again "
+            f"no monitor of the run could be asked, and none was when the peer in {directory} last left; try again "
             "when the run goes on, or name one of its peers with --peer"
         )
     own = identity if identity is not None and identity.peer_id == said.peer else None
@@ -243,7 +242,7 @@ def in_words(made: ContributionCertificate) -> list[str]:
         entry = each.entry
         since = f"counted since epoch {each.since:,}, " if each.since else ""
         lines.append(
-            f"  the peer {each.monitor.short} says, on {day(each.time)[:10]}: {since}{entry.samples:,.0f} of "
+            f"  the monitor {each.monitor.short} says, on {day(each.time)[:10]}: {since}{entry.samples:,.0f} of "
             f"{each.until.samples:,} samples and {format_duration(3600 * entry.hours)} (claimed, accepted by rounds); "
             f"{plural(entry.rounds, 'round')}, {format_size(entry.reduced_bytes)} added up, "
             f"there for {format_duration(entry.uptime)} (seen)"
@@ -251,9 +250,9 @@ def in_words(made: ContributionCertificate) -> list[str]:
     lines.append(
         "All signatures are good, the peer's own too: whoever made this file has its key."
         if made.signature
-        else "The signatures of those who kept count are good; the peer itself has not signed it."
+        else "The monitors' signatures are good; the peer itself has not signed it."
     )
-    lines.append("It is the word of these peers: whether they are to be believed, no signature says.")
+    lines.append("The numbers are the word of these monitors: a signature does not prove that they are true.")
     return lines
 
 
@@ -287,7 +286,7 @@ def _attestation(home: Path, identity: Identity | None, peers: Sequence[str]) ->
         return found
     said = max(kept.attestations, key=lambda each: each.entry.samples)
     when = day(said.time)
-    err.print(f"nobody answers who keeps count; this was signed on {when}, when the peer left last")
+    err.print(f"no monitor answers; this was signed on {when}, when the peer last left")
     return said
 
 

@@ -86,7 +86,7 @@ def _told(state: dict[str, Any]) -> Iterator[str]:
     yield f"  run    {', '.join(filter(None, _run(run, counts)))}"
     if me["samples"] or me["share"] is not None:
         yield f"  mine   {', '.join(filter(None, _mine(me)))}"
-    for label, name in (("model", "evaluated"), ("moved", "moved"), ("slow ", "seat"), ("waits", "waits")):
+    for label, name in (("model", "evaluated"), ("bytes", "moved"), ("slow ", "seat"), ("waits", "waits")):
         if run.get(name):
             yield f"  {label}  {run[name]}"
     for text in (run["alarm"], run["notice"], *(alert["text"] for alert in state["alerts"])):

@@ -37,7 +37,7 @@ _PANELS = {
         "after a failure.",
         "limits:app": "Show and set how much of this computer your peers may take, and when.",
         "doctor.verb:doctor": "Check all that a peer needs, and say of each fault what helps.",
-        "contributions:certificate": "Write a certificate of what you gave, signed by one who keeps count of the run.",
+        "contributions:certificate": "Write a certificate of what you gave, signed by a monitor of the run.",
     },
     "Look into runs and models": {
         "log:log": "Show what a peer went through: a summary, or the lists that are asked for.",

@@ -1,4 +1,4 @@
-"""Contributions of each identity to a run, as one that keeps count hands them out: its table, for everybody, and one
+"""Contributions of each identity to a run, as a monitor that counts hands them out: its table, for everybody, and one
 peer's row of it, signed, for a certificate.
 
 Everything here is one writer's word. Its signature says whose word it is, to anyone and for good, and proves no more.
@@ -191,15 +191,15 @@ def whose_count(tables: Tables, called: Callable[[PeerID], str]) -> list[str]:
     """Says whose table is shown, who counts otherwise, and who did not tell. `called`: how people know a peer."""
     failed = [f"{called(p)} did not tell what it counts: {why}." for p, why in tables.items() if isinstance(why, str)]
     if (found := fullest(tables)) is None:
-        return ["nobody who keeps count of this run could be asked; `swarm monitor` begins to keep count", *failed]
+        return ["no monitor of this run could be asked; `swarm monitor` starts one, which counts from then on", *failed]
     shown, table = found
     unlike = [
         f"{called(writer)} counts {'the same' if table.agrees(other) else f'otherwise: {other.in_words}'}."
         for writer, other in told(tables)
         if writer != shown
     ]
-    alone = "" if unlike else "; nobody else confirms it"
-    return [f"This is the count of one peer, {called(shown)}: {table.in_words}{alone}.", *unlike, *failed]
+    alone = "" if unlike else "; no other monitor confirms it"
+    return [f"This is the count of the monitor {called(shown)}: {table.in_words}{alone}.", *unlike, *failed]
 
 
 async def fetch_attestation(

@@ -44,14 +44,10 @@ Expected = Mapping[PeerID, tuple[float, float]]  # what each peer should have by
 
 def moved_in_words(moved: Mapping[str, Traffic]) -> str:
     """For people: the bytes that a peer sent and received, and for what."""
-    streamed = {"averaging": moved.get("allreduce", Traffic()), "states": moved.get("state", Traffic())}
-    other = sum(moved.values(), Traffic()) - sum(streamed.values(), Traffic())
-    told = [f"{format_size(t.sent)} out and {format_size(t.received)} in for {what}" for what, t in streamed.items()]
-    return (
-        f"{', '.join(told)}, {format_size(other.sent)} out and {format_size(other.received)} in for all else"
-        if moved
-        else ""
-    )
+    parts = {"averaging": moved.get("allreduce", Traffic()), "copies of the model": moved.get("state", Traffic())}
+    parts["all else"] = sum(moved.values(), Traffic()) - sum(parts.values(), Traffic())
+    told = [f"{what}: {format_size(t.sent)} sent, {format_size(t.received)} received" for what, t in parts.items()]
+    return "; ".join(told) if moved else ""
 
 
 class WatchedPeer(Protocol):
@@ -100,7 +96,7 @@ class RunWatch:
         self._optimizer, self._evaluations = optimizer, evaluations
 
     def last_epoch(self) -> int | None:
-        """Returns the epoch behind which the run ends, as is known by now; None: there is none."""
+        """Returns the epoch after which the run ends, as is known by now; None: there is none."""
         ends = self._evaluations.ends_at if self._evaluations else None
         return min((end for end in (self._peer.recipe.max_epochs, ends) if end is not None), default=None)
 

@@ -55,14 +55,14 @@ def data(*items: object, more: str = "") -> Recipe:
 def test_a_dozen_lines_say_what_will_happen() -> None:
     lines = sheet(small("local.threads=2"), going=RunEstimate(30.0))
     assert len(lines) <= 14
-    assert "carries" not in lines["traffic"] and "--no-port-mapping" in lines["router"]
+    assert "passes on" not in lines["traffic"] and "--no-port-mapping" in lines["router"]
     assert "a gpt2 of 20,200 parameters that predicts text" in lines["model"] and "32 samples" in lines["model"]
     assert "standard library, on this computer" in lines["data"]
     assert "2 threads" in lines["processor"]
     assert "19 MB an hour each way; an epoch in 30 s, as the contact says" in lines["traffic"]
     assert sheet(small())["traffic"].startswith(
-        "at most 162 kB an epoch each way; the length of an epoch is not known yet: at a minute 9.7 MB an hour, "
-        "at a second 582 MB"
+        "at most 162 kB an epoch each way; how long an epoch takes is not known yet: 9.7 MB an hour if a minute, "
+        "582 MB if a second"
     )
     # 20,200 numbers of 4 bytes each way, an epoch shortened to 18 s by this trainer: 200 of them
     told = sheet(small(), going=RunEstimate(36.0, trainers=1))["traffic"]
@@ -71,9 +71,10 @@ def test_a_dozen_lines_say_what_will_happen() -> None:
 
 
 def test_the_question_says_what_a_limit_leads_to() -> None:
-    assert "if your line needs more than an epoch for that, your samples cannot count" in sheet(small())["rounds"]
+    rule = "your samples count only if you send them in less time than the others would need to compute them"
+    assert sheet(small())["rounds"].endswith(rule)
     limited = small("local.limits={upload: 5 kB/s}")
-    assert "your limit of 5.0 kB/s needs 16 s; if epochs are not much longer" in sheet(limited)["rounds"]
+    assert f"your limit of 5.0 kB/s needs 16 s for that; {rule}, unless" in sheet(limited)["rounds"]
     limits_it = sheet(limited, going=RunEstimate(2.0))["rounds"]
     assert "epochs take 2 s: your samples cannot count here, unless all others are on this computer" in limits_it
     assert "rounds" not in sheet(limited, "monitor"), "it sends no gradients"
@@ -97,20 +98,20 @@ def test_the_room_on_the_disk_is_told_and_limits_or_how_to_set_them() -> None:
 
 
 def test_who_computes_nothing_reads_nothing() -> None:
-    assert sheet(small(), "auxiliary")["data"] == "none are read"
-    assert sheet(small(), "auxiliary")["download"] == "nothing"
+    assert sheet(small(), "auxiliary")["data"] == "none"
+    assert sheet(small(), "auxiliary")["download"] == "nothing; no programs"
     assert "passes on others' connections, at most 32 MB a second" in sheet(small(), "auxiliary")["traffic"]
     assert "at most 1.0 MB a second" in sheet(small("local.relay_rate=1e6"), "monitor")["traffic"]
-    assert "carries" not in sheet(small("local.relay=false"), "monitor")["traffic"]
+    assert "passes on" not in sheet(small("local.relay=false"), "monitor")["traffic"]
     for more in ((), ("local.relay=true",)):
-        assert "carries" not in sheet(small("local.client_mode=true", *more), "auxiliary")["traffic"]
+        assert "passes on" not in sheet(small("local.client_mode=true", *more), "auxiliary")["traffic"]
     assert "state" in sheet(small(), "monitor")["download"]
 
 
 def test_a_monitor_says_what_it_reads_to_evaluate() -> None:
     held_out = small("evaluation={every_epochs: 5, held_out: 0.1}")
     assert sheet(held_out, "monitor")["data"].startswith("for evaluations alone: the source files of Python's standard")
-    assert sheet(held_out, "auxiliary")["data"] == sheet(small(), "monitor")["data"] == "none are read"
+    assert sheet(held_out, "auxiliary")["data"] == sheet(small(), "monitor")["data"] == "none"
     split = "evaluation={every_epochs: 5, dataset: {source: huggingface, path: a/b, split: validation}}"
     assert "the dataset a/b (validation) from huggingface.co" in sheet(small(split), "monitor")["data"]
 

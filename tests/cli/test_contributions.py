@@ -40,15 +40,15 @@ def table(ada: float, bob: float = 0.0, since: int = 0) -> ContributionTable:
 
 def test_the_last_line_of_a_trainer_says_what_it_gave_and_how_it_stands() -> None:
     said = thanks(summary(), attestation())
-    whole = "in all your starts: 12,400 of 98,000 samples, 3.1 h, place 3 of 7, by one peer's count; thank you"
-    assert said == whole
+    given = "12,400 of 98,000 samples, 3.1 h, place 3 of 7"
+    assert said == f"you gave in all: {given}, as {MONITOR.peer_id.short} counts; thank you"
     assert "20 min" in thanks(summary(), attestation(hours=1 / 3))
     said = thanks(summary(), msgspec.structs.replace(attestation(), since=40))
     assert "12,400 of 98,000 samples (counted since epoch 40), 3.1 h" in said
 
 
 def test_without_a_monitor_the_last_line_says_whose_count_it_is_and_an_auxiliary_is_thanked_for_what_it_added() -> None:
-    alone = "512 samples by this peer's own count, since nobody who keeps count answered; thank you"
+    alone = "512 samples by this peer's own count, since no monitor answered; thank you"
     assert (thanks(summary(512), None), thanks(summary(0), None)) == (alone, "")
     added = thanks(summary(), attestation(0.0, 0, reduced=3_000_000))
     assert "3.0 MB added up for others in 12 rounds" in added
@@ -79,13 +79,13 @@ def test_it_is_said_whose_count_is_shown_and_who_counts_otherwise() -> None:
     alone = told_by(AskedTables("run", {OTHER.peer_id: late}, {}))
     part = "45% of the run's 1,000 samples, counted since epoch 6 up to epoch 10"
     (said,) = alone.rests_on
-    assert said == f"This is the count of one peer, {OTHER.peer_id.short}: {part}; nobody else confirms it."
+    assert said == f"This is the count of the monitor {OTHER.peer_id.short}: {part}; no other monitor confirms it."
     assert alone.as_json()["accounted"] == 0.45
     tables = {OTHER.peer_id: late, MONITOR.peer_id: whole, ADA.peer_id: whole, BOB.peer_id: "no answer"}
     told = told_by(AskedTables("run", tables, {}))
     assert [each.samples for each in told.contributions] == [600, 400], "nothing is merged"
     assert told.rests_on == [
-        f"This is the count of one peer, {MONITOR.peer_id.short}: 100% of the run's 1,000 samples, "
+        f"This is the count of the monitor {MONITOR.peer_id.short}: 100% of the run's 1,000 samples, "
         "counted up to epoch 10.",
         f"{OTHER.peer_id.short} counts otherwise: {part}.",
         f"{ADA.peer_id.short} counts the same.",
@@ -94,11 +94,11 @@ def test_it_is_said_whose_count_is_shown_and_who_counts_otherwise() -> None:
     shown = [(each["since"], each["shown"]) for each in told.as_json()["monitors"]]
     assert shown == [(6, False), (0, True), (0, False)]
     (nobody,) = told_by(AskedTables("run", {}, {})).rests_on
-    assert "`swarm monitor` begins to keep count" in nobody
+    assert "`swarm monitor` starts one, which counts" in nobody
 
 
 def test_a_certificate_in_words_says_what_it_does_not_prove() -> None:
     said = "\n".join(in_words(ContributionCertificate.make(attestation(), ADA, "Ada Lovelace")))
     assert "Ada Lovelace" in said and "12,400 of 98,000 samples" in said
-    assert "claimed" in said and "seen" in said and "whether they are to be believed" in said
+    assert "claimed" in said and "seen" in said and "does not prove that they are true" in said
     assert "has not signed it" in "\n".join(in_words(ContributionCertificate.make(attestation())))

@@ -148,7 +148,7 @@ async def test_each_monitor_counts_what_it_was_there_for_once_and_a_reader_is_to
     assert reader.contributions() == () and reader.rests_on() == ""
     await read(reader)
     other = f"{later.node.peer_id.short} counts otherwise: {part}."
-    assert f"the count of one peer, {monitor.node.peer_id.short}: {whole}. {other}" in reader.rests_on()
+    assert f"the count of the monitor {monitor.node.peer_id.short}: {whole}. {other}" in reader.rests_on()
     found = {each.peer: each for each in reader.contributions()}
     assert (found[ADA].samples, found[ADA].rounds, found[ADA].reduced_bytes) == (750, 10, 80)
     assert found[ADA].hours == pytest.approx(10 / 60) and found[ADA].first < found[ADA].last

@@ -377,7 +377,7 @@ def test_a_trainer_without_a_seat_follows_and_is_not_counted() -> None:
     assert "1.8 MB; your limit of 10 kB/s needs 3 min, epochs take 4 s: your samples cannot count" in status.seat
     assert "a higher limit brings it back" in status.seat
     assert "your limit of 10 kB/s, which your peers here share" in replace(LOST, limit=5e3, divided=2.0).sentence
-    assert "the run's owner can make rounds smaller, by outer steps" in LOST.remedy
+    assert "the run's owner can make rounds smaller: `swarm validate RECIPE --uplink" in LOST.remedy
     assert status.eta_seconds is None, "not by its own rate"
     optimizer.phase, optimizer.seat_lost, optimizer.rate = "training", None, 4.0
     optimizer.others = {BOB: told("Bob", 7, "following")}
@@ -424,9 +424,8 @@ def test_a_download_of_the_state_is_told_and_no_end_of_the_epoch() -> None:
 
 
 def test_it_tells_what_the_bytes_of_this_peer_were_for() -> None:
-    averaging, states = "1.8 MB out and 300 kB in for averaging", "0 B out and 5.7 MB in for states"
-    told = f"{averaging}, {states}, 400 kB out and 10 kB in for all else"
-    assert watching(FakeOptimizer(512)).look().moved == told
+    averaging, copies = "averaging: 1.8 MB sent, 300 kB received", "copies of the model: 0 B sent, 5.7 MB received"
+    assert watching(FakeOptimizer(512)).look().moved == f"{averaging}; {copies}; all else: 400 kB sent, 10 kB received"
 
 
 def test_a_clock_that_is_two_hours_off_is_an_alarm_that_says_what_helps() -> None:

@@ -8,6 +8,8 @@ from swarmcli.averaging.seats import MAX_SECONDS, NOISE, Bid, LineSeen, NoSeat, 
 from swarmcli.network.identity import PeerID
 from swarmcli.words import format_size, roughly
 
+RULE = "your samples count only if you send them in less time than the others would need to compute them"
+
 
 @dataclass(frozen=True, slots=True)
 class SeatLost:
@@ -46,8 +48,8 @@ class SeatLost:
             does = "waits, since it could not even follow the run"
         helps = "a higher limit brings it back" if self.limit else "this computer tries again now and then"
         return (
-            f"this computer {does}; {helps}; the run's owner can make rounds smaller, by outer steps (outer:, "
-            "docs/modes.md) or fewer bits (compression:)"
+            f"this computer {does}; {helps}; the run's owner can make rounds smaller: `swarm validate RECIPE --uplink "
+            "RATE` says how"
         )
 
 
@@ -56,11 +58,12 @@ def before_joining(nbytes: int, limit: float | None, target: float, epoch: float
     lets `limit` bytes per second pass (None: all), `target` samples make an epoch of so many seconds (0: unknown).
 
     That its samples cannot count is told where it is certain: a single other trainer has the least to lose by waiting.
+    The rule is that of `averaging/seats.py`: an epoch is to end sooner with this trainer than without it.
     """
     sends = f"a round sends {format_size(nbytes)}"
     if limit is None:
-        return f"{sends}; if your line needs more than an epoch for that, your samples cannot count"
-    elsewhere = "unless all others are on this computer, where no limit counts"
+        return f"{sends}; {RULE}"
+    elsewhere = "unless all others are on this computer, where limits do not hold"
     seconds = min(nbytes / limit, MAX_SECONDS)
     me, other = PeerID(bytes(32)), PeerID(bytes([1] * 32))
     pace = LineSeen(pace=target / epoch if epoch else 0.0)
@@ -69,6 +72,6 @@ def before_joining(nbytes: int, limit: float | None, target: float, epoch: float
         sentence = SeatLost(reason, nbytes, limit, follows=True).sentence
         return f"{sentence}, {elsewhere}; this computer would follow the run and compute nothing; a higher limit helps"
     return (
-        f"{sends} and receives as much, for which your limit of {format_size(limit)}/s needs {roughly(seconds)}; if "
-        f"epochs are not much longer, your samples cannot count, {elsewhere}"
+        f"{sends} and receives as much; your limit of {format_size(limit)}/s needs {roughly(seconds)} for that; {RULE}, "
+        f"{elsewhere}"
     )
