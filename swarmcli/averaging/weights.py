@@ -177,6 +177,6 @@ class Pledges:
             return ""
         self.withheld = absent
         return (
-            f"members that kept their word had claimed {kept:g} of {self._target:g} samples, less than half; "
-            "the samples wait for the next round"
+            f"members did not send the samples that they had claimed: the others' are {kept:g} of {self._target:g}, "
+            "less than half; all samples wait for the next round"
         )

@@ -39,7 +39,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     help="Show the checkpoints on this computer, check that they are whole, and remove what need not stay.",
-    epilog="docs/checkpoints.md tells when they are written and which stay.",
+    epilog="The section checkpoint of the recipe says when they are written and which stay.",
     no_args_is_help=True,
 )
 

@@ -20,7 +20,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     help="Show and set how much of this computer your peers may take, and when.",
-    epilog="docs/limits.md tells what each limit does.",
+    epilog="swarm limits show --all tells what each limit does.",
     no_args_is_help=True,
 )
 

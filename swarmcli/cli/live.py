@@ -50,7 +50,7 @@ class Frame:
         width, plain = options.max_width, options.ascii_only
         above: list[RenderableType] = [
             _head(status, me),
-            _progress(status, width),
+            _progress(status, me, width),
             _figures(status, width, curve=not plain),
         ]
         if me is not None:
@@ -145,19 +145,24 @@ def _one_line(text: Text) -> Text:
 def _head(status: RunStatus, me: Me | None) -> Text:
     text = Text(printable(status.run_id, 60), style="bold")
     text.append(f"  {status.role} {printable(status.name or status.peer_id[:10], 40)}  ", style="dim")
-    if me is not None and me.activity.state != "running":  # what its user asked for matters more than what the run does
+    if me is not None and _rests(me):  # what its user asked for matters more than what the run does
         text.append(printable(me.sentence, 200), style="bold yellow")
         return _one_line(text)
     text.append(status.state_in_words, style=TONES[status.tone])
     return _one_line(text)
 
 
-def _progress(status: RunStatus, width: int) -> RenderableType:
+def _rests(me: Me | None) -> bool:
+    """Whether this peer does nothing, since its user or a limit wants that: then it does not even look for the run."""
+    return me is not None and me.activity.state != "running"
+
+
+def _progress(status: RunStatus, me: Me | None, width: int) -> RenderableType:
     """One line: the bar gives way first, then what is estimated. Of a run that has finished: where its model is."""
     if status.state == "finished":
         return Text(f"epoch {status.epoch}", style="bold").append(f"  {printable(status.result)}", style="not bold")
     if status.state == "synchronizing":
-        return _one_line(Text(printable(status.left, 200)))
+        return _one_line(Text(printable(status.where if _rests(me) and not status.download else status.left, 200)))
     etas = [] if status.eta_seconds is None else [f"{roughly(status.eta_seconds)} left"]
     if status.run_eta_seconds is not None:
         etas.append(f"about {roughly(status.run_eta_seconds)} to the last epoch")
@@ -349,7 +354,9 @@ class LiveView:
             self._print(self._clock(), f"warning: {printable(text, 600)}")
         if status.rests:  # how far the others are is no progress of this peer
             if not status.alarm and not status.waits:
-                self._print(self._clock(), printable(status.download or status.state_in_words, 200))
+                me = self._me(status)
+                rests = me.sentence if me is not None and _rests(me) else ""
+                self._print(self._clock(), printable(rests or status.download or status.state_in_words, 200))
             return
         eta = "" if status.eta_seconds is None else f", about {roughly(status.eta_seconds)} left"
         if status.run_eta_seconds is not None:

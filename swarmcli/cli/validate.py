@@ -16,7 +16,15 @@ from swarmcli.errors import DataError, RecipeError, UsageError
 from swarmcli.journal import printable
 from swarmcli.peer.linked import LinkedRun
 from swarmcli.recipe import Recipe, SiteSettings, fingerprint_of, is_link, load_recipe, parse_link
-from swarmcli.recipe.advice import COUNT, Volunteers, advise_on, further_advice, keys_to_write, on_lines_of_homes
+from swarmcli.recipe.advice import (
+    COUNT,
+    Volunteers,
+    advise_on,
+    further_advice,
+    keys_to_write,
+    on_lines_of_homes,
+    time_to_the_end,
+)
 from swarmcli.recipe.limit_store import LimitStore, read_limits
 from swarmcli.recipe.offered import UNKNOWN, RunEstimate, check_data_here, offered
 from swarmcli.recipe.task_names import mean_in_words, task_in_words
@@ -35,12 +43,12 @@ def validate(
         str | None,
         typer.Option(
             metavar="RATE",
-            help="What a volunteer's line sends, for example 10Mbit/s: this computer trains the model a moment, and "
-            "the way to train that such lines allow is printed, with what to write.",
+            help="What a volunteer's line sends, for example 10Mbit/s: swarm trains the model for a moment, and prints "
+            "which way to train suits such lines, and what to write in the recipe.",
         ),
     ] = None,
     volunteers: Annotated[
-        int, typer.Option(min=2, help="So many computers as fast as this one at a time, for --uplink.")
+        int, typer.Option(min=2, help="How many computers, as fast as this one, train at a time; for --uplink.")
     ] = COUNT,
 ) -> None:
     """Check a recipe as `swarm join` would, without meeting peers; or the recipe of a link, without reading data.
@@ -92,9 +100,14 @@ def _advice(recipe: Recipe, uplink: float, count: int) -> list[str]:
 
     numbers, pace = numbers_and_pace(recipe)
     advice = advise_on(recipe, numbers, Volunteers(uplink, count, pace))
+    told = [
+        *advice.lines,
+        "The pace is this computer's just now: while it is busy, it computes more slowly than it can.",
+    ]
+    end = time_to_the_end(recipe, advice)
     if not (lines := keys_to_write(recipe, advice)):
-        return [*advice.lines, "The recipe trains so already."]
-    return [*advice.lines, "Write in the recipe:", *(f"  {line}" for line in lines), *further_advice(recipe, advice)]
+        return [*told, "The recipe trains so already.", *end]
+    return [*told, "Write in the recipe:", *(f"  {line}" for line in lines), *further_advice(recipe, advice), *end]
 
 
 def _why_no_link(recipe: Recipe) -> str:
@@ -132,7 +145,7 @@ def _summary(recipe: Recipe) -> dict[str, str]:
         **({"site": site_in_words(recipe.local.site)} if recipe.local.site.processes > 1 else {}),
         "access": "closed: only whom its owner invites takes part" if recipe.access == "invite" else "open to all",
         "trust": recipe.trust,
-        "ends": f"after epoch {recipe.max_epochs}" if recipe.max_epochs else "when it is stopped",
+        "ends": f"after epoch {recipe.max_epochs}" if recipe.max_epochs else "when nobody trains any more",
         "output": str(recipe.output_dir),
     }
 
@@ -205,11 +218,11 @@ def _try_out(recipe: Recipe) -> tuple[dict[str, str], list[LookedAt]]:
         **({"evaluation": f"on {sum(map(samples_in, held_out)):,} samples"} if held_out else {}),
         "device": str(compute),
         "memory": f"about {memory}",
-        "an epoch sends": f"{format_size(demand.message)} between two peers, up to twice that among more; it gets as "
+        "an epoch sends": f"{format_size(demand.message)} with two peers, up to twice that with more; it receives as "
         "much"
         if demand.message == demand.average
         else f"{format_size(demand.message)} of its own, and averages of up to {format_size(of_four.average)} with "
         f"four trainers, {format_size(demand.average)} with many; it receives as much",
-        "that takes": on_lines_of_homes(of_four.average),
+        "sending takes": on_lines_of_homes(of_four.average),
     }
     return told, looks

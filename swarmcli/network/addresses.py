@@ -106,7 +106,7 @@ def parse_address(text: str) -> Address:
     place, slash, peer_text = rest.partition("/")
     if scheme == "relay":
         if not slash:
-            raise AddressError(f"{text!r} names no peer behind its relay: {_EXPECTED_RELAY}")
+            raise AddressError(f"{text!r} names no peer after its relay: {_EXPECTED_RELAY}")
         return Address("relay", "", 0, PeerID.parse(peer_text), PeerID.parse(place))
     peer_id = PeerID.parse(peer_text) if slash else None
     if scheme == "memory":

@@ -36,6 +36,8 @@ from swarmcli.training.loop import evaluate
 from swarmcli.training.model_card import describe_model, model_card
 from swarmcli.training.schedule import averages_in
 
+ALONE = "no other peer in reach holds the model of this run"
+
 
 def _at_present(collaboration: Collaboration) -> dict[str, Any]:
     """For model cards, beside what a checkpoint knows itself."""
@@ -241,7 +243,7 @@ class BackgroundCheckpoints:
         self._work = self._writer.submit(on_one_thread if self._yields else on_all_threads, work)
 
     def _evaluate(self, model: nn.Module, epoch: int, lineage: str, path: Path | None) -> None:
-        """Measures once, also where a peer finds out behind that that it has to write."""
+        """Measures once, also where a peer finds out afterwards that it has to write."""
         if self._evaluation is not None and self._measured[0] != lineage:
             self._measured = lineage, self._evaluation(model, epoch)
         result = self._measured[1]
@@ -293,8 +295,7 @@ class BackgroundCheckpoints:
             if heir is not None and self._yields:
                 report = optimizer.peers().get(heir[0])
                 name = (report and report.name) or heir[0].short
-                self.outcome = f"not saved: peer {name} holds epoch {heir[1]}"
-                self._events.emit(Noticed("info", self.outcome))
+                self.outcome = f"nothing to save here: peer {name} holds epoch {heir[1]}"
                 return
             path = self._write(self._model, state, optimizer.local_epoch, self._lineage)
             if path is not None:
@@ -307,9 +308,8 @@ class BackgroundCheckpoints:
             self.outcome = f"epoch {optimizer.local_epoch} could not be saved in {self._store.directory}"
         elif self.path is not None:
             self.outcome = f"saved epoch {optimizer.local_epoch} at {self.path}"
-        if heir is None and self.outcome != before:
-            text = f"nobody else who can be reached holds the model of this run: {self.outcome}"
-            self._events.emit(Noticed("info", text))
+        if heir is None and self.outcome and not before:  # where it is saved, the peer's last line says
+            self._events.emit(Noticed("info", ALONE))
 
     def require(self) -> None:
         """To be called when the others need this peer no more. Tries once more to write what could not be written, and

@@ -234,13 +234,13 @@ class Collaboration:
             self.peer.events.emit(Noticed("info", text))
             write_file(self.peer.home.path / BEGAN, f"epoch {checkpoint.epoch} of the run {checkpoint.run_id}".encode())
         if self.peer.recipe.ema_decay and not any(AVERAGE in each for each in state["state"].values()):
-            text = f"{checkpoint.path} holds no averaged weights: the average begins behind its next epoch"
+            text = f"{checkpoint.path} holds no averaged weights: the average begins after its next epoch"
             self.peer.events.emit(Noticed("info", text))
         if differences:
             self.peer.events.emit(Noticed("info", f"the recipe's settings hold: {differences}"))
 
     def last_epoch(self) -> int | None:
-        """Returns the epoch behind which the run ends: the recipe's, or an earlier one that its evaluator has named;
+        """Returns the epoch after which the run ends: the recipe's, or an earlier one that its evaluator has named;
         None: there is none. From any thread."""
         ends = [end for end in (self.peer.recipe.max_epochs, self.evaluations.ends_at) if end is not None]
         return min(ends, default=None)
@@ -256,7 +256,7 @@ class Collaboration:
 
     def close(self) -> None:
         async def settle() -> Attestation | None:
-            """Others' word of this peer's part, where one of those that keep count answers at once."""
+            """Others' word of this peer's part, where a monitor that counts answers at once."""
             standing = await self.accounts.standing()
             await self.accounts.close()
             return standing

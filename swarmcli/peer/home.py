@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CONTACTS = "contacts.json"  # the file in a home with peers that are tried beside the first contacts
 PORT = "port"  # with the port on which this peer listened last
 BEGAN = "began"  # of a run that was begun from another one's checkpoint: which, in words
-ENDS = "ends"  # behind which epoch the evaluator has ended the run, and of which recipe that is (its digest)
+ENDS = "ends"  # after which epoch the evaluator has ended the run, and of which recipe that is (its digest)
 LINK = "link"  # with the last link that this peer gave out, and below it what else it takes to join
 
 

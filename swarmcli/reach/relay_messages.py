@@ -64,7 +64,7 @@ class Come(msgspec.Struct, frozen=True):
 
 
 class Coming(msgspec.Struct, frozen=True):
-    """I dial."""
+    """Yes: I dial you now."""
 
 
 class OldConnect(msgspec.Struct, frozen=True):

@@ -100,12 +100,15 @@ class Advice:
     def lines(self) -> tuple[str, ...]:
         """The arithmetic, for people."""
         each, chosen = self.volunteers, self.chosen
-        found = "the first that sends" if chosen.sending <= SHARE * chosen.computing else "none sends"
+        share = f"{SHARE:.0%} of the time of computing"
+        why = f": the first whose sending takes at most {share}."
+        if chosen.sending > SHARE * chosen.computing:
+            why = f", though its sending takes more than {share}: no way sends less."
         return (
             f"{each.count} volunteers with {format_rate(each.uplink)} up and {each.pace:,.1f} samples a second each.",
-            f"In a round each sends {each.sending(1) * each.uplink:.3g} times what it brings: its own, and averages.",
+            f"In a round each sends {each.sending(1) * each.uplink:.3g} times its own numbers: these, and averages.",
             *(f"  {way}" for way in self.ways),
-            f"The last line is chosen: {found} for at most {SHARE:.0%} of the time of computing (docs/modes.md).",
+            f"The last line is chosen{why}",
         )
 
 
@@ -141,10 +144,26 @@ def keys_to_write(recipe: Recipe, advice: Advice) -> list[str]:
     ):
         return []
     lines = [f"target_batch_size: {chosen.samples}"]
-    fewer = chosen.samples / recipe.target_batch_size
-    if recipe.max_epochs and fewer != 1:
-        lines.append(f"max_epochs: {max(LEAST_EPOCHS, int(recipe.max_epochs / fewer))}")
+    if (epochs := _epochs(recipe, chosen)) != recipe.max_epochs:
+        lines.append(f"max_epochs: {epochs}")
     return [*lines, *chosen.sections]
+
+
+def _epochs(recipe: Recipe, way: WeighedWay) -> int | None:
+    """The last epoch of the recipe's run, trained so; None: it has no end."""
+    if not recipe.max_epochs or way.samples == recipe.target_batch_size:
+        return recipe.max_epochs
+    return max(LEAST_EPOCHS, int(recipe.max_epochs * recipe.target_batch_size / way.samples))
+
+
+def time_to_the_end(recipe: Recipe, advice: Advice) -> list[str]:
+    """Says how long the run takes, trained as advised; nothing of one without an end."""
+    chosen = advice.chosen
+    if not (epochs := _epochs(recipe, chosen)):
+        return []
+    # With own steps trainers go on during a round.
+    seconds = max(chosen.computing, chosen.sending) if chosen.way.steps > 1 else chosen.computing + chosen.sending
+    return [f"{epochs:,} epochs take about {format_duration(epochs * seconds)} then."]
 
 
 def further_advice(recipe: Recipe, advice: Advice) -> list[str]:

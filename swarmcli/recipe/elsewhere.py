@@ -61,7 +61,7 @@ HINTS: Mapping[str, str] = {
     "encoding": "files are UTF-8 here; save them so (Unix: iconv -f {}), and remove it",
     "groups": "all parameters have one learning_rate, and those decay that the Trainer has decay; remove it",
     "pieces": "a schedule has a name; write for example `lr_scheduler: {{name: warmup_stable_decay, decay_epochs: 9}}`",
-    "hierarchy": "the processes of a site take every step together, and average at no levels any more; remove it",
+    "hierarchy": "the processes of a site take every step together, so there are no levels to average at; remove it",
     "resume_from_checkpoint": "a peer goes on from its own newest checkpoint; remove it, or start with --resume",
 }
 # Keys without a counterpart, by the reason.

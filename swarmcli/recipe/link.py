@@ -137,7 +137,7 @@ def parse_link(text: str) -> Link:
     places, slash, rest = rest.partition("/")
     run_id, *parameters = re.split(r"[?&/]", rest)
     if not slash or not RUN_ID.fullmatch(run_id):
-        raise AddressError(f"the link names no run behind its addresses: {_shown(run_id)}; {_EXPECTED}")
+        raise AddressError(f"the link names no run after its addresses: {_shown(run_id)}; {_EXPECTED}")
     peer_id = PeerID.parse(peer_text)
     fingerprint, ticket, named = _parameters(parameters)
     others = tuple(map(_other, named))

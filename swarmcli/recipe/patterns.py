@@ -29,6 +29,6 @@ def check_pattern(pattern: str) -> str:
     if len(pattern) > MOST_CHARACTERS or choices > MOST_CHOICES or re.search(r"\)[*+?{]", pattern):
         raise ValueError(
             f"{pattern!r:.80} may take too long to match; write several, each with at most {MOST_CHARACTERS} "
-            f"characters and {MOST_CHOICES} of * + ? {{ |, none of them behind a parenthesis"
+            f"characters and {MOST_CHOICES} of * + ? {{ |, none of them after a )"
         )
     return pattern

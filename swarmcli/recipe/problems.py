@@ -157,12 +157,12 @@ def _how_to_fix(path: Sequence[Key], model: type[pydantic.BaseModel]) -> str:
         path = path[:-1]
         info = _field(path, model)
     if info is None:
-        return "see docs/recipes.md"
+        return "see `swarm schema`"
     # Where a default could not be written, there is no usual value.
     least = max((bound.ge for bound in info.metadata if hasattr(bound, "ge")), default=None)
     unset = info.default in (PydanticUndefined, None, ...) or (least is not None and info.default < least)
     usual = "" if unset else f" (usually {as_written(info.default)})"
-    return f"{path[-1]}: {info.description}{usual}" if info.description else "see docs/recipes.md"
+    return f"{path[-1]}: {info.description}{usual}" if info.description else "see `swarm schema`"
 
 
 def _suggest(path: Sequence[Key], model: type[pydantic.BaseModel], entry: RecipeEntry) -> str:
@@ -187,7 +187,7 @@ def _suggest(path: Sequence[Key], model: type[pydantic.BaseModel], entry: Recipe
             said = is_section(at(model, [section])) and last == wanted and value != "…"
             return f"did you mean {full}?" + (f" write `{section}: {{{last}: {value}}}`" if said else "")
     listed = f"remove it, or take one of {', '.join(here)}" if here else "nothing can stand here"
-    return listed if len(here) <= MOST_LISTED else "remove it; docs/recipes.md lists the keys"
+    return listed if len(here) <= MOST_LISTED else "remove it; `swarm schema` lists the keys"
 
 
 def all_keys(model: type[pydantic.BaseModel], prefix: str = "") -> dict[str, pydantic.fields.FieldInfo]:

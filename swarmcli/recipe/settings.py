@@ -207,7 +207,9 @@ class AggregatorSettings(Section):
     gate: float = shared(1000.0, "a member above this many times the others is left out", of={"name": ("mean",)}, ge=1)
     trim: float = shared(0.34, "share that is cut off at each end", of={"name": ("trimmed_mean",)}, gt=0, lt=0.5)
     radius: float = shared(1.0, "clip at this many times the median norm", of={"name": ("centered_clip",)}, gt=0)
-    iterations: int = shared(3, "clippings, each around the last average", of={"name": ("centered_clip",)}, ge=1, le=20)
+    iterations: int = shared(
+        3, "times that values are clipped, each around the last result", of={"name": ("centered_clip",)}, ge=1, le=20
+    )
 
 
 class AveragingSettings(Section):

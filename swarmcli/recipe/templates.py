@@ -74,7 +74,7 @@ def _as_yaml(value: Any, *, flow: bool = False) -> str:
     )
 
 
-_HEAD = "# docs/recipes.md tells every key; `swarm validate {file}` checks this file before anybody joins.\n"
+_HEAD = "# `swarm schema` lists every key; `swarm validate {file}` checks this file before anybody joins.\n"
 _MADE = "# Its small data are made by: python -m swarmcli.shipped.make_data DIRECTORY/data {made}\n"
 _LORA = "# What the base is, all peers have to agree on: `swarm validate` tells the line frozen_weights, to be added.\n"
 _OUTPUT = "output_dir: runs          # journals, checkpoints and identities of the peers of this computer\n"

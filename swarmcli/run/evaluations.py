@@ -3,7 +3,7 @@
     an epoch for evaluations begins     the evaluator that the recipe names measures; without one, or while it is away,
                                         one of those who were in rounds together: a monitor before a trainer
     it has measured                     its report tells the figures; others note them in their journals, with its name
-    so many in a row are no better      the evaluator's report says behind which epoch the run ends, and all end there
+    so many in a row are no better      the evaluator's report says after which epoch the run ends, and all end there
 
 Nobody but the evaluator ends a run, and it alone judges: others' figures are shown, and decide nothing, and whoever has
 slept through some of the evaluator's decides nothing by the rest. What it has said, they keep for their next start.
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from swarmcli.events import Evaluated, Event, Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.peers.report import PeerReport, is_away, is_settled
+from swarmcli.words import plural
 
 if TYPE_CHECKING:
     from swarmcli.recipe.settings import EvaluationSettings
@@ -41,7 +42,7 @@ class RunEvaluations:
         ended: int | None = None,
     ) -> None:
         """`reports`: of all peers, this one among them. `mates`: who has been in rounds with this peer. `report_end`
-        puts the epoch behind which the run ends into this peer's report, if it is the evaluator; `keep_end` keeps it
+        puts the epoch after which the run ends into this peer's report, if it is the evaluator; `keep_end` keeps it
         for the next start, as `ended`: the evaluator may be gone by then. `earlier`: of this peer's journal, by epoch.
         As much of either counts as lies behind this peer once it has joined."""
         self._settings, self._own = settings, own
@@ -121,7 +122,7 @@ class RunEvaluations:
             self._counted[told.epoch] = told
 
     def _end_if_no_better(self, here: int) -> None:
-        """The run ends behind the next epoch for evaluations, so that everybody can have heard of it before they are
+        """The run ends after the next epoch for evaluations, so that everybody can have heard of it before they are
         there. `here`: the epoch at which this peer has measured, if it is the evaluator."""
         if not self._is_named(self._own):
             return
@@ -139,4 +140,5 @@ class RunEvaluations:
             self._keep_end(epoch)
             if self._is_named(self._own):
                 self._report_end(epoch)
-            self._emit(Noticed("info", f"the run ends behind epoch {epoch}: it got no better (evaluations: {times})"))
+            why = f"the last {plural(times, 'evaluation')} found no improvement"
+            self._emit(Noticed("info", f"the run ends after epoch {epoch}: {why}"))

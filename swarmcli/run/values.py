@@ -60,7 +60,7 @@ STATES: Mapping[State, StateInWords] = {
     "waiting": StateInWords("waiting for trainers", "calm", True, "nobody computes"),
     "training": StateInWords("training", "good"),
     "averaging": StateInWords("averaging", "good", False, "averaging with the others…"),
-    "synchronizing": StateInWords("catching up with the run", "warn", True, "looking where the run is"),
+    "synchronizing": StateInWords("joining the run", "warn", True, "looking for it"),
     "stranded": StateInWords("waiting: out of reach of the others", "bad", True, "nobody in reach holds the model"),
     "following": StateInWords("computing nothing", "warn"),
     "standing": StateInWords("waiting: the run stands", "warn", True, "it does not end"),
@@ -165,7 +165,8 @@ class RunStatus:
         shown = STATES[self.state]
         estimate = "" if self.eta_seconds is None else f"about {roughly(self.eta_seconds)} left"
         left = (self.download if self.state == "synchronizing" else "") or shown.instead or estimate
-        told = {"state_in_words": shown.words, "tone": shown.tone, "rests": shown.rests, "left": left}
+        words = "catching up with the run" if self.state == "synchronizing" and self.download else shown.words
+        told = {"state_in_words": words, "tone": shown.tone, "rests": shown.rests, "left": left}
         for name, value in told.items():
             object.__setattr__(self, name, value)
 

@@ -285,7 +285,7 @@ class FileSource:
             return BadRow(error.strerror)
         except UnicodeError as error:
             place = start + getattr(error, "start", 0)
-            return BadRow(f"byte {place:,} is not of UTF-8; save the file as that")
+            return BadRow(f"byte {place:,} is not UTF-8, and texts are read as UTF-8 alone")
         return BadRow("it holds zero bytes, so it is no text") if "\0" in text else text.removeprefix("\ufeff")
 
     def parts(self) -> int:
@@ -504,7 +504,7 @@ class HuggingFaceSource:
             heads = {file: pandas.read_csv(file, nrows=1, **options) for file in files}
             for file, head in heads.items():
                 if "\ufffd" in "".join(head.columns):
-                    raise UnicodeError(f"the header of {Path(file).name} is not of UTF-8")
+                    raise UnicodeError(f"the header of {Path(file).name} is not UTF-8")
                 if not isinstance(head.index, pandas.RangeIndex):  # its first cells would be taken for names of rows
                     raise ValueError(f"{Path(file).name}, row 1: it has more cells than the header; mend one of them")
             if heads:  # all columns are texts: 007 is not 7
@@ -555,7 +555,7 @@ class HuggingFaceSource:
             where = "/".join(Path(values["image"]["path"]).parts[-2:])
         try:
             if self._replaces and any("\ufffd" in value for value in values.values() if isinstance(value, str)):
-                raise BadRow("it has U+FFFD, as of bytes that are not of UTF-8; save the file as that")
+                raise BadRow("it has U+FFFD, as of bytes that are not UTF-8, and rows are read as UTF-8 alone")
             if self._lines and not values["text"].strip():
                 return "", where  # a blank line is no row
             return self._content_of(_parsed(values["text"]) if self._lines else values), where

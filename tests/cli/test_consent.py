@@ -71,7 +71,7 @@ def test_a_dozen_lines_say_what_will_happen() -> None:
 
 
 def test_the_question_says_what_a_limit_leads_to() -> None:
-    rule = "your samples count only if you send them in less time than the others would need to compute them"
+    rule = "your samples count only if you send them faster than the others could compute them"
     assert sheet(small())["rounds"].endswith(rule)
     limited = small("local.limits={upload: 5 kB/s}")
     assert f"your limit of 5.0 kB/s needs 16 s for that; {rule}, unless" in sheet(limited)["rounds"]

@@ -176,6 +176,14 @@ def test_what_a_frame_tells_of_a_run_that_stands_of_a_state_that_comes_and_of_th
     assert "sample" not in lines[1] + lines[2] and "loss 2.0000" in lines[2]
 
 
+def test_a_peer_that_pauses_before_it_has_joined_does_not_look_for_its_run() -> None:
+    looks = replace(GETTING, download="")
+    assert lines_of(looks)[:2] == [lines_of(looks)[0], "looking for it"] and "joining the run" in lines_of(looks)[0]
+    assert "catching up with the run" in lines_of(GETTING)[0]
+    pauses = replace(ME, activity=ActivityStatus(state="paused"), sentence="Paused: on battery")
+    assert lines_of(looks, pauses)[1] == "epoch 0 of 20"
+
+
 def test_names_cannot_steer_the_terminal() -> None:
     hostile = (replace(PEERS[0], name="\x1b]0;x\x07\n\u202eevil"),)
     text = drawn(replace(STATUS, name="\x1b[2J", run_id="[bold]x\x07", peers=hostile))

@@ -43,7 +43,7 @@ def test_a_recipe_in_order_is_told_with_what_is_in_it(recipe: Path) -> None:
     assert f"{recipe} is in order\n" in output
     assert "run                   small\n" in output and "after epoch 7" in output
     assert "first batch           input_ids (8, 16)" in output and "parameters" in output
-    assert re.search(r"^that takes +[0-9]+ ms at 10 Mbit/s, [0-9]+ ms at 50 .*100 Mbit/s$", output, re.M)
+    assert re.search(r"^sending takes +[0-9]+ ms at 10 Mbit/s, [0-9]+ ms at 50 .*100 Mbit/s$", output, re.M)
 
 
 def test_it_says_how_much_memory_a_trainer_needs_and_refuses_more_than_there_is(recipe: Path) -> None:

@@ -166,7 +166,7 @@ def test_trainers_whose_slow_uplinks_nobody_tells_stay_in_one_run(seed: int, slo
                 seat = peers[0].core.seat  # type: ignore[union-attr]
                 await until(lambda: seat.lost is not None)
                 (told,) = [text for text in peers[0].said if "samples cannot count" in text]
-                assert "your line has been seen to need" in told and "`swarm validate RECIPE --uplink RATE` says how" in told
+                assert "your line has been seen to need" in told and "`swarm validate RECIPE --uplink" in told
                 swarm.network.set_bandwidths(peers[0].node.peer_id, uplink=10e6, downlink=10e6)
                 await until(lambda: peers[0].said[-1] == "this computer's samples count again: it computes")
                 assert seat.lost is None

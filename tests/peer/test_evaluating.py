@@ -22,7 +22,7 @@ from swarmcli.peer import collaboration
 from tests.peer.roles import PATIENCE, Peer, Sums
 
 EVERY, LAST = 5, 20
-END = f"the run ends behind epoch {LAST}"
+END = f"the run ends after epoch {LAST}"
 SETTINGS = (
     f"evaluation.every_epochs={EVERY}",
     "evaluation.held_out=0.1",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from swarmcli.errors import NoDonorReachable, UsageError
+from swarmcli.peer.checkpoints import ALONE
 from tests.peer.roles import Sums
 
 
@@ -27,7 +28,7 @@ def test_a_newcomer_whose_only_contact_leaves_while_it_loads_its_model_waits(
     newcomer = start("newcomer", first)
     saved = first.leave()
     assert saved.startswith("saved epoch")
-    assert f"nobody else who can be reached holds the model of this run: {saved}" in first.notices
+    assert ALONE in first.notices
     loads.set()
     newcomer.until(lambda: any("instead of training another model" in text for text in newcomer.notices))
     assert "127.0.0.1:" in newcomer.watch.look().alarm and newcomer.watch.look().state == "stranded"

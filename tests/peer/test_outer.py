@@ -33,7 +33,7 @@ def test_a_monitor_keeps_the_anchor_and_a_trainer_goes_on_from_it(start: Any) ->
     assert any(lineages(monitor).items() & lineages(trainer).items() for trainer in trainers)
     told = [peer.leave() for peer in (*trainers, monitor)]
     # A trainer saves what nobody who stays has come to yet; the last state is on a disk in any case.
-    kept = [epoch_of(Path(text.rpartition(" at ")[2])) for text in told if not text.startswith("not saved: peer ")]
+    kept = [epoch_of(Path(text.rpartition(" at ")[2])) for text in told if not text.startswith("nothing to save here")]
     assert max(kept) == max(peer.epoch for peer in (*trainers, monitor)), told
     saved = load_checkpoint(Path(told[-1].rpartition(" at ")[2]))
     assert saved.optimizer["swarm"]["inner"][0]["lr"] > 0
@@ -68,7 +68,7 @@ def test_other_outer_steps_than_a_checkpoint_has_are_refused(start: Any) -> None
 
 
 SETTINGS = ("ema_decay=0.9", "optimizer.learning_rate=0.05")
-NONE_YET = "holds no averaged weights: the average begins behind its next epoch"
+NONE_YET = "holds no averaged weights: the average begins after its next epoch"
 
 
 def averages(place: Path) -> list[torch.Tensor]:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from swarmcli.recipe.advice import WAYS, Volunteers, advise, advise_on, further_advice, keys_to_write, on_lines_of_homes
+from swarmcli.recipe.advice import (
+    WAYS,
+    Volunteers,
+    advise,
+    advise_on,
+    further_advice,
+    keys_to_write,
+    on_lines_of_homes,
+    time_to_the_end,
+)
 
 from .recipes import small
 
@@ -36,13 +45,13 @@ def test_the_way_with_the_least_loss_that_the_links_allow_is_taken(mbit: float, 
     assert advice.chosen.way.name == name
     assert [each.way for each in advice.ways] == list(WAYS[: len(advice.ways)])
     assert all(each.sending > each.computing / 2 for each in advice.ways[:-1])
-    assert advice.lines[-1].startswith("The last line is chosen: the first that sends for at most 50% of")
+    assert advice.lines[-1].startswith("The last line is chosen: the first whose sending takes at most 50% of")
     assert [line for line in advice.lines if line.startswith("  ")] == [f"  {each}" for each in advice.ways]
 
 
 def test_if_no_way_fits_the_last_is_taken_and_that_is_told() -> None:
     advice = advise(GPT2, 512, 8, Volunteers(1e4, 64, 100.0))
-    assert advice.chosen.way == WAYS[-1] and "none sends for at most 50%" in advice.lines[-1]
+    assert advice.chosen.way == WAYS[-1] and "more than 50% of the time of computing: no way" in advice.lines[-1]
 
 
 def test_own_steps_are_whole_micro_batches_and_an_epoch_is_made_of_them() -> None:
@@ -71,6 +80,9 @@ def test_what_to_write_is_what_the_advised_recipe_has_and_nothing_where_it_has_i
     assert told[2].endswith("optimizer.name: muon and learning_rate: 0.003.")
     written = small(*(line.replace(": ", "=", 1) for line in keys_to_write(recipe, advice)))
     assert keys_to_write(written, advise_on(written, 11_000_000, slow)) == []
+    # 40 epochs of 7,680 samples, of which four volunteers compute 32 a second; they go on while a round runs.
+    assert time_to_the_end(recipe, advice) == time_to_the_end(written, advice) == ["40 epochs take about 2.7 h then."]
+    assert time_to_the_end(small("max_epochs=null"), advice) == []
     back = advise_on(written, 11_000_000, Volunteers(1e9, 4, 8.0))
     lines = ["target_batch_size: 512", "max_epochs: 600", "compression: {gradients: none}"]
     assert keys_to_write(written, back) == lines

@@ -45,8 +45,8 @@ SAID = {
     15: "unknown key warmup_ratio; write `lr_scheduler: {warmup_epochs: …}`, 0.1 × max_epochs",
     16: "unknown key deepspeed; a peer holds the whole model, and `local.site` has several devices work",
     17: "unknown key special_tokens; they are the tokenizer's; remove it",
-    19: "unknown key mystery; remove it; docs/recipes.md lists the keys",
-    20: "unknown key riddle; remove it; docs/recipes.md lists the keys",
+    19: "unknown key mystery; remove it; `swarm schema` lists the keys",
+    20: "unknown key riddle; remove it; `swarm schema` lists the keys",
     21: "adapter should be 'lora', not 'qlora'; write `adapter: lora`, and keep `load_",
 }
 

@@ -163,7 +163,7 @@ def test_what_cannot_be_set_is_refused_by_name(override: str, words: str) -> Non
         ("lr", "did you mean optimizer.learning_rate?"),
         ("num_epochs", "an epoch here is one optimizer step of the whole swarm"),
         ("initial_peers", "did you mean network.initial_peers?"),
-        ("zzzz", "remove it; docs/recipes.md lists the keys"),
+        ("zzzz", "remove it; `swarm schema` lists the keys"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(key: str, suggestion: str) -> None:

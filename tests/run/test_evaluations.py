@@ -149,7 +149,7 @@ def test_a_run_that_gets_no_better_ends_at_the_next_evaluation_for_everybody(thr
     assert swarm.ends() == ({35} if not threshold else {20}), "where nobody is yet"
     assert [report.ends for peer, report in swarm.reports.items() if peer != NAMED] == [None] * 3
     told = [event.text for event in swarm.heard[PEERS[0]] if isinstance(event, Noticed)]
-    assert told == [f"the run ends behind epoch {20 if threshold else 35}: it got no better (evaluations: 2)"]
+    assert told == [f"the run ends after epoch {20 if threshold else 35}: the last 2 evaluations found no improvement"]
 
 
 def test_nobody_but_the_evaluator_ends_a_run() -> None:

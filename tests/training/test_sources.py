@@ -115,7 +115,7 @@ def test_files_that_are_no_text_are_left_out_and_told_with_the_byte(tmp_path: Pa
     write(tmp_path, end="ends with ä")
     found = {document.where: str(document.content) for document in FileSource.below(tmp_path).documents("0")}
     assert found == {
-        "latin": "byte 3 is not of UTF-8; save the file as that",
+        "latin": "byte 3 is not UTF-8, and texts are read as UTF-8 alone",
         "binary": "it holds zero bytes, so it is no text",
         "end": "ends with ä",
     }
@@ -369,12 +369,12 @@ def test_a_row_with_bytes_of_another_encoding_is_left_out_and_told(tmp_path: Pat
         (tmp_path / name).write_text(text, encoding="cp1252")
     source = HuggingFaceSource(kind, data_files=[str(tmp_path / "a"), str(tmp_path / "b")], streaming=streaming)
     told = {str(document.content): document.where for document in source.documents("seed")}
-    bad = "it has U+FFFD, as of bytes that are not of UTF-8; save the file as that"
+    bad = "it has U+FFFD, as of bytes that are not UTF-8, and rows are read as UTF-8 alone"
     assert told.keys() - {"text"} == {"one", "two", "three", bad}
     row = {"csv": 1, "text": 2}[kind]
     (tmp_path / "b").write_text("text\none\n", encoding="utf-16")
     if kind == "csv":
-        with pytest.raises(DataError, match="the header of b is not of UTF-8"):
+        with pytest.raises(DataError, match="the header of b is not UTF-8"):
             HuggingFaceSource(kind, data_files=[str(tmp_path / "a"), str(tmp_path / "b")]).parts()
     assert told[bad] == (f"b, row {row}" if streaming else f"of all files, row {row + (2 if kind == 'csv' else 3)}")
 

@@ -90,4 +90,4 @@ def of_error(check: str, error: SwarmError) -> Iterator[Finding]:
     for problem in [said] if "\n  " in said else said.splitlines():
         parts = problem.rpartition("\n") if "\n" in problem else problem.partition("; ")
         text, _, fix = (", ".join(" ".join(line.split()) for line in part.splitlines()) for part in parts)
-        yield Finding(check, "FAIL", text, fix or "docs/troubleshooting.md says what helps")
+        yield Finding(check, "FAIL", text, fix or "ask the owner of the run, and send this output along")

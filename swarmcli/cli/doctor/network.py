@@ -54,7 +54,7 @@ def check_network(context: Context) -> Iterator[Finding]:
         return
     contacts = contacts_of(context)
     if not contacts:
-        text = "only peers of a run can tell who can dial this computer: name its link, or one of them with --peer"
+        text = 'only the peers of a run can tell who can dial this computer; type: swarm doctor "swarm://…" --network'
         yield Finding("reach", "SKIP", text)
         return
     if not context.reached:

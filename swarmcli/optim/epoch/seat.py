@@ -8,7 +8,7 @@ from swarmcli.averaging.seats import MAX_SECONDS, NOISE, Bid, LineSeen, NoSeat, 
 from swarmcli.network.identity import PeerID
 from swarmcli.words import format_size, roughly
 
-RULE = "your samples count only if you send them in less time than the others would need to compute them"
+RULE = "your samples count only if you send them faster than the others could compute them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,6 @@ def before_joining(nbytes: int, limit: float | None, target: float, epoch: float
         sentence = SeatLost(reason, nbytes, limit, follows=True).sentence
         return f"{sentence}, {elsewhere}; this computer would follow the run and compute nothing; a higher limit helps"
     return (
-        f"{sends} and receives as much; your limit of {format_size(limit)}/s needs {roughly(seconds)} for that; {RULE}, "
-        f"{elsewhere}"
+        f"{sends} and receives as much; your limit of {format_size(limit)}/s needs {roughly(seconds)} for that; "
+        f"{RULE}, {elsewhere}"
     )

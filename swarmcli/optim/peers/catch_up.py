@@ -157,7 +157,7 @@ class CatchUp:
         heard, epoch = self._claims.vouching.heard, self._replica.position.epoch
         further = not self.settled and heard is not None and heard.epoch > epoch + 1  # others may just end an epoch
         if self.stranded or further:
-            text = "whoever held the state of this run is gone, and has handed it to nobody whom this peer can reach"
+            text = "the peers that held the state of this run are gone, and no peer in reach has it"
             told = f" ({heard.sentence})" if heard is not None and further else ""
             self._events.emit(Noticed("warning", f"{text}{told}: this peer goes on from epoch {epoch}"))
         self.settled = True

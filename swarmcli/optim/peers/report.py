@@ -211,7 +211,7 @@ class PeerReport(pydantic.BaseModel):
     # The latest epochs, oldest first.
     recent: list[ReportedLoss] = Field(default_factory=list, max_length=MAX_RECENT)
     evaluation: ReportedEvaluation | None = None
-    # The epoch behind which the run ends, as its evaluator has decided: nobody hears that of another peer.
+    # The epoch after which the run ends, as its evaluator has decided: nobody hears that of another peer.
     ends: _Count | None = None
     drift: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None  # from the others' parameters, relative
     # Sketch of its parameters at one of its last positions, and the lineage of that; see DriftMonitor.

@@ -71,8 +71,8 @@ class UsualNorms:
             return ""
         return (
             f"the step to epoch {epoch} was far beyond the usual one: {' and '.join(found)}. If the loss stays "
-            "higher, a lower learning rate, more warmup_epochs or max_grad_norm help; docs/owners.md tells how to go "
-            "on with them from a checkpoint"
+            "higher, a lower learning rate, more warmup_epochs or max_grad_norm help: write them in a copy of the "
+            "recipe with another run_id, and begin it by `swarm monitor COPY --resume CHECKPOINT --from-run RUN`"
         )
 
 

@@ -16,7 +16,7 @@ def test_the_peers_of_a_run_tell_who_can_dial_in_and_how_fast_the_line_is(tmp_pa
     (skipped,) = network.check_network(Context())
     assert skipped.outcome == "SKIP" and "--network" in skipped.text
     (nobody,) = network.check_network(Context(network=True))
-    assert nobody.outcome == "SKIP" and "name its link" in nobody.text
+    assert nobody.outcome == "SKIP" and "type: swarm doctor" in nobody.text
     recipe = small("local.host=127.0.0.1", f"output_dir={tmp_path}", directory=tmp_path)
     with join_run(recipe, "monitor", Home.at(tmp_path / "monitor")) as peer:
         link = peer.link()

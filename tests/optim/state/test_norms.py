@@ -58,7 +58,7 @@ def test_a_step_far_beyond_the_usual_one_is_told_with_what_helps() -> None:
     assert list(texts) == [16, 24]  # once for a row of them
     assert "epoch 16" in texts[16]
     assert "the norm of the averaged gradient (before clipping) was 11, usually 1.1." in texts[16]
-    assert "learning rate" in texts[16] and "warmup_epochs" in texts[16] and "docs/owners.md" in texts[16]
+    assert "learning rate" in texts[16] and "warmup_epochs" in texts[16] and "--resume" in texts[16]
     assert "update" not in texts[16]
     assert "the norm of the update was 4, usually 0.5" in told([1.0] * 9, [*[0.5] * 8, 4.0])[9]
     assert "(before clipping) is not finite, usually 1." in told([*[1.0] * 9, None])[10]
