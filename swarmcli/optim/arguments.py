@@ -1,4 +1,4 @@
-"""Checks what users hand to the Optimizer, and makes of it what its parts are built with."""
+"""Checks the user's arguments of the Optimizer, and makes from them what its parts need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from swarmcli.optim.modes.base import Timing
 from swarmcli.optim.state.replica import InPlace, Offloaded, ParameterPlacement
 from swarmcli.optim.state.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
 
-# The keys of averager_opts, by the component that they are for.
+# The keys of averager_opts: for matchmaking, for the all-reduce, for the averager itself.
 _AVERAGER_OPTIONS = (
     {"request_timeout", "min_group_size", "target_group_size", "seats_per_network"},
     {"compression", "part_size_bytes", "sender_timeout", "reducer_timeout"}
@@ -37,8 +37,8 @@ def choose_timing(
     delayed_averaging: bool,
     outer: bool = False,
 ) -> tuple[Timing, bool]:
-    """For what of an epoch's end the trainer waits, and whether the optimizer is offloaded; defaults are filled in.
-    With `outer` steps the optimizer steps the model in any case, and an anchor steps elsewhere.
+    """Returns for what the trainer waits at the end of an epoch, and whether the optimizer is offloaded, with defaults
+    filled in. `outer`: the optimizer makes inner steps of the model itself, and the anchor steps elsewhere.
 
     Raises ValueError for a combination that cannot work, with the reason.
     """
@@ -76,8 +76,8 @@ def choose_timing(
 def place_optimizer(
     optimizer: torch.optim.Optimizer | OptimizerFactory, params: Parameters | None, *, offload: bool
 ) -> tuple[torch.optim.Optimizer, ParameterPlacement]:
-    """The optimizer itself, or what the factory makes of `params`, and where its parameters are: with `offload` in host
-    memory, as copies of the model's `params`. Raises ValueError or TypeError."""
+    """Returns the optimizer, or what the factory makes of `params`, and where its parameters are: with `offload` in
+    host memory, as copies of the model's `params`. Raises ValueError or TypeError."""
     if isinstance(optimizer, torch.optim.Optimizer):
         made = optimizer
     elif not callable(optimizer):
@@ -95,7 +95,7 @@ def place_optimizer(
 
 
 def check_step(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The same. Raises ValueError for one, such as LBFGS, that computes the loss anew within its step."""
+    """Returns the optimizer. Raises ValueError for one that computes the loss anew within its step, such as LBFGS."""
     closure = signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is Parameter.empty:
         name = type(optimizer).__name__
@@ -104,8 +104,8 @@ def check_step(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def clipping(limit: float, clip: Callable[..., object] = clip_grad_norm_) -> Callable[..., None]:
-    """A hook before each step of an optimizer: it clips the gradients, which are the average of all peers, equal at
-    each. Raises ValueError or TypeError for what is no norm."""
+    """Returns a hook to run before each step of an optimizer: it clips the gradients, which by then are the swarm's
+    average, equal at all peers. Raises ValueError or TypeError for a `limit` that is no norm."""
     check_numbers(max_grad_norm=limit)
     if not 0 < limit < math.inf:
         raise ValueError(f"max_grad_norm={limit!r}: expected None or a positive number")
@@ -121,7 +121,7 @@ def make_scheduler(
     made: torch.optim.Optimizer,
     optimizer: torch.optim.Optimizer | OptimizerFactory,
 ) -> Scheduler | None:
-    """The scheduler itself, or what the factory makes of the optimizer `made`. Raises ValueError or TypeError."""
+    """Returns the scheduler, or what the factory makes of the optimizer `made`. Raises ValueError or TypeError."""
     if scheduler is None:
         return None
     if hasattr(scheduler, "step") and hasattr(scheduler, "state_dict"):
@@ -152,8 +152,8 @@ def averager_config(
     compression: CompressionBase | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> AveragerConfig:
-    """The averager of a run. `options` are averager_opts without the Optimizer's own; TypeError names one that there is
-    not."""
+    """Returns the options of a run's averager of gradients. `options`: averager_opts without the Optimizer's own.
+    Raises TypeError for an option that does not exist."""
     given = dict(options or {})
     grouped = [{name: given.pop(name) for name in names & given.keys()} for names in _AVERAGER_OPTIONS]
     if given:

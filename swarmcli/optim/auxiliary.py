@@ -1,4 +1,4 @@
-"""AuxiliaryCore: reduces for the trainers of a run, computes no gradients and holds no state."""
+"""AuxiliaryCore: it reduces for the trainers of a run, computes no gradients and holds no state."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _NOWHERE = LineagePosition(0, 0, bytes(LINEAGE_BYTES))  # before any trainer was
 class AuxiliaryCore(Participant):
     """One auxiliary of a run. `peer.averaging` says that it is one; `parameters` give the shapes of the tensors.
 
-    It learns from the trainers' reports which lineage leads, and after that follows it by itself, hashing the
-    rounds that it helped with. Reports that are ahead of it correct it.
+    It learns from the trainers' reports which lineage leads. From then on it follows that by itself, by hashing the
+    rounds in which it took part. If reports are ahead of it, it asks the trainers.
     """
 
     def __init__(
@@ -39,17 +39,17 @@ class AuxiliaryCore(Participant):
         states: Sequence[Slot] = (),
         buffers: Sequence[torch.Tensor] = (),
     ) -> None:
-        """`states`: what the trainers average of their states, where they do so regularly; `buffers`: like those that
+        """`states`: like what the trainers average of their states, if they do so regularly. `buffers`: like those that
         they average with their gradients."""
         super().__init__(peer, mode)
         self._position = _NOWHERE
-        self._confirmed = -math.inf  # when a trainer's report last agreed with the position, or a round made it
-        # Tensors like the trainers' are made and never touched, so they are not in memory either.
+        self._confirmed = -math.inf  # loop time when a report last agreed with the position, or a round set it
+        # Nobody ever touches the tensors that are made here like the trainers', so they take no memory.
         like = [torch.empty_like(p, device="cpu").requires_grad_(p.requires_grad) for p in parameters]
         averager = self.mode.assisting_averager(self.node, peer.averaging, like, buffers)
         self._averagers = [averager]
         self._group = PreformedGroup(averager, self.config, self._tasks, self.tracker)
-        self._assisting = asyncio.Lock()  # with states, once at a time
+        self._assisting = asyncio.Lock()  # it takes part in one averaging of states at a time
         self._states: StateRounds | None = None
         several = self.mode.target_group_size is not None
         if states and self.mode.average_state_every(several) is not None:
@@ -65,8 +65,8 @@ class AuxiliaryCore(Participant):
         await super().start(reports=reports)
 
     async def step(self) -> bool:
-        """Waits (at most `IDLE_WAIT`) for a round to begin and brings it to its end; whether one was committed. While
-        this peer pauses it only ends what has begun."""
+        """Waits at most `IDLE_WAIT` for a round to begin, and takes part to its end. Returns whether one was committed.
+        While this peer pauses, it only ends what has begun."""
         if self.pausing.is_asked and not self._group.begun:
             await self._rest()
             return False
@@ -83,11 +83,11 @@ class AuxiliaryCore(Participant):
         return isinstance(outcome, RoundResult)
 
     async def _settle(self) -> None:
-        async with self._assisting:  # with states that others count on
+        async with self._assisting:  # others count on this peer in an averaging of states that has begun
             pass
 
     async def _follow_reports(self) -> None:
-        """Joins the group of the lineage that leads; where reports are ahead of it, trainers are asked directly."""
+        """Joins the group of the lineage that leads. If reports are ahead of this peer, it asks trainers directly."""
         if self._group.begun:
             return
         if self.position == _NOWHERE:
@@ -103,20 +103,22 @@ class AuxiliaryCore(Participant):
 
     @property
     def _claim(self) -> Claim:
-        """Where it stands. It has no state to lose: as a newcomer does, it takes what its mates hold, or most."""
+        """This peer's claim. It has no state to lose: like a newcomer it follows what its mates, or most peers,
+        hold."""
         return Claim(_NOWHERE if self._astray else self.position, settled=False)
 
     @property
     def _astray(self) -> bool:
-        """Whether nobody has held this lineage for a while: those who did may be gone, and others begun anew."""
+        """Whether no report has named this position for a while: those who held it may be gone, and others may have
+        begun anew."""
         return loop_time() - self._confirmed > 5  # reports are some seconds late
 
     async def _ask_for_positions(self) -> None:
-        """A report is seconds old, which may be an epoch or more."""
+        """Asks the trainers for their positions: a report is seconds old, which may be an epoch or more."""
         words = await self.survey.survey()
         now = await self.claims.decide(self._claim, words)
         if self._group.begun:
-            return  # the round meanwhile, of this lineage after all
+            return  # a round of this lineage has begun meanwhile
         await self._group.close()
         if now not in (_NOWHERE, self.position) and any(word.claim.settled for word in words.values()):
             if self.position != _NOWHERE:
@@ -151,4 +153,4 @@ class AuxiliaryCore(Participant):
 
     async def _assist(self, states: StateRounds, occasion: Occasion) -> None:
         async with self._assisting:  # trainers too wait for the last averaging of states
-            await states.average(occasion)  # why there is no average is told by the round's event
+            await states.average(occasion)  # if there is no average, the round's event says why

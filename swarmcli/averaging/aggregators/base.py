@@ -13,13 +13,13 @@ from typing import Protocol
 
 import torch
 
-# Values up to the largest of their type may have weights up to this, and larger weights only smaller values. So that a
-# sum of n of them stays in range it is formed in units of n times this weight: powers of two, which change no bit.
-# Values within 2**20 of the smallest number of the type lose digits by that.
+# With weights up to this, values may be as large as their type allows; with larger weights only smaller. A sum over n
+# senders stays in range, since weights are divided by this times a power of two above n: that changes no bit, except
+# that values within that factor of the type's smallest number lose digits.
 FREE_WEIGHT = 2.0**20
 
 _SQUARES_FIT = 40  # binary exponents up to this, and down to its negative, whose squares can be added up in float32
-_EXACT_FROM = 256  # terms that are left when a sum goes on in exact arithmetic
+_EXACT_FROM = 256  # with no more terms left, a sum goes on in exact arithmetic
 
 
 class PartAggregator(Protocol):
@@ -27,27 +27,27 @@ class PartAggregator(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it holds now, beside the memory that it was given for the average."""
+        """Bytes that it holds now, without the memory that it was given for the average."""
 
     def add(self, values: torch.Tensor, weight: float, sender: int, *, lasting: bool = False) -> None:
-        """One sender's values, finite and flat, with a positive weight; each sender once. They are only read. Their
-        memory may change afterwards, unless it is `lasting`: then it does not before `finish` has returned."""
+        """Adds one sender's values, finite and flat, with a positive weight; each sender comes once. They are only
+        read. `lasting`: their memory does not change before `finish` has returned; otherwise it may change at once."""
 
     def finish(self) -> tuple[torch.Tensor, Mapping[int, str]]:
-        """The average, flat and finite, in the type of sums and in the memory that was given; and which senders are
-        not in it, with the reason for each."""
+        """Returns the average, flat and finite, in the type of sums and in the memory that was given; and sender → why
+        it is not in the average."""
 
 
 class Aggregator(ABC):
-    """How parts become averages: an option of the run. Holds no state; it needs only the values, weights and senders of
-    a part, so newcomers, auxiliaries and auditors come to the same average."""
+    """How parts become averages: an option of the run. It holds no state, and needs only the values, weights and
+    senders of a part, so newcomers, auxiliaries and auditors come to the same average."""
 
-    passes = 1  # how often `finish` goes over all values of a part, about: long work goes to the executor
+    passes = 1  # about how often `finish` goes over all values of a part: long work goes to the executor
 
     @property
     @abstractmethod
     def description(self) -> str:
-        """With all parameters, in at most 200 characters. Peers that average together compare it."""
+        """The name and all parameters, in at most 200 characters. Peers that average together compare it."""
 
     @abstractmethod
     def part(self, memory: torch.Tensor, senders: int, *, ordered: bool = False) -> PartAggregator:
@@ -100,6 +100,6 @@ def _powers(exponent: int) -> list[float]:
 
 
 def within_range(average: torch.Tensor) -> torch.Tensor:
-    """An average of finite values is finite: at the end of the range it may have been rounded beyond it."""
+    """Makes an average of finite values finite again: at the end of the range it may have been rounded beyond it."""
     limit = torch.finfo(average.dtype).max
     return average.clamp_(-limit, limit)

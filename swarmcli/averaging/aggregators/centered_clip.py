@@ -13,7 +13,7 @@ from swarmcli.averaging.aggregators.median import CollectedPart, middle
 from swarmcli.averaging.checks import as_count, check_numbers
 
 MOST_ITERATIONS = 20
-_ROOM = 0.25  # values are taken this many times smaller, or differences of the largest numbers would be out of range
+_ROOM = 0.25  # all values are multiplied by this: otherwise differences of the largest numbers would be out of range
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class CenteredClip(Aggregator):
 
     The first centre is the coordinate-wise median of the same parts. The paper takes the last round's average, which
     a newcomer and an auxiliary do not have; for plain gradients it helps little (measured: benchmarks/NOTES.md).
-    Weights count. Fewer than four members have no median that bears a liar, and form the weighted mean.
+    Weights count. With fewer than four members no median withstands a liar, so they form the weighted mean.
     """
 
     radius: float = 1.0
@@ -40,7 +40,7 @@ class CenteredClip(Aggregator):
 
     @property
     def passes(self) -> int:  # type: ignore[override]
-        """Norms are long to form: eight times what a sum takes, in each iteration. Four are for the median."""
+        """Each iteration takes eight passes, since a norm takes long; the median takes four."""
         return 4 + 8 * self.iterations
 
     @property

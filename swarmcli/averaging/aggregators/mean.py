@@ -17,14 +17,14 @@ from swarmcli.compression.base import all_finite
 class Mean(Aggregator):
     """Σ weight · values / Σ weight.
 
-    gate   a sender with a number above this many times the largest of the others is left out of a part. inf: none is
+    gate   a sender with a number above this many times the largest of the others is left out of a part. inf: nobody is
 
-    Sizes are maximum norms: exact in any order, and read from memory once. Of n senders f = ⌊(n − 1) / 3⌋ may lie, so
-    the gate measures by the size that f senders exceed: of these and that one at least one is honest, and with fewer
-    than four senders the gate leaves nobody out. The same holds for sizes times the square root of the weight, and only
-    a sender beyond both is left out: among honest gradients small batches have the larger noise and large ones the
-    larger weight. Where f senders or fewer hold anything but zeros, the gate leaves nobody out either: those may be
-    rows that only they have seen.
+    A sender's size is its maximum norm: exact in any order, and read from memory once. Of n senders f = ⌊(n − 1) / 3⌋
+    may lie, so the gate compares with the (f + 1)-th largest size: of the f + 1 senders at least one is honest. With
+    fewer than four senders f is 0, and the gate leaves nobody out. It compares sizes times the square root of the
+    weight as well, and leaves out only who is beyond both: of honest gradients those of small batches are noisier, and
+    those of large batches weigh more. If f senders or fewer hold anything but zeros, the gate leaves nobody out either:
+    these may be rows that only they have seen.
     """
 
     gate: float = 1000.0
@@ -43,14 +43,14 @@ class Mean(Aggregator):
 
 
 class _MeanOfPart:
-    """Adds up as senders come, and holds only values that may turn out to be beyond the gate.
+    """Adds values as they come, and holds back only those that may turn out to be beyond the gate.
 
-    The gate's measure can only grow with each sender. So a sender that is within the gate once stays within.
+    What the gate compares with can only grow with each sender, so a sender that is within the gate once stays within.
     """
 
     def __init__(self, memory: torch.Tensor, senders: int, gate: float, ordered: bool) -> None:
         self._total, self._gate, self._ordered = memory, gate, ordered
-        self._unit = FREE_WEIGHT * 2.0 ** senders.bit_length()  # of weight, in the sum
+        self._unit = FREE_WEIGHT * 2.0 ** senders.bit_length()  # weights are divided by it, see FREE_WEIGHT
         self._most = senders if math.isfinite(gate) else 0
         self._weights: dict[int, float] = {}
         self._sizes: dict[int, tuple[float, float]] = {}  # size, and size · √weight; empty if the gate has no say
@@ -100,7 +100,7 @@ class _MeanOfPart:
         self._begun = True
 
     def _limits(self, liars: int) -> tuple[float, float]:
-        """The largest size, and size · √weight, that are within the gate; zero until enough have come to tell."""
+        """The largest size, and size · √weight, that are within the gate; zero until more than f senders have come."""
         if len(self._sizes) <= liars:
             return 0.0, 0.0
         sizes, scaled = (sorted(each, reverse=True) for each in zip(*self._sizes.values(), strict=True))

@@ -1,6 +1,6 @@
 """Aggregators that put the members' numbers in order, element by element. Each member counts once.
 
-They need all parts at once, and so does CenteredClip: `CollectedPart` holds these.
+They need the values of all senders at once, and so does CenteredClip: `CollectedPart` holds them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 from swarmcli.averaging.aggregators.base import Aggregator, PartAggregator
 from swarmcli.averaging.checks import check_numbers
 
-# The average of rows, of the type of sums, with these weights, in the memory for it. The rows may be written to.
+# (rows, weights, memory) → the average of the rows, in that memory. Rows are of the type of sums, and may be written
+# to.
 Combine: TypeAlias = Callable[[list[torch.Tensor], Sequence[float], torch.Tensor], torch.Tensor]
 
 
@@ -22,9 +23,9 @@ Combine: TypeAlias = Callable[[list[torch.Tensor], Sequence[float], torch.Tensor
 class Median(Aggregator):
     """Coordinate-wise median; of an even number the mean of the two in the middle (Yin et al., arXiv 1803.01498).
 
-    Weights above zero have no say: a member that claims a large one moves a median no further. So a member with a large
-    batch counts like one with a small batch. Each element lies between those of honest members while these are the
-    majority.
+    Weights above zero do not matter: a member that claims a large one moves the median no further. So a member with a
+    large batch counts like one with a small batch. Each element lies between those of honest members while these are
+    the majority.
     """
 
     passes = 2
@@ -41,8 +42,8 @@ class Median(Aggregator):
 class TrimmedMean(Aggregator):
     """Coordinate-wise mean without the ⌊trim · (n − 1)⌋ smallest and as many of the largest (Yin et al.).
 
-    Weights have no say, as in Median. Each element lies between those of honest members while no more members lie than
-    are cut off at one end: with the default a third of the group, as many as its decisions bear.
+    Weights do not matter, as in Median. Each element lies between those of honest members while no more members lie
+    than are cut off at one end: with the default a third of the group, as many as its votes withstand.
     """
 
     trim: float = 0.34
@@ -79,12 +80,12 @@ class CollectedPart:
 
     def finish(self) -> tuple[torch.Tensor, Mapping[int, str]]:
         order = sorted(self._values)
-        rows = [self._values.pop(sender).to(self._memory.dtype) for sender in order]  # one at a time beside its copy
+        rows = [self._values.pop(sender).to(self._memory.dtype) for sender in order]  # popped: only one is there twice
         return self._combine(rows, [self._weights[sender] for sender in order], self._memory), {}
 
 
 def middle(rows: list[torch.Tensor], trim: float, out: torch.Tensor) -> torch.Tensor:
-    """The mean of each element without its ⌊trim · (n − 1)⌋ smallest and largest values. Uses up the rows."""
+    """The mean of each element without its ⌊trim · (n − 1)⌋ smallest and largest values. Overwrites the rows."""
     cut = int(trim * (len(rows) - 1))
     sort_elements(rows)
     kept = rows[cut : len(rows) - cut]
@@ -96,7 +97,7 @@ def middle(rows: list[torch.Tensor], trim: float, out: torch.Tensor) -> torch.Te
 
 
 def sort_elements(rows: list[torch.Tensor]) -> None:
-    """Sorts every element among its like in all rows: afterwards the first row holds the smallest.
+    """Sorts each element across all rows: afterwards the first row holds the smallest.
 
     Batcher's odd-even merge sort: pairs of rows are compared in an order that does not depend on what they hold, so
     all elements of a row go through the processor's wide units at once.

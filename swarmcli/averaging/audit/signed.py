@@ -1,12 +1,12 @@
-"""Senders and reducers sign the parts of a round, and these signatures name those at which an auditor looks.
+"""Senders and reducers sign the parts of a round, and the reducers' signatures decide which parts an auditor checks.
 
-    the auditor draws a secret                      ──▶ its hash goes to each reducer before the first part
+    the auditor makes a secret                      ──▶ its hash goes to each reducer before the first part
     a reducer signs its averages and their inputs   ──▶ seed = hash(secret, signature)
     once all have signed, the auditor asks for the parts that the seeds name, and shows secret and signature
 
-So nobody knows the parts before the reducers have signed, the auditor itself included. Each auditor's seeds depend on
-its own secret alone: nobody else can withhold anything to change an honest auditor's draw. Only liars can bias their
-own audits, and nobody relies on these. A reducer that lies must fear each honest member by itself.
+So nobody, not even the auditor, knows the parts before the reducers have signed. Of all auditors' secrets only its own
+is in an auditor's seeds, so nobody else can withhold anything to change an honest auditor's draw. Liars can only bias
+their own audits, and nobody relies on these. A reducer that lies must fear each honest member.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class SignedAverages(msgspec.Struct, frozen=True):
     signature: Signature
 
     def is_by(self, reducer: PeerID, prefix: str, group_id: bytes) -> bool:
-        """Whether this reducer signed it, in this exchange of this averager. The prefix counts: a leader could give one
-        group to two averagers of a peer."""
+        """Whether this reducer signed it, in this exchange of this averager. The prefix is signed too, since a leader
+        could give one group to two averagers of a peer."""
         return verify(reducer, AVERAGES, self.signature, prefix.encode(), group_id, self.root)
 
 
 class Exchange(msgspec.Struct, frozen=True):
-    """One exchange of one averager: signatures for it count nowhere else. A leader could give one group to two
-    averagers, so the prefix belongs to it."""
+    """Names one exchange of one averager: signatures for it count nowhere else. The prefix is part of the name, since a
+    leader could give one group to two averagers."""
 
     prefix: str
     group_id: bytes
@@ -60,7 +60,7 @@ class Exchange(msgspec.Struct, frozen=True):
 
 
 class Input(msgspec.Struct, frozen=True):
-    """One sender's values for a part, by the sender's own signature.
+    """What one sender has signed for a part.
 
     weight   as the sender named and signed it
     counts   the weight that counts, as the reducer says: bounds depend on the other senders' weights
@@ -92,10 +92,8 @@ def inputs_hash(inputs: Sequence[Input]) -> bytes:
 
 
 def why_unsound(inputs: Sequence[Input], part: int, members: Sequence[PeerID], where: Exchange) -> str:
-    """Why no honest reducer would have signed for these inputs; "" if one could have.
-
-    All members come to the same answer from the inputs alone.
-    """
+    """Why no honest reducer would have signed for these inputs; "" if one could have. It depends on the inputs alone,
+    so all members come to the same answer."""
     senders = [each.sender for each in inputs]
     if senders != sorted(set(senders)) or (senders and senders[-1] >= len(members)):
         return "inputs of no member of the group"
@@ -121,18 +119,18 @@ def digest_of(part: int, senders: Sequence[int], weights: Sequence[float], messa
 
 
 def averages_root(digests: bytes, inputs: bytes) -> bytes:
-    """A reducer signs this for all its averages in one try: their digests, in the order of its parts, and in audited
-    runs as many hashes of their inputs."""
+    """What a reducer signs for all its averages in one try: a hash over their digests, in the order of its parts, and
+    in audited runs over as many hashes of their inputs."""
     return blake3(b"swarm averages" + struct.pack(">QQ", len(digests), len(inputs)) + digests + inputs).digest()
 
 
 def commitment(secret: bytes) -> bytes:
-    """The hash of a secret, which a member may show before it uses the secret."""
+    """The hash of a secret, which a member shows before it uses the secret."""
     return blake3(b"swarm audit secret" + secret).digest()
 
 
 def drawn(secret: bytes, signature: bytes, parts: Iterable[int], chance: float) -> list[int]:
-    """The parts that this auditor looks at: each of `parts` with the same chance."""
+    """The parts that this auditor checks: each of `parts` with the same chance."""
     seed = blake3(b"swarm audit seed" + secret + signature).digest()
     limit = math.ceil(chance * 2.0**64)
     draws = {part: blake3(seed + part.to_bytes(8, "big")).digest(length=8) for part in parts}
@@ -140,5 +138,5 @@ def drawn(secret: bytes, signature: bytes, parts: Iterable[int], chance: float) 
 
 
 def chance_for(share: float, auditors: int) -> float:
-    """The chance with which each of so many auditors looks at a part, if they are to look at `share` of all parts."""
+    """The chance with which each of so many auditors checks a part, if together they are to check `share` of all."""
     return min(1.0, share / auditors) if auditors else 0.0

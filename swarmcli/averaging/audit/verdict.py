@@ -1,10 +1,10 @@
-"""Whether an average comes of its inputs: computed again, and compared.
+"""Whether an average follows from its inputs: it is computed again, and compared.
 
 Reducers of audited runs add in the order of members, with operations that IEEE 754 fixes to the last bit. So an auditor
-usually finds an honest average again bit by bit. Where two processors differ all the same, a tolerance counts, of some
-last digits of the largest input, element by element: a lie within it moves no element by more than a few millionths of
-the members' values. An auditor accuses far beyond it, and the others forgive a part of that: so no two honest peers
-come to opposite verdicts.
+usually gets an honest average again bit by bit. In case two processors differ all the same, there is a tolerance: some
+last digits of the largest input, element by element. A lie within it moves no element by more than a few millionths of
+the members' values. An auditor accuses beyond a larger multiple of it than that beyond which others judge an average
+false: so they do not take an honest accusation for a lie.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from swarmcli.compression.base import all_finite
 from swarmcli.errors import CompressionError
 from swarmcli.network.identity import PeerID
 
-# How many tolerances an average is off, beyond which it counts as false, and an auditor accuses.
+# An average that is off by more than so many tolerances counts as false; by more than so many, an auditor accuses.
 FALSE_BEYOND, ACCUSED_BEYOND = 2, 4
 
-_ROUNDINGS = 8  # of one addition or multiplication each, for every sender
-_STRAYS = 1 / 64  # of the elements, which may be off by a level of the codec for each tolerance
+_ROUNDINGS = 8  # roundings of one operation each, for every sender
+_STRAYS = 1 / 64  # of the elements may be off by a level of the codec, for each tolerance
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class Terms:
 
 
 class PartClaim(msgspec.Struct, frozen=True):
-    """A reducer says this of one part.
+    """What a reducer says of one part.
 
     senders, weights   of the inputs in the average
-    inputs             by their senders' signatures; the aggregator may have left some out of the average
+    inputs             signed by their senders; the aggregator may have left some out of the average
     averages           its signature for all its averages, with their inputs
     """
 
@@ -75,13 +75,12 @@ class PartClaim(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class FalseAverage:
-    """A reducer signed for an average that does not come of the inputs that it signed for.
+    """A claim that a reducer signed for an average that does not follow from the inputs for which it signed.
 
     members    of the group
     tables     digests of all the reducer's averages, 32 bytes each, then as many hashes of their inputs
     average    after decoding (of NoCompression); None without senders
-    messages   the inputs' content, by sender. Where an input is unsound by itself they prove nothing more, and may be
-               missing
+    messages   sender → the content of its input. If the list of inputs proves a lie by itself, they may be missing
     """
 
     where: Exchange
@@ -97,12 +96,13 @@ class FalseAverage:
         return self.members[self.terms.reducer]
 
     def verify(self, beyond: float = FALSE_BEYOND) -> bool:
-        """Computes the average of one part again. Never raises, whatever it holds."""
+        """Returns whether this proves the lie: computes the average of the part again. `beyond`: tolerances. Never
+        raises, whatever the fields hold."""
         inputs, part = self.claim.inputs, self.terms.part
         if not self.is_signed():
             return False
         if why_unsound(inputs, part, self.members, self.where):
-            return True  # no honest reducer signs for such
+            return True  # no honest reducer signs for such inputs
         if not all(each.sender in self.messages and self.shows(each) for each in inputs):
             return False
         try:
@@ -125,12 +125,12 @@ class FalseAverage:
         )
 
     def shows(self, given: Input) -> bool:
-        """Whether the content here of an input is what its sender has signed."""
+        """Whether the content of this input in `messages` is what its sender has signed."""
         return part_hash(self.messages[given.sender]) == given.content
 
     def _comes_of(self, redone: Redone, beyond: float) -> bool:
         claim, descriptor = self.claim, self.terms.descriptor
-        count = len(redone.weights)  # samples may stand behind the weights
+        count = len(redone.weights)  # samples may follow the weights
         if claim.senders != tuple(redone.weights) or claim.weights[:count] != tuple(redone.weights.values()):
             return False
         if not count or self.average is None:
@@ -145,7 +145,12 @@ class FalseAverage:
 
 @dataclass(frozen=True)
 class Redone:
-    """An average, computed again: of the senders in it by their weights, flat. `tolerance`: for each element."""
+    """An average, computed again.
+
+    weights    sender in the average → its weight
+    values     (numel,) the average
+    tolerance  (numel,) of each element
+    """
 
     weights: dict[int, float]
     values: torch.Tensor
@@ -174,10 +179,10 @@ def redo(terms: Terms, inputs: Sequence[Input], messages: Mapping[int, TensorMes
 
 
 def _is_within(terms: Terms, redone: Redone, claimed: torch.Tensor, tolerances: float) -> bool:
-    """Whether `claimed` can have come of these inputs, if each operation was off by so many tolerances.
+    """Whether `claimed` can follow from these inputs if the average was off by so many tolerances.
 
-    Codecs round up where a number is a trifle larger, so their own error is in the comparison, not in the tolerance.
-    Where a codec takes its levels from the content, these move a little too, and single elements go to the next one.
+    A number that is a trifle larger may be rounded up by the codec, so both ends of the tolerance go through the codec
+    here. If a codec takes its levels from the content, these move a little too, and single elements go to the next one.
     """
     exact, off = redone.values.double(), redone.tolerance.double() * tolerances
     middle = _sent(terms, redone, exact)
@@ -203,7 +208,7 @@ def _sent(terms: Terms, redone: Redone, values: torch.Tensor) -> torch.Tensor:
 
 
 def _values(terms: Terms, sender: int, message: TensorMessage) -> torch.Tensor:
-    """Decodes an input. The reducer's own travels nowhere, and is not encoded."""
+    """Decodes an input. The reducer's own did not travel in the round, so it has no codec."""
     codec = NoCompression() if sender == terms.reducer else terms.codec
     try:
         if message.header.descriptor() != terms.descriptor:

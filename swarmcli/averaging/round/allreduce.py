@@ -3,8 +3,8 @@
     inputs of a phase ─▶ exchange ─▶ averages ─▶ inputs of the next … ─▶ results, with a digest over all averages
     the digest ─▶ echo, vote ─▶ certificate: results count        otherwise nothing has changed
 
-Sending, adding and receiving overlap. Inputs are only read; results lie in memory of their own. A member to which some
-averages have not come fetches the result from others that hold it; if nobody does, the group gives the round up.
+Sending, adding and receiving overlap. Inputs are only read; results lie in memory of their own. A member that lacks
+some averages fetches the result from others that hold it; if nobody does, the group gives the round up.
 """
 
 from __future__ import annotations
@@ -60,21 +60,26 @@ class Allreduce:
         quickly: float = math.inf,
         late: bool = False,
     ) -> None:
-        """`tensors` must not change until `run` has returned. `weight` is of this member's tensors in the mean; with
-        zero it takes part and adds nothing. `samples`: that they come of, if these are not the weight. An auxiliary's
-        tensors only tell shapes and types, and it has no weight. `program`: what is averaged in several phases, instead
-        of the tensors, which tell shapes and types then. `pledges`: what the members have claimed; nobody votes for a
-        result that falls short of it. `seats`: whom this member waits for; None: all alike. `quickly`: seconds for the
-        round once all members have begun. `late`: it begins when others may have given it up.
+        """`tensors` must not change until `run` has returned; those of an auxiliary, or beside a `program`, only tell
+        shapes and types.
+
+        weight    of this member's tensors in the mean; with zero it takes part and adds nothing. An auxiliary has none
+        samples   from which the tensors were computed, if that is not the weight
+        program   computes what is averaged in several phases, instead of the tensors
+        pledges   what the members have claimed; nobody votes for a result that falls short of it
+        seats     for whom this member waits; None: for all alike
+        quickly   seconds for the round once all members have begun
+        late      this member begins so late that others may have given it up
 
         Raises ValueError for a weight that is neither zero nor one that reducers accept, and for tensors that have
         no mean; KeyError if this peer is not in the group.
         """
         if weight != 0 and not MIN_WEIGHT <= weight <= MAX_WEIGHT:
             raise ValueError(f"weight must be 0, or {MIN_WEIGHT} to {MAX_WEIGHT}, got {weight}")
-        self.group, self.lessons = group, Lessons()  # these are known once `run` has ended, however it ended
-        self.left_out = frozenset[PeerID]()  # so is who was left out of some part …
-        self.misled, self.by_accident = "", True  # … and how the leader led badly; whether that may be no fault of it
+        # These are known once `run` has ended, however it ended; `misled`: how the leader led badly.
+        self.group, self.lessons = group, Lessons()
+        self.left_out = frozenset[PeerID]()  # members that were left out of some part
+        self.misled, self.by_accident = "", True  # `by_accident`: the leader may not be at fault
         self._auxiliary = group.members[group.index_of(service.endpoint.peer_id)].auxiliary
         self._service, self._options = service, options if options is not None else AllreduceOptions()
         self._tensors, self._weight = list(tensors), weight
@@ -86,8 +91,8 @@ class Allreduce:
         self._exchanges: list[PartExchange] = []  # one for each phase that has begun
         self._reducing: list[asyncio.Task[None]] = []
         self._results: list[torch.Tensor] | None = None  # None: not all averages are here
-        self._digest: bytes | None = None  # theirs
-        self._pledges, self._refused = pledges, ""  # why this member does not vote for them
+        self._digest: bytes | None = None  # of the results
+        self._pledges, self._refused = pledges, ""  # `_refused`: why this member does not vote for the results
         self._how = seats or Seats(), quickly, late
         self._trouble, self._suspects = "", dict[PeerID, str]()  # why averages are missing here, and by whose fault
         self._late = False  # averages had to be fetched after the commit
@@ -97,8 +102,8 @@ class Allreduce:
     async def run(self) -> RoundResult:
         """Takes part until the round's outcome is known.
 
-        Raises RoundFailed when it is proved that nobody can apply it. Raises RoundUndecided when this member does not
-        learn that: its tensors are untouched, others may hold averages.
+        Raises RoundFailed if it is proved that nobody can apply the round, RoundUndecided if this member cannot learn
+        the outcome or get the committed result. Then it has no averages, and others may have them.
         """
         self._service.make_room()
         for member in self.group.members:
@@ -132,7 +137,7 @@ class Allreduce:
 
     @forgetful
     async def _exchange_all(self) -> None:
-        """Goes through all phases, as far as averages come."""
+        """Goes through all phases, until averages are missing."""
         await (self._assist() if self._auxiliary else self._average())
         self.ended = True
         self._agreement.note_own()
@@ -158,7 +163,7 @@ class Allreduce:
         self._take(tensors)
 
     async def _assist(self) -> None:
-        """An auxiliary reduces in all phases, and does not hold what they give."""
+        """Reduces in all phases, for an auxiliary, which does not hold the averages."""
         for indices in self._program.phases:
             exchange = await self._begin([self._tensors[index] for index in indices])
             await exchange.gather()
@@ -169,7 +174,7 @@ class Allreduce:
     async def _begin(self, tensors: Sequence[torch.Tensor]) -> PartExchange:
         """Begins the exchange of the next phase."""
         number, options = len(self._exchanges), self._options
-        if len(self._program.phases) > 1:  # codecs may choose by the tensors' own keys, and the time left is for it
+        if len(self._program.phases) > 1:  # a phase has the keys of its own tensors, and the time that is left
             infos = options.tensor_infos or [
                 CompressionInfo(TensorDescriptor.of(tensor), index) for index, tensor in enumerate(self._tensors)
             ]
@@ -190,7 +195,8 @@ class Allreduce:
         return exchange
 
     async def _go_on(self, phases: Phases, number: int = -1) -> tuple[list[torch.Tensor], bool]:
-        """Computes what follows from the averages of a phase: nothing, where nobody had any weight."""
+        """Computes what follows from the averages of a phase: the next tensors, or the results and True. If nobody had
+        any weight, there are no results."""
         holdings = self._exchanges[number].holdings
         assert holdings.results is not None
         if not any(average.senders for average in holdings.averages):
@@ -201,8 +207,8 @@ class Allreduce:
         return await on_all_processors(self._program.nbytes, work, *args)
 
     def _unlike(self) -> dict[PeerID, str]:
-        """Members that are not in all parts of all phases with one weight → why, where there are several phases: what
-        follows from the averages is only right for the same members."""
+        """In a round of several phases: members that are not in all parts of all phases with one weight → why. What
+        follows from the averages is right only if all phases have the same members."""
         if len(self._program.phases) == 1:
             return {}
         averages = [average for exchange in self._exchanges for average in exchange.holdings.averages]
@@ -215,7 +221,7 @@ class Allreduce:
         }
 
     def _chain(self) -> bytes:
-        """The digest of all phases so far; of one phase its own."""
+        """The digest over all phases so far; a single phase's own."""
         digests = [exchange.holdings.digest or b"" for exchange in self._exchanges]
         return digests[0] if len(digests) == 1 else hashlib.sha256(b"swarm phases" + b"".join(digests)).digest()
 
@@ -251,13 +257,13 @@ class Allreduce:
 
     @forgetful
     async def obtain(self, digest: bytes, holder: int | None, *, last: bool = False) -> bool:
-        """Takes the averages of all phases from one member, as far as they are not here; None: all of them are here.
-        `last`: see `Copier.copy`."""
+        """Takes the averages of all phases that are missing here from one member. `holder`: None if none is missing.
+        `last`: see `Copier.copy`. Returns whether the result with this digest is here then."""
         self._digest, number = None, 0
         phases = self._program.run(self.group.group_id)
         tensors, over = await self._compute(advance, phases, None)
         while not over:
-            if number == len(self._exchanges):  # it has missed this phase: that is further behind than a copy brings
+            if number == len(self._exchanges):  # this member has not begun this phase: copies do not bring that
                 return False
             exchange = self._exchanges[number]
             if holder is not None and exchange.copier is not None:
@@ -273,10 +279,10 @@ class Allreduce:
     # The end
 
     async def _finish(self, exchanging: asyncio.Task[None]) -> None:
-        """After a commit: waits for the rest of the exchange and of the own audits, as long as anything arrives and the
-        round may take.
+        """After a commit: waits for the rest of the exchange and of this member's audits, as long as anything arrives,
+        and within the time of the round.
 
-        A member that waited longer for a silent one would find that the others have let go of the averages.
+        If it waited longer for a silent member, the others would have let go of the averages by then.
         """
         arrived, unfinished = -1, {exchanging, *self._reducing}
         while unfinished and arrived != self._bytes_received and loop_time() < self._ends_at:
@@ -294,19 +300,19 @@ class Allreduce:
 
     @forgetful
     async def _catch_up(self, digest: bytes) -> None:
-        """Fetches missing parts of a committed result from others, within the time that a round may take. A member that
-        copies over a slow link gets on sooner as one that has missed the round."""
+        """Fetches missing parts of a committed result from others, within the time that a round may take. If its line
+        is too slow for that, replaying the missed round is quicker."""
         if self._auxiliary:
             return
         for exchange in self._exchanges:
             await exchange.end()  # copies are written to the memory of its averages
-        if await self.obtain(digest, None):  # what was here was still being checked
+        if await self.obtain(digest, None):  # all was here, and was still being checked
             return
         self._late = True
         await self._agreement.obtain(self, digest, set(), loop_time() + self._time)
 
     def _conclude(self, outcome: Next) -> RoundResult:
-        """No check refuses a result that was committed: what could, is checked before the vote."""
+        """Returns the result, or raises. Nothing here refuses a committed result: such checks come before the vote."""
         if outcome.move == Action.DEAD:
             raise RoundFailed(self._reason, self._named())
         if outcome.move == Action.UNDECIDED:
@@ -358,7 +364,7 @@ class Allreduce:
         return tuple(peers | self._suspects)
 
     def _judge_leader(self) -> None:
-        """The leader may be at fault where a round ends without a result: by whom it listed, and whom it gave work."""
+        """Notes whether the leader may be at fault for a round without a result, by whom it listed or gave work."""
         outcome, mates = self._agreement.outcome, self._agreement.mates
         absent = {index for index in outcome.quorum.voters if not (outcome.met(index) or mates.is_connected(index))}
         failed = {index for exchange in self._exchanges for index in exchange.failed}
@@ -398,7 +404,7 @@ class Allreduce:
 
 
 def _checked_inputs(tensors: Sequence[torch.Tensor], weight: float, samples: float | None = None) -> Inputs:
-    """Tensors that cannot be averaged are kept out of everyone's average from the start: their weight is zero."""
+    """Returns the inputs. Tensors that cannot be averaged have weight zero, so nobody's average holds them."""
     inputs, wrong = Inputs(tensors, weight, samples), ""
     if weight > 0:
         finite = all(map(all_finite, inputs.each()))
@@ -420,9 +426,9 @@ def _reduced(group: Group, averages: Sequence[Average]) -> dict[PeerID, int]:
 def contributions(
     group: Group, averages: Sequence[Average], options: AllreduceOptions
 ) -> tuple[dict[PeerID, float], dict[PeerID, float], dict[PeerID, str]]:
-    """The weights and the samples of the members, as far as their tensors arrived, and how much did of members that are
-    only in some parts. Samples are bounded here as reducers bound weights: by what all members hold, so that all count
-    the same."""
+    """Returns contributor → its weight; → its samples; and, for one that is only in some parts, → how much of its
+    tensors counts, in words. Weights and samples are those of the tensors that arrived. Samples are bounded here as
+    reducers bound weights, by what all members hold, so that all members count the same."""
     found = {group.members[index].peer_id: each for index, each in contributions_to(averages).items()}
     weights = {peer: each.weight for peer, each in found.items()}
     samples = {peer: each.samples for peer, each in found.items()}

@@ -35,8 +35,8 @@ from swarmcli.state.snapshot import ChunkLayout, Snapshot, StateOutline
 from swarmcli.state.unnamed_file import UnnamedFile, usual_directory
 from swarmcli.tasks import OFFLOAD_FROM, on_executor
 
-KEPT_ROUNDS = 2  # whoever missed more downloads the state, which is hardly more to send
-KEPT_BYTES = 64 << 20  # of averages that are kept for long; what is more goes when the next round needs its memory …
+KEPT_ROUNDS = 2  # whoever missed more downloads the state, which is hardly larger
+KEPT_BYTES = 64 << 20  # of averages that may stay; beyond that the oldest go when the next round needs memory …
 KEPT_SECONDS = 30.0  # … or after this: whoever froze or was cut off for a moment has asked by then
 MOST_FETCHES = 8  # at a time: they are small beside downloads of a state
 
@@ -47,11 +47,12 @@ Weights = tuple[float, ...]
 class RoundRecord(msgspec.Struct, frozen=True):
     """The facts about the averages of a round, as metadata of a state.
 
-    samples  of the contributors, as they were counted; (): they are the weights
-    runs     (parts, senders, weights): so many parts, one behind the other, hold the tensors of these members
-    digests  32 bytes for each part, as its reducer sent it
-    certificate  proves that the group has committed it
-    shares       of the group's work, which tell where parts end; none where the digests are not of these averages
+    weights      of the contributors, one for each
+    samples      of the contributors, as they were counted; (): equal to the weights
+    runs         (parts, senders, weights): so many parts in a row hold the tensors of these members
+    digests      32 bytes for each part, as its reducer sent it
+    certificate  proves that the group has committed the round
+    shares       of the group's work, which tell where parts end; () if the digests are not of these averages
     """
 
     group_id: Annotated[bytes, msgspec.Meta(max_length=DIGEST_BYTES)]
@@ -85,7 +86,7 @@ class RoundRecord(msgspec.Struct, frozen=True):
 
     @property
     def samples_of(self) -> Weights:
-        """Each contributor's, as they were counted."""
+        """Each contributor's samples, as they were counted."""
         return self.samples or self.weights
 
     @classmethod
@@ -99,7 +100,7 @@ class RoundRecord(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, metadata: object) -> RoundRecord:
-        """Raises ValueError."""
+        """Reads a record from the metadata of a state. Raises ValueError."""
         if not isinstance(metadata, bytes):
             raise ValueError("averages without their record")
         try:
@@ -110,7 +111,7 @@ class RoundRecord(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class KeptRound:
-    """A committed round. `averages` have the shapes of the tensors that are averaged; nobody writes to them."""
+    """A committed round. `averages` have the shapes of the averaged tensors; nobody writes to them."""
 
     record: RoundRecord
     averages: list[torch.Tensor]
@@ -128,7 +129,7 @@ class KeptRound:
         return Snapshot(version, wire.encode(self.record), _named(self.averages))
 
     async def on_disk(self) -> KeptRound:
-        """The same round, its averages in a file without a name, and out of memory. Raises OSError."""
+        """Returns the same round with its averages in a file without a name, not in memory. Raises OSError."""
         layout, file = ChunkLayout.of(_named(self.averages)), UnnamedFile(usual_directory())
 
         def write() -> None:
@@ -140,10 +141,11 @@ class KeptRound:
             await offload(write)
             return KeptRound(self.record, list(layout.tensors(file.map(layout.nbytes)).values()))
         finally:
-            file.close()  # what is mapped outlives that
+            file.close()  # the mapping outlives that
 
     def prove(self, layout: Layout, part_size_bytes: int) -> None:
-        """Raises ValueError unless the group that the record names has signed for these very averages."""
+        """Raises ValueError unless the group that the record names has signed for these averages. `layout`: of the
+        tensors; `part_size_bytes`: the run's."""
         record, certificate = self.record, self.record.certificate
         if certificate is None or len(record.shares) != len(certificate.peers):
             raise ValueError("averages without the signatures of their group")
@@ -196,7 +198,8 @@ class RoundArchive:
         self._expiry = asyncio.get_running_loop().call_later(KEPT_SECONDS, self.make_room)
 
     def make_room(self) -> None:
-        """Lets go of rounds that are large, the oldest first. A peer that downloads one still gets all of it."""
+        """Drops the oldest rounds until KEPT_BYTES hold the rest. A peer that is downloading one still gets all of
+        it."""
         if self._expiry is not None:
             self._expiry.cancel()
         while sum(kept.nbytes for kept in self._rounds) > KEPT_BYTES:
@@ -218,11 +221,11 @@ class RoundArchive:
         timeout: float,
         progress: DownloadProgress | None = None,
     ) -> KeptRound:
-        """Fetches the newest round of `tag` from the donors, best first.
+        """Fetches the newest round of `tag` from the donors, the first ones first.
 
-        `layout` is that of the tensors here. With `part_size_bytes`, that of the run, its group must have signed for
-        the averages. `progress` is kept up to date. Raises StateDownloadError when no donor has it, or after `timeout`
-        seconds in which nothing of it came.
+        `layout`: of the tensors here. `part_size_bytes`: the run's; if given, the round's group must have signed for
+        the averages. `progress` is kept up to date. Raises StateDownloadError if no donor has the round, or after
+        `timeout` seconds in which nothing of it came.
         """
         left, attempts = list(donors), dict[str, str]()
         while True:

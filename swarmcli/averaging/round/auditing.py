@@ -1,4 +1,4 @@
-"""Audits in a round: senders sign, reducers sign for what came, members check some of it before they vote.
+"""Audits in a round: senders sign their parts, reducers sign for what came, members check some of it before they vote.
 
     sender    SenderTerms(hash of a secret), parts, each with a signature              ─▶ reducer
     reducer   averages, Farewell(signature over their digests and the inputs' hashes)  ─▶ member
@@ -43,10 +43,10 @@ from swarmcli.errors import CallRefused, InputRefused, NetworkError, PeerUnreach
 from swarmcli.network import Stream
 from swarmcli.tasks import forget, forgetful, on_executor, unless_silent
 
-TO_GIVE = 30.0  # seconds for all that is looked at of one reducer
-TO_HEAR = 20.0  # seconds for a whole accusation at one member: a slower one hears of it too late
+TO_GIVE = 30.0  # seconds for all parts of one reducer that a member checks
+TO_HEAR = 20.0  # seconds for a whole accusation at one member: after that it would come too late
 SILENCE = 5.0  # seconds without an answer, or a byte of an input
-ASKS = 2  # times that a sender gives one auditor one part: the first stream may break
+ASKS = 2  # times that a member asks for one input, and that a sender gives it: the first stream may break
 
 T = TypeVar("T")
 
@@ -60,25 +60,25 @@ class Audits:
         prefix: str,
         trust: PeerTrust,
     ) -> None:
-        """The senders are the auditors. `trust` gets the proofs; the faults of the exchange get who does not show what
-        it signed."""
+        """The senders are the auditors. `trust` gets the proofs; the faults in `means` get the members that do not show
+        what they signed."""
         self._mates = mates = means.mates
         self.where, self.group = Exchange(prefix, mates.group.group_id), mates.group
         self.liars: set[int] = set()  # reducers of which this member has seen the proof
         self._plan, self._options, self._senders = means.plan, means.options, means.senders
         self._signed, self._faults, self._trust = means.signed, means.faults, trust
         self._inputs = means.mine
-        self._commitments: dict[int, bytes] = {}  # of others
-        # No other member can guess it, and it takes no random numbers: a run depends on its seed alone.
+        self._commitments: dict[int, bytes] = {}  # other member → the hash of its secret
+        # A signature: no other member can guess it, and it takes no random numbers, so a run depends on its seed alone.
         self._secret = commitment(mates.endpoint.identity.sign("audit", prefix.encode(), self.where.group_id))
-        self._signatures: dict[tuple[int, int], Input] = {}  # by part that is reduced here, and sender
-        self._lists: dict[int, tuple[Input, ...]] = {}  # by part, the inputs that this reducer has signed for
-        self._draws: dict[tuple[int, int], tuple[bytes, bytes]] = {}  # by auditor and reducer, what they showed first
-        self._given = Counter[tuple[int, int]]()  # by auditor and part
-        self._accused = set[int]()  # members that have accused
+        self._signatures: dict[tuple[int, int], Input] = {}  # (part that is reduced here, sender) → what it signed
+        self._lists: dict[int, tuple[Input, ...]] = {}  # part → the inputs for which this reducer has signed
+        self._draws: dict[tuple[int, int], tuple[bytes, bytes]] = {}  # (auditor, reducer) → secret, signature it showed
+        self._given = Counter[tuple[int, int]]()  # (auditor, part) → times
+        self._accused = set[int]()  # members that have accused a reducer
 
     def leave(self) -> None:
-        """This member's part in the try is over: own tensors may change. It can still hear accusations."""
+        """This member's part in the try is over: its tensors may change. It can still hear accusations."""
         self._inputs = None
         self._signatures.clear()
         self._lists.clear()
@@ -91,11 +91,12 @@ class Audits:
         return commitment(self._secret)
 
     def sign(self, part: Part, weight: float, message: TensorMessage) -> bytes:
-        """Signs a part as this member sends it. In any thread."""
+        """Signs a part as this member sends it. Any thread may call it."""
         return self.where.sign(self._mates.endpoint.identity, part.index, weight, part_hash(message))
 
     async def give(self, member: int, request: DrawnPart, stream: Stream) -> None:
-        """Gives an auditor this member's own input of a part that it has drawn. Raises CallRefused for other parts."""
+        """Gives an auditor this member's input of a part that the auditor has drawn. Raises CallRefused for any other
+        part, and after the round."""
         part = self._part(member, request)
         if self._given[member, part.index] >= ASKS:
             raise CallRefused("not drawn", "this member had the part before")
@@ -106,7 +107,7 @@ class Audits:
         await stream.send(InputHeader(message.header), message.payload)
 
     async def _own_input(self, part: Part) -> TensorMessage | None:
-        """A copy of what this member sent: tensors change when the round ends. None: they may have."""
+        """A copy of what this member sent; None if its tensors may have changed, as they do when the round ends."""
         inputs = self._inputs
         if inputs is None:
             return None
@@ -119,7 +120,7 @@ class Audits:
         return message if self._inputs is inputs else None
 
     def _encoded(self, inputs: Inputs, part: Part) -> TensorMessage:
-        """As it is sent. A reducer's own input travels only to auditors."""
+        """Encodes a part as it is sent; without a codec if this member reduces it, since only auditors get that."""
         codec = NoCompression() if part.reducer == self._mates.me else part.codec
         return codec.compress(inputs.part(part))
 
@@ -143,8 +144,8 @@ class Audits:
         self._signatures[part.index, sender] = Input(sender, weight, weight, content, signature)
 
     def note_inputs(self, part: Part, counted: Mapping[int, float]) -> bytes:
-        """The sum of a part has these members in it, with these weights. Returns the hash of the inputs, which this
-        reducer signs. For one part at a time, in any thread."""
+        """The sum of a part holds these members' tensors with these weights. Returns the hash of the inputs, which this
+        reducer signs. Any thread may call it, for one part at a time."""
         me, inputs = self._mates.me, self._inputs
         if me in counted and inputs is not None:
             message, weight = self._encoded(inputs, part), inputs.weight
@@ -155,7 +156,8 @@ class Audits:
         return inputs_hash(self._lists[part.index])
 
     def list_inputs(self, member: int, request: DrawnPart) -> InputList:
-        """Tells an auditor what this reducer signed for. Raises CallRefused for a part that it has not drawn."""
+        """Tells an auditor for which inputs this reducer has signed. Raises CallRefused for a part that the auditor has
+        not drawn, and after the round."""
         part = self._part(member, request)
         if part.index not in self._lists:
             raise CallRefused("over", "nothing is signed here, or the round is settled")
@@ -170,13 +172,13 @@ class Audits:
     async def look_at(
         self, reducer: int, averages: Sequence[Average], signed: SignedAverages, results: Results
     ) -> None:
-        """A reducer has signed all its averages, which are here: computes some of them again. Accuses it of a false
-        one. Notes members that do not show what they signed."""
+        """Computes some averages of a reducer again, which has signed all of them, and accuses it if one is false.
+        Notes members that do not show what they signed. `averages`: all of the reducer's, which are here."""
         numbers, found = tuple(average.part.index for average in averages), None
         names = set(drawn(self._secret, signed.signature, numbers, self._chance(reducer)))
         tables = b"".join(each.digest for each in averages) + b"".join(each.inputs for each in averages)
         chosen = [each for each in averages if each.part.index in names and each.senders]
-        with suppress(TimeoutError):  # its link is too slow for that: nobody is at fault
+        with suppress(TimeoutError):  # some line is too slow for that: nobody is at fault
             async with asyncio.timeout(TO_GIVE):
                 for average in chosen:
                     proof = await self._fetch(average, signed, tables, results)
@@ -190,8 +192,8 @@ class Audits:
     async def _fetch(
         self, average: Average, signed: SignedAverages, tables: bytes, results: Results
     ) -> FalseAverage | None:
-        """All that tells whether an average is false; None: somebody did not show it. The list and the inputs are asked
-        for at once, since senders have them only until the round is settled."""
+        """Fetches all that shows whether an average is false; None: its reducer did not show the list of inputs. Asks
+        for list and inputs at the same time, since the members have them only until the round is settled."""
         part, me = average.part, self._mates.me
         request = DrawnPart(self.where.group_id, self._secret, signed, part.index)
         own = await self._own_input(part)
@@ -203,7 +205,7 @@ class Audits:
         messages = {each: message for each, message in shown.items() if isinstance(message, TensorMessage)}
         if inputs is None:
             return None
-        # A copy: another try may write to its memory while it is still a proof.
+        # A copy: the next try may write to that memory while others still check the proof.
         content = NoCompression().compress(results.part(part).clone())
         claim = PartClaim(part.index, average.senders, average.weights, inputs, signed)
         proof = self._proof(part, claim, tables, content, messages)
@@ -241,8 +243,8 @@ class Audits:
         return await self._unless_withheld(sender, ask)
 
     async def _unless_withheld(self, member: int, ask: Callable[[], Awaitable[T]]) -> T | str | None:
-        """Asks a member for what it signed. Returns a reason if it withholds that; None if nobody is at fault. A
-        connection may break, so it is asked once more."""
+        """Asks a member for what it signed, a second time if the connection breaks. Returns the answer; a reason if the
+        member withholds it; None if nobody is at fault."""
         for _ in range(ASKS):
             try:
                 return await ask()
@@ -301,9 +303,9 @@ class Audits:
 
     @forgetful
     async def hear(self, accuser: int, header: Accusation, stream: Stream) -> None:
-        """Another member accuses a reducer: this one bans it, if the proof holds, and otherwise suspects the accuser.
-        Raises CallRefused for a part that is not here, or a second accusation of the member, and the stream's errors.
-        """
+        """Another member accuses a reducer: this one bans the reducer if the proof holds, and otherwise suspects the
+        accuser. Raises CallRefused for a part that no other member reduces, and for a second accusation by the same
+        member, and the stream's errors."""
         part = self._plan.part(header.claim.part)
         if part is None or part.reducer == self._mates.me or accuser in self._accused:
             raise CallRefused("accusation", "it is of no other reducer's part, or this member has accused before")
@@ -314,12 +316,12 @@ class Audits:
             plain = TensorHeader("none", dtype_name(part.descriptor.dtype), part.descriptor.shape)
             average = TensorMessage(plain, (exhibits[1],)) if header.claim.senders else None
             senders = [each.sender for each in header.claim.inputs]
-            # Inputs of anybody twice, or of nobody here, prove a lie by their list alone: of others none is taken.
+            # A list that names a sender twice, or one that is no member, proves the lie alone: then no input is taken.
             named = senders == sorted({*senders} & {*range(len(self.group))})
             messages = dict[int, TensorMessage]()
             proof = self._proof(part, header.claim, bytes(exhibits[0]), average, messages)
             signed = await on_executor(nbytes, proof.is_signed)
-            for each in header.claim.inputs if named and signed else ():  # and none behind one that was not signed
+            for each in header.claim.inputs if named and signed else ():  # none after one that its sender did not sign
                 messages[each.sender] = await self._receive_input(part, stream)
                 if not await on_executor(nbytes, proof.shows, each):
                     break
@@ -329,7 +331,7 @@ class Audits:
             self._trust.suspect(self._mates.peer(accuser), "it called an average false that is true")
 
     def _convict(self, proof: FalseAverage) -> None:
-        """Bans by a proof that was verified."""
+        """Bans the culprit of a proof that was verified; its averages do not count."""
         self.liars.add(proof.terms.reducer)
         self._faults.failed.setdefault(proof.terms.reducer, f"{proof.culprit.short}: {proof.words()}")
         self._trust.ban(proof)
@@ -337,8 +339,8 @@ class Audits:
     # As any of them
 
     def _part(self, member: int, request: DrawnPart) -> Part:
-        """The part that an auditor has drawn. Raises CallRefused for another one. The first secret and signature that
-        it shows of a reducer stand: whoever tries others would draw what it likes."""
+        """The part that an auditor has drawn. Raises CallRefused for another one. Of each reducer only the first secret
+        and signature that an auditor shows count: with others it could draw what it likes."""
         part, signed = self._plan.part(request.part), request.averages
         if part is None or not signed.is_by(self._mates.peer(part.reducer), self.where.prefix, self.where.group_id):
             raise CallRefused("not drawn", "its reducer has signed nothing like that")

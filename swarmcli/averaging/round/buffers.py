@@ -20,9 +20,9 @@ from swarmcli.compression import CompressionBase, NoCompression, TensorMessage
 
 
 class Inputs:
-    """A member's own tensors as one vector, their weight, and the samples in them (None: as many as they weigh).
+    """A member's own tensors as one vector, their weight, and the samples behind them (None: equal to the weight).
 
-    They are read in place, and copied only if they are not plain memory.
+    The tensors are read in place, and copied only if they are not contiguous host memory.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], weight: float = 1.0, samples: float | None = None) -> None:
@@ -31,7 +31,7 @@ class Inputs:
         self._flat = [tensor.detach().cpu().contiguous().reshape(-1) for tensor in tensors]
 
     def each(self) -> Iterator[torch.Tensor]:
-        """The vector in flat pieces: whole tensors, but for empty ones."""
+        """The vector in flat pieces: each tensor that is not empty."""
         return (flat for flat in self._flat if flat.numel())
 
     def part(self, part: Part) -> torch.Tensor:
@@ -64,7 +64,7 @@ class Results:
         return self._segments[part.segment.index][part.start : part.stop]
 
     def tensors(self) -> list[torch.Tensor]:
-        """Views in the shapes of the inputs."""
+        """Views of the memory, in the order and shapes of the inputs."""
         views: dict[int, torch.Tensor] = {}
         for segment in self._layout.segments:
             flat = self._segments[segment.index]
@@ -81,8 +81,8 @@ class Results:
 class Average:
     """The outcome of one part.
 
-    senders, weights   member indices and their weights, of members whose part arrived whole; behind all weights the
-                       samples of each, where one has told others: so the digest covers both
+    senders, weights   indices of the members whose part arrived whole, and their weights; if one of them has named
+                       samples, the samples of each follow after all weights: so the digest covers both
     message            the encoded average, at its reducer; None if the weights of all senders are zero
     digest             32 bytes over senders, weights and the average after decoding
     inputs             in audited runs: 32 bytes over its inputs, as its reducer says
@@ -102,9 +102,9 @@ class Average:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """One member's part in a round's average: its weight and samples, as far as its tensors arrived.
+    """What counts of one member in a round's average: its weight and samples, times `share`.
 
-    share   of all elements, those of parts that hold the member's; 1: all of them
+    share   of all elements those in parts that hold the member's tensors, 0 to 1
     """
 
     weight: float
@@ -113,10 +113,10 @@ class Counted:
 
 
 def contributions_to(averages: Sequence[Average]) -> dict[int, Counted]:
-    """The contribution of each member, by index, to the average of all these parts.
+    """What counts of each member, by index, in the average of all these parts.
 
-    Reducers may cap a weight unlike, if a member died before all of them had heard its own; and one may lie. So the
-    lower median over the parts counts.
+    Reducers may cap a weight differently, if a member died before all of them had heard its own; and one may lie. So
+    the lower median over the parts counts.
     """
     named, everything = defaultdict[int, list[tuple[float, float, int]]](list), sum(each.numel for each in averages)
     for average in averages:
@@ -139,18 +139,18 @@ class Holdings:
     """
 
     def __init__(self, plan: Plan, results: Results | None) -> None:
-        """`results` is where the averages lie; None: an auxiliary."""
+        """`results`: the memory of the averages; None: an auxiliary."""
         self.plan, self.results = plan, results
         self.signed: SignedLists | None = None  # the reducers' signatures
         self._averages: dict[int, Average] = {}
 
     def put(self, averages: Iterable[Average]) -> None:
-        """These averages are here now, in the place of others of the same parts."""
+        """Adds averages; each replaces an earlier one of its part."""
         for average in averages:
             self._averages[average.part.index] = average
 
     def drop(self, parts: Iterable[int]) -> None:
-        """The memory of these parts is about to be written."""
+        """Forgets the averages of these parts, whose memory is about to be written."""
         for index in parts:
             self._averages.pop(index, None)
 
@@ -163,7 +163,7 @@ class Holdings:
         return [self._averages[index] for index in sorted(self._averages)]
 
     def unlike(self, digests: bytes) -> list[Part]:
-        """The parts of which another average is here than the one that `digests` names, 32 bytes for each, or none."""
+        """The parts whose average is missing here, or has another digest than `digests` (32 bytes each) names."""
         own = self.tables[0]
         return [part for part in self.plan.parts if digest_at(own, part) != digest_at(digests, part)]
 
@@ -186,7 +186,7 @@ class Holdings:
 
 
 def plain(codec: CompressionBase, message: TensorMessage, values: torch.Tensor | None) -> TensorMessage:
-    """The same average without its codec. `values`: the average after decoding, if that is at hand."""
+    """The same average without its codec. `values`: the decoded average, if somebody has it."""
     if isinstance(codec, NoCompression):
         return message
     return NoCompression().compress(codec.extract(message) if values is None else values)
@@ -198,15 +198,15 @@ def root_of(averages: Sequence[Average]) -> bytes:
 
 
 def root_of_tables(parts: Sequence[Part], digests: bytes, inputs: bytes) -> bytes:
-    """The same for these parts, by the tables of all parts."""
+    """The same for these parts, from the `tables` of all parts, see `Holdings`."""
     return averages_root(*(b"".join(digest_at(table, part) for part in parts) for table in (digests, inputs)))
 
 
 def result_digest(digests: bytes) -> bytes:
-    """SHA-256 over the digests of all parts, which lie one behind the other in their order."""
+    """SHA-256 over the concatenated digests of all parts, in their order."""
     return hashlib.sha256(b"swarm result" + digests).digest()
 
 
 def digest_at(table: bytes, part: Part) -> bytes:
-    """One part's place in a table; nothing where the table is too short."""
+    """One part's entry in a table; shorter, or empty, if the table is too short."""
     return table[part.index * DIGEST_BYTES : (part.index + 1) * DIGEST_BYTES]

@@ -1,4 +1,4 @@
-"""Averages that one member has and another one lacks, copied between them and checked against their digests."""
+"""Copies averages from a member that has them to one that lacks them, and checks them against their digests."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from swarmcli.events import PeerRefused
 from swarmcli.network import Stream
 from swarmcli.tasks import forgetful, on_executor, unless_silent
 
-SILENCE = 5.0  # seconds without a byte of what a member holds, after which another one is asked, while it still has it
+SILENCE = 5.0  # seconds without a byte from one holder, after which another is asked while it still has the averages
 
 
 async def give_copies(holdings: Holdings, request: CopyRequest, stream: Stream) -> None:
-    """Answers a request with the table of all averages, and with those of which the other one has not the same. Raises
-    CallRefused if not all of them are here."""
+    """Answers a request with the table of all averages, then with those that the other member lacks, or has another of.
+    Raises CallRefused if not all of them are here."""
     if request.plan != holdings.plan.fingerprint:
         raise CallRefused("plan", "tensors, shares or options differ from the group's")
     if holdings.digest is None or holdings.signed is None or holdings.results is None:
@@ -51,9 +51,9 @@ class Copier:
 
     @forgetful
     async def copy(self, source: int, *, last: bool) -> str:
-        """Takes all averages that another member holds, as far as unlike ones or none are here, if their reducers have
-        signed them. `last`: nobody else has them, so this peer waits longer: its line may still bring what the one
-        before had sent. Returns "" or why that failed."""
+        """Takes from another member the averages that this one lacks, or has others of, if their reducers have signed
+        them. `last`: nobody else has them, so this peer waits longer: what the member before had sent may still hold up
+        its line. Returns "" or why that failed."""
         peer, patience = self._mates.peer(source), self._options.for_reducer
         if not last:
             patience = min(patience, SILENCE + SILENCE_TRIPS * self._mates.slowest_round_trip)
@@ -77,7 +77,8 @@ class Copier:
         return ""
 
     async def _receive_tables(self, stream: Stream, patience: float) -> tuple[bytes, bytes]:
-        """The digests of all parts, and the hashes of their inputs, for which their reducers have signed."""
+        """Returns the digests of all parts, and the hashes of their inputs. Raises ProtocolViolation unless their
+        reducers have signed them."""
         plan = self._holdings.plan
         whole = len(plan.parts) * DIGEST_BYTES
         async with unless_silent(stream, patience):
@@ -99,7 +100,7 @@ class Copier:
         return Average(part, header.senders, header.weights, None, digests[place], inputs[place])
 
     def _take(self, part: Part, header: CopyHeader, payload: memoryview, digest: bytes) -> None:
-        """Writes a copy into the results, if it has the right digest. Raises ProtocolViolation otherwise."""
+        """Writes a copy into the results. Raises ProtocolViolation unless it has this digest and finite values."""
         message = None
         if header.senders:
             message = TensorMessage(TensorHeader.of("none", self._results.part(part)), (payload,))

@@ -1,12 +1,12 @@
 """Differences for a lossy codec: how far members' tensors are from the last average that all of them hold.
 
-A codec's error is relative to its input. Of values it rounds away each change that is smaller than its own steps; of
-differences it keeps a change of any size.
+A codec's error is relative to its input. If it encodes values, changes smaller than its own steps are rounded away; if
+it encodes differences, a change of any size is kept.
 
     x − reference ── codec ──▶ D ──▶ reference + D    the average, and the next reference
     x ──── without a codec ──▶ the average            and the next reference, where members have no common one
 
-Members tell their references when they look for a group, so its list says which of the two its round is.
+Members name their references when they look for a group, so the group's list tells which of the two its round is.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from swarmcli.network import wire
 from swarmcli.state.snapshot import copies_of
 
 ROOM_TO_TELL = 40  # bytes of what a member gathers, at most
-# No reference has larger numbers: float16 holds the differences of all such, so whatever a liar has made of an average,
-# the next one can be anything that members hold.
+# No reference that others refer to has larger numbers, so float16 holds any difference to it from numbers of that size:
+# whatever a liar has made of an average, the next one can be right again.
 MOST = 2.0**15
 
 
 class ReferenceTold(msgspec.Struct, frozen=True, array_like=True):
-    """A member tells the others of its group the round of its reference, empty if it has none, beside what its user
-    gathers."""
+    """What a member tells the others of its group: the round of its reference, empty if it has none, and the caller's
+    own `gather`."""
 
     reference: Annotated[bytes, msgspec.Meta(max_length=GROUP_ID_BYTES)] = b""
     gathered: bytes = b""
 
     @classmethod
     def read(cls, data: bytes) -> ReferenceTold:
-        """Data that makes no sense tells of no reference."""
+        """Decodes it; from data that makes no sense it takes no reference."""
         try:
             return wire.decode(ReferenceTold, data)
         except msgspec.DecodeError:
@@ -48,14 +48,14 @@ class ReferenceTold(msgspec.Struct, frozen=True, array_like=True):
 @dataclass(frozen=True, slots=True)
 class Reference:
     """The last average that this member holds, in host memory that nobody writes any more. All members that hold the
-    one of a round hold the same bits. `round_id`: b"" if others cannot refer to it."""
+    average of one round hold the same bits. `round_id`: b"" if no difference may be taken from it."""
 
     round_id: bytes = b""
     tensors: Sequence[torch.Tensor] = ()
 
     @classmethod
     def of(cls, round_id: bytes, averages: Sequence[torch.Tensor]) -> Reference:
-        """A copy of what a round has averaged as it is."""
+        """The reference after a round that averaged the tensors as they are: a copy of its averages."""
         return cls._held(round_id, copies_of(averages))
 
     @classmethod
@@ -65,13 +65,13 @@ class Reference:
 
     @torch.no_grad()
     def subtracted_from(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The differences, in memory of their own."""
+        """The tensors' differences from the reference, in memory of their own."""
         return [tensor.detach().cpu() - kept for tensor, kept in zip(tensors, self.tensors, strict=True)]
 
     @torch.no_grad()
     def moved(self, round_id: bytes, averages: Sequence[torch.Tensor], memory: Sequence[torch.Tensor]) -> Reference:
-        """The next one, in this memory, after a round that averaged differences: by one correctly rounded addition per
-        element, of bits that all members have. So all get the same bits."""
+        """The reference after a round that averaged differences, written to `memory`. All members have the same bits of
+        both, and one addition per element is correctly rounded, so all get the same bits."""
         for kept, average, place in zip(self.tensors, averages, memory, strict=True):
             torch.add(kept, average, out=place)
         return Reference._held(round_id, memory)
@@ -80,8 +80,8 @@ class Reference:
 def common_reference(group: Group) -> bytes:
     """The round of the reference that all members with tensors hold, by their word; b"": they have no common one.
 
-    All read the same, since it is in the group's id. What a member says otherwise than it holds has values travel
-    without the codec, or makes its own differences what any false tensors are.
+    All members read the same, since the group's id covers it. A member that names another reference than it holds only
+    makes the tensors travel without the codec, or its own differences wrong, and it could send wrong tensors anyway.
     """
     told = {ReferenceTold.read(member.gathered).reference for member in group.members if not member.auxiliary}
     return told.pop() if len(told) == 1 else b""

@@ -39,7 +39,7 @@ UNTRUE = "its parts lack this member's, which it had in time, or have such as th
 
 
 class PartExchange:
-    """One member's part in it. Made and run once."""
+    """One member's part in one exchange. Made and run once."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class PartExchange:
         self._reducer = Reducer(plan, mates.me, senders, mine, results, options.aggregator, bounds, note_inputs)
         if mine is not None:
             self._reducer.begin(mates.me, mine.weight, mine.samples, mine.note)
-        # This member's own sending counts as one of the streams: so a group of two can tell that the other one alone is
-        # slow. Averages from auxiliaries show that this member's own way in is not slow.
+        # This member's own sending counts as one of the streams: so in a group of two it can tell that only the other
+        # is slow. Averages from auxiliaries show that this member's own line receives well.
         signs = 1 + len(group.auxiliaries & plan.by_reducer.keys() - {mates.me} if mine is not None else ())
         parts_pace = Pace(tempo, len(others) + signs)
         self._receiver = PartReceiver(means, self.audits, self._reducer, others, parts_pace)
@@ -87,13 +87,14 @@ class PartExchange:
         self.copier = None if results is None else Copier(mates, self.holdings, results, signed, options)
 
     def _planned(self, nbytes: int, waits: float) -> float | None:
-        """Seconds that the streams should take: by the members' bandwidths, where these are bytes per second, and by
-        the last rounds here. None: nothing is known. `waits`: for the slowest member that is waited for."""
+        """Seconds that the streams should take, by the last rounds here, and by `waits`, the seconds of the slowest
+        member with a seat, or else by the members' bandwidths, if these are bytes per second. None: nothing is
+        known."""
         group = self.group
         figures = [member.bandwidth for member in group.members if member.bandwidth > 0]
         usual = [took * max(1.0, nbytes / before) for took, before in self._service.took]
         known = [statistics.median(usual)] if usual else []
-        if waits > 0:  # the others are quicker than a line that is slow by claims alone
+        if waits > 0:  # the slowest line by the bandwidths may be of a member for which nobody waits
             known.append(waits)
         elif figures and min(figures) >= MIN_CLAIM and max(figures) <= MAX_CLAIM:
             known.append(slowest_link(group.members, group.part_shares) * nbytes)
@@ -112,8 +113,8 @@ class PartExchange:
 
     @forgetful
     async def gather(self) -> bool:
-        """Exchanges everything. Afterwards the holdings are whole, or `faults` say what is missing. Returns whether it
-        ended in time."""
+        """Sends the parts and gets the averages. Afterwards `holdings` are complete, or `faults` say what is missing.
+        Returns whether it ended in time."""
         began = loop_time()
         try:
             async with asyncio.timeout(self._time) as self._tempo.deadline:
@@ -127,7 +128,7 @@ class PartExchange:
             return False
 
     def _take_up(self, averages: list[Average]) -> None:
-        """Takes the averages that count. Parts without senders do not, unless all parts have none."""
+        """Takes the averages that count. One without senders does not, unless no average has any."""
         me, failed = self.mates.me, self.faults.failed
         own = [each for each in averages if each.part.reducer == me]
         if own and me not in failed:
@@ -138,14 +139,14 @@ class PartExchange:
         self.holdings.put(each for each in averages if each.senders or not counts)
 
     def judge(self) -> str:
-        """All averages are here. Returns why this member does not vote for them: reducers that say untruly what it has
-        brought have failed, whoever gave their averages."""
+        """Returns why this member does not vote for the averages, which are all here; "": it does. Reducers that say
+        untruly what it has brought count as failed, whoever gave their averages."""
         self.faults.failed |= dict.fromkeys(self.faults.untrue, UNTRUE)
         return UNTRUE if self.faults.untrue else ""
 
     @forgetful
     async def audit(self) -> None:
-        """Computes some of the averages again, which are all here, before this member votes for them."""
+        """Computes some of the averages again before this member votes for them. All of them are here."""
         results, told, me = self.holdings.results, self._means.signed.told, self.mates.me
         if self.audits is None or results is None:
             return
@@ -155,13 +156,13 @@ class PartExchange:
                 tasks.create_task(self.audits.look_at(reducer, averages, told[reducer], results))
 
     async def end(self) -> None:
-        """Returns once no stream writes to the memory of the results any more. Members that still wait for averages of
-        this one get none."""
+        """Ends the exchange; returns once no stream writes to the memory of the results any more. Members that still
+        wait for averages from this one get none."""
         self._sender.leave()
         await self._reducer.close("this exchange is over")
 
     def leave(self, committed: bool) -> Lessons:
-        """The round has ended here. Returns what it teaches."""
+        """The round has ended here. Returns what the next one can learn from it."""
         self._sender.leave()
         endpoint, faults, peer = self.mates.endpoint, self.faults, self.mates.peer
         for index, reason in faults.refused.items():
@@ -186,7 +187,7 @@ class PartExchange:
 
     @property
     def slow(self) -> set[int]:
-        """These, and senders whose parts came too slowly."""
+        """All failed reducers, and members that were too slow."""
         return self.faults.failed.keys() | self._tempo.slow.keys()
 
     @property

@@ -1,4 +1,4 @@
-"""The means that both sides of one exchange have in common at one member, and the faults of the others there."""
+"""What the two sides of one exchange share at one member, and the faults of other members that they see there."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from swarmcli.averaging.round.signed import SignedLists
 
 @dataclass
 class Faults:
-    """Faults of members in one exchange, as this one saw them, by their indices; the first reason stays.
+    """Faults of members in one exchange, as this one saw them: index → reason; the first reason stays.
 
-    left_out   members whose tensors are missing somewhere, by the reducers' word
+    left_out   members whose tensors are missing somewhere, as the reducers say
     refused    senders whose parts cannot be averaged here
     failed     reducers whose averages did not come here, or do not count
     doubted    members that kept this one waiting in vain, or did not show what they signed
@@ -38,17 +38,17 @@ class Faults:
 
     @property
     def reason(self) -> str:
-        """Why averages are missing here, in at most as many words as a message takes; "" for nothing."""
+        """Why averages are missing here, in at most MAX_WORDS characters; "": none is."""
         return "; ".join(filter(None, dict.fromkeys([self.complaint, *self.failed.values()])))[:MAX_WORDS]
 
 
 @dataclass
 class CommonMeans:
-    """Both sides of one exchange work with these at one member.
+    """What both sides of one exchange work with at one member.
 
     senders        indices of all members whose tensors may be in an average
     mine, results  None for an auxiliary, which sends nothing and has no use for averages
-    in_time        this member begins when the others expect it, and they wait for it; some of them may be hostile
+    in_time        among strangers: this member has begun in time and has a seat, so a reducer that leaves it out lies
     """
 
     mates: GroupMates

@@ -1,4 +1,4 @@
-"""The other members of a group: calls to them, and whether anybody need wait for them."""
+"""The other members of a group: calls to them, and how long to wait for one that has not begun."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from swarmcli.errors import NetworkError, UnknownMethod
 from swarmcli.network import Endpoint, PeerID
 from swarmcli.network.loop_thread import loop_time
 
-ANSWER, ANSWER_TRIPS = 2.0, 10.0  # seconds, and round trips on top, for a question that is answered at once
+ANSWER, ANSWER_TRIPS = 2.0, 10.0  # seconds, plus so many round trips, for a question that is answered at once
 # Seconds before each question whether a member has begun; the last one repeats.
 QUESTIONS = (0.5, 0.5, 1.0, 1.0, 1.0, 1.0, 2.0, 4.0, 8.0)
-CONNECTING = 5.0  # seconds that the connection of a member that cannot be dialed may still be on its way
-MOST_UNKNOWN = 2  # answers in a row after which a member that knows of no round will not learn of it
+CONNECTING = 5.0  # seconds for a member that cannot be dialed directly to connect
+MOST_UNKNOWN = 2  # answers in a row that know of no such round, after which the member will not learn of it
 
 A = TypeVar("A")
 
@@ -28,8 +28,8 @@ class GroupMates:
     def __init__(
         self, endpoint: Endpoint, method: Callable[[str], str], group: Group, round_id: bytes | None = None
     ) -> None:
-        """`method` gives the full name of a method on the wire. `round_id`: of the round of which `group` has a phase;
-        None: the group's own. Raises KeyError if this peer is not in the group."""
+        """`method` returns the full name of a method on the wire. `round_id`: of the round to which the phase of
+        `group` belongs; None: the group's own. Raises KeyError if this peer is not in the group."""
         self.group, self.endpoint, self.method = group, endpoint, method
         self._round_id = group.group_id if round_id is None else round_id
         self.me = group.index_of(endpoint.peer_id)
@@ -54,18 +54,18 @@ class GroupMates:
 
     @property
     def slowest_round_trip(self) -> float:
-        """Seconds of the slowest known one."""
+        """Seconds of the slowest known round trip to another member; 0: none is known."""
         known = (self.endpoint.round_trip(self.peer(index)) for index in self.others)
         return max((seconds for seconds in known if seconds is not None), default=0.0)
 
     async def ask(self, index: int, name: str, request: Any, answer_type: type[A]) -> A:
-        """A question that is answered at once. Raises NetworkError."""
+        """Asks a member something that it answers at once. Raises NetworkError."""
         timeout = ANSWER + ANSWER_TRIPS * self.slowest_round_trip
         return await self.endpoint.call(self.peer(index), self.method(name), request, answer_type, timeout=timeout)
 
     async def state(self, index: int) -> RoundWord | None:
-        """A member's word about itself, within a few seconds; None if it cannot be reached. One that serves no rounds
-        at all, or no more, knows nothing of this one."""
+        """A member's word about itself, within a few seconds; None if it cannot be reached. The standing is "unknown"
+        if it serves no rounds at all."""
         try:
             return await self.ask(index, "outcome", RoundWord(self._round_id, "running"), RoundWord)
         except UnknownMethod:
@@ -75,8 +75,9 @@ class GroupMates:
 
     async def until_gone(self, index: int, begun: dict[int, float]) -> str:
         """Returns why nobody need wait for a member to begin: it is out of reach, has left, or knows nothing of the
-        round. One that still computes is waited for; once it has begun, its streams tell the rest. `begun` gets the
-        time when it was first asked in vain, or said that it takes part: then it is as slow as its streams."""
+        round. Does not return while the member computes, or once it takes part: then its streams tell the rest. `begun`
+        gets the loop time when the member first gave no answer, or said that it takes part: from then on it is as slow
+        as its streams."""
         began, unknown, asked, noted = loop_time(), 0, 0, math.inf
         comes = self.group.members[index].dialable != Dialable.DIRECTLY and not self.is_connected(index)
         while True:

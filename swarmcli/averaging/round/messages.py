@@ -20,8 +20,7 @@ from swarmcli.errors import ProtocolViolation
 from swarmcli.memory import unwritten
 from swarmcli.network.identity import SIGNATURE_BYTES
 
-MAX_WORDS = 500
-
+MAX_WORDS = 500  # characters
 Words = Annotated[str, msgspec.Meta(max_length=MAX_WORDS)]
 Weights = Annotated[tuple[float, ...], msgspec.Meta(max_length=2 * MAX_MEMBERS)]  # see Average
 PartIndex = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
@@ -32,15 +31,15 @@ Standing: TypeAlias = Literal["unknown", "expected", "running", "over"]
 
 
 class RoundWord(msgspec.Struct, frozen=True):
-    """A member tells another one this about their round, and gets the like as an answer, at once.
+    """What a member tells another one about their round; the other answers with the same, at once.
 
     busy     it may yet vote: members without a result wait for it
     settled  it knows the outcome
     failed   reducers whose averages did not come to it
     reason   why it lacks averages
-    seen     the words about the outcome that it has; None: it asks for the standing alone
-    known    those of its own that the other one seems to lack; in an answer to one that asks, all that this one lacks
-    asks     the answer is to bring what it lacks
+    seen     whose words about the outcome it has; None: it asks for the standing alone
+    known    its own words that the other one seems to lack; in the answer to one that asks, all words that one lacks
+    asks     the answer is to bring all words that it lacks
     """
 
     group_id: GroupID
@@ -55,7 +54,8 @@ class RoundWord(msgspec.Struct, frozen=True):
 
 
 class OpenExchange(msgspec.Struct, frozen=True):
-    """Opens the stream between a member and a reducer: by the member, unless the reducer cannot be dialed.
+    """Opens the stream between a member and a reducer. The member opens it, unless it is easier to dial than the
+    reducer.
 
     listed  the leader's signature for the list, see Group
     """
@@ -69,7 +69,7 @@ class SenderTerms(msgspec.Struct, frozen=True):
     """First message of a member to a reducer.
 
     note        why its weight is zero, if that needs an explanation
-    samples     in its tensors, where their weight is another number; None: they are the weight
+    samples     from which its tensors were computed; None: equal to the weight
     commitment  in audited runs: the hash of the secret by which it will draw the parts that it checks
     """
 
@@ -81,7 +81,7 @@ class SenderTerms(msgspec.Struct, frozen=True):
 
 
 class PartHeader(msgspec.Struct, frozen=True):
-    """In front of each part from a member to a reducer; the parts come in the order of the plan. `signature`: in
+    """Comes before each part from a member to a reducer; the parts come in the order of the plan. `signature`: in
     audited runs, over the part."""
 
     tensor: TensorHeader
@@ -89,7 +89,7 @@ class PartHeader(msgspec.Struct, frozen=True):
 
 
 class AverageHeader(msgspec.Struct, frozen=True):
-    """In front of each average from a reducer, in the order of the plan.
+    """Comes before each average from a reducer, in the order of the plan.
 
     tensor             None if the weights of all senders are zero; there is no payload then
     senders, weights   of the tensors in it
@@ -103,16 +103,16 @@ class AverageHeader(msgspec.Struct, frozen=True):
 
 
 class Farewell(msgspec.Struct, frozen=True):
-    """Last message of a reducer: member that it left out → why; and its signature over the digests of all its averages,
-    which the receiver has computed itself."""
+    """Last message of a reducer: why it left members out, and its signature over the digests of all its averages, which
+    the receiver has computed itself."""
 
     left_out: Annotated[dict[Index, Words], msgspec.Meta(max_length=MAX_MEMBERS)]
     averages: SignedAverages
 
 
 class DrawnPart(msgspec.Struct, frozen=True):
-    """An auditor wants the inputs of a part that its secret and the reducer's signature name: of the reducer a list of
-    them, as an answer; of a sender its own, on a stream."""
+    """An auditor asks for the inputs of a part that its secret and the reducer's signature name. The reducer answers
+    with a list of them, a sender sends its own input on a stream."""
 
     group_id: GroupID
     secret: Hash
@@ -121,27 +121,28 @@ class DrawnPart(msgspec.Struct, frozen=True):
 
 
 class InputList(msgspec.Struct, frozen=True):
-    """A reducer's answer: what it signed for."""
+    """A reducer's answer: the inputs for which it has signed."""
 
     inputs: Annotated[tuple[Input, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
 class InputHeader(msgspec.Struct, frozen=True):
-    """In front of an input, as its sender has sent it."""
+    """Comes before an input, which is as its sender sent it."""
 
     tensor: TensorHeader
 
 
 class Accusation(msgspec.Struct, frozen=True):
-    """Opens a stream from an auditor to another member: this reducer's average of this part is false. On the stream
-    follow the digests and hashes that the reducer signed, as one payload; the average, decoded; and its inputs."""
+    """Opens a stream from an auditor to another member, and says that a reducer's average of a part is false. On the
+    stream follow the digests and hashes that the reducer signed, as one payload; the decoded average; and its inputs.
+    """
 
     group_id: GroupID
     claim: PartClaim
 
 
 class Exhibit(msgspec.Struct, frozen=True):
-    """In front of a payload that belongs to an accusation."""
+    """Comes before a payload of an accusation."""
 
 
 class CopyRequest(msgspec.Struct, frozen=True):
@@ -152,26 +153,26 @@ class CopyRequest(msgspec.Struct, frozen=True):
 
 
 class CopyTable(msgspec.Struct, frozen=True):
-    """First answer, with the reducers' signatures. The payload: the digests of all parts, and in audited runs as many
-    hashes of their inputs."""
+    """First answer to a CopyRequest, with the reducers' signatures. The payload: the digests of all parts, and in
+    audited runs as many hashes of their inputs."""
 
     signed: Annotated[dict[Index, SignedAverages], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
 class CopyHeld(msgspec.Struct, frozen=True):
-    """In front of the digests of the averages that the other one holds, with zeros for each that it lacks. Those that
-    differ follow in their order."""
+    """Comes before the digests of the averages that the asking member holds, zeros for each that it lacks. The other
+    member then sends those that differ, in their order."""
 
 
 class CopyHeader(msgspec.Struct, frozen=True):
-    """In front of each copied average; the payload is the average itself, decoded, and empty without senders."""
+    """Comes before each copied average; the payload is the decoded average, empty if it has no senders."""
 
     senders: Indices
     weights: Weights
 
 
 def at_most(most: int) -> Callable[[object, int], memoryview]:
-    """Memory for a payload of no more bytes than the plan has; a larger one is a ProtocolViolation."""
+    """Returns a function that gives memory for a payload, or raises ProtocolViolation for one above `most` bytes."""
 
     def into(header: object, size: int) -> memoryview:
         if size > most:

@@ -40,7 +40,7 @@ from swarmcli.averaging.config import Trust
 from swarmcli.averaging.group import MAX_MEMBERS, Group
 from swarmcli.network.identity import Identity, verify
 
-MOST_SHEETS = 16  # of one message. Honest members name one digest, and a sheet of each kind; liars may name more
+MOST_SHEETS = 16  # in one message. Honest members need one of each kind, since they name one digest; liars name more
 
 Bitmap = Annotated[bytes, msgspec.Meta(max_length=MAX_MEMBERS // 8)]
 
@@ -54,20 +54,20 @@ class Sheet(msgspec.Struct, frozen=True):
 
 
 class SeenSheet(msgspec.Struct, frozen=True):
-    """Whose signatures of this kind under this digest somebody has; bit i of byte j is member 8 j + i."""
+    """Whose signatures of this kind under this digest a member has; bit i of byte j is member 8 j + i."""
 
     kind: Kind
     digest: Hash
     members: Bitmap
 
 
-# Somebody knows this of a round's outcome, or a part of it; and has seen these words.
+# Words that a member shows, and the words that it has.
 Known: TypeAlias = Annotated[tuple[Sheet, ...], msgspec.Meta(max_length=MOST_SHEETS)]
 Seen: TypeAlias = Annotated[tuple[SeenSheet, ...], msgspec.Meta(max_length=MOST_SHEETS)]
 
 
 class Action(Enum):
-    """A member does one of these next; `digest` of `Next` where it needs one."""
+    """What a member does next; see `Next` for the digest of an ECHO, VOTE or FETCH."""
 
     WAIT = "wait"  # for the exchange, or for words of others
     ECHO = "echo"
@@ -87,16 +87,16 @@ class Next:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A member sees this of its round besides signatures.
+    """What a member sees of its round besides signatures.
 
-    holds         the digest of the result that is here, all of it; None: not all is here
+    holds         digest of the result that it holds; None: it does not hold all of it
     ended         its own exchange has ended, with or without a result
     busy          voters in reach that still exchange or fetch, or are about to sign, by their own word
     reach         voters in reach, without this one
-    asked         everybody in reach has been asked since the last word that was new here
-    unobtainable  digests that nobody in reach could give
-    late          T2 has passed: this member waits for nobody's exchange any more
-    over          nothing new has come for as long as anybody waits
+    asked         it has asked everybody in reach since the last word that was new here
+    unobtainable  digests of results that nobody in reach could give
+    late          T2 has passed: it waits for nobody's exchange any more
+    over          it has waited for news as long as it ever does
     """
 
     holds: bytes | None = None
@@ -110,14 +110,14 @@ class View:
 
 
 class RoundOutcome:
-    """One member's knowledge of the outcome of one list, and its own words. It keeps two words of each kind of each
-    voter at most: the second proves that the voter lies."""
+    """One member's knowledge of the outcome of one list, and its own words. Of a voter's words that exclude each other
+    it keeps two at most: the second proves that the voter lies."""
 
     def __init__(
         self, group: Group, identity: Identity, trust: Trust = "strangers", met: Met = lambda member: True
     ) -> None:
-        """`met`: whether this member has met another one, which may be no more than a key: only words of those count.
-        Raises KeyError if `identity` is not a member."""
+        """`met`: whether this peer has met the member with this index, which may be no more than a key; only words of
+        those count. Raises KeyError if `identity` is not a member."""
         self.group, self.quorum, self.met = group, Quorum.of(group, trust), met
         self.me = group.index_of(identity.peer_id)
         self._identity, self._trust = identity, trust
@@ -127,7 +127,7 @@ class RoundOutcome:
     # Known words
 
     def _signers(self, kind: Kind, digest: bytes = NOTHING) -> set[int]:
-        """Those whose word counts here."""
+        """Members that have signed this and whose words count here."""
         return {member for member in self._words.get((kind, digest), ()) if self.met(member)}
 
     def _digests(self, kind: Kind) -> Iterator[bytes]:
@@ -135,7 +135,7 @@ class RoundOutcome:
 
     @property
     def certificate(self) -> RoundCertificate | None:
-        """Proves the result; None: it is not known here."""
+        """The certificate of the result; None: this member does not have a quorum of votes."""
         for digest in self._digests("vote"):
             if self.quorum.decides(self._signers("vote", digest)):
                 return RoundCertificate.of(self.group, self._trust, digest, self._words["vote", digest])
@@ -173,13 +173,13 @@ class RoundOutcome:
         )
 
     def holders(self, digest: bytes) -> set[int]:
-        """Those who have signed that they hold this result, or voted for it."""
+        """Other members that have signed that they hold this result, or voted for it."""
         return (self._signers("echo", digest) | self._signers("vote", digest)) - {self.me}
 
     @property
     def named(self) -> list[bytes]:
-        """Results that others have signed, those with most votes, then with most echoes, first. Votes among strangers
-        count only with a quorum of equal echoes behind them."""
+        """Digests of results that others have signed, sorted by votes, then by echoes, most first. Among strangers
+        votes count only with a quorum of equal echoes."""
         digests = dict.fromkeys([*self._digests("vote"), *self._digests("echo")])
 
         def rank(digest: bytes) -> tuple[int, int, bytes]:
@@ -192,19 +192,19 @@ class RoundOutcome:
     # This member's own words. Each is signed once, and only through these.
 
     def echo(self, digest: bytes) -> bool:
-        """Signs that it holds this result. Returns whether that is, or was already, its echo."""
+        """Signs that this member holds this result. Returns whether its echo, perhaps an earlier one, is for it."""
         if self.me in self.quorum.voters and self.has_signed("echo") is None and not self.closed:
             self._sign("echo", digest)
         return self.has_signed("echo") == digest
 
     def vote(self, digest: bytes) -> bool:
-        """Votes for a result that it holds. Returns whether that is, or was already, its vote."""
+        """Votes for a result that this member holds. Returns whether its vote, perhaps an earlier one, is for it."""
         if self.can_vote(digest):
             self._sign("vote", digest)
         return self.has_signed("vote") == digest
 
     def give_up(self) -> bool:
-        """Signs that it will never vote. Returns False if it has voted, or has no vote."""
+        """Signs that this member will never vote. Returns False if it has voted, or has no vote."""
         if self.me in self.quorum.voters and not self.closed:
             self._sign("give-up", NOTHING)
         return self.has_signed("give-up") is not None
@@ -216,8 +216,8 @@ class RoundOutcome:
     # The words of others
 
     def learn(self, known: Known) -> bool:
-        """Takes what another one shows. False signatures are passed over, and the rest of their sheet with them: so a
-        liar costs one check for each sheet. Returns whether anything was new. Never raises."""
+        """Takes in the words that another member shows. A false signature ends its sheet: so a liar costs one check for
+        each sheet. Returns whether anything was new. Never raises."""
         before = self._count()
         for sheet in known:
             if (sheet.kind == "give-up") == (sheet.digest == NOTHING):
@@ -246,16 +246,16 @@ class RoundOutcome:
                 self.proofs.setdefault(member, proof)
 
     def _unlike(self, member: int, word: tuple[Kind, bytes]) -> dict[tuple[Kind, bytes], bytes]:
-        """The member's words that no honest one signs beside this one."""
+        """The member's words that no honest member signs beside this word."""
         return {each: said[member] for each, said in self._words.items() if member in said and are_unlike(each, word)}
 
     @property
     def seen(self) -> Seen:
-        """To be shown to others, so that they tell only what is new here."""
+        """Whose words are here; others are shown that, so that they tell only what is new."""
         return tuple(SeenSheet(*word, _bitmap(words)) for word, words in self._most_signed())
 
     def beyond(self, seen: Seen, of: AbstractSet[int] | None = None) -> Known:
-        """Words that somebody lacks who has seen this; of these members alone, if any are named."""
+        """Words that a member lacks which has `seen` these; `of`: those of these members alone."""
         has = {(sheet.kind, sheet.digest): _members(sheet.members) for sheet in seen}
         sheets = []
         for word, words in self._most_signed():
@@ -265,8 +265,8 @@ class RoundOutcome:
         return tuple(sheets)
 
     def _most_signed(self) -> list[tuple[tuple[Kind, bytes], dict[int, bytes]]]:
-        """As many sheets as a message takes: this member's own words first, then those with most votes behind them of
-        members not known to lie. Otherwise liars, each with words of its own, would crowd out what decides."""
+        """As many sheets as a message takes: this member's own words first, then those that voters with most weight
+        have signed, without known liars. Otherwise liars, each with words of its own, would crowd out what decides."""
 
         def rank(each: tuple[tuple[Kind, bytes], dict[int, bytes]]) -> tuple[bool, Fraction | int, tuple[Kind, bytes]]:
             word, words = each
@@ -277,12 +277,11 @@ class RoundOutcome:
     # The next step
 
     def is_busy(self, view: View) -> bool:
-        """Tells others whether this member may sign something yet besides a give-up. Others that have no
-        result wait for it."""
+        """Whether this member may yet sign anything but a give-up. Others that have no result wait for it then."""
         return not self.closed and (not view.ended or self.move(view).move in (Action.ECHO, Action.VOTE, Action.FETCH))
 
     def move(self, view: View) -> Next:
-        """Says what this member does next, by what it knows and sees. The caller does it and asks again; after WAIT,
+        """Returns what this member does next, by what it knows and sees. The caller does it and asks again; after WAIT,
         when anything has changed."""
         if (certificate := self.certificate) is not None:
             return Next(Action.COMMITTED, certificate.digest)
@@ -294,7 +293,7 @@ class RoundOutcome:
         if view.holds is not None and (echoed := self._say(view.holds)) is not None:
             return echoed
         for digest in self.named if view.ended else ():
-            helps = self.can_vote(digest) or self.has_signed("echo") is None  # to bring its certificate nearer
+            helps = self.can_vote(digest) or self.has_signed("echo") is None  # a word of this member could count for it
             if digest != view.holds and digest not in view.unobtainable and helps:
                 return Next(Action.FETCH, digest)
         if view.late or (view.ended and view.asked and not view.busy & view.reach):
@@ -310,7 +309,7 @@ class RoundOutcome:
 
 
 def exceeds(seen: Seen, other: Seen) -> bool:
-    """Whether one who has seen the first has words that one who has seen the second lacks."""
+    """Whether a member that has seen the first has words that one which has seen the other lacks."""
     has = {(sheet.kind, sheet.digest): _members(sheet.members) for sheet in other}
     return any(_members(sheet.members) - has.get((sheet.kind, sheet.digest), set()) for sheet in seen)
 

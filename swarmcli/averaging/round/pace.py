@@ -1,9 +1,9 @@
 """How fast the streams of one exchange are, and which of them is plainly too slow for its time.
 
-A stream that falls silent is noticed at once; one that trickles never is silent. Its time follows from the time that
-the streams of this group should take, and that the other streams took. Once at least half of these have ended well, a
+A stream that falls silent is noticed soon; one that trickles is never silent. Its time follows from the time that the
+streams of this group should take, and that the other streams took. Once at least half of the streams have ended well, a
 stream that has had its time, and by its rate does not end soon, is given up. A slow but honest stream that ends in time
-is never cut off, and where most are slow, none is: then the round takes longer than its time, and the next one gets
+is never cut off. If most are slow, none is cut off: then the round does not end within its time, and the next one gets
 more (`round_time`).
 """
 
@@ -20,27 +20,27 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 
 # The time that a stream may take. Its *usual* time is what the streams of its round should take.
-TIMES = 3.0  # its usual time, for a stream that turns slow …
-LEAST = 1.0  # … and at least so many seconds …
-TRIPS = 8.0  # … and so many round trips on top …
-MOST_TRIPS = 5.0  # … which are at most so many seconds
+TIMES = 3.0  # times its usual time, …
+LEAST = 1.0  # … but at least so many seconds, …
+TRIPS = 8.0  # … plus so many round trips, …
+MOST_TRIPS = 5.0  # … which count as so many seconds at most
 LAST = 4 / 3  # times that, for a stream that by its rate ends by then
-WAITED = 1 / 3  # of that, on top for a reducer after others are done: it may have waited for a slow sender
-FOR_SENDERS = 0.45  # of the round's time at most: senders come first, since a reducer may wait for one …
-FOR_REDUCERS = 0.6  # … and for reducers
+WAITED = 1 / 3  # of that more for a reducer, after others are done: it may have waited for a slow sender
+FOR_SENDERS = 0.45  # of the round's time, for a sender at most: a reducer may have to wait for it …
+FOR_REDUCERS = 0.6  # … and for a reducer
 CALM = 1 / 3  # of the round's time, for a sender whose usual time is unknown
 LOOKS = 12  # at each stream, in the time that it has
 MODEST = 50e6  # bytes per second that a machine encrypts, checks and adds up while much else runs on it
-STALLED = 5.0  # seconds without a byte, after which a member that knows of a commit waits for no other
+STALLED = 5.0  # seconds without a byte, after which a member that knows of a commit waits for nobody
 
 # The time that a round may take.
-QUICK = 8.0  # seconds at least, for a round whose members have all begun, and …
-UNUSUAL = 16.0  # … times what the last ones took: by then a line has turned slow
+QUICK = 8.0  # least seconds for a round whose members have all begun, and …
+UNUSUAL = 16.0  # … times what the last rounds took: beyond that a line has turned slow
 MARGIN = 1.5  # times what sending would have taken in a round that failed, for the next one
 MOST_STRETCHED = 16.0  # times the user's timeout, at most
-SLOWEST = 128 << 10  # bytes per second that a round without a timeout makes at least …
-AT_LEAST = 300.0  # … and the seconds that it has in any case
-HARDLY = 64  # times as long as it was looked at: so slow a stream may as well be dead, and more time is no cure
+SLOWEST = 128 << 10  # bytes per second by which the time of a round without a timeout is counted …
+AT_LEAST = 300.0  # … plus so many seconds
+HARDLY = 64  # times as long as the round took: a stream that needs more may as well be dead, and more time is no cure
 
 
 class LaggedError(Exception):
@@ -48,22 +48,22 @@ class LaggedError(Exception):
 
 
 class Tempo:
-    """How long the streams of one exchange may take at one member, by its links; and the members that took longer."""
+    """How long the streams of one exchange may take at one member, and the members that took longer."""
 
     def __init__(self, time: float, planned: float | None, round_trip: float) -> None:
         """`time`: seconds that the round may take. `planned`: seconds that the streams should take; None: unknown.
-        `round_trip`: the slowest one before the streams began, which jam the link of a member that turns slow."""
+        `round_trip`: seconds of the slowest one, measured before the streams began: they jam the line of a member that
+        turns slow."""
         self.time = time
-        self.slow: dict[int, str] = {}  # members whose parts came too slowly, and how: so will their averages
-        # By the clock of the loop: when a member was seen to take part, or to say nothing; and the last of all senders.
-        self.begun: dict[int, float] = {}
-        self.sending: dict[int, float] = {}  # seconds that members took to send, this one among them; see Lessons
-        self.all_begun = math.inf
-        self.quickly = math.inf  # seconds that the round may take from then
+        self.slow: dict[int, str] = {}  # member whose parts came too slowly → how slowly: so will its averages
+        self.begun: dict[int, float] = {}  # member → loop time when it was seen to take part, or gave no answer
+        self.sending: dict[int, float] = {}  # member, this one too → seconds that it took to send; see Lessons
+        self.all_begun = math.inf  # loop time when the last sender had begun
+        self.quickly = math.inf  # seconds that the round may take from then on
         self.deadline: asyncio.Timeout | None = None  # of the round
         self.unwaited: Set[int] = frozenset()  # members for whose parts nobody waits …
         self.grace = math.inf  # … longer than so many seconds
-        self.took = list[float]()  # seconds from then, of the senders that have brought all of their parts
+        self.took = list[float]()  # seconds since all had begun, of each sender that has brought all of its parts
         self.half_averaged = False  # half of the reducers are done: nobody still computes
         self._planned = CALM * time / TIMES if planned is None else planned
         self._least = LEAST + min(TRIPS * round_trip, MOST_TRIPS)
@@ -76,12 +76,12 @@ class Tempo:
 
     @property
     def soonest(self) -> float:
-        """Seconds for which every reducer waits for a sender that is waited for."""
+        """Seconds for which every reducer waits for a sender with a seat."""
         return max(LEAST, self._planned)
 
     @property
     def patience(self) -> float:
-        """Seconds for one sender."""
+        """Seconds that one sender may take."""
         usual = statistics.median(self.took) if self.took else 0.0
         return min(max(TIMES * max(self._planned, usual), self._least), FOR_SENDERS * self.time)
 
@@ -90,12 +90,13 @@ class Pace:
     """The streams of one kind at one member: parts come in on them, or averages do."""
 
     def __init__(self, tempo: Tempo, streams: int, *, averages: bool = False) -> None:
-        """`streams`: how many there are, with all other signs that this member is not slow itself."""
+        """`streams`: how many there are, plus all other signs that this member itself is not slow. `averages`: averages
+        come in on them."""
         self.tempo = tempo
         self._averages, self._streams, self._done, self._half = averages, streams, 0, math.inf
 
     def note_end(self, *, well: bool = True) -> None:
-        """A stream has ended. One that broke off, or was given up, shows nothing of this member's link."""
+        """A stream has ended. One that broke off, or was given up, shows nothing of this member's line."""
         self._done += well
         self._streams -= not well
         if 2 * self._done >= self._streams:
@@ -136,7 +137,7 @@ class Pace:
         return words
 
     def verdict(self, member: int, began: float, now: float, fraction: float) -> str:
-        """Why a stream is to be given up now, or "". `fraction`: of it, that has arrived."""
+        """Why a stream is to be given up now, or "". `began`, `now`: loop times. `fraction`: that has arrived of it."""
         tempo, since, patience = self.tempo, max(began, self.tempo.all_begun), self.tempo.patience
         if now < self._half:
             return ""
@@ -153,14 +154,14 @@ class Pace:
 
 @dataclass
 class Lessons:
-    """The lessons of a round for the next one, however it ended.
+    """What a round teaches for the next one, however it ended.
 
-    doubted   member that kept this one waiting in vain → how; by no other member's word
-    lost      doubted members whose connection broke meanwhile
-    failed    reducers whose averages did not come here
-    elsewhere whether a third member says of all of these that they failed there as well
-    sending   seconds that each sender took to bring its parts here, and this member to the others; for a sender that
-              was left out, and a reducer that was too slow, the seconds that it would have taken
+    doubted    member that kept this one waiting in vain → how; by no other member's word
+    lost       doubted members whose connections broke meanwhile
+    failed     reducers whose averages did not come here
+    elsewhere  whether each of these, as some other member says, failed there as well
+    sending    seconds that each sender took to bring its parts here, and this member to the others; for a sender that
+               was left out, and a reducer that was too slow, the seconds that it would have taken
     """
 
     doubted: dict[PeerID, str] = field(default_factory=dict)
@@ -178,26 +179,26 @@ class Lessons:
             self.sending[peer] = self.sending.get(peer, 0.0) + seconds
 
     def slowest(self, seconds: float) -> float:
-        """Seconds that sending takes the slowest member but for reducers that failed, after a round of so many seconds
-        that failed."""
+        """Seconds that sending takes the slowest member, without reducers that failed. `seconds`: that the failed round
+        took."""
         came = (each for peer, each in self.sending.items() if peer not in self.failed)
         return max((each for each in came if each < HARDLY * seconds), default=0.0)
 
 
 def round_time(timeout: float | None, sending: float) -> float | None:
-    """Seconds for a round in which sending should take so many: the user's timeout, and longer for a group whose links
-    are too slow for that, which would fail again and again. None: the user set none."""
+    """Seconds for a round in which sending should take `sending`: the user's `timeout`, or more for a group whose lines
+    are too slow for that, and which would fail again and again. None: the user set none."""
     return timeout and max(timeout, min(TIMES * sending / FOR_SENDERS, MOST_STRETCHED * timeout))
 
 
 def quickly(usual: float, sending: float) -> float:
-    """Seconds for a round once all members have begun, where the last ones took `usual`; 0: nobody knows. `sending`: as
-    it was, or would have been, in the last one that failed."""
+    """Seconds for a round once all members have begun. `usual`: seconds that the last rounds took; 0: unknown, then
+    there is no bound. `sending`: seconds that sending would have taken in the last round, if that failed."""
     return max(QUICK, UNUSUAL * usual, MARGIN * sending) if usual else math.inf
 
 
 def longest_sending(timeout: float) -> float:
-    """Seconds that sending may take in rounds with this timeout: a slower one never ends."""
+    """Most seconds that sending may take in rounds with this timeout: slower rounds never end."""
     return FOR_SENDERS * MOST_STRETCHED * timeout
 
 

@@ -5,9 +5,9 @@
     parts      |  p0  |  p1  |  p2  |   p3   | p4 |   p5   |   p6    |  of at most part_size_bytes on the wire
     reducers   |----- member 0 -----|---------- member 2 -----------|  in proportion to their shares
 
-Where the error of a codec depends on the content of its message, parts end where tensors end: the numbers of a small
-layer do not lose their digits to a large neighbour. A codec that encodes chunks of a tensor together has parts that end
-between chunks. Averages may travel with another codec than what they are averages of; a part is small enough for both.
+If the error of a codec depends on the content of its message, parts end where tensors end: the numbers of a small layer
+do not lose their digits to a large neighbour. If a codec encodes chunks of a tensor together, parts end between chunks.
+Averages may travel with another codec than senders' parts; a part is small enough for both.
 
 All members compute the same plan from the tensors' types and codecs, the group's shares and the options that must
 agree; they compare a hash over it before data moves.
@@ -27,14 +27,14 @@ import torch
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression, TensorDescriptor
 
 _ALIGNMENT = 64  # bytes; each segment begins at a multiple of it
-# The last average leaves when the last part is here: with n parts for a reducer a round on a slow link takes longer by
-# 1/n. So parts are larger than this only where so many are left.
-_SMALL, _ENOUGH = 512 << 10, 16  # bytes, parts
+# A reducer sends its last average after the last part has come: with n parts a round on a slow line takes longer by
+# 1/n. So parts are larger than _SMALL bytes only if a reducer still has _ENOUGH of them.
+_SMALL, _ENOUGH = 512 << 10, 16
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """All tensors of one dtype that travel with one codec, one behind the other."""
+    """All tensors of one dtype that travel with one codec, concatenated."""
 
     index: int
     dtype: torch.dtype
@@ -66,7 +66,8 @@ class Layout:
         compression: CompressionBase | None = None,
         infos: Sequence[CompressionInfo] | None = None,
     ) -> Layout:
-        """`infos`: `compression` may choose by these; unless given, tensors have their index as key and no role.
+        """`infos`: key and role of each tensor, by which `compression` may choose its codec; None: indices and no
+        roles.
 
         Raises ValueError for tensors that have no mean (everything but real floating point numbers), for infos of
         other tensors, and for a tensor that `compression` has no codec for.
@@ -114,16 +115,16 @@ class Layout:
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes of all tensors on the wire, at most, in the direction that takes more."""
+        """Most bytes of all tensors on the wire, in the direction that takes more."""
         return sum(_larger_bound(codec, each) for each, codec in zip(self.descriptors, self.codecs, strict=True))
 
     def back(self, senders: int) -> float:
-        """Bytes of the averages of so many senders, at most, for each byte that one of them brings."""
+        """Most bytes of averages of so many senders for each byte that one of them brings."""
         brought, averages = self._both_directions(senders)
         return averages / max(1, brought)
 
     def round_bytes(self, senders: int) -> int:
-        """Bytes that a round of so many senders sends over a link without reducing work, or brings: the larger."""
+        """Bytes that a member without reducing work sends in a round of so many senders, or receives: the larger."""
         return max(self._both_directions(senders))
 
     def _both_directions(self, senders: int) -> tuple[int, int]:
@@ -161,12 +162,12 @@ class Part:
 
     @property
     def payload_bound(self) -> int:
-        """The largest payload in bytes that a message with a member's values of this part can have."""
+        """Most bytes of payload in a message with a member's values of this part."""
         return self.codec.payload_bound(self.descriptor)
 
     @property
     def average_bound(self) -> int:
-        """The same for a message with its average."""
+        """Most bytes of payload in a message with the average of this part."""
         return self.average_codec.payload_bound(self.descriptor)
 
 
@@ -176,18 +177,18 @@ class Plan:
 
     layout: Layout
     parts: tuple[Part, ...]
-    fingerprint: bytes  # 32 bytes; members with unlike ones cannot average with each other
+    fingerprint: bytes  # 32 bytes; members with different ones cannot average with each other
 
     @classmethod
     def make(cls, layout: Layout, shares: Sequence[float], part_size_bytes: int) -> Plan:
-        """`shares`: one per member, not all zero. `part_size_bytes`: at most, for a part on the wire."""
+        """`shares`: one per member, not all zero. `part_size_bytes`: most bytes of a part on the wire."""
         parts = tuple(_cut(layout, shares, _part_size(layout, shares, part_size_bytes)))
         terms = f"{part_size_bytes};{[float(share).hex() for share in shares]}"
         fingerprint = hashlib.sha256(b"swarm plan" + layout.schema_hash + layout.codecs_hash + terms.encode()).digest()
         return cls(layout, parts, fingerprint)
 
     def part(self, index: int) -> Part | None:
-        """None: there is no such part."""
+        """The part with this index; None: there is no such part."""
         return self.parts[index] if 0 <= index < len(self.parts) else None
 
     @cached_property
@@ -202,7 +203,7 @@ class Plan:
 def compression_term(compression: CompressionBase, layout: Layout) -> str:
     """The codec with its parameters, in at most 200 characters: peers compare it before they form a group.
 
-    Where tensors travel with several codecs a hash over all of them follows.
+    If tensors travel with several codecs, a hash over all of them follows.
     """
     description = compression.description
     if {codec.description for codec in layout.codecs} <= {description} and len(description) <= 200:
@@ -211,7 +212,7 @@ def compression_term(compression: CompressionBase, layout: Layout) -> str:
 
 
 def _part_size(layout: Layout, shares: Sequence[float], most: int) -> int:
-    """Bytes of a part on the wire: larger parts mean fewer messages, and each message has its own cost."""
+    """Most bytes of a part on the wire. Larger parts mean fewer messages, and each message has its own cost."""
     even = layout.wire_bytes / sum(share > 0 for share in shares)
     while most > _SMALL and even < _ENOUGH * most:
         most = max(_SMALL, most // 2)
@@ -234,7 +235,7 @@ def _cut(layout: Layout, shares: Sequence[float], part_size_bytes: int) -> list[
 
 
 def _stretches(segment: Segment, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """The stretches of `start` to `stop - 1` that a part must not go beyond."""
+    """Divides elements `start` to `stop - 1` into the stretches (first, last + 1) beyond which no part may go."""
     if start >= stop:
         return
     between: tuple[int, ...] = ()
@@ -265,7 +266,7 @@ def _ranges(numel: int, shares: Sequence[float]) -> list[tuple[int, int, int]]:
 
 
 def _elements_per_part(segment: Segment, part_size_bytes: int) -> int:
-    """The most elements in payloads of so many bytes, of whole chunks, and at least one chunk."""
+    """Most elements of a payload of so many bytes, in whole chunks, and at least one chunk."""
     fits, too_many = 1, 2 * part_size_bytes + 1  # no average takes less than half a byte for each
     while too_many - fits > 1:
         middle = (fits + too_many) // 2

@@ -1,4 +1,4 @@
-"""A round computes this: the tensors that a member brings to each phase, and the results that follow from averages."""
+"""What a round computes: the tensors that a member brings to each phase, and the results from the averages."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Protocol, TypeAlias
 
 import torch
 
-# Yields this member's tensors for a phase, is sent their averages, read-only, and returns the new values of the
-# averager's tensors, in their order.
+# Yields this member's tensors for a phase, is sent their averages, which it must not change, and at last returns the
+# new values of the averager's tensors, in their order.
 Phases: TypeAlias = Generator[list[torch.Tensor], Sequence[torch.Tensor], list[torch.Tensor]]
 
 
@@ -21,19 +21,20 @@ class RoundProgram(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that a phase works through: long work does not belong on the event loop."""
+        """Bytes of memory that a phase reads or writes, which tell how long it takes: long work leaves the event
+        loop."""
 
     @property
     def phases(self) -> Sequence[Sequence[int]]:
-        """The averager's tensors that each phase averages, by index. None is empty."""
+        """The averager's tensors that each phase averages, by index. No phase is empty."""
 
     def run(self, seed: bytes) -> Phases:
-        """A try from the beginning, which changes nothing but its own memory. `seed` is equal for all members, and no
-        other round has it. What follows from averages is the same for all members."""
+        """Begins a try; it changes nothing but its own memory. `seed` is equal for all members, and no other round has
+        it. From equal averages all members compute equal results."""
 
 
 class OnePhase:
-    """The program of tensors that are averaged as they are."""
+    """The program that averages tensors as they are."""
 
     description, nbytes = "one all-reduce", 0
 
@@ -46,7 +47,7 @@ class OnePhase:
 
 
 def advance(phases: Phases, averages: Sequence[torch.Tensor] | None) -> tuple[list[torch.Tensor], bool]:
-    """Gives a program the averages of its last phase (None: it begins). Returns its next tensors, and whether these are
+    """Gives a program the averages of its last phase (None: it begins). Returns its next tensors, and whether they are
     its results."""
     try:
         return (next(phases) if averages is None else phases.send(averages)), False

@@ -35,8 +35,7 @@ class PartReceiver:
     def __init__(
         self, means: CommonMeans, audits: Audits | None, reducer: Reducer, members: list[int], pace: Pace
     ) -> None:
-        """`members`: indices of the members that send and receive, without this one. `pace`: of the parts that
-        arrive."""
+        """`members`: indices of the other members that send and receive. `pace`: of the parts that come in."""
         self.streams: list[Stream] = []
         self._means, self._audits, self._mates, self._options = means, audits, means.mates, means.options
         self._reducer, self._pace = reducer, pace
@@ -45,7 +44,7 @@ class PartReceiver:
 
     async def run(self) -> None:
         """Forms the averages. The reducer leaves out a member that does not begin in time, and dials one that is easier
-        to dial than itself. It tells a failure on the streams, and to all that wait for averages."""
+        to dial than itself. If it fails, it says so on the streams, and all that wait for averages get RoundFailed."""
         members, me = self._mates.group.members, self._mates.me
         visiting = [member for member in self._waiting if reducer_opens(members[me], members[member])]
         async with asyncio.TaskGroup() as tasks:
@@ -59,8 +58,8 @@ class PartReceiver:
     async def serve(self, member: int, stream: Stream) -> None:
         """Takes a member's parts and sends it all averages.
 
-        Raises CallRefused for a second stream of a member, for one with another plan, and when the round has failed;
-        NetworkError or TimeoutError when the member falls away. The reducer leaves it out from there on.
+        Raises CallRefused for a second stream of a member, for a member with another plan, and if the round has failed;
+        NetworkError or TimeoutError if the member is lost. From there on the reducer leaves it out.
         """
         if member not in self._waiting or member in self._served:
             raise CallRefused("twice", "this member has a stream of this round already, or needs none")
@@ -68,7 +67,7 @@ class PartReceiver:
         self.streams.append(stream)
         try:
             terms = await self._agree(member, stream)
-            # Averages go out while parts still come in, and go on when the parts end in an error: a member that is left
+            # Averages go out while parts still come in, and even after the parts end in an error: a member that is left
             # out still gets the result.
             async with beside(self._collect(member, terms, stream)):
                 await self._distribute(stream)
@@ -104,9 +103,9 @@ class PartReceiver:
 
     @forgetful
     async def _await_beginning(self, member: int) -> None:
-        """Waits until a member has begun, or is left out. One that still computes has its time; one that takes part, or
-        says nothing, is as slow as its parts would be. Once half of the reducers are done nobody still computes: they
-        have had its parts, or have given it up, and by now the others wait for this one."""
+        """Waits until a member has begun, or is left out. A member that still computes has its time; one that takes
+        part, or gives no answer, is too slow if its parts would be. Once half of the reducers are done, nobody still
+        computes: they have had the member's parts, or have given it up, and the others wait for this reducer."""
         waiting, tempo, ends = self._waiting, self._means.tempo, loop_time() + self._options.to_begin
         asking = self._mates.until_gone(member, tempo.begun)
         async with beside(waiting[member].wait()) as begun, beside(asking) as gone:
@@ -139,7 +138,8 @@ class PartReceiver:
         self._leave_out(member, reason)
 
     async def _agree(self, member: int, stream: Stream) -> SenderTerms:
-        """A member's first message. A member with another plan could read averages wrongly, so it gets none."""
+        """Receives a member's first message. A member with another plan could read averages wrongly, so it gets
+        none."""
         async with asyncio.timeout(self._options.to_begin):
             terms, _ = await stream.receive(SenderTerms)
         if terms.plan != self._means.plan.fingerprint:

@@ -1,7 +1,7 @@
-"""The parts that one member reduces: the senders' deliveries, the sums, and the averages. No network in here.
+"""The parts that one member reduces: what senders deliver, the sums, and the averages. No network in here.
 
-Sums are kept in float32 (float64 for float64 tensors), where possible in the memory that the average will have.
-All members get the encoded average, this one included, so all hold the same bits.
+Sums are in float32 (float64 for float64 tensors), and lie in the memory of the average if that has the same type. All
+members get the encoded average, this one too, so all hold the same bits.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from swarmcli.tasks import Bell, forgetful, on_executor
 
 @dataclass(slots=True)
 class _Sender:
-    weight: float | None = None  # None until it named one
-    samples: float | None = None  # None: as many as it weighs
-    counts: float | None = None  # the part of it that counts; None until that is known
+    weight: float | None = None  # None until it has named one
+    samples: float | None = None  # None: equal to the weight
+    counts: float | None = None  # how much of the weight counts; None until that is known
     delivered: int = 0  # parts, which arrive in order, so their number says which
     left_out: str | None = None  # why
 
@@ -55,19 +55,17 @@ class Reducer:
         bounds: WeightBounds = WeightBounds(),  # noqa: B008  # a frozen value
         note_inputs: Callable[[Part, Mapping[int, float]], bytes] | None = None,
     ) -> None:
-        """`senders`: member indices, this one too if it sends. `inputs` and `results`: None for an auxiliary. `bounds`:
-        how much of the weights counts. `note_inputs`: in audited runs, gets the members in a part with their weights,
-        in the order of members, and returns the hash to sign.
-
-        `most_beside`: bytes of sums and parts that lie beside the results, while the slowest sender catches up."""
-        self.most_beside = 64 << 20
+        """`me`: this member's index. `senders`: member indices, this one too if it sends. `inputs` and `results`: None
+        for an auxiliary. `bounds`: how much of the weights counts. `note_inputs`: in audited runs, gets the members in
+        a part with their weights, in the order of members, and returns the hash to sign."""
+        self.most_beside = 64 << 20  # bytes of sums that have memory of their own; beyond it quick senders wait
         self.parts = plan.by_reducer.get(me, ())
         self._inputs, self._results, self._me, self._aggregator = inputs, results, me, aggregator
         self._bounds, self._note_inputs = bounds, note_inputs
         self._senders = {sender: _Sender() for sender in senders}
         self._sums: dict[int, PartAggregator] = {}
-        self._beside, self._counting = 0, Lock()  # bytes in `_sums` that are no results; parts are added in threads
-        self._outvoted: dict[int, str] = {}  # sender that left itself out, or the aggregator some part of it → why
+        self._beside, self._counting = 0, Lock()  # bytes of such sums; a lock, since threads add parts
+        self._outvoted: dict[int, str] = {}  # sender → why it left itself out, or the aggregator left out a part of it
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._averages: list[Average] = []
         self._failure: str | None = None
@@ -81,8 +79,8 @@ class Reducer:
         return self._outvoted | lost
 
     def begin(self, sender: int, weight: float, samples: float | None = None, note: str = "") -> None:
-        """A sender names its weight, and its samples if they are others; a weight of zero delivers nothing, and `note`
-        may say why. Raises InputRefused."""
+        """A sender names its weight, and its samples if they are another number. With weight zero it delivers nothing,
+        and `note` may say why. Raises InputRefused for impossible numbers, and the second time."""
         if weight != 0 and not MIN_WEIGHT <= weight <= MAX_WEIGHT:
             raise InputRefused(f"its weight is {weight}; expected 0, or {MIN_WEIGHT} to {MAX_WEIGHT}")
         if samples is not None and not MIN_WEIGHT <= samples <= MAX_WEIGHT:
@@ -99,7 +97,7 @@ class Reducer:
 
     @forgetful
     async def add(self, sender: int, message: TensorMessage) -> None:
-        """The next part of a sender has arrived; returns when its memory may be used again.
+        """Adds the next part of a sender; returns when the memory of `message` may be used again.
 
         Raises InputRefused if the part cannot be averaged; then nothing of it is in the sum. A sender far ahead of the
         others waits here, if sums need memory of their own.
@@ -108,13 +106,13 @@ class Reducer:
         position = state.delivered
         if not state.weight or position >= len(self.parts):
             raise InputRefused("it sent a part that the plan does not provide for")
-        while state.counts is None:  # it has named much, and the others could still show how much of it counts
+        while state.counts is None:  # it has named a large weight: how much of it counts depends on the others' weights
             await self._wait()
-        # The reducer always lets the next part in, or the slowest sender could not come to it.
+        # The next part to be averaged may always come in: otherwise the slowest sender could wait here for ever.
         while position > len(self._averages) and self._beside >= self.most_beside:
             await self._wait()
-        async with self._locks[position]:  # two senders deliver the same part at the same time, from two threads
-            if self._failure is not None:  # while this sender waited; its part would begin a sum of its own
+        async with self._locks[position]:  # two senders may deliver this part at the same time, in two threads
+            if self._failure is not None:  # since this sender waited; now its part would begin another sum
                 raise RoundFailed(self._failure)
             if state.left_out is not None:
                 raise InputRefused(f"it was left out before: {state.left_out}")
@@ -128,7 +126,7 @@ class Reducer:
         return self._senders[sender].settled(len(self.parts) - 1)
 
     def leave_out(self, sender: int, reason: str) -> None:
-        """The reducer expects nothing more from a sender; parts that it has delivered count. The first reason stays."""
+        """The reducer expects nothing more from a sender. Parts that it has delivered count. The first reason stays."""
         state = self._senders[sender]
         if not self.has_all_of(sender):
             state.left_out = reason
@@ -162,7 +160,7 @@ class Reducer:
         """Forms the averages in order. If one cannot be represented, raises RoundFailed, also in tasks that wait."""
         try:
             for position in range(len(self.parts)):
-                # Settled stays settled, so once this loop ends only the holder of its lock adds to this part.
+                # A settled sender stays settled: once this loop ends, nobody adds to this part but who holds its lock.
                 while not all(sender.settled(position) for sender in self._senders.values()):
                     await self._wait()
                 async with self._locks[position]:  # a sender that was left out may still be adding
@@ -178,8 +176,8 @@ class Reducer:
             raise
 
     def _weigh(self) -> None:
-        """Settles how much of the senders' weights counts, after one has named its own or is out. All reducers come to
-        the same figures: they hear the same weights, in whatever order."""
+        """Settles how much of the senders' weights counts, after a sender has named its own or was left out. All
+        reducers come to the same figures: they hear the same weights, in whatever order."""
         named = {sender: state.weight for sender, state in self._senders.items() if state.weight is not None}
         missing = sum(state.weight is None and state.left_out is None for state in self._senders.values())
         most = limits(named, self._bounds.ramps, self._bounds.max_share, missing)
@@ -209,11 +207,11 @@ class Reducer:
         if reason := beyond_sums([values], state.weight or 0.0):
             raise InputRefused(f"part {part.index} holds {reason}")
         self._add_up(position, values, state.counts or 0.0, sender, lasting=False)
-        # Here and not after the await: a part in the sum counts, even if the caller is cancelled meanwhile.
+        # Counted here and not after the await: the part is in the sum, even if the caller has been cancelled meanwhile.
         state.delivered += 1
 
     def _add_up(self, position: int, values: torch.Tensor, weight: float, sender: int, *, lasting: bool) -> None:
-        """The sum begins where the average will lie, if that has the type of sums."""
+        """Adds values to a part's sum, which lies where the average will, if that has the type of sums."""
         before = 0
         if position in self._sums:
             before = self._sums[position].nbytes
@@ -277,7 +275,8 @@ class Reducer:
 def beyond_sums(values: Iterable[torch.Tensor], weight: float) -> str:
     """Why finite values, with this weight, are too large for a sum with those of others; "" if they are not.
 
-    All members come to the same answer, whatever weights the others have: so it names the sender, not those it meets.
+    The answer depends on nothing of the others, so all members come to the same one: the sender is at fault, whomever
+    it meets.
     """
     if weight <= FREE_WEIGHT:
         return ""

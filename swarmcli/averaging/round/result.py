@@ -19,35 +19,35 @@ from swarmcli.network.identity import PeerID
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RoundResult(Mapping[PeerID, Any]):
-    """A committed round: a mapping of the members' ids to what they gathered, and what happened. Equal at all members
-    but for bytes, times and, at an auxiliary, averages.
+    """A committed round: a mapping from each member's id to its `gather`, and what happened. All members have the same,
+    except bytes, times and, at an auxiliary, averages.
 
-    The gathered value is None for a member that handed in nothing readable.
+    The mapping has None for a member that handed in nothing readable.
 
     round_id      the group's id, if there was one
-    group         None: this peer averaged alone, or makes up for a round that it missed
-    weights       of the contributors, in the group's order, by the share of their tensors that is in the average: half
-                  of its weight of a member that is in the parts of half of all elements. The other half is lost: it is
-                  never handed in again
-    samples       theirs, likewise, bounded as the weights are: equal to these where nobody has told others
+    group         None: this peer averaged alone, or replays a round that it missed
+    weights       contributor → its weight, in the group's order, times the share of its tensors that is in the average:
+                  half of the weight for a member that is in the parts of half of all elements. The other half is lost:
+                  nobody hands it in again
+    samples       contributor → its samples, likewise, bounded as the weights are; equal to these if nobody named others
     left_out      peer → why its tensors are missing, from some part on or in all, and how much of them counts
     nothing       why there was nothing to average, and no exchange; "" otherwise
-    late          averages that were missing here were fetched after the group had committed
+    late          this peer fetched averages that it lacked after the group had committed
     certificate   proves to anyone that the group has committed this; None without an exchange
-    reduced       reducer → bytes of the senders' tensors that it has added up, before compression; of several phases
-                  the last one counts
-    seconds       stage → time spent in it
-    several       other groups end this epoch as well, as its members say: its lineage only counts epochs
-    apart         the members hold unlike states of one position, as they say
+    reduced       reducer → bytes of the senders' tensors that it has added up, before compression; in a round of
+                  several phases those of the last one
+    seconds       stage → seconds spent in it
+    several       as its members say, other groups end this epoch as well: the lineage then only counts epochs
+    apart         as they say, the members hold unlike states of one position
 
-    For the averager alone, which lets go of them once it has applied them:
+    For the averager alone, which drops them once it has applied them:
 
     averages      in the shapes of the inputs and beside them; read-only, for they may still be on their way to
                   others. Empty for an auxiliary, and when `total_weight` is zero: then there was nothing to average
     parts         the averages in order, with the senders of each
-    shares        of the work, by which the averages were cut into `parts`; none for a round of several phases, whose
+    shares        of the reducing, by which the averages were cut into `parts`; () for a round of several phases, whose
                   averages were computed from the signed ones
-    failed        reducers to or from which some member could not bring parts
+    failed        members by whose fault averages were missing somewhere
     digest        32 bytes over averages, senders and weights
     """
 
@@ -89,12 +89,12 @@ class RoundResult(Mapping[PeerID, Any]):
 
     @property
     def total_weight(self) -> float:
-        """0: there was nothing to average (`remark` says why), and nobody's tensors changed."""
+        """The sum of the weights. 0: there was nothing to average (`remark` says why), and nobody's tensors changed."""
         return math.fsum(self.weights.values())
 
     @property
     def total_samples(self) -> int:
-        """The samples in the average, by everyone."""
+        """The samples in the average, of all contributors."""
         return round(math.fsum(self.samples.values()))
 
     @property
@@ -119,6 +119,6 @@ class RoundResult(Mapping[PeerID, Any]):
         return f"<RoundResult of {len(self.contributors)} contributors, {len(self.left_out)} left out: {gathered}>"
 
 
-# RoundResult: every member of the lineage steps with the average. RoundFailed: nobody does, and what was accumulated is
-# still good for the next round of this lineage. RoundUndecided: the others may or may not have stepped.
+# RoundResult: every member of the lineage steps with the average. RoundFailed: nobody does, and each member's samples
+# wait for the next round of this lineage. RoundUndecided: the others may or may not have stepped.
 Outcome: TypeAlias = RoundResult | RoundFailed | RoundUndecided

@@ -39,10 +39,10 @@ from swarmcli.network import Stream
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.tasks import beside, forget, forgetful, on_executor, unless_silent
 
-# How exactly the end of sending is seen: rare looks would take a quick line for a slow one, see `averaging/seats.py`
-FIRST_LOOK = 0.01  # seconds from a look at the bytes on their way to the next, at least
-LATE_BY = 0.1  # of the seconds that sending takes, at most
-GATE = 1000.0  # times what others hold, for a number that an aggregator may leave out of an average
+# How exactly the end of sending is seen: with rare looks a quick line would seem slow, see `averaging/seats.py`.
+FIRST_LOOK = 0.01  # least seconds between two looks at the bytes that have not left yet …
+LATE_BY = 0.1  # … and of the seconds that sending has taken so far
+GATE = 1000.0  # times the numbers of others: an aggregator may leave larger ones out of an average
 
 
 class _ReducerVisit:
@@ -58,22 +58,22 @@ class PartSender:
     """Exchanges with all reducers on behalf of one member. Averages land in the memory of its results."""
 
     def __init__(self, means: CommonMeans, audits: Audits | None, pace: Pace, parts_pace: Pace) -> None:
-        """`pace`: of the averages that arrive; `parts_pace`: of the parts that this member's own reducer gets, which
-        hears when this member has sent its own."""
+        """`pace`: of the averages that come in. `parts_pace`: of the parts that come in for this member's own reducer;
+        it hears when this member has sent its parts."""
         self.streams: list[Stream] = []
         self._means, self._audits, self._mates, self._faults = means, audits, means.mates, means.faults
         self._pace, self._parts_pace = pace, parts_pace
         me, members = means.mates.me, means.mates.group.members
         self._reducers = [index for index in means.plan.by_reducer if index != me and means.mine is not None]
-        self._began, self._whole = loop_time(), set[int]()  # reducers that have got all of their parts
-        self._took = list[float]()  # seconds that sending to each took; to one that was given up, would have taken
+        self._began, self._whole = loop_time(), set[int]()  # `_whole`: reducers to which all parts have been sent
+        self._took = list[float]()  # seconds that sending to each reducer took, or would have taken
         visitors = (index for index in self._reducers if reducer_opens(members[index], members[me]))
         self._visits = {reducer: _ReducerVisit() for reducer in visitors}
 
     @forgetful
     async def gather(self, own: Reducer) -> list[Average]:
-        """Exchanges with all reducers, even if some of them fail, and waits for the averages of this member's own.
-        Returns those of all reducers that gave, and signed, all of theirs."""
+        """Exchanges with all reducers, even if some of them fail, and waits for the averages of this member's `own`.
+        Returns the averages of each reducer that gave, and signed, all of its averages."""
         got, mine = list[Average](), self._means.mine
         if not self._reducers:
             self._parts_pace.note_end()
@@ -97,7 +97,7 @@ class PartSender:
             raise CallRefused("unexpected", "this member does not wait for a stream of this reducer")
         self.streams.append(stream)
         visit.stream.set_result(stream)
-        await visit.over.wait()  # the stream would be closed with the end of its handler
+        await visit.over.wait()  # the end of this handler closes the stream
 
     def leave(self) -> None:
         """This member takes no further part in streams that reducers open themselves."""
@@ -134,8 +134,9 @@ class PartSender:
 
     @forgetful
     async def _talk_unless_gone(self, reducer: int, averages: list[Average]) -> None:
-        """A reducer that has given an average lives, or did: its stream ends by itself when it is gone. One that has
-        given none may wait for another member, or have never begun, and a stream does not tell which."""
+        """Exchanges with a reducer, and gives it up if it is gone before it has given any average. A reducer without an
+        average may be waiting for another member, or have never begun, and its stream does not tell which. Later the
+        stream itself ends when the reducer is gone."""
         talk = (self._talk_to_visitor if reducer in self._visits else self._visit)(reducer, averages)
         async with beside(talk) as talking, beside(self._mates.until_gone(reducer, self._means.tempo.begun)) as gone:
             await asyncio.wait([talking, gone], return_when=asyncio.FIRST_COMPLETED)
@@ -177,7 +178,7 @@ class PartSender:
         try:
             async with beside(self._send(parts, mine, stream)), self._pace.keeping_up(reducer, come):
                 await self._receive(reducer, mine, results, stream, averages)
-        except LaggedError:  # whoever reduces all of a round brings no parts here, and its averages show its line
+        except LaggedError:  # whoever reduces the whole round brings no parts here: its averages show its line
             sending, seconds = self._means.tempo.sending, (loop_time() - began) / min(1.0, max(come(), 1e-6))
             sending[reducer] = max(seconds, sending.get(reducer, 0.0))
             raise
@@ -192,18 +193,18 @@ class PartSender:
             for part in parts if mine.weight > 0 else ():
                 message, signature = await on_executor(part.descriptor.nbytes, _encoded, mine, part, audits)
                 await stream.send(PartHeader(message.header, signature), message.payload)
-            while stream.leaving - before < stream.bytes_sent:  # noqa: ASYNC110  # connections tell nobody
+            while stream.leaving - before < stream.bytes_sent:  # noqa: ASYNC110  # no event tells that bytes have left
                 await asyncio.sleep(max(FIRST_LOOK, LATE_BY * (loop_time() - began)))
             whole = True
         except NetworkError:
-            return  # the averages will show what it means for the round: a reducer may also just want no more
+            return  # the averages will show whether the reducer is lost: it may only want no more parts
         finally:
-            if mine.weight > 0:  # the middle one of its streams tells how long this member takes: others may be slow
+            if mine.weight > 0:  # the median over its streams is this member's time: some reducers may be slow
                 fraction = 1.0 if whole else min(1.0, max((stream.leaving - before) / expected, 1e-6))
                 self._took.append((loop_time() - began) / fraction)
                 sending[self._mates.me] = statistics.median_low(self._took)
         self._whole.add(parts[0].reducer)
-        if len(self._whole) == (1 + len(self._reducers)) // 2:  # it is not this member's own way out that is slow
+        if len(self._whole) == (1 + len(self._reducers)) // 2:  # half of the streams: this member's line sends well
             self._parts_pace.note_end()
 
     async def _receive(
@@ -230,13 +231,14 @@ class PartSender:
             farewell, _ = await stream.receive(Farewell)
         if not self._means.signed.take(reducer, farewell.averages, root_of(averages)):
             raise ProtocolViolation("it has not signed the averages that it gave")
-        # The first reducer's word stands: a member that is lost is lost to all of them, each with a reason of its own.
+        # The first reason stays: a member that is lost is lost to all reducers, each of which has its own reason.
         told = {member: why for member, why in farewell.left_out.items() if member in self._means.senders}
         self._faults.left_out = told | self._faults.left_out
 
 
 def _failure_of(error: NetworkError) -> str:
-    """In words, to stand behind a reducer's name. One that "was lost" has lost its connection, and is not accused."""
+    """What happened, in words that follow a reducer's name. "was lost" means a broken connection, and accuses
+    nobody."""
     if isinstance(error, CallRefused):
         return f"refused: {error}"
     if isinstance(error, ProtocolViolation):
@@ -246,7 +248,7 @@ def _failure_of(error: NetworkError) -> str:
 
 
 def check_senders(senders: Sequence[int], weights: Sequence[float], allowed: frozenset[int]) -> None:
-    """Raises ProtocolViolation if an average cannot be of these members."""
+    """Raises ProtocolViolation if no average can have these senders and weights."""
     if len(weights) not in (len(senders), 2 * len(senders)):
         raise ProtocolViolation("an average that does not fit the senders it names")
     if list(senders) != sorted(set(senders)) or not allowed.issuperset(senders):
@@ -256,7 +258,7 @@ def check_senders(senders: Sequence[int], weights: Sequence[float], allowed: fro
 
 
 def _is_beyond_gate(mine: Inputs, results: Results, part: Part) -> bool:
-    """Whether a member's values are so much larger than an average that its reducer may have left them out for that."""
+    """Whether a member's values are so much larger than an average that the aggregator may have left them out."""
     return largest(mine.part(part)) > GATE * largest(results.part(part))
 
 

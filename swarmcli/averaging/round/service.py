@@ -1,4 +1,4 @@
-"""The rounds of one averager on the network: its methods, arrivals before their round, late questions."""
+"""The rounds of one averager on the network: its methods, streams that come before their round, questions after it."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from swarmcli.recent import Recent
 from swarmcli.tasks import Bell, forgetful
 
 MOST_PHASES = 4  # of a round
-EARLY = 120.0  # seconds that an arrival waits for its round to begin here: this member may still be computing
+EARLY = 120.0  # seconds that a stream waits for its round to begin here: this member may still be computing
 KEPT = 20.0  # seconds that this member gives committed averages to members of its group that lack some
-AUDITED = 16  # exchanges whose accusations this member hears
+AUDITED = 16  # last exchanges about which this member hears accusations
 REMEMBERED = 256  # rounds whose words are kept, for late questions …
 REMEMBERED_MEMBERS = 1 << 16  # … if they have no more members together: a member takes about 1 KiB
 LAST = 5  # committed exchanges, by which the next one is planned
@@ -66,23 +66,24 @@ class AllreduceService:
         peer_trust: PeerTrust | None = None,
         trust: Trust = "strangers",
     ) -> None:
-        """`peer_trust`: of the run; None: of these rounds alone. `trust`: as in AllreduceOptions."""
+        """`peer_trust`: what the averagers of a run share; None: this one has its own. `trust`: as in
+        AllreduceOptions."""
         self.endpoint = endpoint
         self.peer_trust = PeerTrust(endpoint, prefix) if peer_trust is None else peer_trust
         self._trust: Trust = trust
         self.memory = ReusableBuffer()
         self.prefix = prefix
-        # The last exchanges that committed: seconds of the slowest sender, and bytes
+        # Of each of the last committed exchanges the seconds of its slowest sender, and its bytes.
         self.took: deque[tuple[float, int]] = deque(maxlen=LAST)
         self._served: list[str] = []  # full names of methods
         self._expected: dict[bytes, Group] = {}
-        self._agreements: OrderedDict[bytes, Agreement] = OrderedDict()  # of rounds that are or were here
+        self._agreements: OrderedDict[bytes, Agreement] = OrderedDict()  # of rounds here, over or not; oldest first
         self._exchanges: dict[bytes, HostedExchange] = {}
         self._past: Recent[bytes, None] = Recent(MOST_PHASES * REMEMBERED)  # exchanges that are over here
         self._audits: Recent[bytes, Audits] = Recent(AUDITED)  # of the last exchanges: accusations may come late
-        self._kept: dict[bytes, Holdings] = {}  # of the round that was committed last, by exchange
-        self._copies: dict[PeerID, asyncio.Timeout] = {}  # of these averages, that members take at the moment
-        self._beginning: WeakValueDictionary[bytes, Bell] = WeakValueDictionary()  # by exchange, of calls that wait
+        self._kept: dict[bytes, Holdings] = {}  # exchange of the last committed round → its averages
+        self._copies: dict[PeerID, asyncio.Timeout] = {}  # member that is copying averages → what ends its copy
+        self._beginning: WeakValueDictionary[bytes, Bell] = WeakValueDictionary()  # exchange → bell of waiting streams
         self._showing = TaskOwner()
         self._closed = False
 
@@ -101,13 +102,13 @@ class AllreduceService:
         self._served = [self.method(name) for name in (*streams, "outcome", "inputs")]
 
     async def part(self) -> None:
-        """Shows the others its last words, for a moment, and answers nobody any more."""
+        """Shows the others its last words, for a moment; then answers nobody any more."""
         await asyncio.wait([asyncio.ensure_future(self._showing.join())], timeout=AT_THE_END)
         self.close()
         await self._showing.close()
 
     def close(self) -> None:
-        """Answers nobody any more; calls that wait for a round that has not begun are refused. Idempotent."""
+        """Answers nobody any more, and refuses streams that wait for a round to begin. Idempotent."""
         if not self._closed:
             self._closed = True
             self.endpoint.withdraw(*self._served)
@@ -128,17 +129,18 @@ class AllreduceService:
         try:
             yield
         finally:
-            self._expected.pop(group.group_id, None)  # a leader may have sent the group of another search again
+            self._expected.pop(group.group_id, None)  # a leader may have sent one group for two searches
 
     @contextmanager
     def hosting(self, group: Group) -> Iterator[Agreement]:
-        """While the block runs, this member takes part in a round. Raises RoundFailed if it has been here before: then
-        its leader has sent an old group again, and no member may vote twice."""
+        """While the block runs, this member takes part in a round. Raises RoundFailed if the group has had a round
+        here: its leader has sent an old group again, and no member may vote twice. Raises RoundUndecided if the leader
+        has begun another group in the same search."""
         agreement = self._agreement_for(group)
         if agreement.begun:
             raise RoundFailed("its group has had a round before", [group.leader])
         if self.has_split(group):
-            raise RoundUndecided("its leader has begun another group at the same time")  # others may decide it
+            raise RoundUndecided("its leader has begun another group at the same time")  # others may commit this one
         agreement.begun = True
         try:
             yield agreement
@@ -146,7 +148,7 @@ class AllreduceService:
             self._leave(agreement)
 
     def host(self, exchange: HostedExchange) -> None:
-        """From now on the exchange gets the streams for it, until its round ends."""
+        """From now on, and until its round ends, the exchange gets the streams that come for it."""
         group_id = exchange.group.group_id
         self._exchanges[group_id] = exchange
         if exchange.audits is not None:
@@ -154,13 +156,13 @@ class AllreduceService:
         self._tell_begun([group_id])
 
     def has_split(self, group: Group) -> bool:
-        """Whether its leader is known to have begun another one in the same search."""
+        """Whether the group's leader is known to have begun another one in the same search."""
         proof = self.peer_trust.proof(group.leader)
         return isinstance(proof, TwoGroups) and proof.search == group.members[0].search
 
     def decline(self, group: Group) -> None:
         """This member takes no part in a round of which the others know: it tells them that it will never vote."""
-        if self.endpoint.peer_id in group:  # otherwise its leader has made it up
+        if self.endpoint.peer_id in group:  # a leader may list a group without this member
             self._leave(self._agreement_for(group))
 
     def _leave(self, agreement: Agreement) -> None:
@@ -174,13 +176,13 @@ class AllreduceService:
             self._showing.spawn(agreement.show())
 
     def keep(self, group_id: bytes, holdings: Holdings) -> None:
-        """Keeps committed averages for members that lack some; until the next round, and not for long."""
+        """Keeps committed averages for members that lack some, until the next round, and KEPT seconds at most."""
         self._kept[group_id] = holdings
         asyncio.get_running_loop().call_later(KEPT, self._kept.pop, group_id, None)
 
     def make_room(self) -> None:
-        """Lets go of the kept averages, and ends copies of them: whoever takes one slowly would hold their memory
-        beside that of each later round."""
+        """Drops the kept averages, and ends copies of them: a slow copy would hold their memory beside that of each
+        later round."""
         self._kept.clear()
         for peer in self._copies:
             self._end_copy(peer)
@@ -207,7 +209,7 @@ class AllreduceService:
             raise CallRefused("over", "the averages of this round are not here")
         if holdings.signed is not None:
             _member(holdings.signed.group, peer)
-        self._end_copy(peer)  # one for each member
+        self._end_copy(peer)  # each member has one copy at a time
         try:
             async with asyncio.timeout(None) as ends:
                 self._copies[peer] = ends
@@ -234,7 +236,7 @@ class AllreduceService:
         await audits.hear(_member(audits.group, peer), header, stream)
 
     async def _outcome(self, peer: PeerID, word: RoundWord) -> RoundWord:
-        """Answers at once. What others say about a round in which this member will take part is kept for it."""
+        """Answers at once. If this member expects to take part in the round, it keeps what others say about it."""
         agreement, group = self._agreements.get(word.group_id), self._expected.get(word.group_id)
         if agreement is None:
             if group is None or peer not in group:
@@ -243,8 +245,8 @@ class AllreduceService:
         return agreement.answer(_member(agreement.mates.group, peer), word)
 
     def _compare_lists(self, peer: PeerID, request: OpenExchange) -> None:
-        """If the leader has begun another round with the same members, this member takes no part in that, and raises
-        CallRefused."""
+        """Raises CallRefused if the request shows that the leader of an expected group has begun a second one in the
+        same search; the leader is banned."""
         known = self._expected.keys() | self._agreements.keys() | self._exchanges.keys()
         for group in self._expected.values():
             if peer in group and request.group_id not in known and group.has_listed(request.group_id, request.listed):
@@ -278,8 +280,8 @@ class AllreduceService:
                 bell.ring()
 
     def _agreement_for(self, group: Group) -> Agreement:
-        """This member's side of the talk about a round. It forgets the oldest round that is over when there are too
-        many, and never answers for it again."""
+        """This member's side of the talk about a round. If there are too many, the service forgets the oldest that are
+        over, and answers for them no more."""
         agreement = self._agreements.get(group.group_id)
         if agreement is None:
             met = Met(group, self.endpoint, Quorum.of(group, self._trust))
@@ -295,7 +297,7 @@ class AllreduceService:
 
 
 def _member(group: Group, peer: PeerID) -> int:
-    """Raises CallRefused for a stranger."""
+    """The peer's index in the group. Raises CallRefused for a stranger."""
     if peer not in group:
         raise CallRefused("stranger", "only members of the group take part in its round")
     return group.index_of(peer)

@@ -1,4 +1,4 @@
-"""The reducers' signatures of one exchange: they show a reducer that gives members unlike averages."""
+"""The reducers' signatures of one exchange: two of one reducer prove that it gave members unlike averages."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class SignedLists:
         self.told: dict[int, SignedAverages] = {}  # by reducer
 
     def sign(self, me: int, identity: Identity, root: bytes) -> SignedAverages:
-        """This member's own, as a reducer. The same each time: it forms its averages once."""
+        """Returns this member's own signature, as a reducer: each time the same, since it forms its averages once."""
         if me not in self.told:
             fields = self._prefix.encode(), self.group.group_id, root
             self.told[me] = SignedAverages(root, identity.sign(AVERAGES, *fields))
         return self.told[me]
 
     def take(self, reducer: int, signed: SignedAverages, root: bytes) -> bool:
-        """A reducer's signature for averages with this root. Returns whether it is valid: otherwise they do not count.
-        If it has signed others as well, this member bans it: a quorum decides which of them count."""
+        """Takes in a reducer's signature. Returns whether it is valid for averages with this `root`; if not, these do
+        not count. A reducer that has signed others as well is banned; the quorum decides which of them count."""
         mine = self.told.get(reducer)
         if mine is not None and mine.root == signed.root:
             return signed.root == root
@@ -34,6 +34,6 @@ class SignedLists:
             return False
         if mine is not None:
             self._trust.prove(UnlikeAverages(culprit, self._prefix, group_id, mine, signed))
-        if signed.root == root or mine is None:  # those of the averages that are here, for copies of them
+        if signed.root == root or mine is None:  # copies need the signature of the averages that are here
             self.told[reducer] = signed
         return signed.root == root
