@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> None:
-    """Help that is asked for alone answers before the libraries that read options are imported."""
+    """Prints the help by itself if nothing else is asked for, before the libraries that parse options are imported."""
     if sys.argv[1:] in (["-h"], ["--help"]) and "_SWARM_COMPLETE" not in os.environ:
         from swarmcli.cli.verbs import help_text
 

@@ -1,4 +1,4 @@
-"""How long something is left alone: longer each time."""
+"""Pauses between tries, longer each time."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Backoff(Generic[K]):
-    """Pauses by key: the first lasts `first`, each further one `growth` times as long, at most `longest`. A key that
-    needed none for `quiet` (unless given, for `longest`) begins anew. Moments are handed in: seconds by the loop, or
-    epochs."""
+    """Pauses by key: the first lasts `first`, each further one `growth` times as long, at most `longest`. After `quiet`
+    (None: `longest`) without a pause, a key begins with a first one again. The caller gives the moments: seconds of the
+    loop, or epochs."""
 
     def __init__(
         self, first: float, longest: float, growth: float = 2.0, *, quiet: float | None = None, most: int = 4096
     ) -> None:
-        """`most`: keys that are remembered, the latest."""
+        """`most`: how many keys are remembered; the oldest are forgotten."""
         self._first, self._longest, self._growth = first, longest, growth
         self._quiet = longest if quiet is None else quiet
         self._pauses: Recent[K, tuple[float, float]] = Recent(most)  # key → until when, seconds of the last one
@@ -41,7 +41,7 @@ class Backoff(Generic[K]):
         return self._pauses.get(key, (-math.inf, 0.0))[0]
 
     def forget(self, key: K) -> None:
-        """Its next pause is a first one."""
+        """The key's next pause is a first one."""
         self._pauses.pop(key, None)
 
     def clear(self) -> None:

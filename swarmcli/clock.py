@@ -2,10 +2,10 @@
 
 Each peer's offset is measured as NTP does it (RFC 5905, section 8) on calls that carry *raw* clocks, so corrections
 cannot feed on each other. The correction is the median over the peers and oneself, which a minority of wrong or
-lying clocks cannot move beyond the right ones. Identities cost nothing, so a minority is counted by what an attacker
-does not choose: few peers of one network count, and of those who came to us hardly more than of those whom we dialed.
-The local wall clock is read once and then carried on by a clock
-that nobody can set, so that setting the machine's time in the middle of a run moves nothing.
+lying clocks cannot move beyond the right ones. Identities cost nothing, so votes are limited by what an attacker does
+not choose: of one network few peers vote, and of the peers that came to us hardly more than of those that we dialed.
+The local wall clock is read once and then carried on by a clock that nobody can set, so that setting the machine's
+time in the middle of a run moves nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 # The terms on which other peers' clocks correct this one's.
 MAX_PEERS = 64  # whose offsets are kept; the least recently measured goes first
 MAX_PER_NETWORK = 4  # of these, in one network
-CAME_AT_LEAST = 8  # of those who came to us, each of another network, may vote however few we have dialed
+CAME_AT_LEAST = 8  # of the peers that came to us, each of another network, may vote however few we have dialed
 MAX_OFFSET = 3600.0  # seconds; a clock further off than that is taken for broken: no correction is larger
 MAX_DELAY = 10.0  # seconds; a slower round trip says too little
 SAMPLE_LIFE = 60.0  # seconds for which a sample with a short delay is preferred to newer ones
@@ -98,8 +98,8 @@ class Clock:
 
     @property
     def uncorrected(self) -> float:
-        """By how many seconds this machine's clock is behind those of most peers that it dialed, where that is more
-        than the swarm corrects; 0: it is not."""
+        """Seconds by which this machine's clock is behind those of most peers that it dialed, if that is more than the
+        swarm corrects; else 0."""
         with self._lock:
             near = len(_firsts(sample for sample in self._samples.values() if sample.dialed))
             return statistics.median(self._beyond.values()) if len(self._beyond) > near else 0.0
@@ -118,9 +118,9 @@ class Clock:
     ) -> None:
         """Takes in NTP's four timestamps: when a call left here, arrived there, was answered there, came back here.
 
-        The middle two are the peer's raw clock, the outer two this one's. Impossible ones are ignored. `network`: whom
-        the peer is counted with; None: with nobody. `shared`: many honest peers may well be in it. `dialed`: we chose
-        this peer; it did not come to us by itself.
+        The middle two are the peer's raw clock, the outer two this one's. Impossible ones are ignored. `network`: the
+        peers in it are counted together; None: this peer is counted alone. `shared`: many honest peers may well be in
+        it. `dialed`: we chose this peer; it did not come to us by itself.
         """
         delay = (returned - sent) - (replied - received)
         offset = ((received - sent) + (replied - returned)) / 2
@@ -147,8 +147,8 @@ class Clock:
                 self._step(now)
 
     def _keep(self, peer: bytes, sample: _Sample) -> None:
-        """Where there are too many, of its network or in all, the least recently measured one goes, and whoever came to
-        us before those whom we dialed."""
+        """If there are too many, of its network or in all, one of those that came to us goes, the least recently
+        measured; if we dialed them all, the least recently measured of these."""
         self._samples[peer] = sample
         self._samples.move_to_end(peer)
         neighbours = [each for each, other in self._samples.items() if other.network == sample.network]
@@ -166,10 +166,9 @@ class Clock:
             self._looked, self._changed = monotonic, False
 
     def _counted(self) -> list[float]:
-        """The offsets that have a vote. Of each network the one that has been here for longest votes, of those whom we
-        dialed in a network that many share all that are kept. Who came to us never outvotes those whom we dialed, once
-        these are some. Where nearly nobody was dialed a few of them vote all the same: in a small swarm one end has
-        dialed them all, and the other has to agree."""
+        """The offsets that have a vote: of each network the peer that was measured first, but all dialed peers in a
+        network that many share. Peers that came to us have at most as many votes as those that we dialed, or
+        CAME_AT_LEAST if that is more: in a small swarm one end has dialed all the others, and these have to agree."""
         ranked = sorted(self._samples.values(), key=lambda sample: sample.since)
         dialed = _firsts(sample for sample in ranked if sample.dialed)
         came = _firsts(sample for sample in ranked if not sample.dialed)
@@ -180,7 +179,8 @@ class Clock:
         self._offset, self._latest = self._target, -math.inf
 
     def _slew(self, elapsed: float) -> None:
-        """A time that nobody saw pass may be made up for at once: what counts is how fast readings move."""
+        """Corrects at most `rate` seconds for each second since the last reading, however long ago that was: what
+        counts is how fast readings move."""
         missing = self._target - self._offset
         rate = FAST_SLEW if abs(missing) > 1.0 else GENTLE_SLEW
         self._offset += math.copysign(min(abs(missing), rate * max(elapsed, 0.0)), missing)

@@ -6,10 +6,10 @@ SwarmError
 │   ├── IdentityError             the key file cannot be read, is another user's, or is in use
 │   ├── ListenError               the port is taken or may not be opened
 │   ├── ConnectError              a connection could not be made; `.step` says how far it came
-│   │   ├── HandshakeError        the other end is no swarm peer, or speaks another version
-│   │   ├── WrongPeerError        the other end proved to be somebody else
-│   │   ├── NotAMember            the run is closed, and one end has shown no invitation that holds
-│   │   └── OwnAddressError       the address leads back to this very peer
+│   │   └── HandshakeError        the other end is no swarm peer, or speaks another version
+│   │       ├── WrongPeerError    the other end proved to be somebody else
+│   │       ├── NotAMember        the run is closed, and one end has shown no invitation that holds
+│   │       └── OwnAddressError   the address leads back to this very peer
 │   ├── ConnectionLost            a connection that stood has ended; `.reason` says why
 │   │   └── ProtocolViolation     … because the other end broke a bound or sent what cannot be read
 │   ├── EndOfStream               the other end of a stream has finished, or reads no more
@@ -29,20 +29,23 @@ SwarmError
 │   ├── NoReducerError            nobody in the group can reduce for everyone
 │   ├── InputRefused              what a member sent cannot be averaged; it is left out, the round goes on
 │   ├── RoundFailed               the group's round was given up; tensors are untouched
-│   ├── RoundUndecided            this peer lost the quorum and cannot know the outcome; inputs are kept
+│   ├── RoundUndecided            this peer was cut off and cannot learn the outcome; inputs are kept
 │   └── StateDownloadError        no donor gave a complete state; `.attempts` says what failed with each
 │       └── NoDonorReachable      others train, but nobody who holds their state can be reached
 ├── OptimizerError                the collaborative optimizer was used in a way that it refuses
 │   └── GradScalerError           a GradScaler was called in an order that would step with wrong gradients
-├── ShardingError                a sharded optimizer was asked for what it has not, or its state could not be sent
+├── ShardingError                a sharded optimizer lacks what it was asked for, or its state could not be sent
 ├── SiteError                     the processes of a site have lost each other, or one of them has failed
 ├── FingerprintError              the run refused this peer: its recipe differs; `.keys` says where
 ├── MembershipError               a closed run, and this peer has no invitation to it, or none that holds
-├── ControlError                  a running peer of this user that cannot be asked, or refuses what it is asked
+├── ControlError                  a running peer of this user cannot be asked, or refuses what it is asked
 ├── UsageError                   a command lacks a word that it needs; the message says which
-├── RecipeError                   a recipe that cannot be read; carries file, line and fix
+├── RecipeError                   a recipe that cannot be used; the message names file, line and fix
+│   └── HubError                  the Hugging Face Hub does not give the model to this user
+│       ├── UnknownCommit         the model has no such commit
+│       └── HubUnreachable        the Hub cannot be reached from this computer
 ├── DataError                     training data that is missing or cannot be read
-├── TrainingError                 the loop cannot go on: its losses are no numbers
+├── TrainingError                 training cannot go on, for example because losses are not finite
 ├── CheckpointError               a checkpoint that is damaged, of another run, or of another model
 └── JournalError                  a journal that cannot be opened or read
 
@@ -78,7 +81,7 @@ class ListenError(NetworkError):
 
 
 class ConnectError(NetworkError):
-    """No connection came about. `step` says how far the attempt got, `address` whom it was for."""
+    """No connection came about. `step` says how far the attempt got, `address` what was dialed."""
 
     def __init__(self, message: str, *, step: ConnectStep = "connect", address: str = "") -> None:
         super().__init__(message)
@@ -98,7 +101,8 @@ class WrongPeerError(HandshakeError):
 
 
 class NotAMember(HandshakeError):
-    """The run is closed, and one of the two ends has shown no invitation that holds. The words may be told to it."""
+    """The run is closed, and one of the two ends has shown no invitation that holds. The other end may read the
+    message."""
 
 
 class OwnAddressError(HandshakeError):
@@ -113,7 +117,7 @@ class ConnectionLost(NetworkError):
         self.reason = reason
 
     def fresh(self) -> ConnectionLost:
-        """The same for one more who waits: raised by several, one instance would tie their tracebacks together."""
+        """The same error for one more waiter: one instance raised by several would tie their tracebacks together."""
         return type(self)(self.reason)
 
 
@@ -173,7 +177,7 @@ class BootstrapError(DHTError):
 
 
 class CompressionError(SwarmError):
-    """A tensor message that is malformed or larger than what was agreed."""
+    """A tensor message that is malformed or larger than its bound."""
 
 
 class AveragingError(SwarmError):

@@ -21,7 +21,7 @@ notices = logging.getLogger("swarmcli.notices")
 GOODBYE = "the peer has left"  # with these words a peer closes its connections when it leaves
 RoundOutcome = Literal["committed", "failed", "undecided"]
 Gone = Literal["", "left", "lost"]
-ReasonKind = Literal[  # each is called like its limit, or has that behind it
+ReasonKind = Literal[  # each has the name of its limit, or a comment that gives it
     "asked",  # by the user, no limit
     "hours",
     "busy",  # only_when_idle
@@ -117,7 +117,7 @@ class MembershipEnded(Event):
 @dataclass(frozen=True, slots=True)
 class WokeUp(Event):
     """This process did nothing for so many seconds: the machine slept, or the process was stopped. Its connections
-    are dead, and what it knew about others is as old."""
+    are dead, and all that it knew about others is at least that old."""
 
     seconds: float
 
@@ -151,7 +151,7 @@ class EpochReported(Event):
 
 @dataclass(frozen=True, slots=True)
 class EpochLoss(Event):
-    """The swarm's loss of an epoch, as this peer reckons it from what others report. Told again when that changes."""
+    """The swarm's loss of an epoch, as this peer computes it from what others report. Emitted again when it changes."""
 
     epoch: int
     loss: float
@@ -187,26 +187,26 @@ class RoundFinished(Event):
 
     @property
     def duration(self) -> float:
-        """Seconds from when the group was there: while it formed, its members may well have computed. Of a round
+        """Seconds since the group was complete, because its members may have computed while it formed. For a round
         that found no group, the seconds of looking for one."""
         return math.fsum(self.seconds.values()) - (self.seconds.get("looking for group", 0.0) if self.round_id else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class EpochCredited(Event):
-    """This peer came to `epoch` by a round, which counted so much of each peer's work. Follows EpochAdvanced."""
+    """A round brought this peer to `epoch`, and counted this much of each peer's work. Follows EpochAdvanced."""
 
     epoch: int
     run_samples: int  # of all epochs so far, by everyone
-    samples: Mapping[str, float]  # contributor → what it named, as far as the group let it count
+    samples: Mapping[str, float]  # contributor → the samples that it claimed, as far as the group let them count
     reduced: Mapping[str, int]  # reducer → bytes of tensors that it added up; empty for a round that was replayed
     seconds: float  # that the epoch took
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution(Event):
-    """One identity's contribution to a run, over all its starts and homes, as one peer that keeps count has seen it; as
-    an event an addition to that, which the journal sums up.
+    """One identity's contribution to a run, over all its starts and homes, as one peer that keeps count has seen it. An
+    event carries an addition to it; the journal sums them up.
 
     Samples and hours are *claimed*: nobody can see how many samples another computer has computed, only how many its
     rounds let it count. Rounds, bytes and presence were *seen*. Name and team are what the peer calls itself.
@@ -247,10 +247,10 @@ class EpochAdvanced(Event):
     loss: float | None  # this peer's mean loss over the epoch that ended
     seconds: float  # since the epoch before, without waiting for the run to begin or for a state
     averaging_seconds: float  # of which averaging and stepping
-    # Both are of the step that this peer made with a round's average of gradients; None: it made none, was at work with
+    # Both belong to the step that this peer made with a round's averaged gradient; None: it made no such step, used
     # local updates, or the norm is not finite.
     gradient_norm: float | None = None  # of the average, before the optimizer clips it
-    update_norm: float | None = None  # of the change of the parameters; of more than a million values an estimate
+    update_norm: float | None = None  # of the change of the parameters; an estimate above a million values
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,14 +266,13 @@ class RunObserved(Event):
 
 @dataclass(frozen=True, slots=True)
 class Evaluated(Event):
-    """How good the model of `epoch` is on data that nobody trains on: what this peer measured, or what another one
-    says."""
+    """How good the model of `epoch` is on data that nobody trains on: as this peer measured, or as another claims."""
 
     epoch: int
     loss: float  # mean over the samples, in the unit of the task's loss
     samples: int  # that it was measured on
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the task, for example accuracy
-    peer: str = ""  # whose word it is; "": this peer's own
+    peer: str = ""  # who says so; "": this peer itself
     name: str = ""  # of that peer, for people
 
     @property
@@ -283,7 +282,7 @@ class Evaluated(Event):
 
     @property
     def by(self) -> str:
-        """Whose word that is, for people; "" where it is this peer's own."""
+        """Who says so, for people; "": this peer itself."""
         return f"by {self.name}" if self.peer else ""
 
 
@@ -404,7 +403,8 @@ class Events:
         return unsubscribe
 
     def emit(self, event: Event) -> None:
-        """Texts in it may be others': what could steer a terminal is taken out here, for all who show them."""
+        """Calls every listener. Others may have written texts in the event: what could steer a terminal is removed
+        here, for all who show them."""
         event = _harmless(event)
         if isinstance(event, Noticed):
             notices.log(logging.getLevelNamesMapping()[event.level.upper()], "%s", event.text)
@@ -423,7 +423,7 @@ def _harmless(event: Event) -> Event:
 
 
 def _cleaned(value: Any) -> Any:
-    """The value itself where nothing has to go."""
+    """The value without what could steer a terminal; the very same object if nothing has to go."""
     if isinstance(value, str):
         text = harmless(value)
         return value if text == value else text

@@ -1,4 +1,4 @@
-"""Arguments that scripts for hivemind give by another name, or that nothing here needs: told in the TypeError.
+"""Arguments of hivemind that have another name here, or that nothing here needs: the TypeError says so.
 
 docs/coming-from-hivemind.md tells all other differences.
 """
@@ -45,7 +45,7 @@ NEW_WORDS = {
 
 
 def names_new_words(class_name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """For the constructor of a class: an argument with a new name raises a TypeError that gives it."""
+    """Decorates the constructor of a class: hivemind's name of an argument raises a TypeError that gives ours."""
     words = NEW_WORDS[class_name]
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:

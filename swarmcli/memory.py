@@ -1,4 +1,4 @@
-"""Memory for whole rounds and states, which is written once from one end to the other."""
+"""Memory for whole rounds and states, which is written once from beginning to end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 _LARGE = 4 << 20  # bytes; below it, two pages of 2 MiB would be wasted on the edges
 _POPULATE = 23  # MADV_POPULATE_WRITE, of Linux 5.14
-_STEP = 4 << 20  # bytes of it at a time, in which no other thread runs Python
+_STEP = 4 << 20  # bytes that one call populates: it holds the GIL meanwhile
 _KEPT = 30.0  # seconds; whoever averages less often does not notice what fresh memory costs
 
 
@@ -21,8 +21,8 @@ def fresh_memory(nbytes: int, *, touched: int = 0) -> torch.Tensor:
     """(nbytes,) of uint8 with any content; given back to the system when the last view of it is gone.
 
     Where the system has huge pages to give (Linux), the first write costs a fault per 2 MiB instead of one per 4 KiB:
-    for the results of a round that was an eighth of all its processor time. `touched`: so many bytes of it have had
-    their faults when it is returned. It takes a while, and half the processor that they cost amid a download.
+    for the results of a round that saved an eighth of all its processor time. `touched`: the faults of this many bytes
+    happen before it returns. That takes a while, but half the processor time that they cost during a download.
     """
     if nbytes < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(nbytes, dtype=torch.uint8)
@@ -66,7 +66,7 @@ class ReusableBuffer:
         return torch.from_numpy(lent)
 
     def forget(self) -> None:
-        """Lets go of what is kept, and keeps nothing more until the next `take`."""
+        """Frees what is kept, and keeps nothing more until the next `take`."""
         self._spare = None
         if self._expiry is not None:
             self._expiry.cancel()

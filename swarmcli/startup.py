@@ -1,13 +1,13 @@
-"""How a command starts without looking through what it imports, and how its process keeps memory.
+"""How a command starts without collecting garbage among its imports, and how its process keeps memory.
 
-Nearly all that it imports stays for good. Python's search for cycles of objects that nobody holds, after every 700 new
-ones, took a fifth of the processor's time until a trainer's first gradient.
+Nearly all objects that imports make stay for good. Python's collector, which looks for cycles of unreachable objects
+after every 700 new ones, took a fifth of the processor time until a trainer's first gradient.
 
-Peers that `swarm` starts divide the cores (`peer/processors.py`), so that their teams of threads may wait for each
-other without giving cores away, as those of a user's own program may not.
+Peers that `swarm` starts divide the cores (`peer/processors.py`), so the threads of their OpenMP teams may spin while
+they wait for each other; those of a user's own program may not.
 
 The C library gives freed memory back to the system and asks for it again: for the activations of a small model 40,000
-pages a second, each of which the kernel fills with zeros, a tenth of a trainer's time.
+pages a second. The kernel fills each with zeros, which took a tenth of a trainer's time.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import tempfile
 from pathlib import Path
 
 USUAL = gc.get_threshold()
-# For so many turns threads of GNU's OpenMP wait for each other before they sleep: in a user's own program, and …
+# Turns for which threads of GNU's OpenMP spin before they sleep: in a user's own program, and …
 FEW_TURNS = "1000"
 MANY_TURNS = "30000"  # … in a peer, some 0.4 ms: longer than a step computes between two operations of a team
-WHILE_IMPORTING = 100_000  # new objects between two searches: few megabytes, and a tenth of what a trainer imports
-KEPT_BYTES = 128 << 20  # that are free stay with the process
-HEAP_BYTES = 32 << 20  # up to so many are taken from what it has; the most that glibc allows, beyond it asks the system
+WHILE_IMPORTING = 100_000  # new objects between two collections: few megabytes, and a tenth of what a trainer imports
+KEPT_BYTES = 128 << 20  # free bytes at the end of the heap that stay with the process
+HEAP_BYTES = 32 << 20  # up to this size glibc allocates from the heap, above it by mmap; its highest threshold
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 
 
 def let_threads_sleep() -> None:
-    """Threads of a team that wait for each other give their cores away soon. It takes effect where torch comes later.
+    """Lets threads of an OpenMP team sleep soon when they wait for each other. Works if torch is imported later.
 
-    At the end of every operation OpenMP's threads turn in circles for 4 ms (300,000 turns in GNU's library) or 200 ms
-    (LLVM's and Intel's) before they sleep, on cores that another peer, the loop's thread or other programs of the
-    volunteer want: on a busy machine a step took five times as long as with 1,000 turns, which are what GNU's library
-    takes by itself where it knows of more threads than cores; an epoch of two plain loops took 25 times as long.
+    At the end of every operation OpenMP's threads spin for 4 ms (300,000 turns in GNU's library) or 200 ms (LLVM's and
+    Intel's) before they sleep, on cores that another peer, the loop's thread or other programs of the volunteer want:
+    on a busy machine a step took five times as long as with 1,000 turns, and an epoch of two plain loops 25 times.
+    GNU's library itself takes at most 1,000 when it knows of more threads than cores.
     benchmarks/NOTES.md has the figures.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
@@ -44,7 +44,7 @@ def let_threads_sleep() -> None:
 
 
 def begin() -> None:
-    """From now on cycles are looked for seldom, and freed memory stays with this process."""
+    """From now on the collector runs seldom, and freed memory stays with this process."""
     gc.set_threshold(WHILE_IMPORTING)
     if os.environ.get("GOMP_SPINCOUNT") == FEW_TURNS:  # no person has chosen another number
         os.environ["GOMP_SPINCOUNT"] = MANY_TURNS
@@ -60,8 +60,8 @@ def _keep_freed_memory() -> None:
 
 
 def find_places() -> None:
-    """A user without a home, or a process without a directory for temporary files, as hardened services have it, gets
-    both in $SWARM_DATA_DIR. Raises OSError."""
+    """If the user has no home, or the process no directory for temporary files (hardened services), it is set to
+    $SWARM_DATA_DIR. Raises OSError."""
     data = os.environ.get("SWARM_DATA_DIR")
     for name, find in (("HOME", Path.home), ("TMPDIR", tempfile.gettempdir)):
         try:
@@ -73,7 +73,7 @@ def find_places() -> None:
 
 
 def over() -> None:
-    """Whatever is there now stays, and is not looked through again; cycles of what is made from now on are found as
-    soon as ever."""
+    """The start is over: the collector leaves out all objects that exist now, and looks at new ones as often as
+    usual."""
     gc.freeze()
     gc.set_threshold(*USUAL)

@@ -15,13 +15,13 @@ from swarmcli.threads import on_all_threads, on_one_thread
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Ends = Callable[[int], bool]  # whether so few bytes in a time are too few
+Ends = Callable[[int], bool]  # whether this many bytes in a period are too few
 
 # Bytes. Adding, converting or hashing a part of the usual half a megabyte on the wire takes 0.05 to 0.3 ms, also with
 # float16; handing it to another thread and back was measured at 0.7 ms on a busy machine, more than it saves.
 OFFLOAD_FROM = 2 << 20
 
-_LEAST_TAKEN = 8 << 10  # bytes that a slow reader takes in any minute; one that trickles holds a place for nothing
+_LEAST_TAKEN = 8 << 10  # bytes; a reader that takes fewer in the given time only holds a place
 
 
 class Bell:
@@ -39,7 +39,7 @@ class Bell:
 
 
 def forgetful(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """For coroutines that hold tensor memory in local variables: their errors do not keep it.
+    """Decorates coroutines that hold tensor memory in local variables, so that their errors do not keep it.
 
     An error holds the frames that it came through, frames hold their variables, and errors of task groups hold each
     other: without this the memory of a failed round stays until the garbage collector happens to come by.
@@ -57,7 +57,7 @@ def forgetful(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coro
 
 
 def forget(error: BaseException) -> None:
-    """For an error that goes no further: it keeps nothing of the frames that it came through, nor of this one."""
+    """For an error that goes no further: frees the variables of the frames that it came through, and its traceback."""
     _clear_frames(error, for_good=True)
 
 
@@ -88,11 +88,11 @@ def _trickles(taken: int) -> bool:
     return taken < _LEAST_TAKEN
 
 
-class _Listening:
-    """Looks from time to time whether enough has moved on a stream; if not, it lets the deadline pass."""
+class _ProgressCheck:
+    """Looks every `seconds` whether enough bytes have moved on a stream; if not, it lets the timeout expire."""
 
-    # A class, for a function that names itself in order to be called again is a cycle of references: it would keep
-    # the waiting task, its frames and the memory of the round until the garbage collector comes by.
+    # A class, because a closure that reschedules itself is a reference cycle: it would keep the waiting task, its
+    # frames and the memory of the round until the garbage collector runs.
 
     def __init__(self, moved: Callable[[], int], ends: Ends, seconds: float, deadline: asyncio.Timeout) -> None:
         self._moved, self._ends, self._seconds, self._deadline = moved, ends, seconds, deadline
@@ -120,29 +120,29 @@ def unless_silent(stream: Stream, seconds: float) -> AbstractAsyncContextManager
 
 def unless_stuck(stream: Stream, seconds: float, ends: Ends = _trickles) -> AbstractAsyncContextManager[None]:
     """Raises TimeoutError when the other end of a stream has taken next to nothing for so long, however slow it is
-    otherwise: the way there, or either end's limit, may leave it a few kilobytes per second. `ends` says what is next
-    to nothing, by the bytes that it has taken in that time."""
+    otherwise: the line, or either end's limit, may leave it a few kilobytes per second. `ends` decides, from the bytes
+    taken in that time, whether they are next to nothing."""
     return _while_moving(lambda: stream.leaving, ends, seconds)
 
 
 @asynccontextmanager
 async def _while_moving(moved: Callable[[], int], ends: Ends, seconds: float) -> AsyncIterator[None]:
     async with asyncio.timeout(None) as deadline:
-        listening = _Listening(moved, ends, seconds, deadline)
+        check = _ProgressCheck(moved, ends, seconds, deadline)
         try:
             yield
         finally:
-            listening.end()
+            check.end()
 
 
 async def on_executor(nbytes: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Arithmetic on `nbytes` of tensors, on one thread: of the executor, unless it is short."""
+    """Runs arithmetic on `nbytes` of tensors on one thread: the loop's if it is short, else one of the executor."""
     job = functools.partial(on_one_thread, functools.partial(work, *args, **kwargs))
     return job() if nbytes < OFFLOAD_FROM else await offload(job)
 
 
 async def on_all_processors(nbytes: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The same for work that others wait for: where it is long, torch takes as many threads as it has."""
+    """The same for work that other peers wait for: if it is long, torch uses all its threads."""
     if nbytes < OFFLOAD_FROM:
         return await on_executor(nbytes, work, *args, **kwargs)
     return await offload(functools.partial(on_all_threads, functools.partial(work, *args, **kwargs)))

@@ -1,4 +1,4 @@
-"""Which swarm this is: by the pyproject.toml beside the package in a checkout or a copy of one, else as installed."""
+"""The version of this code: by the pyproject.toml beside the package in a checkout or a copy, else as installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from swarmcli.words import printable
 
 MAX_VERSION = 64  # characters of a version that another peer tells
-_TOLD = re.compile(r"(\d{1,6}(?:\.\d{1,6}){1,3})(?:\+g([0-9a-f]{4,40}))?")  # only such a one stands in a command
+_TOLD = re.compile(r"(\d{1,6}(?:\.\d{1,6}){1,3})(?:\+g([0-9a-f]{4,40}))?")  # only this goes into a command
 
 
 def _release(root: Path) -> str:
@@ -46,8 +46,8 @@ def build(root: Path = _ROOT) -> str:
 
 
 def unlike(theirs: str) -> str:
-    """Tells a person whose peer a run has refused what to install; "": the run has this very version. `theirs`: what a
-    stranger says of itself, "" where its version is too old to say anything."""
+    """Tells a person whose peer a run has refused what to install; "": the run has this very version. `theirs`: the
+    version that a stranger claims, "" if it is too old to say one."""
     mine, known = build(), _TOLD.fullmatch(theirs)
     if theirs == mine:
         return ""

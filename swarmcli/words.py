@@ -1,5 +1,5 @@
-"""Words for people that others have written: names, reasons, refusals, errors that quote them. And in words: names in a
-row, how much there is of something, how long it takes."""
+"""Text for people. What others have written (names, reasons, refusals, errors that quote them) is made harmless; lists
+of names, amounts and times are put into words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 MAX_TEXT = 300  # characters in one line, unless its reader allows more
 
-# Control characters steer a terminal, formats turn the direction of reading or are not seen, separators break lines.
+# Control characters steer a terminal, format characters turn the direction of reading or are invisible, separators
+# break lines.
 _HARMFUL = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 _NUMBERED = re.compile(r"\[(?:Errno|WinError) -?\d+\] ")  # before the words of an error of the system
 
@@ -35,7 +36,7 @@ def printable(text: str, limit: int = MAX_TEXT) -> str:
 
 
 def first_words(error: Exception) -> str:
-    """The first two lines of an error, in one; the name of its kind if it has no words."""
+    """The first two lines of an error, in one; the name of its class if it has no words."""
     if isinstance(error, KeyError):
         return f"it does not know {error}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -50,7 +51,7 @@ def listed(names: Sequence[str], most: int = 4) -> str:
 
 
 def some(names: Sequence[str], most: int = 4) -> str:
-    """The same in a list of facts, whose names stand apart by commas: "Ada, Bob, Cem", or "Ada, Bob and 3 more"."""
+    """The same with commas alone, for a list of facts: "Ada, Bob, Cem", or "Ada, Bob and 3 more"."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
@@ -92,7 +93,7 @@ def roughly(seconds: float) -> str:
 
 
 def format_moment(seconds: float) -> str:
-    """When by this computer's calendar, to the minute: the day too where it is not today. A stranger may have set it
-    beyond every calendar's end, which is then told as the year 9892."""
+    """A moment (seconds since 1970) in local time, to the minute; with the day if it is not today. A stranger may name
+    a moment beyond every calendar's end: it is shown as one of the year 9892."""
     then, now = time.localtime(min(seconds, 250_000_000_000)), time.localtime()
     return time.strftime("%H:%M" if then[:3] == now[:3] else "%Y-%m-%d %H:%M", then)

@@ -13,12 +13,12 @@ from typing import Any, BinaryIO
 def write_file(
     file: Path, content: bytes | Callable[[BinaryIO], object], *, digest: Any = None, private: bool = False
 ) -> None:
-    """Writes `content`, or has it write to a stream, beside the place, flushes to the disk, and renames. OSError, and
-    no such file is new, if that fails.
+    """Writes `content`, or lets it write to a stream, into a file beside `file`, flushes that to the disk, and renames
+    it. Raises OSError if that fails; `file` is then as it was, unless only the directory could not be flushed.
 
     Processes on several machines may do this to the same file of a shared directory: the last one's stays. `digest`: a
-    hash of hashlib, which takes in what is written before the disk has it. `private`: readable by this user alone from
-    the first byte on.
+    hash of hashlib, updated with all bytes before the disk has them. `private`: readable by this user alone from the
+    first byte on.
     """
     if isinstance(content, bytes) and (file.is_fifo() or file.is_char_device()):  # /dev/stdout: no file may replace it
         file.write_bytes(content)
@@ -65,16 +65,16 @@ def foreign(path: Path, tree: Path | None = None) -> str:
 
 
 def forget(file: Path) -> None:
-    """Has the system forget what it remembers of a flushed file, so that who reads it next learns what the disk has.
-    Where a system cannot be told, nothing happens."""
+    """Drops a flushed file from the page cache, so that its next reader gets what the disk has. Does nothing on systems
+    that cannot be told."""
     if hasattr(os, "posix_fadvise"):
         with file.open("rb") as stream:
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def discard(directory: Path) -> None:
-    """Removes a directory. It loses its name first: a process that is killed meanwhile leaves nothing half by it, only
-    `.<name>-<process id>`. What cannot be removed stays."""
+    """Removes a directory. Renames it first: a process that is killed meanwhile leaves `.<name>-<process id>`, and
+    never half a directory under its name. What cannot be removed stays."""
     hidden = directory.with_name(f".{directory.name}-{os.getpid()}")
     try:
         shutil.rmtree(hidden, ignore_errors=True)
@@ -87,7 +87,7 @@ def discard(directory: Path) -> None:
 def flush(path: Path) -> None:
     """A file's content, or a directory's entries, are on the disk when it returns.
 
-    Windows flushes what is open for writing, and directories by itself.
+    Windows flushes only files that are open for writing, and directories by itself.
     """
     if os.name == "nt" and path.is_dir():
         return

@@ -29,7 +29,7 @@ class ShardRecord(msgspec.Struct, frozen=True):
 
     rank: int
     entries: dict[int, ShardEntry]  # by the parameter's place in the parameter groups
-    mark: str  # in the file: there may be others of its name
+    mark: str  # also in the file's metadata: other checkpoints have files of the same name
     host: str  # where it was written
 
 

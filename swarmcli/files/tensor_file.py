@@ -4,8 +4,8 @@
     header      JSON: name → {dtype, shape, data_offsets}, padded with spaces to a multiple of 8
     data        the tensors one behind the other, without holes
 
-safetensors' own writer wants all bytes in host memory at once; this one holds one tensor of a device there. Files are
-read by safetensors, as views of memory-mapped pages.
+safetensors' own writer needs all bytes in host memory at once; this one copies tensors there one at a time. The
+safetensors library reads the files, as views of memory-mapped pages.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def write_tensors(
     load: Callable[[Any], Tensor] = lambda tensor: tensor,
 ) -> None:
     """Writes the tensors (any device, any strides, sharing memory or not). `digest`: a hash of hashlib for the whole
-    file. Those that lie elsewhere, with type, shape and size, `load` brings here one by one.
+    file. Values may stand for tensors elsewhere: with `dtype`, `shape` and `nbytes`; `load` then fetches each tensor
+    just before it is written.
 
     The file appears whole or not at all. Raises OSError, and TypeError for a dtype that the format does not have.
     """
@@ -82,7 +83,7 @@ class TensorFile:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{file} is truncated or damaged: {error}") from error
         self.names = frozenset(self._file.keys())
-        # A word by which a shard of a former version is told from others of its name.
+        # Tells a shard of a former version from other files of the same name.
         self.mark: str = (self._file.metadata() or {}).get("mark", "")
 
     def __enter__(self) -> TensorFile:
@@ -94,7 +95,7 @@ class TensorFile:
         self._file.__exit__(kind, error, trace)
 
     def tensor(self, name: str) -> Tensor:
-        """A view of the file's pages, of which nothing is in memory yet."""
+        """A view of the file's memory-mapped pages; they are read when they are used. Raises CheckpointError."""
         if name not in self.names:
             raise CheckpointError(f"{self.path} is damaged: it has no tensor {name}")
         found: Tensor = self._file.get_tensor(name)
