@@ -23,11 +23,11 @@ from swarmcli.errors import CompressionError
 
 
 class AdaptiveCompressionBase(CompressionBase):
-    """Chooses a codec for each tensor, whose error bound then holds. Messages name the one that was chosen.
+    """Chooses a codec for each tensor; that codec's error bound holds. Messages name the chosen codec.
 
     For codecs of one's own: `choose_compression` and `choices` are all that they need. Peers that average together
-    compare what each tensor is sent with, so the same choice has to be made everywhere. Without an info `compress`
-    goes by the tensor alone, which has neither key nor role.
+    compare the codec of each tensor, so all have to choose alike. Without `info`, `compress` chooses by the tensor
+    alone, without key and role.
     """
 
     def __init_subclass__(cls) -> None:
@@ -97,7 +97,7 @@ class SizeAdaptiveCompression(AdaptiveCompressionBase):
 
 
 class RoleAdaptiveCompression(AdaptiveCompressionBase):
-    """A codec for each role that a tensor may have; `default` for roles that have none, and where none is named."""
+    """A codec for each role that a tensor may have; `default` for the other roles and for tensors without one."""
 
     name = "role_adaptive"
 

@@ -73,7 +73,7 @@ class TensorDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class CompressionInfo:
-    """A codec may choose by these, besides the values."""
+    """What a codec may choose by, besides the values."""
 
     descriptor: TensorDescriptor
     key: int | str | None = None  # the tensor's index or name among those that travel together
@@ -89,7 +89,7 @@ class CompressionInfo:
 
 
 class TensorHeader(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The receiver needs this to read the payload."""
+    """What the receiver needs to read the payload."""
 
     codec: str
     dtype: str  # of the tensor, without "torch."
@@ -142,11 +142,11 @@ class CompressionBase(ABC):
 
     @property
     def of_averages(self) -> CompressionBase:
-        """The codec that averages of such messages travel with, which may hold more than each of them."""
+        """The codec for averages of such messages: an average may have more nonzero elements than each of them."""
         return self
 
     def codec_for(self, info: CompressionInfo) -> CompressionBase:
-        """The codec that a tensor of this kind is really sent with, which may be chosen tensor by tensor."""
+        """The codec that a tensor of this kind is really sent with: adaptive codecs choose one for each tensor."""
         return self
 
     @abstractmethod
@@ -171,7 +171,7 @@ class CompressionBase(ABC):
         """The largest payload in bytes that a tensor of this kind can need."""
 
     def average_bound(self, descriptor: TensorDescriptor, senders: int) -> int:
-        """The same of the average of so many messages."""
+        """The largest payload in bytes of an average of so many messages."""
         return self.of_averages.payload_bound(descriptor)
 
 
@@ -181,7 +181,7 @@ class NoCompression(CompressionBase):
     name = "none"
 
     def __init_subclass__(cls) -> None:
-        # The wire reads payloads of this type in place, without calling the codec.
+        # Receivers read payloads of this codec in place, without calling it.
         raise TypeError(f"{cls.__name__}: methods of its own would not be called; derive it from CompressionBase")
 
     def compress(self, tensor: torch.Tensor, info: CompressionInfo | None = None) -> TensorMessage:
@@ -214,7 +214,7 @@ def tensor_memory(tensor: torch.Tensor) -> memoryview:
 
 def all_finite(tensor: torch.Tensor) -> bool:
     """Whether there is neither NaN nor infinity in a tensor of floating point numbers."""
-    # Both survive summation, and a sum is fifty times as fast as isfinite; but a sum may also overflow by itself.
+    # Both survive summation, and a sum is fifty times as fast as isfinite; but the sum of finite numbers may overflow.
     wide = torch.float64 if tensor.dtype is torch.float64 else torch.float32
     return math.isfinite(tensor.sum(dtype=wide).item()) or bool(torch.isfinite(tensor).all())
 
@@ -251,7 +251,7 @@ def payload_memory(message: TensorMessage) -> Buffer:
 
 
 def read_numbers(memory: Buffer, dtype: torch.dtype, count: int, offset: int = 0) -> torch.Tensor:
-    """A flat tensor on `count` numbers that begin `offset` bytes into the memory, which is large enough."""
+    """A flat tensor that shares the memory of `count` numbers, `offset` bytes into it. It must be large enough."""
     if count == 0:
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)

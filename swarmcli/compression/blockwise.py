@@ -68,14 +68,14 @@ class BlockwiseQuantization(FloatCodec):
         for (block, scale), (target, _) in zip(self._blocks(values, scales), self._blocks(codes, None), strict=True):
             for row, column in tiles(block):
                 target[row, column] = self._quantize(block[row, column], scale[row])
-        return tensor_memory(scales), tensor_memory(codes if self.bits == 8 else halves(codes))
+        return tensor_memory(scales), tensor_memory(codes if self.bits == 8 else pack_nibbles(codes))
 
     def _quantize(self, block: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         """(blocks, elements) and (blocks, 1), or part of it: whole numbers up to the highest code."""
         divisor = torch.where(scale > 0, scale, 1.0)
         if self.code == "linear":
             return (block / divisor).mul_(self._highest).round_()
-        # The roots first: unlike quotients of the smallest numbers and products with them they keep all digits.
+        # Roots before the division: quotients and products of the smallest numbers would lose digits, roots do not.
         return block.abs().sqrt_().mul_(self._highest / divisor.sqrt()).round_().copysign_(block)
 
     def _decode(self, payload: Buffer, descriptor: TensorDescriptor, values: torch.Tensor) -> None:
@@ -84,7 +84,7 @@ class BlockwiseQuantization(FloatCodec):
         sent = -(-descriptor.numel * self.bits // 8)
         codes = read_numbers(payload, torch.int8, sent, count * values.dtype.itemsize)
         if self.bits == 4:
-            codes = wholes(codes)[: descriptor.numel]
+            codes = unpack_nibbles(codes)[: descriptor.numel]
         largest = float(scales.max())
         if not (float(scales.min()) >= 0 and largest <= torch.finfo(descriptor.dtype).max):
             raise CompressionError("a block whose largest magnitude is negative or not finite")
@@ -120,12 +120,12 @@ class BlockwiseQuantization(FloatCodec):
             yield flat[whole * self.block_size :].unsqueeze(0), numbers[whole:]
 
 
-def halves(codes: torch.Tensor) -> torch.Tensor:
+def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
     """Two codes of 4 bits in a byte, the first one in its lower half."""
     pairs = torch.nn.functional.pad(codes, (0, codes.numel() % 2)).view(-1, 2)
     return pairs[:, 0] & 15 | pairs[:, 1] << 4
 
 
-def wholes(packed: torch.Tensor) -> torch.Tensor:
-    """The codes in these bytes, and a zero behind them if their number was odd."""
+def unpack_nibbles(packed: torch.Tensor) -> torch.Tensor:
+    """The codes in these bytes, and one more zero at the end if their number was odd."""
     return torch.stack((packed << 4 >> 4, packed >> 4), dim=1).reshape(-1)

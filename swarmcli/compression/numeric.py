@@ -99,9 +99,9 @@ def smallest(dtype: torch.dtype) -> float:
 
 
 def keep_within_(values: torch.Tensor, dtype: torch.dtype, largest: float) -> None:
-    """Rounding may carry numbers beyond the range of `dtype`; those are put at its end.
+    """Clamps numbers that rounding has carried beyond the range of `dtype`.
 
-    `largest`: the bound of their magnitudes before rounding. Nothing is done where that is far from the end.
+    `largest`: the bound of their magnitudes before rounding. Does nothing if that is far from the end of the range.
     """
     limit = torch.finfo(dtype).max
     if not largest < 0.99 * limit:

@@ -1,4 +1,4 @@
-"""Codecs that send one byte per element, which says at which of 256 levels of its tensor it lies."""
+"""Codecs that send one byte per element: the number of one of 256 levels that the tensor has."""
 
 from __future__ import annotations
 

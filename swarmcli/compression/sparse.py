@@ -1,4 +1,4 @@
-"""Few of a tensor's elements: the largest of each chunk in few bits, and the mean of several such messages."""
+"""Codecs for few of a tensor's elements: the largest of each chunk in few bits, and averages of such messages."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from swarmcli.compression.base import (
     read_numbers,
     tensor_memory,
 )
-from swarmcli.compression.blockwise import BlockwiseQuantization, halves, wholes
+from swarmcli.compression.blockwise import BlockwiseQuantization, pack_nibbles, unpack_nibbles
 from swarmcli.compression.numeric import FloatCodec, not_finite, working_type
 from swarmcli.errors import CompressionError
 from swarmcli.network.transports.base import Buffer
 
 CHUNK = 4096  # elements
 _COUNT = np.dtype("<u4")
-_ROWS = 32  # chunks that are worked on at once: what is computed in between stays in the cache
+_ROWS = 32  # chunks that are encoded at once: intermediate results stay in the cache
 
 
 class NonzeroQuantization(CompressionBase):
-    """The message of BlockwiseQuantization(4096, bits=4), squeezed to the codes that are not zero.
+    """The message of BlockwiseQuantization(4096, bits=4) with the codes that are not zero alone, and their places.
 
-    The error is that of BlockwiseQuantization; zeros stay zeros. It takes a number per chunk, a count of 4 bytes, and
-    for each element that is not zero half a byte beside its place (see `_pack_places`); where that is not smaller, the
-    message is the plain one. The size tells a reader which of the two it is. For averages of TopK messages, whose
-    elements differ in number. Payload: the numbers per chunk, the count, the places, the codes, two in a byte.
+    For averages of TopK messages, which differ in how many elements are not zero. The error is that of
+    BlockwiseQuantization; zeros stay zeros. Payload: one number per chunk, a count of 4 bytes, the places (see
+    `_pack_places`), the codes, two in a byte. If that is not smaller, the payload is that of BlockwiseQuantization; a
+    reader tells them apart by the size.
     """
 
     name = "nonzero_4bit"
@@ -63,10 +63,10 @@ class NonzeroQuantization(CompressionBase):
         if not tensor.numel():
             return TensorMessage(header, ())
         scales, flat = dense.payload
-        codes = wholes(read_numbers(flat, torch.int8, len(flat)))[: tensor.numel()]
+        codes = unpack_nibbles(read_numbers(flat, torch.int8, len(flat)))[: tensor.numel()]
         places = codes.nonzero().flatten()
         count = np.array(len(places), _COUNT)
-        packed = (_pack_places(places.numpy(), tensor.numel()), tensor_memory(halves(codes[places])))
+        packed = (_pack_places(places.numpy(), tensor.numel()), tensor_memory(pack_nibbles(codes[places])))
         message = TensorMessage(header, (scales, count.tobytes(), *packed))
         return message if message.payload_size < dense.payload_size else TensorMessage(header, dense.payload)
 
@@ -80,7 +80,7 @@ class NonzeroQuantization(CompressionBase):
         return self._dense.extract(TensorMessage(_renamed(message.header, self._dense.name), payload), out)
 
     def _unsqueezed(self, message: TensorMessage, descriptor: TensorDescriptor, size: int) -> Sequence[Buffer]:
-        """The payload of the plain message. Memory for it is taken when the count fits the size."""
+        """The payload as BlockwiseQuantization writes it. Checks the count against the size before it allocates."""
         numel = descriptor.numel
         scales = -(-numel // CHUNK) * working_type(descriptor.dtype).itemsize
         if size < (head := scales + _COUNT.itemsize):
@@ -92,11 +92,11 @@ class NonzeroQuantization(CompressionBase):
             raise CompressionError(f"a payload of {size} bytes does not fit {count} elements that are not zero")
         codes = torch.zeros(numel, dtype=torch.int8)
         places = torch.from_numpy(_unpack_places(memory[head:end], count, numel))
-        sent = wholes(read_numbers(memory[end:], torch.int8, size - end))[:count]
+        sent = unpack_nibbles(read_numbers(memory[end:], torch.int8, size - end))[:count]
         if not bool(sent.all()):
             raise CompressionError("a code of zero")
         codes[places] = sent
-        return memory[:scales], tensor_memory(halves(codes))
+        return memory[:scales], tensor_memory(pack_nibbles(codes))
 
 
 class TopK(FloatCodec):
@@ -111,7 +111,7 @@ class TopK(FloatCodec):
     4, 8 bits  8 or 128 equal steps from the smallest kept magnitude to the largest; the nearest is taken
 
     Payload: the numbers of all chunks, the places, then for each element its level, with the sign as the lowest bit.
-    What was decoded is encoded so that the same bits come out again, and a sender can know to the bit what others get.
+    Encoding what was decoded gives the same bits again, so a sender can know to the bit what others get.
     Tensors of float64 travel unchanged. NaN and infinity are refused (CompressionError). Averages travel as
     NonzeroQuantization.
     """
@@ -164,7 +164,7 @@ class TopK(FloatCodec):
         values = rows.float()
         if not bool(values.isfinite().all()):
             raise not_finite(self.name)
-        # Magnitudes as whole numbers have the same order; with the place below them no two are equal.
+        # Bit patterns of magnitudes have the order of the numbers; with the place in the lowest bits no two are equal.
         keys = values.abs().view(torch.int32).long() << 12 | CHUNK - 1 - torch.arange(rows.shape[1])
         keys = keys.topk(min(self.k, rows.shape[1])).values
         places = CHUNK - 1 - (keys & CHUNK - 1)
@@ -183,9 +183,9 @@ class TopK(FloatCodec):
             below = (above - 1).clamp_(min=0)
             nearer = magnitudes - levels.gather(1, below) < levels.gather(1, above) - magnitudes
             nearest = torch.where(nearer, below, above)
-        # The first of equal levels is always taken: so equal values have equal codes.
+        # searchsorted takes the first of equal levels, so equal values have equal codes.
         sent = levels.gather(1, nearest)
-        # There is one zero: what is sent again as zero has no sign.
+        # One code for zero: what is sent as zero has no sign.
         codes = torch.searchsorted(levels, sent) << 1 | ((values.gather(1, places) < 0) & (sent > 0)).long()
         places, order = places.sort(1)
         return numbers, places, codes.gather(1, order)
@@ -249,7 +249,7 @@ class TopK(FloatCodec):
 
 
 def _chunks(flat: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Whole chunks as (rows, 4096), at most so many at once, then the shorter one at the end."""
+    """Whole chunks as (rows, 4096), at most _ROWS at once, then the shorter one at the end."""
     whole = flat.numel() // CHUNK
     if whole:
         yield from flat[: whole * CHUNK].view(whole, CHUNK).split(_ROWS)
@@ -276,8 +276,8 @@ def _place_bytes(count: int, numel: int) -> int:
 
 
 def _pack_places(places: np.ndarray, numel: int) -> bytes:
-    """Ascending places among `numel` in about 2 + log2(numel / count) bits each (Elias-Fano): the lower bits one plane
-    after the other; then in a row of bits, for each place, as many zeros as the upper bits have grown, and a one."""
+    """Ascending places among `numel` in about 2 + log2(numel / count) bits each (Elias-Fano): first the lower bits, one
+    plane per bit; then the upper bits in unary: for each place as many zeros as they have grown by, and a one."""
     low = _low_bits(len(places), numel)
     planes = [np.packbits(places >> bit & 1 == 1, bitorder="little") for bit in range(low)]
     upper = np.zeros(len(places) + (numel >> low) + 1, bool)
