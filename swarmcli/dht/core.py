@@ -1,5 +1,4 @@
-"""The parts of a node share this: the nodes that it knows, what it stores, and the questions that it asks other
-nodes."""
+"""What all parts of a node share: the nodes that it knows, what it stores, and the calls to other nodes."""
 
 from __future__ import annotations
 
@@ -34,14 +33,13 @@ T = TypeVar("T")
 CALL_TIMEOUT = 4.0  # of one call, dialing included …
 SHORTEST_TIMEOUT = 2.0  # … to a near node; a busy machine is not a dead one
 SLOW_AFTER = 0.5  # a search asks another node too when an answer takes longer
-SLOW_LINK = 64 << 10  # bytes per second that records are given to arrive
+SLOW_LINK = 64 << 10  # bytes per second: records that arrive more slowly count as not answered
 JITTER = 0.25  # periods differ by up to this fraction, so that nodes started together do not act together
-# A search takes so many paths where the neighbourhood of its target is not known, as many as it asks at a time …
-PATHS = 3
 PARALLEL = 3  # nodes that a search asks at a time: Kademlia's alpha
-SMALL_NETWORK = 3  # … unless the table has less than so many buckets full of contacts: some 80 nodes
+PATHS = 3  # of a search whose target's neighbourhood is not known, one for each node that it asks at a time …
+SMALL_NETWORK = 3  # … but one path while the table holds fewer than this many buckets full of contacts: some 80 nodes
 _BREATH = 64  # records that are checked before other work on the loop gets its turn
-_GONE = Prefix("name", "gone")  # of a peer whose connection has ended while it was answered
+_GONE = Prefix("name", "gone")  # of a peer whose connection ended before its request was answered
 
 
 async def breathing(things: Iterable[T]) -> AsyncIterator[T]:
@@ -56,8 +54,8 @@ class NodeCore:
     """State of one node, without a task of its own.
 
     `ping`, `find`, `store` and `sync` ask another node. They raise NetworkError when there is no answer and
-    ValidationError when the answer is impossible. Either way the contact has left the routing table by then, unless
-    it only said no.
+    ValidationError when the answer is impossible. By then the contact has left the routing table, unless it refused or
+    its handler failed.
     """
 
     def __init__(
@@ -98,8 +96,8 @@ class NodeCore:
 
     @property
     def cut_off(self) -> bool:
-        """Whether this node only asks and knows of no node that can be asked. Such nodes keep the records of those whom
-        they are connected with, or these would vanish with the last node of the table."""
+        """Whether this node only asks and knows no node that can be asked. Such nodes keep records for the peers that
+        they are connected with; otherwise these would vanish with the last node of the table."""
         return self.only_asks and not len(self.contacts.table)
 
     def now(self) -> float:
@@ -121,8 +119,8 @@ class NodeCore:
         return spread(found, count, self.contacts.table.network)
 
     def prefix(self, contact: Contact) -> Prefix | None:
-        """The network that a contact is in: where it is seen, or what its address says. None: one that strangers share,
-        in which nothing follows from being there together."""
+        """The network prefix of a contact: as seen on its connection, else of its address. None: strangers share it, so
+        being there together means nothing."""
         seen = self.endpoint.prefix(contact.peer_id)
         return of_own_network(contact) if seen is None else None if seen.shared else seen
 
@@ -135,9 +133,9 @@ class NodeCore:
         at_once: bool = True,
         enough: Callable[[], bool] = lambda: False,
     ) -> list[Contact]:
-        """The nodes nearest to the target that answer, as many as there are replicas unless `width` says otherwise,
-        from everyone on that this node knows near it. With `at_once` all replicas are asked side by side where they are
-        probably known. `enough`: see lookup.search."""
+        """The `width` nodes nearest to the target that answer; None: as many as there are replicas. Begins with those
+        that this node knows near the target. With `at_once`, all replicas are asked side by side if the table probably
+        names them. `enough`: see lookup.search."""
         table, width = self.contacts.table, width or self.num_replicas
         around = table.knows_around(target)
         known = table.nearest_apart(target, max(width, BUCKET_SIZE))
@@ -145,7 +143,7 @@ class NodeCore:
             known += self.contacts.last_resort(BUCKET_SIZE)
         if self.cut_off:
             known += [Contact(peer, ()) for peer in self.endpoint.connected()]
-        # In a small network this node knows most of the others itself, whom no liar can hide from it.
+        # In a small network this node knows most of the others itself: no liar can hide them.
         small = len(table) < SMALL_NETWORK * BUCKET_SIZE
         return await search(
             target,
@@ -162,8 +160,8 @@ class NodeCore:
 
     @property
     def _nearest_trip(self) -> float:
-        """Seconds to the nearest connected peer and back: where even these are many, this node's own line is slow, and
-        answers that come late are no reason to ask others as well. 0: nobody is connected."""
+        """Seconds to the nearest connected peer and back. If even that takes long, this node's own line is slow, and a
+        late answer is no reason to ask others as well. 0: nobody is connected."""
         return min(filter(None, map(self.endpoint.round_trip, self.endpoint.connected())), default=0.0)
 
     def breadth(self, target: int) -> int:
@@ -173,7 +171,7 @@ class NodeCore:
         return self.num_replicas + (0 if around else PARALLEL)
 
     async def explore(self, target: int, width: int | None = None) -> list[Contact]:
-        """Everyone near the target, so many or (None) a full bucket, hears of this node, and this node of them."""
+        """The `width` nodes near the target (None: as many as a bucket holds) hear of this node, and it of them."""
         count = width or BUCKET_SIZE
 
         async def ask(contact: Contact) -> Sequence[Contact]:
@@ -197,7 +195,7 @@ class NodeCore:
         return self.storage.put(record, now, writer)
 
     async def checked(self, records: Sequence[Record], target: int, source: PeerID) -> list[Record]:
-        """Those records from a peer that count; of the others the first is reported."""
+        """Returns those records from a peer that pass every rule. Reports the first that does not."""
         now = self.now()
         good: list[Record] = []
         async for record in breathing(records):
@@ -221,8 +219,8 @@ class NodeCore:
         self.endpoint.events.emit(PeerRefused(peer.text, text, what="dht"))
 
     def heard_from(self, peer: PeerID, listening: bool) -> Contact:
-        """A peer has called or answered. Its contact is what it says of itself on its connection, and where it has
-        answered: whatever others say of it is not handed on as if it had said so."""
+        """A peer has called or answered. Returns its contact, with the addresses that it names itself and those where
+        it has answered. Those that others name are left out: they would be passed on as if it had named them."""
         known = filter(is_direct, self.endpoint.own_word(peer)) if listening else ()
         contact = Contact(peer, tuple(known))
         self.contacts.heard_from(contact, loop_time())
@@ -263,12 +261,12 @@ class NodeCore:
         return reply.outcomes, self._neighbours(contact, reply.neighbours, contacts)
 
     async def sync(self, contact: Contact, digests: Sequence[tuple[bytes, int]]) -> set[bytes]:
-        """Under which of these keys the contact holds something else than this node."""
+        """Those of these keys under which the contact does not hold the same as this node."""
         request = messages.SyncRequest(self.listening, tuple(digests))
         return set((await self._ask(contact, messages.SYNC, request, messages.SyncReply)).wanted)
 
     def impossible(self, peer: PeerID, reason: str) -> errors.ValidationError:
-        """Reports an impossible answer and bans the contact; the caller raises what is returned. `reason` is one of
+        """Reports an impossible answer and bans the contact; the caller raises what is returned. `reason` is a text of
         ours, never the peer's words."""
         self.contacts.ban(peer, loop_time())
         self.report(peer, reason, f"sent an impossible message: {reason}")
@@ -282,8 +280,8 @@ class NodeCore:
         return list(self._credible(contact, neighbours))
 
     def _credible(self, source: Contact, neighbours: Sequence[Contact]) -> Iterator[Contact]:
-        """With the addresses that this source may name; who has none left is left out, and this peer itself, which does
-        not call itself."""
+        """The neighbours with those addresses that this source may name; without those that then have none, and without
+        this peer itself."""
         horizon = self.endpoint.horizon(source.peer_id)
         for each in neighbours:
             addresses = tuple(filter(is_direct, readable(each.addresses, each.peer_id, horizon)))
@@ -291,12 +289,12 @@ class NodeCore:
                 yield Contact(each.peer_id, addresses)
 
     async def _ask(self, contact: Contact, method: str, request: msgspec.Struct, reply: type[Reply]) -> Reply:
-        """Like `_call`; a contact known from hearsay is a contact from now on, since it has answered."""
+        """Like `_call`; a contact that only others have named enters the table once it has answered."""
         peer = contact.peer_id
         if self.contacts.is_banned(peer, loop_time()):
             raise errors.ValidationError("the peer has sent impossible messages")
         if not self.endpoint.is_connected(peer):
-            self.endpoint.learn(peer, contact.addresses, horizon=Scope.HOST)  # judged when it was heard
+            self.endpoint.learn(peer, contact.addresses, horizon=Scope.HOST)  # judged when it arrived
         answer = await self._call(peer, method, request, reply)
         self.heard_from(peer, listening=True)
         return answer
@@ -325,7 +323,7 @@ class NodeCore:
             raise
 
     def _timeout(self, peer: PeerID, request: msgspec.Struct) -> float:
-        """Ten measured round trips, within bounds, and time for the way of what is sent over a slow link."""
+        """Ten measured round trips, within bounds, and the time that records to store take over a slow link."""
         longest = max(CALL_TIMEOUT, 10 * self._nearest_trip)
         measured = self.endpoint.round_trip(peer)
         patience = longest if measured is None else min(longest, max(SHORTEST_TIMEOUT, 10 * measured))

@@ -68,11 +68,10 @@ class DHT:
         await_ready: bool = True,
     ) -> None:
         """`initial_peers` are addresses of peers that are there already (tcp://host:port/peerid); none: a new network.
-        `port` 0: any free one, and `preferred_port` if that is free. `startup_timeout` infinite: the start tries on
-        until a first contact answers, and asks `further_peers` now and then for addresses of others who could. `relay`:
-        others who cannot dial each other may be connected through this peer, if it can be dialed, with at most
-        `relay_rate` bytes per second. `identity` instead of a path: one at hand, which the DHT closes. `events`: where
-        it tells what happens; None: its own.
+        `port` 0: `preferred_port` if that is free, else any free one. `startup_timeout` infinite: the start goes on
+        until a first contact answers, and asks `further_peers` now and then for more addresses. `relay`: this peer, if
+        it can be dialed, relays for peers that cannot dial each other, with at most `relay_rate` bytes per second.
+        `identity`: instead of a path; the DHT closes it. `events`: where the DHT emits them; None: its own.
 
         Raises IdentityError for a key file that cannot be used; with `start` and `await_ready` also what
         `run_in_background` raises. Times are seconds.
@@ -98,7 +97,7 @@ class DHT:
         if identity is None:
             identity = Identity.generate() if identity_path is None else Identity.load_or_create(Path(identity_path))
         self._identity = identity
-        self.membership: Membership | None = None  # of a closed run; said before the peer starts
+        self.membership: Membership | None = None  # of a closed run; set before the peer starts
         self._rates: tuple[float | None, float | None] = (None, None)
         self._endpoint: Endpoint | None = None
         self._thread: LoopThread | None = None
@@ -135,15 +134,15 @@ class DHT:
             raise
 
     def wait_until_ready(self, timeout: float | None = None) -> None:
-        """Returns once the peer has found the network. Raises TimeoutError after `timeout` seconds, when it goes on to
-        start, and what `run_in_background` raises for other errors; RuntimeError if it was not started."""
+        """Returns once the peer has found the network. Raises TimeoutError after `timeout` seconds (the start then goes
+        on), what `run_in_background` raises for other errors, and RuntimeError if the peer was not started."""
         if self._closed or self._opening is None:
             raise RuntimeError("this DHT is not running; start it with run_in_background()")
         self._opening.result(timeout)
 
     def limit_rates(self, upload: float | None, download: float | None) -> None:
         """From now on this peer sends and receives at most so many bytes per second (None: no limit), see
-        Endpoint.limit_rates. Before the start it holds from the first connection on. Raises ValueError."""
+        Endpoint.limit_rates. May be called before the start. Raises ValueError."""
         check_rates(upload, download)
         self._rates = upload, download
         if self._thread is not None and not self._closed:
@@ -165,7 +164,7 @@ class DHT:
 
     @property
     def identity(self) -> Identity:
-        """The key by which it proves that. The DHT closes it."""
+        """The key by which this peer proves its id. The DHT closes it."""
         return self._identity
 
     @property
@@ -182,8 +181,8 @@ class DHT:
 
     @property
     def client_mode(self) -> bool:
-        """Whether nobody can dial this peer directly, by its user's wish or as was found out. It may change; before the
-        peer is ready it is the wish."""
+        """Whether nobody can dial this peer directly, by its user's wish or as it has found out. It may change; until
+        the peer is ready, it is the user's wish."""
         return self.stays_hidden if self._node is None else self._node.client_mode
 
     @property
@@ -204,7 +203,7 @@ class DHT:
 
     def get_visible_addresses(self) -> list[str]:
         """Where others can dial this peer, in the form that `initial_peers` takes; empty while nobody can, which may
-        change. An address over a relay is none of these: who knows nobody yet cannot find the relay."""
+        change. Without addresses over relays: a newcomer that knows nobody cannot find the relay."""
         return [f"{address}/{self.peer_id.text}" for address in self.endpoint.direct_addresses]
 
     get_visible_maddrs = get_visible_addresses

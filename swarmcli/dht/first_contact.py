@@ -16,18 +16,18 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 
 MOST_TOLD = 4  # of the addresses that do not answer
-MOST_ADDRESSES = 64  # that a search without an end takes up on its way
+MOST_ADDRESSES = 64  # known ones, above which a search without an end takes no further ones
 
 
 # Seconds
 FIRST_PAUSE = 0.1  # between two attempts at one address; it doubles …
-LONGEST_PAUSE = 1.0  # … up to this, since somebody who starts several peers looks on …
+LONGEST_PAUSE = 1.0  # … up to this, since a person who starts several peers is watching …
 PATIENT_SHARE = 0.1  # … or up to this share of the time that a search without an end has taken …
 CALMEST_PAUSE = 15.0  # … but never beyond: a peer that is back is found within this time
 LOOK = 5.0  # between two looks for others who could answer by now
 TELL = 5.0  # until a search without an end first says whom it tries; then whenever its time has doubled
 QUIET = 3600.0  # … and at least so often
-ALONE = 30.0  # after which a node that is a first contact itself begins without those that it knew
+ALONE = 30.0  # after which a node that is itself a first contact begins without the others
 
 
 class FirstContacts:
@@ -79,8 +79,8 @@ class FirstContacts:
         return self._found
 
     def _met(self) -> bool:
-        """Whether a node has come here meanwhile; or this one is a first contact itself, and has waited long enough for
-        those that it knew: others that come now look for it."""
+        """Whether another node has called meanwhile; or this one is itself a first contact, which newcomers look for,
+        and has waited long enough for the others."""
         own = self._core.peer_id in self._found.values()
         waited = loop_time() - self._began
         return len(self._core.contacts.table) > 0 or (own and waited >= ALONE)
@@ -107,7 +107,7 @@ class FirstContacts:
                 self._failures[address] = error
                 return False
             except SwarmError as error:
-                # A peer that waits on may see the other one come back.
+                # A search without an end goes on after WrongPeerError: the right peer may come back to that address.
                 if core.endpoint.gave_way or (isinstance(error, WrongPeerError) and not self._patient):
                     self._failures[address] = error
                     return False
@@ -122,8 +122,8 @@ class FirstContacts:
         return min(max(LONGEST_PAUSE, PATIENT_SHARE * waited), CALMEST_PAUSE)
 
     def _note(self, address: str, error: SwarmError) -> None:
-        """The first failure at each peer's last address is told at once, since the wait may be long; who waits without
-        an end tells of all of them together."""
+        """Reports a peer at once when each of its addresses has failed once, since the wait may be long. A search
+        without an end reports all of them together instead (`_tell`)."""
         if not self._patient and address not in self._failures and self._last_to_fail(address):
             left = round(self._began + self._timeout - loop_time(), 1)
             text = f"{address} does not answer yet: {_why(address, error)}; trying again for {left:g} s"
@@ -131,8 +131,8 @@ class FirstContacts:
         self._failures[address] = error
 
     def _last_to_fail(self, address: str) -> bool:
-        """Whether no other address of the peer that it names is left: links name all addresses of a peer, and some
-        lead nowhere from here."""
+        """Whether all other addresses of the same peer have failed: links name all addresses of a peer, and some lead
+        nowhere from here."""
         named = parse_address(address).peer_id
         same = [each for each in self._found if each != address and parse_address(each).peer_id == named]
         return named is None or all(each in self._failures for each in same)

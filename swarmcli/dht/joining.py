@@ -26,10 +26,10 @@ class RelayDirectory:
         self.node: DHTNode | None = None
 
     async def find(self) -> dict[PeerID, RelayRecord]:
-        """Finds relays by their own signed word: readable records, at most MAX_RECORDS, one of each network prefix
-        before a second of any, each by lot. So a thousand identities of one network are one relay among the others.
+        """Finds relays by the records that they signed: at most MAX_RECORDS, one of each network prefix before a second
+        of any, chosen by lot. So a thousand identities of one network count as one relay.
 
-        Not the newest: whoever claims an honest relay's network would only have to write the last.
+        By lot and not the newest: whoever claims an honest relay's network would only have to write last.
         """
         if self.node is None:
             return {}
@@ -47,7 +47,8 @@ class RelayDirectory:
         return await self.node.store(RELAYS_KEY, record.value(), until, self.node.own_subkey())
 
     async def where(self, relay: PeerID) -> tuple[str, ...]:
-        """Where a relay can be dialed that another peer has named: its record, else by its place in the hash table."""
+        """Addresses of a relay that another peer has named: from its record, else from the hash table's nodes near its
+        id."""
         records = await self._read(latest=False)
         if relay in records:
             return records[relay].addresses
@@ -58,7 +59,7 @@ class RelayDirectory:
         return next((contact.addresses for contact in core.contacts.table if contact.peer_id == relay), ())
 
     async def _read(self, *, latest: bool) -> dict[PeerID, RelayRecord]:
-        """All of them. `latest`: of all replicas, since any one might show its friends alone."""
+        """The records of all relays. `latest`: from all replicas, since a single one might show only its friends."""
         found = None if self.node is None else await self.node.get(RELAYS_KEY, latest=latest)
         if found is None or not isinstance(found.value, dict):
             return {}
@@ -81,9 +82,9 @@ async def join(
 ) -> tuple[DHTNode, Reach]:
     """A node on an endpoint that has been started, and what finds out whether others can dial it.
 
-    `relays_within`: it carries the connections of others who cannot dial each other, within these budgets. `mapping`:
-    see Reach. Returns once the node knows its neighbours and the first verdict is there, or has been waited for long
-    enough. `ends` closes both; the endpoint is the caller's. Raises what DHTNode.create raises.
+    `relays_within`: this peer relays for peers that cannot dial each other, within these budgets. `mapping`: see Reach.
+    Returns once the node knows its neighbours and the first verdict is there or FIRST_VERDICT seconds have passed.
+    `ends` closes both; the endpoint is the caller's. Raises what DHTNode.create raises.
     """
     directory = RelayDirectory()
 
@@ -91,8 +92,8 @@ async def join(
         return [] if directory.node is None else [contact.peer_id for contact in directory.node.core.contacts.table]
 
     relays = Relays(endpoint, await open_circuits(endpoint, directory.where), find=directory.find)
-    # Before the first contact is met: what that one sees says at once where this peer can be dialed, or that a
-    # dial-back has to show it. Meanwhile the node finds its neighbours.
+    # Reach starts before the first contact is dialed: what that contact sees shows at once where this peer can be
+    # dialed, or that a dial-back has to. Meanwhile the node finds its neighbours.
     reach = Reach(endpoint, contacts=contacts, alone=not initial_peers, mapping=mapping, relays=relays)
     ends.push_async_callback(reach.close)
     await reach.start()

@@ -20,14 +20,14 @@ class DHTLimits:
     max_relay: int = 8 << 10  # … and bytes of a value there: eight addresses
     # The next ones bound one network prefix, unless many honest peers may well share it. A full store makes room at
     # the cost of the prefix that holds the most.
-    prefixes_in_key: int = 8  # that fill a key: one of them has so large a part of its places
+    prefixes_in_key: int = 8  # that fill a key: one prefix holds at most an eighth of its places
     storage_per_prefix: int = 64 << 20
     max_expiration: float = 86400.0  # records live at most this long
     expiration_slack: float = 900.0  # how much longer than that a record from a wrong clock may live
     max_reply: int = 384 << 10  # of records in one message
-    # One peer may cause so much work, and all of one network prefix four times as much: a question counts 1, a record
-    # in the answer and a compared key 0.1, a record to store 2 and 1 for each 8 KiB of it. One is 30 to 100 µs of the
-    # loop.
+    # Units of work that one peer may cause; all peers of one network prefix, four times as many. A question counts 1, a
+    # record in the answer and a compared key 0.1, a record to store 2, and 1 more for each 8 KiB of it. A unit takes
+    # 30 to 100 µs of the loop.
     work_per_second: float = 500.0
     work_burst: float = 20000.0
     cache_entries: int = 1024

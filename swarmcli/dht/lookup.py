@@ -20,14 +20,14 @@ from swarmcli.network.prefix import Prefix
 MOST_ASKED = 160  # nodes: liars may invent ever nearer ones …
 MOST_ON_PATH = 40  # … and in one path of it
 PATH_ENDS = 3  # nearest candidates of a path that have to have answered before the paths are put together
-# So many more of the contacts that a peer has named may be gone than there are: tables hold dead ones for a while. Then
-# what only it has named is not asked any more.
+# Contacts named by one peer: so many more may fail than answer, because tables hold dead ones for a while. Beyond it,
+# those that only this peer has named are not asked any more.
 MOST_MISSED = 3
 
 Ask: TypeAlias = Callable[[Contact], Awaitable[Iterable[Contact]]]
 T = TypeVar("T")
 
-# Only a peer that is there can have caused these.
+# Only a peer that exists can have caused these.
 _ANSWERS = (CallRefused, RemoteError, UnknownMethod, DHTError)
 
 
@@ -66,9 +66,10 @@ async def search(
     """The `width` nodes nearest to the target that answer, nearest first; no two of them in one network as long as
     there are others. Fewer if `enough` says so after an answer.
 
-    It begins with the contacts that are `known`; `own` has answered to itself. With several `paths` it begins as that
-    many searches, of which each asks only nodes that its own answers have named, so that a liar leads astray one path.
-    Their ends are then put together: every candidate nearer than the last of the result has been asked.
+    It begins with the contacts that are `known`; `own`, this node, counts as one that has answered. With several
+    `paths` it begins as that many searches. They share out the known contacts, and each asks only nodes that its own
+    answers have named, so a liar misleads one path. Then the paths are put together: at the end every candidate nearer
+    than the last of the result has been asked.
 
     A NetworkError or DHTError from `ask` counts as no answer. When a node takes longer than `slow_after` seconds,
     another one is asked beside it. Calls that are still under way at the end are cancelled.
@@ -114,7 +115,7 @@ async def search(
         try:
             await ended.wait()
         finally:
-            ended.set()  # also if it is cancelled: a call that is overdue in the same moment has nobody asked beside it
+            ended.set()  # on cancellation too: a call that is overdue in the same moment must not start another
             for task in calls:
                 task.cancel()
     return found.nearest()
@@ -130,7 +131,7 @@ class _Search:
         self._target, self._width, self._parallel, self._prefix = target, width, parallel, prefix
         self._paths = paths  # 1 as soon as they are put together
         self._order: list[tuple[int, PeerID]] = []  # (distance, peer), nearest first
-        self._missed: Counter[PeerID | None] = Counter()  # by who had named what is not there, less what is
+        self._missed: Counter[PeerID | None] = Counter()  # namer → contacts without an answer, less those with one
         self._asked_on = [0] * paths
 
     def offer(self, contacts: Iterable[Contact], namer: _Candidate | None = None) -> None:
@@ -176,14 +177,14 @@ class _Search:
         return fresh[: max(0, max(1, self._parallel // self._paths) - waiting)]
 
     def asking(self, each: _Candidate) -> None:
-        """The question is on its way. Its namers answer for it until there is an answer."""
+        """The question is sent. Until an answer comes, it counts against the candidate's namers."""
         self._asked_on[each.path] += 1
         each.asked = Asked.WAITING
         self._missed.update(each.namers)
 
     def answered(self, each: _Candidate) -> None:
         each.asked, each.prefix = Asked.ANSWERED, "unknown"  # now it is connected, and seen where it is
-        self._missed.subtract((*each.namers, *each.namers))  # taken back, and one that is there
+        self._missed.subtract((*each.namers, *each.namers))  # once to undo `asking`, once for a contact that exists
 
     def failed(self, each: _Candidate, *, exists: bool) -> None:
         """No answer; `exists`: a refusal, which shows that whoever named this peer has not invented it."""
@@ -199,7 +200,7 @@ class _Search:
         return (self.candidates[peer] for _, peer in self._order)
 
     def _counts(self, each: _Candidate) -> bool:
-        """Whether it may still turn out to be of the result. Slow ones do not take a place."""
+        """Whether it may still belong to the result. A slow one takes no place in the window."""
         if each.asked is Asked.NOT_YET:
             return self._is_believed(each)
         return each.asked is Asked.WAITING or each.asked is Asked.ANSWERED

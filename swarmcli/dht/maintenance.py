@@ -38,7 +38,7 @@ class Maintenance:
         self._somebody_lost = asyncio.Event()
 
     def on_event(self, event: Event) -> None:
-        """A neighbour whose connection is gone is asked at once: if it is dead, its records want a new home."""
+        """A neighbour whose connection has ended is pinged at once: if it is dead, its records need another replica."""
         if isinstance(event, PeerDisconnected):
             own = node_id(self._core.peer_id)
             for contact in self._core.contacts.table.nearest(own, BUCKET_SIZE):
@@ -66,7 +66,7 @@ class Maintenance:
             self._somebody_lost.clear()
 
     async def keep_exploring(self) -> None:
-        """Looks now and then into a part of the network that this node knows few of (Kademlia, section 2.3)."""
+        """Looks now and then into a part of the network of which this node knows few others (Kademlia, section 2.3)."""
         random = self._core.endpoint.random
         table = self._core.contacts.table
         while True:
@@ -91,7 +91,7 @@ class Maintenance:
         core = self._core
         lost = core.contacts.lost_contacts(loop_time(), PROBES)
         for contact in lost:
-            core.endpoint.learn(contact.peer_id, contact.addresses, horizon=Scope.HOST)  # its own word, in its time
+            core.endpoint.learn(contact.peer_id, contact.addresses, horizon=Scope.HOST)  # it named these itself
         found = await self._ping([contact.peer_id for contact in lost])
         if loop_time() >= self._first_contacts_due:
             self._first_contacts_due = loop_time() + self._core.jittered(PROBE_INTERVAL)

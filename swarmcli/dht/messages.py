@@ -23,8 +23,8 @@ Records = Annotated[tuple[Record, ...], msgspec.Meta(max_length=MAX_RECORDS)]
 
 
 class PingRequest(msgspec.Struct, frozen=True):
-    """Are you there? `listening`, in all requests: whether the asker is a node that others may ask. Where it can be
-    dialed it has said when it greeted; one in client mode stays out of routing tables."""
+    """Are you there? `listening`, in all requests: whether the asker is a node that others may ask; if not, it stays
+    out of routing tables. Its addresses were in its greeting."""
 
     listening: bool = False
 
@@ -34,7 +34,7 @@ class PingReply(msgspec.Struct, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True, omit_defaults=True):
-    """About one id. With a cursor only what this life of the replica has stored after it is wanted."""
+    """About one id. With a cursor: only records that the replica stored after it, if `instance` is still its own."""
 
     target: ID
     instance: int = 0

@@ -72,12 +72,12 @@ class DHTNode:
         limits: DHTLimits = DHTLimits(),
         owns_endpoint: bool = True,
     ) -> DHTNode:
-        """A node on an endpoint that has been started, once it knows its neighbours.
+        """Starts a node on a started endpoint. Returns once the node knows its neighbours.
 
         Raises BootstrapError if there are `initial_peers` and none answers within `startup_timeout` seconds, and
-        AddressError for one that cannot be read. With an infinite timeout it tries on, and asks `further_peers` now and
-        then who could answer as well. With `owns_endpoint` the endpoint is closed with the node, also
-        when this fails.
+        AddressError for one that cannot be read. With an infinite timeout it goes on trying, and asks `further_peers`
+        now and then for more addresses. With `owns_endpoint` the endpoint is closed with the node, also when this
+        fails.
         """
         core = NodeCore(
             endpoint,
@@ -177,7 +177,7 @@ class DHTNode:
         return OwnedSubkey(identity.peer_id, name)
 
     async def withdraw(self, key: str, subkey: OwnedSubkey) -> bool:
-        """Takes back what this peer stored under one of its own subkeys; whether at least one replica knows by now."""
+        """Takes back what this peer stored under one of its own subkeys. Returns whether at least one replica knows."""
         reading = KeyRead(key_id(key))
         await read(self.core, reading, latest=True)
         current = reading.records.get(encode_subkey(subkey))
@@ -185,8 +185,8 @@ class DHTNode:
         return all(await self._store_records([tombstone]))
 
     def follow(self, key: str, *, only_bytes: bool = False) -> Follower:
-        """For reading a key again and again: each `refresh` costs what has changed since the last. `only_bytes`: all
-        other values are left out."""
+        """For reading a key again and again: each `refresh` transfers what has changed since the last. `only_bytes`:
+        all other values are left out."""
         return Follower(self.core, key, only_bytes=only_bytes)
 
     def add_validators(self, validators: Iterable[RecordValidator]) -> None:
@@ -195,8 +195,8 @@ class DHTNode:
         self._cache.clear()
 
     def known_addresses(self) -> list[str]:
-        """Where the peers that this node knows at present have answered, or say that they can be dialed; in the form
-        that `initial_peers` takes."""
+        """Addresses of the peers that this node knows now: where they have answered, or say that they can be dialed; in
+        the form that `initial_peers` takes."""
         return [
             f"{address}/{contact.peer_id.text}" for contact in self.core.contacts.table for address in contact.addresses
         ]
@@ -216,7 +216,7 @@ class DHTNode:
         self._tasks.hear(self.endpoint.events, self._on_event)
         self.core.contacts.listeners.append(self._replicator.contact_changed)
         self.core.contacts.listeners.append(self._contact_changed)
-        self._turn()
+        self._serve_or_stop()
         if initial_peers:
             self._maintenance.first_contacts = await first_contacts.find(initial_peers)
             self._moved.clear()  # whoever hears of this node now hears where it is
@@ -226,25 +226,25 @@ class DHTNode:
         self._tasks.keep(self.endpoint.events, *steps, self._keep_introducing)
 
     def rest(self, rests: bool) -> None:
-        """While it rests, this node finds and stores as ever, but leaves the tables of the others: nobody stores with
-        it or asks it. For a peer whose line is so slow that others' records would fill it. Idempotent."""
+        """While it rests, this node finds and stores as ever, but leaves the others' tables: nobody stores at it or
+        asks it. For a peer whose line is so slow that others' records would fill it. Idempotent."""
         if self.core.rests != rests:
             self.core.rests = rests
-            self._turn()
+            self._serve_or_stop()
             self._moved.set()
 
     def _on_event(self, event: Event) -> None:
         self._maintenance.on_event(event)
         if isinstance(event, OwnAddressesChanged):
-            self._turn()
+            self._serve_or_stop()
             self._moved.set()
 
     def _contact_changed(self, change: Change, contact: Contact) -> None:
-        self._turn()
+        self._serve_or_stop()
 
-    def _turn(self) -> None:
-        """A peer that can be dialed answers as a node of the table; one that only asks does so while it is cut off from
-        these. It may change."""
+    def _serve_or_stop(self) -> None:
+        """A peer that can be dialed answers other nodes; one that only asks does so while it is cut off. Called
+        whenever that may have changed."""
         if self.core.only_asks and not self.core.cut_off:
             self._service.stop()
         else:
@@ -257,7 +257,8 @@ class DHTNode:
         await self.core.explore(node_id(self.peer_id))
 
     async def _store_records(self, records: list[Record]) -> list[bool]:
-        """Whether each was stored; numbers those anew that a record from an earlier life of this owner outranks."""
+        """Whether each was stored. Renumbers and stores again those that a record from their owner's earlier life
+        outranks."""
         stored = [False] * len(records)
         left = [index for index, record in enumerate(records) if self._is_acceptable(record)]
         for _ in range(1 + RENUMBERINGS):

@@ -34,7 +34,7 @@ FOLLOW_INTERVAL = 15.0  # seconds after which a follower looks up the replicas a
 
 @dataclass(slots=True)
 class KeyRead:
-    """One key while it is being read. Cursors that are kept make the next reading a reading of changes."""
+    """One key while it is being read. If the cursors are kept, the next read asks for changes only."""
 
     target: int
     records: dict[bytes, Record] = field(default_factory=dict)
@@ -42,17 +42,17 @@ class KeyRead:
     cursors: dict[PeerID, tuple[int, int]] = field(default_factory=dict)
     counts: dict[PeerID, int] = field(default_factory=dict)  # of all records that each replica holds
     taken: int = 0  # bytes of records that replicas have sent
-    behind: bool = False  # the last replica had more than was wanted
-    _tellers: dict[bytes, Hashable] = field(default_factory=dict)  # of each record, by subkey
-    _count: Counter[Hashable] = field(default_factory=Counter)  # of records that each of them has told …
+    behind: bool = False  # the last replica had more than there was room for
+    _tellers: dict[bytes, Hashable] = field(default_factory=dict)  # subkey → who has told the record
+    _count: Counter[Hashable] = field(default_factory=Counter)  # of records that each teller has told …
     _bytes: Counter[Hashable] = field(default_factory=Counter)  # … and of their bytes
 
     def question(self, peer: PeerID) -> Question:
         return Question(id_to_bytes(self.target), *self.cursors.get(peer, (0, 0)))
 
     def take(self, records: Iterable[Record], teller: Hashable, limits: DHTLimits) -> None:
-        """Merges checked records in, of each teller no more than a replica keeps of a key: one that makes up records
-        without end would fill this peer's memory."""
+        """Merges checked records in, from each teller no more than a replica keeps under a key: one that makes up
+        records without end would fill this peer's memory."""
         for record in records:
             known = self.records.get(record.subkey)
             own = known if known is not None and self._tellers[record.subkey] == teller else None
@@ -76,7 +76,7 @@ class KeyRead:
 
 
 async def read(core: NodeCore, reading: KeyRead, *, latest: bool) -> list[Contact]:
-    """Fills in the records of a key from its replicas; returns these. With `latest` all of them are asked, else the
+    """Reads the records of a key from its replicas; returns the replicas. With `latest` all of them are asked, else the
     first that holds anything is enough."""
     read_own(core, reading)
     return await core.search(
@@ -88,7 +88,7 @@ async def read(core: NodeCore, reading: KeyRead, *, latest: bool) -> list[Contac
 
 
 def read_own(core: NodeCore, reading: KeyRead) -> None:
-    """Reads what this very node holds of the key. It is checked again: validators may have been added since."""
+    """Reads what this node itself holds under the key. Checks it again: validators may have been added since."""
     entry = core.storage.entry(reading.target, core.now())
     _, version = reading.cursors.setdefault(core.peer_id, (0, 0))
     for stored in entry.since(version) if entry is not None else ():
@@ -103,13 +103,14 @@ def read_own(core: NodeCore, reading: KeyRead) -> None:
 async def read_replica(
     core: NodeCore, contact: Contact, reading: KeyRead, *, contacts: int = 0, most: int = 0
 ) -> list[Contact]:
-    """Reads what one replica holds (or has changed), page by page; also the neighbours that it names. `most`: bytes, of
-    one page; 0: all. A replica whose pages come more slowly than a slow link has them counts as one that is gone."""
+    """Reads what one replica holds (or has changed), page by page; returns the neighbours that it names. `most`: bytes
+    of the only page that is wanted; 0: all pages. Raises CallTimeout if the pages come more slowly than SLOW_LINK; the
+    replica then counts as gone."""
     peer = contact.peer_id
     found: list[Contact] = []
     # Twice, since records may change between two pages.
     room, room_bytes = 2 * core.limits.max_subkeys, 2 * core.limits.max_entry
-    patience = CALL_TIMEOUT  # seconds of waiting, until the next page
+    patience = CALL_TIMEOUT  # seconds that are left for waiting; each page earns the time that SLOW_LINK allows it
     while True:
         question, asked = reading.question(peer), loop_time()
         reply, neighbours = await core.find(contact, question, contacts=contacts, values=True, room=most)
@@ -141,11 +142,11 @@ class Follower:
     Each replica is asked only for what it has stored since it was last read. A replica that restarted counts anew,
     which its reply shows; then all of it is read again. Concurrent refreshes do no harm, but each asks for itself.
 
-    A reader with room for so many bytes asks one replica each time, the next when that has no more to say.
+    With `room`, each `refresh` asks one replica; the next one's turn comes when that one has no more to send.
     """
 
     def __init__(self, core: NodeCore, key: str, *, only_bytes: bool = False) -> None:
-        """`only_bytes`: values that are none are left out, before they are decoded: lists of a stranger may take sixty
+        """`only_bytes`: values of other types are left out before they are decoded: a stranger's lists may take sixty
         times as much memory as they have bytes."""
         self.key = key
         self._only_bytes = only_bytes
@@ -170,7 +171,7 @@ class Follower:
 
     @property
     def size(self) -> int:
-        """Bytes of the records under the key, those read and as many of their kind as there are besides."""
+        """Bytes of all records under the key, estimated: `count` times the mean size of those read."""
         records = self._read.records.values()
         return sum(record.size for record in records) * self.count // max(1, len(records))
 
@@ -182,12 +183,13 @@ class Follower:
 
     @property
     def count(self) -> int:
-        """How many records there are under the key: those read, or as many as every replica holds that was asked."""
+        """How many records there are under the key: those read, or if more, as many as each replica that was asked
+        holds."""
         return max(len(self._read.records), min(self._read.counts.values(), default=0))
 
     async def refresh(self, room: float = math.inf) -> dict[Subkey, ValueWithExpiration]:
         """Subkey → value, as of now. Replicas that do not answer are left out; nothing is raised for them. `room`:
-        bytes of records that may come, of one of them."""
+        bytes of records that may arrive; if finite, from one replica."""
         near = self._core.contacts.table.nearest_apart(self._read.target, self._core.num_replicas)
         # Where others have come nearer than the replicas, whoever writes writes there: in a network that is small and
         # grows, not one of the former replicas may be left after seconds.
@@ -202,8 +204,8 @@ class Follower:
             replicas = await self._core.explore(self._read.target, self._core.num_replicas)
         else:
             replicas = await read(self._core, self._read, latest=True)
-        # A search costs some kilobytes, of which a node that rests has not many to spare; it looks up replicas that are
-        # lost, or that others have come before, in any case.
+        # A search costs some kilobytes, so a node that rests searches less often. When replicas are lost or nearer ones
+        # have come, it searches anyway.
         self._search_at = loop_time() + FOLLOW_INTERVAL * (4 if self._core.rests else 1)
         self._replicas = replicas
         current = {contact.peer_id for contact in self._replicas} | {self._core.peer_id}
@@ -213,7 +215,7 @@ class Follower:
             await self._read_replicas(room)
 
     async def _read_replicas(self, room: float) -> bool:
-        """Whether all that were asked answered."""
+        """Returns whether all that were asked answered."""
         read_own(self._core, self._read)
         others = [contact for contact in self._replicas if contact.peer_id != self._core.peer_id]
         if room <= 0:
@@ -232,7 +234,7 @@ class Follower:
         """Decodes what is new and drops what has ended."""
         for name, record in list(self._read.records.items()):
             if record.expiration <= now:
-                # Whatever it had replaced has expired too, or would come back as news of some replica.
+                # What it replaced has expired too; if not, a replica sends it again as news.
                 self._read.drop(record)
             elif name != NO_SUBKEY and record.value != TOMBSTONE and (is_bytes(record.value) or not self._only_bytes):
                 seen = self._seen.get(name)

@@ -67,7 +67,7 @@ def node_id(peer_id: PeerID) -> int:
 
 def key_id(key: str) -> int:
     """Where a key lives: SHA-256 of its UTF-8 bytes."""
-    # A stranger's may be as long as a message, and would be remembered.
+    # Long keys are not cached: a stranger's may be as long as a message.
     return (_key_id_lately if len(key) <= _LONGEST_KEY else _key_id)(key)
 
 
@@ -136,12 +136,12 @@ def is_owned(subkey: bytes) -> bool:
 
 SIGNING_PURPOSE = "dht record"
 REMEMBERED_WRITES = 1 << 14  # own records whose numbers are remembered
-SHORTEST_TOMBSTONE = 60.0  # seconds that a withdrawal stays, at the least
+SHORTEST_TOMBSTONE = 60.0  # seconds that a withdrawal lives at least
 TOMBSTONE = b""  # no msgpack value is empty
 
 
 class ValueWithExpiration(NamedTuple):
-    """A reader gets this. With subkeys, `value` is a dictionary subkey → ValueWithExpiration."""
+    """What a reader gets. With subkeys, `value` is a dictionary subkey → ValueWithExpiration."""
 
     value: Any
     expiration_time: float  # seconds of swarm time
@@ -161,8 +161,8 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     def rank(self) -> tuple[int, float, bytes, bytes]:
         """The newer of two records has the higher rank.
 
-        Owned records are counted by their owner, so that a clock that once ran ahead cannot block him; others go
-        by expiration. The rest only makes the order total, so that every replica decides alike.
+        Owners number their records, so that a clock that once ran ahead cannot block a later record; others go by
+        expiration. The rest only makes the order total, so that every replica decides alike.
         """
         return self.sequence, self.expiration, self.value, self.signature
 
@@ -190,7 +190,7 @@ def encode_value(value: Any) -> bytes:
         raise TypeError(f"the value cannot be stored: {error}; expected what msgpack carries") from error
 
 
-LARGE_VALUE = 4096  # bytes; what is larger may cost the processor much more than its owner
+LARGE_VALUE = 4096  # bytes; to check a larger record may take much more of the processor than to send it
 
 
 def decode_value(data: bytes) -> Any:
@@ -259,7 +259,7 @@ class Author:
         return not isinstance(subkey, OwnedSubkey) or subkey.owner in self._identities
 
     def write(self, key: str, subkey: Subkey, value: Any, expiration: float, now: float) -> Record:
-        """A record that is ready to be stored, its expiration capped. TypeError, ValueError: what is wrong with it."""
+        """A record that is ready to be stored, its expiration capped. Raises TypeError and ValueError."""
         if math.isnan(expiration):
             raise ValueError("expiration_time is a time in seconds, got nan")
         encoded = encode_value(value)
@@ -275,7 +275,7 @@ class Author:
         return self._made(key, subkey, TOMBSTONE, max(latest, now + SHORTEST_TOMBSTONE), now)
 
     def surpass(self, record: Record, current: Record, now: float) -> Record | None:
-        """The record again with a higher number than `current`, one of this owner's from an earlier life.
+        """The record again with a higher number than `current`, which its owner wrote in an earlier life.
 
         None if this author does not sign for the owner of the record's subkey.
         """
@@ -299,7 +299,7 @@ class Author:
         return self._signed(record, subkey, now) if isinstance(subkey, OwnedSubkey) else record
 
     def _signed(self, record: Record, subkey: OwnedSubkey, now: float) -> Record:
-        # From the clock, so that an owner who starts anew need not ask for his last number first; never backwards.
+        # From the clock, so that an owner that starts anew need not read its last number first; never backwards.
         last, _ = self._written.get((record.key, record.subkey), (0, 0.0))
         numbered = msgspec.structs.replace(record, sequence=max(int(now * 1000), last + 1))
         self._remember(numbered)

@@ -1,8 +1,8 @@
 """Keeping every record at the nodes nearest to its key while nodes come and go.
 
 Replicas compare digests of what they hold and send what differs. When a neighbour dies or a nearer node appears, they
-compare at once with the nodes that have become replicas by it; now and then they compare with all, which also heals
-what a merge of two halves of the network left behind.
+compare at once with the nodes that thereby became replicas. Now and then they compare with all, which also brings
+records together after two halves of the network have merged.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import set_within
 from swarmcli.recent import Recent
 
-SYNC_DELAY = 0.5  # seconds after a change among the replicas, for others that follow at once
-REMEMBERED_SYNCS = 1 << 14  # keys, of each replica, that were sent whole and are not sent the same again
+SYNC_DELAY = 0.5  # seconds after a change among the replicas, for further changes that follow at once
+REMEMBERED_SYNCS = 1 << 14  # pairs of replica and key of which is remembered what was sent
 
 Work: TypeAlias = dict[PeerID, tuple[Contact, list[int]]]  # with whom to compare, and under which keys
 
@@ -37,7 +37,7 @@ class Replicator:
         self._appeared: dict[PeerID, Contact] = {}
         self._lost: dict[PeerID, Contact] = {}
         self._news = asyncio.Event()
-        # With whom a key was compared last that had to be sent whole, and as what: not every time anew.
+        # (replica, key) → digest of the key's records when they were sent: the same are not sent again.
         self._sent: Recent[tuple[PeerID, int], int] = Recent(REMEMBERED_SYNCS)
 
     def contact_changed(self, change: Change, contact: Contact) -> None:
@@ -55,7 +55,7 @@ class Replicator:
             self._news.clear()
             news = self._appeared, self._lost
             self._appeared, self._lost = {}, {}
-            for place in [place for place in self._sent if place[0] in news[0]]:  # who may have started anew
+            for place in [place for place in self._sent if place[0] in news[0]]:  # these may have started anew, empty
                 del self._sent[place]
         if self._core.only_asks:
             return  # nobody asks this node for what it may still hold
@@ -65,7 +65,7 @@ class Replicator:
             await self._sync(work)
 
     async def _plan(self, news: tuple[dict[PeerID, Contact], dict[PeerID, Contact]] | None) -> dict[int, Work]:
-        """By this node's rank among the replicas of a key: who is to be compared with, and under which keys.
+        """This node's rank among the replicas of a key → with whom to compare, and under which keys.
 
         `news` are the contacts that appeared and those that were lost; only what they affect is in the plan. None:
         everything, as if this node came first everywhere.
@@ -107,8 +107,8 @@ class Replicator:
                     digests[target] = entry.digest()
             wanted = await self._core.sync(contact, [(id_to_bytes(target), each) for target, each in digests.items()])
             for target, digest in digests.items():
-                # One that has no room for all of it, or says so every time, is not sent the same again until its key
-                # or its life is another.
+                # A replica that has no room for all of it, or always claims to lack something, is not sent the same
+                # again until the records change or the replica starts anew.
                 if id_to_bytes(target) in wanted and self._sent.get((contact.peer_id, target)) != digest:
                     outcomes, _ = await deliver(self._core, contact, storage.records(target))
                     if all(outcome.verdict != StoreVerdict.BUSY for outcome in outcomes):

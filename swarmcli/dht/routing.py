@@ -45,10 +45,10 @@ E = TypeVar("E")
 
 
 def spread(nearest: Iterable[E], count: int, prefix: Callable[[E], Prefix | None]) -> list[E]:
-    """The first `count`, in their order, no two of them in one network prefix as long as there are others.
+    """The first `count`, in their order, but no two of one network prefix while there are others.
 
-    `prefix` is None for what strangers may well share, and does not count. So whoever has many addresses of one network
-    near a key holds one of its replicas.
+    An entry whose `prefix` is None (strangers may well share it) counts as like no other. So whoever has many addresses
+    of one network near a key holds one of its replicas.
     """
     found: list[E] = []
     alike: list[E] = []
@@ -98,10 +98,10 @@ class RoutingTable:
         """`prefix` says which network a contact is in; None: one that strangers share."""
         self._own = own
         self._prefix = prefix
-        self._networks: dict[PeerID, Prefix | None] = {}  # of the contacts, as they were when they came
+        self._networks: dict[PeerID, Prefix | None] = {}  # of the contacts, as of when they or their addresses came
         self._own_node = node_id(own)
         self._bucket_size = bucket_size
-        # By index; made when something falls into one, which happens to a few of them.
+        # By index. Made at the first use: few of the 256 are ever used.
         self._buckets = defaultdict[int, _Bucket](lambda: _Bucket(Recent(bucket_size)))
         self._occupied = 0  # one bit per bucket that has contacts
         self._count = 0
@@ -139,8 +139,8 @@ class RoutingTable:
         return False, next(iter(bucket.contacts.values()))
 
     def make_room(self, contact: Contact) -> Contact | None:
-        """A newcomer's bucket is full, and another network holds at least two more of its places than the newcomer's:
-        that one gives up its place that was heard of last. Returns whose it was."""
+        """If a newcomer's bucket is full, and another network holds at least two more places there than the newcomer's,
+        the contact of that network that was heard of last leaves. Returns it."""
         where = self._prefix(contact)
         if where is None or contact.peer_id == self._own:
             return None
@@ -194,8 +194,8 @@ class RoutingTable:
         return found[:count]
 
     def nearest_apart(self, target: int, count: int) -> list[Contact]:
-        """The same, no two of them in one network as long as there are others not much farther away: else whoever has
-        many identities ground near a target would be all that anybody names."""
+        """The same, but no two of one network while there are others not much farther away: otherwise a peer that makes
+        up many identities near a target would fill everybody's answers."""
         found = self.nearest(target, count)
         networks = [where for each in found if (where := self.network(each)) is not None]
         if len(set(networks)) == len(networks):
@@ -203,7 +203,7 @@ class RoutingTable:
         return spread(self.nearest(target, _LOOK_AROUND * self._bucket_size), count, self.network)
 
     def network(self, contact: Contact) -> Prefix | None:
-        """Where a contact of this table is; of others what `prefix` says."""
+        """The network of a contact: as noted in this table, else what `prefix` says."""
         known = self._networks.get(contact.peer_id, _UNKNOWN)
         return self._prefix(contact) if known is _UNKNOWN else known
 
@@ -266,14 +266,14 @@ class Contacts:
         self._bans = Backoff[PeerID](BAN, BAN, most=MOST_LOST)
 
     def heard_from(self, contact: Contact, now: float) -> None:
-        """A peer has called or answered, and this is where it has answered before or says that it is: never what others
-        say. One that nobody can dial any more leaves the table."""
+        """A peer has called or answered. `contact` has the addresses that it named itself or answered at, never those
+        that others name. Without any, it leaves the table: nobody can dial it."""
         if contact.peer_id == self._own or self.is_banned(contact.peer_id, now):
             return
         if not contact.addresses:
             self.withdrawn(contact.peer_id)
             return
-        self._find(contact.peer_id)
+        self._stop_probing(contact.peer_id)
         if (displaced := self.table.make_room(contact)) is not None:
             self._tell("lost", displaced)
         appeared, doubtful = self.table.seen(contact)
@@ -295,7 +295,7 @@ class Contacts:
 
     def withdrawn(self, peer: PeerID) -> None:
         """It says that it cannot be dialed: it leaves the table, and nobody looks for it."""
-        self._find(peer)
+        self._stop_probing(peer)
         lost, successor = self.table.failed(peer)
         if lost is not None:
             self._tell("lost", lost)
@@ -305,7 +305,7 @@ class Contacts:
     def ban(self, peer: PeerID, now: float) -> None:
         """It has sent what no honest node sends: it leaves the table and is not asked for a while."""
         self.gone(peer, now)
-        self._find(peer)
+        self._stop_probing(peer)
         self._bans.add(peer, now)
 
     def is_banned(self, peer: PeerID, now: float) -> bool:
@@ -323,8 +323,8 @@ class Contacts:
         """Those lost most recently, for when the table is empty: then all of them may be there again."""
         return list(self._lost.values())[-count:]
 
-    def _find(self, peer: PeerID) -> None:
-        """It is not looked for any more."""
+    def _stop_probing(self, peer: PeerID) -> None:
+        """The peer no longer counts as lost."""
         self._lost.pop(peer, None)
         self._probes.forget(peer)
 

@@ -56,11 +56,11 @@ class SchemaValidator:
 
     A field annotated `dict[K, V]` stands for a dictionary: each subkey is checked against K, each value against V.
     Values are checked strictly (a number in a string is no number) as msgpack carries them, a tuple as a list. Models
-    may be of pydantic or of pydantic.v1; of these, too, a value must be what the model makes of it.
+    may be of pydantic or of pydantic.v1; for these, too, a value must equal what the model makes of it.
 
     The validators of one DHT count together. A key that several have a rule for has to fit one of them. A key that
-    none has a rule for is refused if a validator that allows no others is for keys of its prefix, or has it with that
-    prefix, unless another one that is for such keys allows them.
+    none has a rule for passes if a validator for its prefix allows extra keys. Otherwise it is refused if a validator
+    is for its prefix, or if one that allows no extra keys has a rule for it with the prefix added.
     """
 
     name = "schema"
@@ -80,7 +80,8 @@ class SchemaValidator:
         return both
 
     def merge_with(self, other: object) -> bool:
-        """This validator stands for both from now on, unless `other` is of another kind: then False."""
+        """This validator stands for both from now on. Returns False, and changes nothing, if `other` is of another
+        kind."""
         if not isinstance(other, SchemaValidator):
             return False
         self.rules, self.scopes = self.rules + other.rules, self.scopes + other.scopes
@@ -221,7 +222,7 @@ class SignatureValidator:
 
 
 def _check_unowned(record: Record) -> None:
-    """Nobody could tell who numbered, signed or withdrew a record that has no owner."""
+    """Refuses what only an owner may do: nobody could tell who numbered, signed or withdrew an unowned record."""
     if record.sequence or record.signature:
         raise ValidationError("only records under owned subkeys are numbered and signed")
     if record.value == TOMBSTONE:
@@ -256,7 +257,7 @@ class RecordChecker:
                 self._validators.append(validator)
 
     def watch(self, key: str) -> Mapping[str, int]:
-        """Rule → how many records under this key were refused since the first call for it; grows by itself."""
+        """Rule → how many records under this key were refused since the first call for it. The mapping is live."""
         return self._watched.setdefault(key, Counter())
 
     def check(self, record: Record, now: float) -> None:

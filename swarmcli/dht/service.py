@@ -18,12 +18,12 @@ from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.prefix import Prefix
 from swarmcli.network.token_bucket import Meter
 
-# Each byte of a large value counts as so much of a question: 100 KiB of lists take 25 ms, mostly of the collector,
-# which looks at what a peer made since it began (at all of a process without `startup.over`: some 150 ms).
+# Units of work for each byte of a large value: decoding 100 KiB of lists takes 25 ms, most of it for the garbage
+# collector, which looks at all that a peer made since it began (without `startup.over` at the whole process: 150 ms).
 _VALUE_WORK = 1 / 256
 _STORE_WORK, _BYTE_WORK = 2.0, 1 / 8192  # for one record to store, and for each byte of it
 _PREFIX_FACTOR = 4.0  # what all of one network prefix may do, as a multiple of what one peer may
-_RECORD_WORK = 0.1  # of a question's, for one record in an answer and for one key that is compared
+_RECORD_WORK = 0.1  # for one record in an answer, and for one key that is compared; a question is 1
 
 
 def _keys(peer: PeerID, prefix: Prefix) -> dict[str, Hashable]:
@@ -65,7 +65,7 @@ class DHTService:
         """Neighbours of the target and, if asked for, the records under it, cut at the size of a reply or at the room
         that the asker has.
 
-        Refuses ("busy") who has had more looked up than one peer, or one prefix, may.
+        Raises CallRefused ("busy") for a peer that has caused more work than one peer, or one prefix, may.
         """
         self._charge(peer, 1)
         self._core.heard_from(peer, request.listening)
@@ -84,7 +84,7 @@ class DHTService:
         now, writer = loop_time(), self._core.writer(peer)
         keys = _keys(peer, writer.prefix)
         outcomes: list[Outcome] = []
-        room = self._core.limits.max_reply  # for newer records: a large one may stand in the way of thousands
+        room = self._core.limits.max_reply  # bytes, for newer records: one large record may outrank thousands of sent
         async for record in breathing(request.records):
             if record.size > LARGE_VALUE:
                 await asyncio.sleep(0)
@@ -103,7 +103,7 @@ class DHTService:
         return messages.StoreReply(tuple(outcomes), neighbours)
 
     async def sync(self, peer: PeerID, request: messages.SyncRequest) -> messages.SyncReply:
-        """Which of these keys look otherwise here; each once, however often it is named. Refuses like `find`."""
+        """Which of these keys have another digest here; each once, however often it is named. Refuses like `find`."""
         self._charge(peer, _RECORD_WORK * len(request.digests))
         self._core.heard_from(peer, request.listening)
         now = self._core.now()
@@ -115,7 +115,7 @@ class DHTService:
         return messages.SyncReply(tuple(wanted))
 
     def _charge(self, peer: PeerID, work: float) -> None:
-        """Before anything is done. Raises CallRefused."""
+        """Charges the peer before any work is done. Raises CallRefused."""
         if not self._work.take(loop_time(), work, **_keys(peer, self._core.writer(peer).prefix)):
             raise CallRefused("busy", "this peer has been asked too much")
 

@@ -1,5 +1,5 @@
-"""A node keeps records by key for the network, bounded, with expiration, and with a history that followers read;
-and for itself what it has read lately.
+"""The records that a node keeps for the network: bounded, with expiration, and with a history that followers read. And
+a cache of what the node itself has read lately.
 
 Every accepted record gets the next number of the storage's own count. The records of a key are kept in that order,
 so that "what changed since number n" costs no more than what did change.
@@ -59,8 +59,8 @@ class Stored:
 
 @dataclass(slots=True)
 class PrefixShare:
-    """The records of one network prefix. Both dictionaries begin with what has stood the longest; a record that is
-    renewed keeps its place."""
+    """The records of one network prefix. Both dictionaries begin with the oldest name; a record that is renewed keeps
+    its place."""
 
     size: int = 0  # bytes
     kept: dict[Name, None] = field(default_factory=dict)  # with an owner, and plain values
@@ -71,7 +71,7 @@ class PrefixShare:
         return len(self.kept) + len(self.expendable)
 
     def newest(self) -> Name | None:
-        """The record that goes first: without an owner before those with one, then what came last."""
+        """The record to evict first: the newest expendable one, else the newest."""
         return next(reversed(self.expendable or self.kept), None)
 
 
@@ -112,9 +112,9 @@ class KeyEntry:
 class Storage:
     """Bounded records of many keys. Times are swarm time, handed in; nothing here does I/O.
 
-    Whoever hands a record over has its network charged for it. What is full makes room at the cost of the network that
-    holds the most, of which the newest record goes: so whatever one network writes, the others keep their even share,
-    and who has been here for long stays. A network that would itself be the fullest is refused.
+    A record is charged to the network of the peer that hands it over. A full key, or a full storage, makes room by
+    dropping the newest record of the network that holds the most: so whatever one network writes, the others keep their
+    even share, and old records stay. A network that would itself hold the most is refused.
     """
 
     def __init__(self, limits: DHTLimits) -> None:
@@ -137,7 +137,8 @@ class Storage:
         known = entry.records.get(record.subkey)
         prefix = writer.prefix
         if known is not None and prefix != known.prefix:
-            # A writer that hands on its owner's words, or has no room for more, leaves the record charged as it was.
+            # If the writer passes on another's record, or its network has no room for more, the record stays charged
+            # as it was.
             own_word = _is_word_of(record, writer.peer)
             if not own_word or not self._has_share(number, entry, prefix, 1, record.size):
                 prefix = known.prefix
@@ -168,8 +169,8 @@ class Storage:
         return list(self._entries)
 
     def records(self, number: int) -> list[Record]:
-        """All records of a key, one of each prefix in turn, what has stood the longest first: of what a new replica
-        has no room for, the flood goes without a place and not the others."""
+        """All records of a key, one of each prefix in turn, its oldest first: if a new replica has no room for all, it
+        is a flood from one network that finds none."""
         entry = self._entries.get(number)
         if entry is None:
             return []
@@ -199,7 +200,7 @@ class Storage:
         return min(limits.max_directory, limits.max_subkeys) if number == self._directory else limits.max_subkeys
 
     def _has_share(self, number: int, entry: KeyEntry, prefix: Prefix, more: int, growth: int) -> bool:
-        """Whether a network may take up so many more places of the key, and bytes; one that strangers share always."""
+        """Whether a network may take so many more places of the key, and bytes. One that strangers share always may."""
         if prefix.shared:
             return True
         in_key, in_all = entry.shares.get(prefix, _NOTHING), self._shares.get(prefix, _NOTHING)
@@ -208,8 +209,8 @@ class Storage:
         return not more or in_key.count < max(1, self._most_subkeys(number) // self._limits.prefixes_in_key)
 
     def _make_room(self, number: int, entry: KeyEntry, record: Record, known: Stored | None, prefix: Prefix) -> bool:
-        """Whether this network may have the record, and there is room, or another network that holds more has had to
-        give some up."""
+        """Whether this network may have the record. Makes room for it, if need be, at the cost of networks that hold
+        more."""
         limits, new = self._limits, known is None
         growth = record.size - (0 if known is None else known.record.size)
         if not self._has_share(number, entry, prefix, int(new), growth):
@@ -248,7 +249,7 @@ class Storage:
             del self._entries[number]
 
     def _account(self, number: int, entry: KeyEntry, stored: Stored, sign: int, *, keeps_place: bool = False) -> None:
-        """Charges (1) the record's network for it, or no more (-1). `keeps_place`: it is charged anew at once."""
+        """Charges the record to its network (1), or no longer (-1). `keeps_place`: it will be charged again at once."""
         record, name = stored.record, (number, stored.record.subkey)
         self.size += sign * record.size
         self._count += sign
@@ -282,8 +283,8 @@ _count, _size = attrgetter("count"), attrgetter("size")
 def _to_evict(
     shares: Shares, prefix: Prefix, measure: Callable[[PrefixShare], int], growth: int, *, owned: bool = False
 ) -> Name | None:
-    """Chooses what has to go so that this network may have so much more. None: it would then itself hold the most.
-    `owned`: within a network a record with an owner takes the place of one that anyone may write."""
+    """Chooses the record to evict so that this network may have so much more. None: the network would then itself hold
+    the most. `owned`: within a network, a record with an owner may take the place of one that anyone may write."""
     own, fullest = shares.get(prefix, _NOTHING), max(shares.values(), key=measure, default=_NOTHING)
     if measure(fullest) > measure(own) + growth:
         return fullest.newest()
@@ -304,7 +305,7 @@ class ReadCache:
 
     def __init__(self, limits: DHTLimits) -> None:
         self._limits = limits
-        # And the loop time of their reading.
+        # Id of a key → its records, and the loop time at which they were read.
         self._entries: OrderedDict[int, tuple[list[Record], float]] = OrderedDict()
         self._size = 0
 

@@ -45,7 +45,7 @@ async def _place(core: NodeCore, target: int, records: Sequence[Record], results
     """Writes the records of one key, and notes what came of each."""
     # Where the neighbourhood is known, storing is itself the search: the replies name nodes that are nearer.
     known = core.contacts.table.knows_around(target)
-    named = 0 if core.rests else core.num_replicas  # neighbours take more of a slow line than what is stored
+    named = 0 if core.rests else core.num_replicas  # on a slow line, names of neighbours cost more than the records
     tried: set[PeerID] = set()
     failed: set[PeerID] = set()
 
