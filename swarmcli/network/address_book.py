@@ -1,4 +1,4 @@
-"""Where peers are known to be, and on whose word."""
+"""Where peers can be dialed, and who says so."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from swarmcli.recent import Recent
 # How long addresses that fail rest, and when they are forgotten. Times in seconds.
 _FIRST_PAUSE = 2.0  # for which an address that did not answer is not tried again: twice as long each time …
 _LONGEST_PAUSE = 600.0  # … up to this
-_FIRST_HEARD = MAX_ADDRESSES // 2  # addresses of a peer that later hearsay does not drive out
+_FIRST_HEARD = MAX_ADDRESSES // 2  # addresses of a peer, those heard first, that later hearsay does not displace
 _FAILURES = 3  # in a row, and …
 _OUTAGE = 600.0  # … over so long a time, before a proven address is forgotten: a link may be down for a while
 
@@ -25,20 +25,21 @@ class _Entry:
     proven: tuple[str, ...] = ()  # we dialed it, and this peer answered there
     told: tuple[str, ...] = ()  # what the peer says of itself
     heard: tuple[str, ...] = ()  # what others say of it; they may err or lie
-    word: tuple[str, ...] = ()  # of the first two, what others can use
-    # By address, the latest last: how often it has failed in a row, and since when.
+    word: tuple[str, ...] = ()  # those of the first two that others can use
+    # Address → how often it has failed in a row, and since when; the latest failure last.
     failing: Recent[str, tuple[int, float]] = field(default_factory=partial(Recent, 2 * MAX_ADDRESSES))
 
 
 class AddressBook:
-    """Where each peer can be dialed: proven addresses first, then those it tells, then hearsay; none displaces a better
-    one. Bounded: peers that were named or asked for least recently go first, and hearsay never drives out others.
+    """Where each peer can be dialed: proven addresses first, then those that it tells, then hearsay; none displaces a
+    better one. Bounded: peers that were named or asked for least recently go first, and a peer known by hearsay never
+    displaces one that has answered or told something.
 
     Everything is parsed as it comes in. What a stranger has written badly is left out and costs nobody else anything.
     """
 
     def __init__(self, max_peers: int, now: Callable[[], float] = lambda: 0.0) -> None:
-        """`now`: the loop's time in seconds, by which addresses that failed come up for another try."""
+        """`now`: the loop's time in seconds, by which addresses that failed are tried again."""
         self._now = now
         most = 2 * max_peers * MAX_ADDRESSES
         self._pauses = Backoff[tuple[PeerID, str]](_FIRST_PAUSE, _LONGEST_PAUSE, most=most)
@@ -57,7 +58,7 @@ class AddressBook:
         entry.word = readable((*entry.proven, *entry.told), peer)
 
     def told(self, peer: PeerID, addresses: Iterable[str], horizon: Scope = Scope.HOST) -> None:
-        """Takes in what the peer itself says now, instead of what it said before. None: it cannot be dialed."""
+        """Replaces what the peer said of itself by what it says now. No addresses: it cannot be dialed."""
         entry = self._meet(peer)
         entry.told = readable(addresses, peer, horizon)
         entry.word = readable((*entry.proven, *entry.told), peer)
@@ -70,8 +71,8 @@ class AddressBook:
         entry = self._met.get(peer) or self._heard_of.get(peer)
         if entry is None:
             entry = self._heard_of[peer] = _Entry()
-        # The addresses that were heard first keep half of the places until they have failed: else a liar who repeats
-        # himself could drive out what honest peers have said.
+        # The addresses that were heard first keep half of the places until they have failed: otherwise a liar that
+        # repeats itself could displace what honest peers have said.
         first = entry.heard[-_FIRST_HEARD:]
         now = self._now()
         new = [each for each in found if not self._pauses.rests((peer, each), now)]
@@ -80,8 +81,9 @@ class AddressBook:
         self._touch(peer)
 
     def failed(self, peer: PeerID, address: str, *, somebody_else: bool = False) -> None:
-        """Nobody, or `somebody_else`, answers there: it is not tried again for a while. Hearsay is dropped at once, a
-        proven address after having failed for long; what the peer says of itself stays until it says otherwise."""
+        """Nobody, or `somebody_else`, answers there: the address is not tried again for a while. Hearsay is dropped at
+        once, a proven address if somebody else answers or after it has failed for long; what the peer says of itself
+        stays until it says otherwise."""
         entry = self._met.get(peer) or self._heard_of.get(peer)
         if entry is None:
             return
@@ -104,7 +106,7 @@ class AddressBook:
         now = self._now()
         sound = [address for address in entry.proven if address not in entry.failing]
         talk = [each for each in (*entry.told, *entry.heard) if not self._pauses.rests((peer, each), now)]
-        # A proven address stays dialable while it fails, for it may be we who are cut off; but the others go before.
+        # A proven address stays in the list while it fails, since this peer may be the one that is cut off; but last.
         found = list(dict.fromkeys((*sound, *talk, *entry.proven)))
         return tuple(sorted(found, key=lambda address: not is_direct(address)))[:MAX_ADDRESSES]
 

@@ -28,15 +28,15 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
 _ZONE = re.compile(r"[A-Za-z0-9_.-]{1,16}")  # the interface of a link-local address
 _EXPECTED = "expected tcp://host:port, tcp://host:port/peerid or tcp://[ipv6]:port"
 _EXPECTED_RELAY = "expected relay://relayid/peerid"
-_READ_AT_MOST = 4 * MAX_ADDRESSES  # texts of one list that are looked at: more cost only their author
+_READ_AT_MOST = 4 * MAX_ADDRESSES  # texts of one list that are looked at; only the peer that names more loses by it
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where a peer can be dialed. `peer_id` is None when it is not known.
 
-    A relay address has no host and no port, but names the relay and the peer behind it; how the relay itself is
-    dialed is in the address book. `port` is 0 for a peer of the memory transport that has its host for itself.
+    A relay address has no host and no port, but names the relay and the peer behind it; the address book knows where
+    the relay itself is dialed. `port` is 0 for a peer of the memory transport that has its host for itself.
     """
 
     scheme: Scheme
@@ -84,7 +84,7 @@ _NETWORKS = {
 _SCOPES = [(ipaddress.ip_network(each), scope) for scope, networks in _NETWORKS.items() for each in networks]
 
 
-@lru_cache(maxsize=8192)  # asked for the same few hosts with whatever strangers say
+@lru_cache(maxsize=8192)  # strangers name the same few hosts again and again
 def scope_of(host: str) -> Scope | None:
     """The scope of an IP address; None for a host name and for addresses that no single machine has."""
     try:
@@ -119,15 +119,15 @@ def parse_address(text: str) -> Address:
 
 
 def place_of(text: str) -> str:
-    """Where an address leads, for people, who know hosts and not keys. Raises AddressError."""
+    """An address without scheme and peer id, for people, who know hosts and not keys. Raises AddressError."""
     return str(replace(parse_address(text), peer_id=None)).partition("://")[2]
 
 
 def readable(addresses: Iterable[str], peer: PeerID, horizon: Scope = Scope.HOST) -> tuple[str, ...]:
-    """Keeps what may be believed and tried of some peer's word on where `peer` can be dialed; the rest is left out.
+    """Those of the addresses that some peer names for `peer` which may be believed and tried.
 
-    Host names are left out, since they are resolved for this peer's user alone, and so are addresses below `horizon`:
-    the narrowest scope that whoever says it shares with us (see `Endpoint.horizon`). Direct ones come first, at most
+    Left out are host names, which are resolved for this peer's user alone, and addresses below `horizon`: the narrowest
+    scope that the peer that names them shares with us (see `Endpoint.horizon`). Direct ones come first, at most
     MAX_ADDRESSES. Never raises for a stranger's text.
     """
     found: dict[str, bool] = {}
@@ -139,8 +139,8 @@ def readable(addresses: Iterable[str], peer: PeerID, horizon: Scope = Scope.HOST
 
 
 def bounded(addresses: Iterable[str]) -> tuple[str, ...]:
-    """Cuts a list of a peer's addresses to what may be kept and handed on, unread: too many, or too long ones, cost
-    nobody anything but the peer that has named them."""
+    """Cuts a list of addresses to what may be kept and passed on without reading it. If some are too many or too long,
+    only the peer that named them loses by it."""
     return tuple(address for address in tuple(addresses)[:_READ_AT_MOST] if len(address) <= MAX_ADDRESS)[:MAX_ADDRESSES]
 
 
@@ -150,8 +150,8 @@ def is_direct(text: str) -> bool:
 
 
 class _Read(NamedTuple):
-    """The facts that are asked of each address of a list, again and again: neighbours in the hash table name each
-    other's."""
+    """What `readable` needs of one address. Kept, since neighbours in the hash table name the same addresses again and
+    again."""
 
     bare: str  # without the peer's id where it can do without
     peer_id: PeerID | None
@@ -161,14 +161,14 @@ class _Read(NamedTuple):
 
 @lru_cache(maxsize=8192)  # of at most MAX_ADDRESS characters each
 def _read(text: str) -> _Read | None:
-    """None for what nobody may name but the user of this very peer."""
+    """None for text that is no address, and for addresses that only this peer's own user may name."""
     try:
         address = parse_address(text)
     except AddressError:
         return None
     scope: Scope | None = Scope.INTERNET
     if address.direct:
-        # An interface's name means nothing elsewhere. Names of the memory transport are resolved by nobody.
+        # An interface's name means nothing elsewhere. Names of the memory transport need no resolution.
         scope = scope_of(address.host) if "%" not in address.host else None
         if scope is None and address.scheme == "memory":
             scope = Scope.INTERNET
@@ -184,7 +184,7 @@ def _is_port(text: str) -> bool:
 
 
 def _as_url(text: str) -> str:
-    """Says what a multiaddr of hivemind is here; "" if it is none."""
+    """Says how a multiaddr of hivemind is written here; "" if the text is none."""
     found = re.match(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/([0-9]+)(/|$)", text)
     if found is None:
         return "addresses are URLs over TCP here, no multiaddrs; " if text.startswith("/") else ""

@@ -1,4 +1,4 @@
-"""Others can make this peer take so much, on one page: memory, processor, sockets, dials, clock samples, contacts.
+"""How much others can make this peer take, on one page: memory, processor, sockets, dials, clock samples, contacts.
 
 A *stranger* has proved nothing yet, an *identity* has proved a key and costs nothing, a *prefix* (`prefix.py`) costs an
 address in another network. So what an identity may take keeps honest peers from hurting each other by mistake; what a
@@ -54,7 +54,8 @@ except ImportError:  # Windows has no such bound on sockets
 
 
 def allow_descriptors(wanted: int) -> int:
-    """Raises the soft limit of this process to `wanted`, as far as the hard one permits; how many it may have then."""
+    """Raises this process's soft limit of descriptors to `wanted`, as far as the hard one permits. Returns how many it
+    may then have."""
     if resource is None:
         return sys.maxsize
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -73,8 +74,8 @@ class Budget:
     """How much of one thing may be taken at one moment."""
 
     identity: int
-    prefix: int  # that one owner may well have for himself: a /24, a /48 of IPv6
-    shared: int  # that many honest peers share: this machine, the LAN, a carrier's customers, one relay
+    prefix: int  # for a prefix that one owner may well have alone: a /24, a /48 of IPv6
+    shared: int  # for one that many honest peers share: this machine, the LAN, a carrier's customers, one relay
     everyone: int
 
     def __post_init__(self) -> None:
@@ -82,7 +83,7 @@ class Budget:
             raise ValueError(f"a budget grows from identity over prefix and shared prefix to everyone, got {self}")
 
     def at_most(self, everyone: int) -> Budget:
-        """The same for fewer: one prefix takes a quarter of them at most, and one that many share the half."""
+        """The same with a lower bound for everyone: one prefix takes at most a quarter of it, a shared one half."""
         if everyone >= self.everyone:
             return self
         shared, prefix = min(self.shared, max(1, everyone // 2)), min(self.prefix, max(1, everyone // 4))
@@ -97,7 +98,7 @@ class Budgets:
     requests: Budget = Budget(32 * _MIB, 64 * _MIB, 128 * _MIB, 256 * _MIB)
     heads: Budget = Budget(32 * _MIB, 64 * _MIB, 128 * _MIB, 256 * _MIB)
     replies: Budget = Budget(32 * _MIB, 64 * _MIB, 128 * _MIB, 256 * _MIB)
-    # Honest ends that dial each other directly, over a relay and by punching have about five for a moment.
+    # An honest pair that dials directly, over a relay and by punching at once has about five for a moment.
     connections: Budget = Budget(8, 256, 1024, 4096)
     bulk: Budget = Budget(160, 512, 2048, 4096)
     handshakes: Budget = Budget(64, 64, 256, 256)
@@ -107,20 +108,20 @@ class Budgets:
     shared_handshake_rate: tuple[float, float] = (512.0, 2048.0)
     free_bytes: int = 64 << 10  # of calls, of answers, of a message, that one may hold before the ledger is asked
     patience: float = 10.0  # seconds for which a payload may lie or arrive while others wait for its room
-    standing: float = 600.0  # seconds of being connected, before which a peer gives way to those of long standing
+    standing: float = 600.0  # seconds; a peer connected for a shorter time gives way to one connected for longer
     # Files and sockets that a process needs besides those that others dial: its own dials, journals, checkpoints, data.
-    # Without them a stranger who fills the budgets would keep it from writing a checkpoint.
+    # Without this reserve, a stranger that fills the budgets would keep the process from writing a checkpoint.
     own_descriptors: int = 512
     least_connections: int = 64  # of control and of bulk ones each, however few descriptors the system gives
 
     @property
     def descriptors(self) -> int:
-        """How many files and sockets a process wants that keeps these."""
+        """How many files and sockets a process with these budgets needs."""
         return self.own_descriptors + self.connections.everyone + self.bulk.everyone + self.handshakes.everyone
 
     def within(self, descriptors: int) -> Budgets:
-        """Lowers the budgets to what a process can keep that has so many: fewer connections, down to some that any
-        swarm needs."""
+        """Lowers the budgets for a process that has only so many: fewer connections, but at least `least_connections`,
+        which any swarm needs."""
         if descriptors >= self.descriptors:
             return self
         half = max(self.least_connections, (descriptors - self.own_descriptors - self.handshakes.everyone) // 2)

@@ -53,7 +53,7 @@ PunchBulk: TypeAlias = Callable[[PeerID], Awaitable[Connection]]
 
 class EndpointContext:
     """One peer on the network, without its connections: who it is, where it is, what it serves, and what it keeps of
-    others. ControlPool, StreamPool and their channels know the endpoint as this."""
+    others. The channels know the endpoint as this."""
 
     def __init__(self, transport: Transport, clock: Clock | None, events: Events | None, seed: int | None) -> None:
         self.identity = transport.identity
@@ -64,19 +64,19 @@ class EndpointContext:
         self.clock = clock or Clock()
         self.events = events or Events()
         self.random = random.Random(seed if seed is not None else os.urandom(16))
-        # Drawn anew by each start: who restarted has forgotten older connections.
+        # Drawn anew at each start: a peer that restarted has forgotten older connections.
         self.boot_id = self.random.randbytes(16)
         self.call_handlers: dict[str, Handler] = {}  # a method has one handler, in one of the two
         self.stream_handlers: dict[str, Handler] = {}
-        # Makes each bulk connection with a peer whose control connection both ends dialed, or raises NetworkError; a
-        # relay carries it then, and with None.
+        # Makes a bulk connection with a peer whose control connection is punched, or raises NetworkError. If it raises,
+        # or is None, a relay carries the stream.
         self.punch_bulk: PunchBulk | None = None
         self.tasks = TaskOwner()
         self.ledgers = Ledgers.of(self.limits.budgets)
         self.book = AddressBook(MAX_KNOWN_PEERS, loop_time)
         self.dialer = Dialer(transport, self.book, loop_time)
-        self.ended_traffic = Traffic()  # on connections that have ended, and passed on for others
-        self.streamed: dict[str, Traffic] = {}  # by service, on streams that have ended; see Endpoint.moved
+        self.ended_traffic = Traffic()  # of connections that have ended, and of what was relayed for others
+        self.streamed: dict[str, Traffic] = {}  # by service, of streams that have ended; see Endpoint.moved
         self.violations: Counter[str] = Counter()  # broken rule → connections closed for it
 
     @property
@@ -91,7 +91,8 @@ class EndpointContext:
     def connection_ended(self, connection: Connection, error: ConnectionLost) -> None:
         self.ended_traffic += Traffic(connection.bytes_sent, connection.bytes_received)
         if isinstance(error, ProtocolViolation):
-            # A rule's name stands before the first colon; numbers in it are the other end's, who has no end of them.
+            # A rule's name stands before the first colon. Numbers in it may come from the other end, which could make
+            # up names without end.
             self.violations[re.sub(r"\d+", "…", error.reason.partition(":")[0])] += 1
             self.events.emit(PeerRefused(connection.peer_id.text, error.reason))
             logger.warning("closed the connection to %s: %s", connection.peer_id.short, error.reason)

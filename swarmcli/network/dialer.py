@@ -1,4 +1,4 @@
-"""Dialing peers by what the address book knows of them, and telling the book what came of it."""
+"""Dialing peers where the address book says, and telling the book what came of it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _OURS = (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL, errno.EMFILE, e
 # Dials that may fail at addresses which other peers have named, per second in the long run and at once.
 FAILED_DIALS = 8.0, 256.0
 FAILED_DIALS_PER_HOST = 1.0, 64.0  # many honest peers may share it
-# Seconds that silent direct addresses have before a relay is tried beside them: a TLS handshake with the other side of
-# the world takes less, and a connection that is needlessly relayed costs somebody else's link for as long as it stands.
+# Seconds after which a relay is tried beside silent direct addresses: a TLS handshake with the other side of the world
+# takes less, and a connection that is needlessly relayed costs somebody else's line for as long as it stands.
 _RELAY_PATIENCE = 1.5
 _TOO_MANY = "{} is not tried: too many addresses that others have named do not answer"
 
@@ -32,8 +32,8 @@ Dial: TypeAlias = Callable[[str], Awaitable[Connection]]
 
 
 async def dial_any(dial: Dial, addresses: Sequence[str]) -> Connection:
-    """Dials all addresses, the next one while those before it are still silent; the first to answer wins. Relays stand
-    behind all others, and are tried when these have failed or are silent for long.
+    """Dials all addresses in their order, the next one also while those before it are still silent; the first to answer
+    wins. Relays come last, and are tried when all others have failed or are silent for _RELAY_PATIENCE.
 
     Raises ConnectError with what failed at each.
     """
@@ -87,15 +87,15 @@ async def _give_up(attempts: set[asyncio.Task[Connection]], winner: Connection |
 
 
 class Dialer:
-    """Names each address's transport. Addresses that nobody has proved cost a budget where they fail."""
+    """Dials with the transport of each address's scheme. Failed dials at unproven addresses are charged to a budget."""
 
     def __init__(self, transport: Transport, book: AddressBook, now: Callable[[], float]) -> None:
         self.transports: dict[str, Transport] = {transport.scheme: transport}
         self.ping_time: Callable[[PeerID], float | None] = lambda peer: None  # to a connected peer, in seconds
         self._book = book
         self._now = now
-        # How many dials may fail where others pointed to. It refills with time, so that strangers can make this peer
-        # neither search a network nor burden a victim. Dials under way count as failed.
+        # How many dials may fail at addresses that others named. It refills with time, so strangers can make this peer
+        # neither scan a network nor burden a victim. Dials under way count as failed.
         self._failures = Meter(host=FAILED_DIALS_PER_HOST, everyone=FAILED_DIALS)
 
     def addresses_of(self, peer: PeerID) -> tuple[str, ...]:
@@ -107,14 +107,14 @@ class Dialer:
         return tuple(address for address in addresses if address.partition("://")[0] in self.transports)
 
     async def dial(self, address: str, expected: PeerID | None, purpose: Purpose, timeout: float) -> Connection:
-        """One address, whoever named it. Raises ConnectError and its kinds, or AddressError."""
+        """Dials one address, whoever named it. Raises ConnectError and its kinds, or AddressError."""
         parsed = parse_address(address)
         transport = self.transports.get(parsed.scheme)
         if transport is None:
             raise AddressError(f"{address} cannot be dialed: this peer has no transport for it")
         connection = await transport.dial(address, expected, purpose, timeout)
         if connection.peer_id != transport.identity.peer_id:
-            # As the book keeps it: a direct one without the peer's id.
+            # In the form of the book: a direct address without the peer's id.
             bare = str(replace(parsed, peer_id=None) if parsed.direct else parsed)
             self._book.answered(connection.peer_id, bare)
             if parsed.scheme == "tcp" and scope_of(parsed.host) is None:  # a name, which others do not take from us
@@ -122,7 +122,8 @@ class Dialer:
         return connection
 
     async def dial_peer(self, peer: PeerID, addresses: tuple[str, ...], purpose: Purpose) -> Connection:
-        """The first of these addresses at which the peer answers. Raises ConnectError with what failed at each."""
+        """Dials these addresses; the first at which the peer answers wins. Raises ConnectError with what failed at
+        each."""
 
         async def attempt(address: str) -> Connection:
             return await self._attempt(peer, address, purpose)

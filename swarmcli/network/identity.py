@@ -73,7 +73,7 @@ class PeerID(bytes):
 
 @lru_cache(maxsize=4096)
 def _text_of(peer_id: bytes) -> str:
-    """Python writes base32 in Python: a page that shows a thousand peers would spend most of its time here."""
+    """Cached, since Python's base32 is slow: a page that shows a thousand peers would spend most of its time here."""
     return base64.b32encode(peer_id).decode().rstrip("=").lower()
 
 
@@ -144,7 +144,7 @@ class Identity:
 
 def verify(peer_id: PeerID, purpose: str, signature: bytes, *fields: bytes) -> bool:
     """Whether `signature` was made by `peer_id` for exactly this purpose and these fields."""
-    if len(signature) != SIGNATURE_BYTES:  # a stranger's may be as long as a message, and would be remembered
+    if len(signature) != SIGNATURE_BYTES:  # the cache below must not keep a stranger's, which may be a message long
         return False
     message = _signed_bytes(purpose, fields)
     check = _signed_lately if len(message) <= _REMEMBERED_BYTES else _signed
@@ -160,7 +160,7 @@ def _signed(peer_id: bytes, signature: bytes, message: bytes) -> bool:
 
 
 # The same certificates and records come from several peers in a row, and all peers of one process see the same ones.
-# Strangers may fill this with what they like: it takes 2 MiB at most, and a wrong answer is as right as before.
+# Strangers may fill this cache: it takes 2 MiB at most, and what falls out of it is verified again.
 _signed_lately = lru_cache(maxsize=1024)(_signed)
 
 
@@ -170,7 +170,7 @@ def _signed_bytes(purpose: str, fields: tuple[bytes, ...]) -> bytes:
 
 
 def _lock_file(path: Path) -> BaseFileLock:
-    """The lock lies beside the key: on Windows nobody could read a file that is locked itself."""
+    """Locks a file beside the key: on Windows nobody could read the key if it were locked itself."""
     place = path.resolve()  # two names of one file are one lock
     lock = FileLock(place.with_name(f"{place.name}.lock"), timeout=0, thread_local=False)
     try:

@@ -19,7 +19,7 @@ _MAX_FILE_BYTES = 4096  # a PEM file of such a key has about 120
 
 
 def open_key_file(path: Path, what: str) -> int:
-    """A descriptor of the file, for `read_key`. `what` it is called in errors. Raises IdentityError, OSError."""
+    """A descriptor of the file, for `read_key`. `what`: the file's name in errors. Raises IdentityError, OSError."""
     # Without O_NONBLOCK a named pipe in the file's place would hang the process here; Windows has neither.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     try:
@@ -76,13 +76,13 @@ def _check_file(path: Path, status: os.stat_result, what: str) -> None:
         raise IdentityError(
             f"the {what} {path} may be read or written by other users (mode {mode:04o}); run: chmod 600 {path}"
         )
-    # The superuser could read it all the same; refusing keeps behaviour equal for everyone.
+    # The superuser could read it all the same; it is refused so that all users see the same behaviour.
     if not mode & 0o400:
         raise IdentityError(f"the {what} {path} is not readable (mode {mode:04o}); run: chmod 600 {path}")
 
 
 def read_key(path: Path, descriptor: int, what: str, fix: str) -> Ed25519PrivateKey:
-    """The key in an open file. Raises IdentityError, which ends with `fix` where the file holds something else."""
+    """The key in an open file. Raises IdentityError, which ends with `fix`, if the file holds something else."""
     data = os.read(descriptor, _MAX_FILE_BYTES)
     try:
         key = load_pem_private_key(data, password=None)

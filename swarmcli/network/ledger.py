@@ -16,7 +16,7 @@ from swarmcli.network.token_bucket import Meter
 class Ledger:
     """Counts one thing by identity, by prefix and in all; what is charged has to be given back exactly once.
 
-    Only who has something is in its books, so they are as bounded as what they count.
+    Only identities and prefixes that hold something are in its books, so these are as bounded as what they count.
     """
 
     def __init__(self, budget: Budget) -> None:
@@ -33,7 +33,7 @@ class Ledger:
         return True
 
     def charge_anyway(self, identity: Hashable, prefix: Prefix, amount: int) -> None:
-        """The same for what is there already, or what this peer wants itself."""
+        """The same without a check: for what is there already, or what this peer itself wants."""
         self.taken += amount
         self._identities[identity] += amount
         self._prefixes[prefix] += amount
@@ -54,8 +54,8 @@ class Ledger:
         return self._identities[identity]
 
     def crowded(self, prefix: Prefix, amount: int = 1) -> Prefix | None:
-        """Where somebody has to give way, so that this prefix can take so much more: this prefix if it is full, or, if
-        everyone is, the one that uses the most of its budget. None: there is room."""
+        """The prefix in which somebody has to give way, so that this one can take so much more: this one if it is full,
+        or the one that uses the most of its budget if everyone's is used up. None: there is room."""
         if self._prefixes[prefix] + amount > self._bound(prefix):
             return prefix
         return self.fullest() if self.taken + amount > self.budget.everyone else None
@@ -110,7 +110,7 @@ class Account:
         self.held -= amount
 
     def close(self) -> None:
-        """Gives everything back, and keeps no book from now on. Idempotent."""
+        """Gives everything back; what is charged from now on never reaches the ledger. Idempotent."""
         self.give_back(self.held)
         self._free = sys.maxsize
 
@@ -120,7 +120,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Ledgers:
-    """Those of one endpoint."""
+    """The ledgers of one endpoint."""
 
     payloads: Ledger
     requests: Ledger
@@ -134,7 +134,7 @@ class Ledgers:
 
 
 class HandshakeRates:
-    """How many handshakes each network may have this peer take part in per second."""
+    """How many handshakes per second each network may cause at this peer."""
 
     def __init__(self, budgets: Budgets) -> None:
         self._meter = Meter(own=budgets.handshake_rate, shared=budgets.shared_handshake_rate)

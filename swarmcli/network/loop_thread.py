@@ -19,7 +19,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_EXIT_GRACE = 5.0  # seconds that the end of the interpreter waits for a thread that nobody released
+_EXIT_GRACE = 5.0  # seconds for which the interpreter's exit waits for a thread that nobody released
 
 
 class SwarmFuture(concurrent.futures.Future[T]):
@@ -29,12 +29,12 @@ class SwarmFuture(concurrent.futures.Future[T]):
         return asyncio.wrap_future(self).__await__()
 
 
-# On Windows the loop that waits by select() knows at most 512 sockets, so there it is the one of completion ports.
+# On Windows a loop that waits by select() can have at most 512 sockets, so there completion ports are used.
 _SystemLoop: type[asyncio.BaseEventLoop] = getattr(asyncio, "ProactorEventLoop", asyncio.SelectorEventLoop)
 
 
 class _Loop(_SystemLoop):  # type: ignore[valid-type, misc]
-    """Resolves names in threads of their own, which the end of the loop and of the interpreter does not wait for.
+    """Resolves names in threads of their own, for which neither the loop's end nor the interpreter's exit waits.
 
     A name server that is out of reach takes up to half a minute to fail, and nothing can interrupt the wait for it.
     """
@@ -75,11 +75,11 @@ class LoopThread:
     loop: asyncio.AbstractEventLoop
 
     def __init__(self) -> None:
-        """Starts the thread. Use `acquire`; an instance made directly belongs to nobody else."""
+        """Starts the thread. Use `acquire`; an instance that is made directly is not shared."""
         self._users = 1
         self._process = os.getpid()
         self._closing = False
-        self._order = threading.Lock()  # nothing is submitted behind the request to stop
+        self._order = threading.Lock()  # nothing is submitted after the request to stop
         self._stop: asyncio.Event
         started = threading.Event()
         self._thread = threading.Thread(target=self._main, args=(started,), name="swarm-loop", daemon=True)
@@ -88,7 +88,7 @@ class LoopThread:
 
     @classmethod
     def acquire(cls) -> LoopThread:
-        """The shared thread, started if need be. Every `acquire` wants its `release`."""
+        """The shared thread, started if need be. Every `acquire` needs a `release`."""
         with cls._guard:
             if cls._shared is None:
                 cls._shared = LoopThread()
@@ -97,7 +97,7 @@ class LoopThread:
             return cls._shared
 
     def release(self) -> None:
-        """Gives up one share. The last one cancels what still runs, waits for it and ends the thread."""
+        """Undoes one `acquire`. The last release cancels what still runs, waits for it and ends the thread."""
         self._check_callable_here("release")
         with LoopThread._guard:
             self._users -= 1
@@ -184,13 +184,13 @@ class LoopThread:
 async def offload(func: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Runs `func` in the loop's executor (inline under virtual time) and returns its result.
 
-    When the caller is cancelled, the cancellation goes on only after `func` has returned: memory that it works on
-    is at rest by then.
+    When the caller is cancelled, CancelledError is raised only after `func` has returned, so nothing writes any more to
+    the memory that it works on.
     """
     call = [functools.partial(func, *args, **kwargs)]
     del func, args, kwargs
-    # The worker takes the call out: it lets go of its own work only some time after the result is known here, and would
-    # keep the arguments meanwhile (once, on a busy machine, the averages of a whole round beside those of the next).
+    # The worker pops the call: the executor drops its reference only some time after the result is known here, and
+    # would keep the arguments meanwhile (once, on a busy machine, a whole round's averages beside those of the next).
     return await to_its_end(asyncio.get_running_loop().run_in_executor(None, lambda: call.pop()()))
 
 
@@ -209,7 +209,8 @@ async def set_within(event: asyncio.Event, seconds: float | None) -> bool:
 
 
 async def to_its_end(work: Awaitable[T]) -> T:
-    """For what must not be left half done: when the caller is cancelled, that goes on only after `work` has ended."""
+    """Awaits what must not be left half done: when the caller is cancelled, `work` still runs to its end, and only then
+    CancelledError is raised."""
     job = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(job)

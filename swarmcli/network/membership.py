@@ -1,4 +1,4 @@
-"""Closed runs: who is a member, as both ends of a connection prove it in the greeting.
+"""Closed runs: who is a member. Both ends of a connection prove it in the greeting.
 
     run key ── signs ──▶ Invitation ── for a peer id, or for the bearer ──▶ Pass ── shown in each greeting
             └─ signs ──▶ Revocation ── of a peer id, or of an invitation
@@ -6,8 +6,8 @@
 An invitation holds for one recipe and has an end. One *for a peer* is worth nothing to any other peer, since the
 greeting proves who shows it. One *for the bearer* comes with a key of its own, which stays in the link: with it the
 bearer signs its peer id (the *claim*), so whoever sees a pass can do nothing with it. A link may be passed on, so a
-claim is not enough: the invitation names a *host*, the peer of the link, and that one countersigns the first claim that
-it sees (the *binding*) and no other one. From then on the pass holds everywhere, whether the host runs or not.
+claim is not enough: the invitation names a *host*, the peer of the link. The host countersigns the first claim that it
+sees (the *binding*), and no other. From then on the pass holds everywhere, whether the host runs or not.
 
 No I/O here, and no clock: `Membership` is told both.
 """
@@ -28,10 +28,10 @@ from swarmcli.network.identity import PEER_ID_BYTES, SIGNATURE_BYTES, Identity, 
 
 logger = logging.getLogger(__name__)
 
-ID_BYTES = 8  # of an invitation: drawn by lot, so that two that its owner has made are two
+ID_BYTES = 8  # of an invitation: drawn by lot, so that two invitations of one owner differ
 _HEAD = struct.Struct(f"!B{ID_BYTES}sQ{PEER_ID_BYTES}s{PEER_ID_BYTES}s")
 INVITATION_BYTES = _HEAD.size + SIGNATURE_BYTES
-MAX_PROOF = INVITATION_BYTES + 2 * SIGNATURE_BYTES  # bytes of what is shown
+MAX_PROOF = INVITATION_BYTES + 2 * SIGNATURE_BYTES  # bytes of a pass
 MAX_REVOCATIONS = 10_000  # that a peer keeps; all of them are the owner's own
 
 MAX_ADMITTED = 4096  # members of which this peer remembers what they have shown, besides those that are connected
@@ -51,7 +51,7 @@ class InvitationKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClosedRun:
-    """Invitations are for this: the public run key, and the recipe by its fingerprint."""
+    """What invitations are for: the public run key, and the recipe by its fingerprint."""
 
     key: PeerID
     recipe: str
@@ -59,13 +59,13 @@ class ClosedRun:
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """Signed by the run key over all that stands here, and the recipe."""
+    """`signature` is the run key's, over all other fields and the recipe."""
 
     kind: InvitationKind
     id: bytes
     until: int  # seconds since 1970; from then on it holds no more
-    holder: PeerID  # the peer; or the public key of a bearer's invitation
-    host: PeerID  # who countersigns a bearer's claim; of one for a peer that peer itself
+    holder: PeerID  # the peer; of a bearer's invitation its public key
+    host: PeerID  # who countersigns a bearer's claim; of an invitation for a peer, that peer
     signature: bytes = b""
 
     def head(self) -> bytes:
@@ -88,7 +88,7 @@ class Invitation:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A peer shows this: an invitation, and for the bearer's what ties it to this peer."""
+    """What a peer shows: an invitation, and for a bearer's the signatures that tie it to this peer."""
 
     invitation: Invitation
     claim: bytes = b""
@@ -122,8 +122,8 @@ class Revocation(msgspec.Struct, frozen=True):
 
 
 def claimed(run: ClosedRun, invitation: Invitation, bearer: Identity, peer: PeerID) -> Pass:
-    """A bearer's invitation as this peer shows it. `bearer` is the key that came with it; the peer that has this very
-    key as its own only looks at what it is invited to, and claims nothing."""
+    """A bearer's invitation as this peer shows it. `bearer` is the key that came with it. A peer whose own key this is
+    only reads the recipe, and claims nothing."""
     if peer == invitation.holder:
         return Pass(invitation)
     return Pass(invitation, bearer.sign("invitation claim", run.recipe.encode(), invitation.id, peer))
@@ -131,12 +131,12 @@ def claimed(run: ClosedRun, invitation: Invitation, bearer: Identity, peer: Peer
 
 @dataclass(slots=True)
 class Remembered:
-    """A member must still know this after a restart. `save` is called when it has changed, and returns when it lies on
+    """What a member must still know after a restart. `save` is called when it has changed, and returns when it is on
     the disk: a host that forgot a binding would bind an invitation twice."""
 
     bound: dict[bytes, PeerID] = field(default_factory=dict)  # invitation → whom this peer, its host, has bound it to
     revoked: dict[bytes, Revocation] = field(default_factory=dict)  # by subject
-    card: Pass | None = None  # this peer's own
+    card: Pass | None = None  # this peer's own pass
     save: Callable[[], None] = lambda: None
 
 
@@ -147,18 +147,18 @@ class Membership:
         """`now`: seconds since 1970, by which invitations end."""
         self.run = run
         self.remembered = remembered
-        self.admitted: dict[PeerID, Invitation] = {}  # by what those have shown that are connected, or were lately
+        self.admitted: dict[PeerID, Invitation] = {}  # what members have shown that are connected, or were lately
         self._identity = identity
         self._now = now
 
     def proof(self, for_peer: PeerID) -> bytes:
-        """This peer's pass, for another one to see, which can do nothing with it."""
+        """This peer's pass, encoded; b"" if it has none. Whoever sees it can do nothing with it."""
         card = self.remembered.card
         return b"" if card is None else card.encode()
 
     def check(self, peer: PeerID, proof: bytes) -> bytes:
         """Raises NotAMember unless this peer, which has proved its id, is a member. Returns what this end has to tell a
-        dialer: the binding of an invitation to it, by its host; or nothing."""
+        dialer: the binding, if this peer is the host of the dialer's invitation and has bound it; else b""."""
         card = self._genuine(proof)
         invitation = card.invitation
         self._check_standing(peer, invitation)
@@ -168,7 +168,7 @@ class Membership:
                 raise NotAMember("this invitation is another peer's; ask for one of your own")
         else:
             binding = self._check_bearer(peer, card)
-        self.admitted.pop(peer, None)  # the newest stand last
+        self.admitted.pop(peer, None)  # so that the newest stand last
         self.admitted[peer] = invitation
         return binding
 
@@ -204,11 +204,11 @@ class Membership:
             and invitation.kind is InvitationKind.BEARER
             and invitation.id in self.remembered.bound
         ):
-            return "the invitation has been taken up"  # of who only looked at it
+            return "the invitation has been taken up"  # the holder of the link's key only read the recipe
         return ""
 
     def forget_all_but(self, connected: Iterable[PeerID]) -> None:
-        """Bounds what is remembered. The oldest go first: who was just admitted may not count as connected yet."""
+        """Bounds what is remembered. The oldest go first: a peer admitted just now may not count as connected yet."""
         surplus = len(self.admitted) - MAX_ADMITTED
         if surplus > 0:
             kept = set(connected)
@@ -216,8 +216,8 @@ class Membership:
                 del self.admitted[peer]
 
     def learn(self, revocations: Iterable[Revocation]) -> list[Revocation]:
-        """Takes up what is new and the owner's; returns that. The first that is not the owner's raises ValueError, so
-        that whoever invents them costs no more than one signature."""
+        """Keeps those that are new, and returns them. Raises ValueError at the first that the owner has not signed, so
+        that whoever invents them costs this peer no more than one verification."""
         new: list[Revocation] = []
         known = self.remembered.revoked
         try:
@@ -252,7 +252,7 @@ class Membership:
     # Inside
 
     def _genuine(self, proof: bytes) -> Pass:
-        """Reads a pass. A peer that shows nothing of the owner's is told nothing but that the run is closed."""
+        """Reads a pass. A peer that shows nothing signed by the owner is told only that the run is closed."""
         try:
             card = Pass.decode(proof)
         except ValueError:
@@ -272,7 +272,8 @@ class Membership:
             )
 
     def _check_bearer(self, peer: PeerID, card: Pass) -> bytes:
-        """The binding, where this peer is the invitation's host and the other one does not have it yet."""
+        """Returns the binding if this peer is the invitation's host and the other one has none yet, else b"". Raises
+        NotAMember."""
         invitation, own = card.invitation, self._identity.peer_id
         if card.binding:
             if not self._is_bound(peer, card):
@@ -286,14 +287,14 @@ class Membership:
         if bound not in (None, peer):
             raise NotAMember(BOUND)
         if peer == invitation.holder:
-            return b""  # it looks at the recipe, and claims nothing
+            return b""  # it only reads the recipe, and claims nothing
         if bound is None:
             self._bind(invitation, peer)
             logger.info("bound the invitation %s to %s", invitation.id.hex(), peer.short)
         return self._identity.sign("invitation binding", *self._bound_fields(peer, invitation))
 
     def _bind(self, invitation: Invitation, peer: PeerID) -> None:
-        """A host that signs what it may forget would let in a second peer after its next start."""
+        """Saves before it signs: a host that forgets a binding would let in a second peer after its next start."""
         self.remembered.bound[invitation.id] = peer
         try:
             self.remembered.save()
@@ -303,14 +304,15 @@ class Membership:
             raise NotAMember("the host of this invitation cannot write just now; try again later") from error
 
     def _try_to_save(self) -> None:
-        """Others tell this again after the next start, so it holds now also where it cannot be written."""
+        """What cannot be written holds all the same until the next start: after it, others tell it again."""
         try:
             self.remembered.save()
         except OSError as error:
             logger.warning("what was learned of the run's members is not on the disk: %s", error)
 
     def _is_bound(self, peer: PeerID, card: Pass) -> bool:
-        """The host's word alone would let it invite whom it likes, the claim whoever has seen the link."""
+        """Needs both signatures: with the host's alone it could invite anybody, and a claim can be made by everybody
+        who has seen the link."""
         fields = self._bound_fields(peer, card.invitation)
         bound = verify(card.invitation.host, "invitation binding", card.binding, *fields)
         return bound and card.is_claimed_by(peer, self.run)

@@ -23,7 +23,7 @@ class Neighbours(EndpointContext):
     def __init__(self, transport: Transport, clock: Clock | None, events: Events | None, seed: int | None) -> None:
         super().__init__(transport, clock, events, seed)
         self.peers = Peers(self.limits)
-        self.dialer.ping_time = self.ping_time  # it compares relays, whose word on that counts for nothing
+        self.dialer.ping_time = self.ping_time  # compares relays, so by a measure that they cannot lower by a lie
         self.near: Recent[PeerID, bool] = Recent(MAX_KNOWN_PEERS)  # see `is_on_this_computer`
         self.farthest = Scope.HOST  # the widest scope in which a connected peer was ever seen
 
@@ -33,18 +33,17 @@ class Neighbours(EndpointContext):
         return tuple(filter(is_direct, self.addresses))
 
     def learn(self, peer: PeerID, addresses: Iterable[str], *, horizon: Scope | None = None) -> None:
-        """Takes up where a peer can be dialed, by hearsay: what cannot be read is left out, and what lies below the
-        horizon; None: that of talk which comes from nobody in particular. The book is bounded; see
-        MAX_KNOWN_PEERS."""
+        """Takes in addresses of a peer by hearsay, without those that cannot be read or lie below the horizon. None:
+        `horizon(None)`. The book is bounded; see MAX_KNOWN_PEERS."""
         if peer != self.peer_id:
             self.book.learn(peer, addresses, self.horizon(None) if horizon is None else horizon)
 
     def horizon(self, source: PeerID | None) -> Scope:
-        """The narrowest scope in which addresses are believed that this connected peer names.
+        """The narrowest scope of addresses that are believed when this connected peer names them.
 
-        Whom we see on the internet names no hosts of our LAN, and whom we see in our LAN none of this machine: there
-        the same address means another host to it than to us, at best. What comes from nobody in particular (None: a
-        record in the hash table) counts as if the farthest of all peers had said it that were ever connected.
+        A peer on the internet cannot name hosts of our LAN, and one in our LAN none of this machine: the same address
+        would mean another host to it than to us, at best. None: a source that is not connected, such as a record of the
+        hash table; it counts like the farthest peer that was ever connected.
         """
         channel = self.peers.current(source) if source is not None else None
         return horizon_of(channel.connection) if channel is not None else self.farthest
@@ -58,8 +57,8 @@ class Neighbours(EndpointContext):
         return self.book.first_hand(peer)
 
     def own_word(self, peer: PeerID) -> tuple[str, ...]:
-        """Where this peer has answered us, or says that it can be dialed: what may be told to others, for whom it is
-        hearsay. It holds no hearsay and no host names."""
+        """Where this peer has answered us, or says that it can be dialed: without hearsay and host names, so it may be
+        told to others, as hearsay."""
         return self.addresses if peer == self.peer_id else self.book.own_word(peer)
 
     def seen(self, peer: PeerID) -> Connection | None:
@@ -70,7 +69,7 @@ class Neighbours(EndpointContext):
     def prefix(self, peer: PeerID) -> Prefix | None:
         """The network that this peer is counted in, by its current control connection; None: there is none.
 
-        Whoever comes through a relay counts in a bucket of the relay's network, however many identities relay there.
+        A peer that comes through a relay is counted in the relay's network, however many identities relay there.
         """
         channel = self.peers.current(peer)
         return channel.prefix if channel is not None else None
@@ -104,7 +103,7 @@ class Neighbours(EndpointContext):
     def received(self, peer: PeerID) -> int | None:
         """Bytes that have come from this peer on the connections that stand now; None: there is no control connection.
 
-        They grow as long as the peer lives: while someone waits for `lost`, each second of silence is asked about.
+        They grow as long as the peer lives: while someone waits for `lost`, it is pinged after each second of silence.
         """
         known = self.peers.get(peer)
         if known is None or known.current is None:
@@ -121,15 +120,15 @@ class Neighbours(EndpointContext):
         return channel.round_trip if channel is not None else None
 
     def ping_time(self, peer: PeerID) -> float | None:
-        """Smoothed seconds from a ping to its pong, whatever the peer took. None: not known.
+        """Smoothed seconds from a ping to its pong, with the time that the peer took. None: not known.
 
-        For where a peer would gain by a lie: it can look farther away than it is, and never nearer.
+        For decisions in which a peer would gain by a lie: it can seem farther away than it is, but never nearer.
         """
         channel = self.peers.current(peer)
         return channel.ping_time if channel is not None else None
 
     def passed(self) -> Traffic:
-        """Bytes that have gone through this peer's links so far, as far as that is known: without what still waits."""
+        """Bytes that have passed this peer's line so far, as far as that is known: without what still waits."""
         waiting = sum(connection.bytes_waiting for connection in self.connections())
         traffic = self._traffic()
         return Traffic(traffic.sent - waiting, traffic.received)
@@ -146,13 +145,13 @@ class Neighbours(EndpointContext):
         return controls + [channel.connection for channel in self.peers.bulk()]
 
     def _traffic(self) -> Traffic:
-        """Since the start, on connections that have ended and those that stand, and what was passed on for others."""
+        """Since the start, on connections that have ended and those that stand, and what was relayed for others."""
         ended, standing = self.ended_traffic, self.connections()
         sent = sum(each.bytes_sent for each in standing)
         return Traffic(ended.sent + sent, ended.received + sum(each.bytes_received for each in standing))
 
     def passed_on(self, nbytes: int) -> None:
-        """Counts bytes that came and went for others, in the traffic of the service `relay`."""
+        """Counts bytes that this peer relayed for others, which came and went, as those of the service `relay`."""
         moved = Traffic(nbytes, nbytes)
         self.ended_traffic += moved
         self.stream_ended("relay", moved)

@@ -25,11 +25,11 @@ class Peer:
         self.opening: asyncio.Future[ControlChannel] | None = None
         self.watchers: list[asyncio.Future[str]] = []  # each is told when the last control connection has gone
         self.bulk: dict[StreamChannel, None] = {}
-        self.idle: list[StreamChannel] = []  # of those that streams are opened on here
+        self.idle: list[StreamChannel] = []  # those of them on which this end can open a stream now
         self.slots = asyncio.Semaphore(limits.max_streams_per_peer)  # one for each stream that is opened here
         self.streams_opening = 0  # that wait for a slot or a connection
         self.requests: dict[int, asyncio.Future[StreamChannel]] = {}  # token → the connection that the peer dials
-        self.dialing = 0  # bulk connections that the peer has asked for
+        self.dialing = 0  # bulk connections that are being dialed because the peer has asked for them
 
     @property
     def watched(self) -> bool:
@@ -47,7 +47,7 @@ class Peer:
         return sum(channel.connection.bytes_received for channel in self.bulk)
 
     def prefer(self, own_id: PeerID) -> None:
-        """Chooses the current control connection by the rule that both ends share."""
+        """Chooses the current control connection by the rule that both ends share (see `control_pool`)."""
         same = [c for c in self.controls if c.boot_id == self.boot_id] or self.controls
         direct = [c for c in same if not c.connection.relayed] or same
         smaller_dialed = [c for c in direct if c.connection.dialed == (own_id < self.id)]
@@ -55,7 +55,7 @@ class Peer:
         self.current = candidates[-1] if candidates else None
 
     def take_idle(self, *, relayed: bool) -> StreamChannel | None:
-        """The last one that became idle and still stands."""
+        """The channel that became idle last and still stands."""
         for channel in [each for each in reversed(self.idle) if each.connection.relayed == relayed]:
             self.idle.remove(channel)
             if channel.error is None:
@@ -63,7 +63,7 @@ class Peer:
         return None
 
     def lose_bulk(self, reason: str) -> None:
-        """Without its control connection nobody would notice that a peer is gone: everything else goes too."""
+        """Ends all bulk connections: without a control connection nobody would notice that the peer is gone."""
         for future in self.requests.values():
             if not future.done():
                 future.set_exception(ConnectionLost(reason))
@@ -72,7 +72,7 @@ class Peer:
 
 
 class Peers:
-    """Those with which there is anything."""
+    """The peers with which there is a connection, or something under way."""
 
     def __init__(self, limits: NetworkLimits) -> None:
         self._limits = limits
@@ -101,7 +101,7 @@ class Peers:
         return [channel for peer in self._peers.values() for channel in peer.bulk]
 
     def forget(self, peer: Peer) -> None:
-        """If nothing is left with it."""
+        """Removes a peer with which nothing is left."""
         if not (peer.controls or peer.opening or peer.bulk or peer.streams_opening or peer.requests or peer.dialing):
             self._peers.pop(peer.id, None)
 

@@ -1,8 +1,8 @@
-"""Network prefixes: what addresses that one owner holds have in common, to count by.
+"""Network prefixes, by which strangers are counted: one owner's addresses mostly have one in common.
 
 Identities cost nothing, addresses of unlike networks cost something: whoever rents a machine has a /48 of IPv6 for
-nothing and a few addresses of one /24. What many honest peers share for other reasons has buckets of its own, so that
-a budget can tell them apart: this machine, the local network, a carrier's customers, whoever comes through one relay.
+nothing and a few addresses of one /24. What many honest peers share for other reasons (this machine, the local network,
+a carrier's customers, one relay) is a kind of its own, so that a budget can allow it more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CARRIERS = ipaddress.ip_network("100.64.0.0/10")  # between a provider and its 
 
 
 class Prefix(NamedTuple):
-    """One bucket. `network` is the /24 or /48 in its usual form; of a relay its own network or peer id; of the memory
+    """One network. `network` is the /24 or /48 in its usual form; of a relay its own network or peer id; of the memory
     transport the host's name."""
 
     kind: Kind
@@ -39,10 +39,10 @@ class Prefix(NamedTuple):
         return self.network if self.kind in ("internet", "name") else f"{self.kind} {self.network}"
 
 
-@lru_cache(maxsize=8192)  # asked for the same few hosts at each connection and record
+@lru_cache(maxsize=8192)  # the same few hosts come with each connection and record
 def prefix_of(host: str, bits_v4: int = 24, bits_v6: int = 48) -> Prefix:
-    """The bucket of an IP address, in text. What is no IP address (a host name, the memory transport's) stands for
-    itself. Addresses that hold an IPv4 address (mapped, 6to4, Teredo) count as that one. Never raises."""
+    """The prefix of an IP address, given as text. A host that is no IP address (a name, also the memory transport's)
+    stands for itself. Addresses that hold an IPv4 address (mapped, 6to4, Teredo) count as that one. Never raises."""
     try:
         found: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(host)
     except ValueError:
@@ -61,7 +61,7 @@ def prefix_of(host: str, bits_v4: int = 24, bits_v6: int = 48) -> Prefix:
 
 
 def prefix_of_address(address: str) -> Prefix:
-    """The bucket of an address as peers write them; through a relay, the relay's. What cannot be read stands for
+    """The prefix of an address as peers write it; of one over a relay, the relay's. What cannot be read stands for
     itself. Never raises."""
     try:
         read = parse_address(address)
@@ -71,8 +71,8 @@ def prefix_of_address(address: str) -> Prefix:
 
 
 def in_turns(things: Iterable[T], network: Callable[[T], Prefix], dice: random.Random) -> list[T]:
-    """All of them by lot, one of each network before a second of any: identities cost nothing, so a thousand of one
-    network are one among the others."""
+    """Shuffles the things, one of each network before a second of any: identities cost nothing, so a thousand of one
+    network come like one."""
     networks: dict[Prefix, list[T]] = {}
     for one in things:
         networks.setdefault(network(one), []).append(one)

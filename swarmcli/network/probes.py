@@ -1,4 +1,4 @@
-"""Connections that carry nothing: whoever dials one learns where it is seen, and may leave one word."""
+"""Probes: short connections that show their dialer where it is seen, and may carry one short message."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from swarmcli.network.loop_thread import set_within
 from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.transports.base import Connection
 
-MAX_PROBE = 4096  # bytes of the word
+MAX_PROBE = 4096  # bytes of the message
 _PROBES = 256  # connections that others may hold at one time …
 _PROBE_LIFE = 30.0  # … and for so many seconds
 
 
 class Probes:
-    """Those that others hold."""
+    """The probes that others have dialed to this peer."""
 
     def __init__(self, endpoint: EndpointContext) -> None:
         self.held: dict[Connection, Prefix] = {}  # with their networks, the oldest first
-        # Told of each word that came on one at the listener: who sent it, from where, and what it says.
+        # Called for each message on a probe that the listener accepted: with sender, address and message.
         self.heard: Callable[[PeerID, str, bytes], None] | None = None
         self._endpoint = endpoint
 
@@ -32,16 +32,16 @@ class Probes:
             connection.abort(reason)
 
     def accepted(self, connection: Connection) -> None:
-        """The dialer knows by now where it is seen. It holds the connection a while, since that keeps its router's
-        ports as they are."""
+        """Holds a probe. Its dialer knows by now where it is seen, but may keep the connection for a while, since that
+        keeps its router's ports as they are."""
         if len(self.held) >= _PROBES:
             self._end_one()
         self.held[connection] = prefix_of_address(connection.remote_address)
         self._endpoint.tasks.spawn(self._hold(connection))
 
     def _end_one(self) -> None:
-        """The oldest one of the network that holds the most: refusing new ones instead, whoever holds all would keep
-        every proof from being heard. A word comes at the beginning, so the old ones have been heard."""
+        """Ends the oldest probe of the network that holds the most. If new ones were refused instead, whoever holds all
+        could keep every proof from being heard. Messages come at the beginning, so those of old probes were heard."""
         held = Counter(self.held.values())
         oldest = max(self.held, key=lambda connection: held[self.held[connection]])
         del self.held[oldest]
@@ -49,7 +49,7 @@ class Probes:
 
     async def _hold(self, connection: Connection) -> None:
         def heard(message: bytes) -> None:
-            # As dials of strangers do: a connection that both ends or a relay have made says nothing about these.
+            # Shows that a stranger's dial gets through, which a relayed or punched connection does not.
             came_in = not (connection.dialed or connection.relayed or connection.punched)
             if self.heard is not None and came_in:
                 self.heard(connection.peer_id, connection.remote_address, message)

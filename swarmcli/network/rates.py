@@ -1,8 +1,8 @@
-"""How fast this peer may send and receive, as its user wishes: one bucket of tokens for each direction of its link.
+"""How fast this peer may send and receive, as its user wishes: one token bucket for each direction of its line.
 
-All connections of the peer share the two. Control messages pass at once, and bulk connections pay for them: they wait
-until the bucket is in credit again, and then each of those that wait passes one piece, so that all get the same. What
-passed is counted afterwards, so the mean is exact even where a piece was larger than what was left.
+All connections of the peer share the two. Control messages pass at once, and bulk connections pay for them: these wait
+until the bucket is in credit again, then each of those that wait passes one piece, so that all get the same. What
+passed is charged afterwards, so the mean is exact even if a piece was larger than what was left.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from swarmcli.network.token_bucket import TokenBucket
 # records of the hash table.
 LEAST_RATE = 5_000.0
 
-_BURST = 0.05  # seconds of the rate that pass at once after a pause, and that one turn of all who wait takes
+_BURST = 0.05  # seconds of the rate that pass at once after a pause, and in one turn of all who wait
 _SMALLEST, LARGEST_PIECE = 2 << 10, 256 << 10  # bytes
 # Seconds of the rate that control messages may take in advance. A peer whose control messages alone need more than the
 # limit exceeds it; otherwise its streams would stand still, and others would take it for dead.
@@ -26,7 +26,7 @@ _DEBT = 5.0
 
 
 class LinkWay:
-    """One direction of the link. Used from the loop."""
+    """One direction of the line. Used from the loop."""
 
     def __init__(self) -> None:
         self.limit: float | None = None  # bytes per second; None: unlimited, and nothing is counted
@@ -44,7 +44,7 @@ class LinkWay:
             self._release()
             return
         self._bucket = TokenBucket(limit, max(_SMALLEST, _BURST * limit))
-        self._bucket.take(self._bucket.burst, loop_time())  # else each change would let a burst through
+        self._bucket.take(self._bucket.burst, loop_time())  # otherwise each change would let a burst through
         self._opens = 0.0
         self.charge(owed)
         if self._waiting:
@@ -104,7 +104,7 @@ class LinkWay:
             self._wait()  # control messages have passed meanwhile
 
     def _release(self) -> None:
-        """All of them, not one after the other: whoever is let go may have nothing to read, and would keep the rest."""
+        """Lets all go at once: if one went first, and then had nothing to read, it would hold up the rest."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -115,7 +115,7 @@ class LinkWay:
 
 
 class LinkRates:
-    """The two directions of this peer's link."""
+    """The two directions of this peer's line."""
 
     def __init__(self) -> None:
         self.upload, self.download = LinkWay(), LinkWay()

@@ -75,13 +75,13 @@ class StreamPool:
             connection.abort("too many bulk connections from this network")
 
     def made(self, connection: Connection) -> None:
-        """Keeps a connection that this end has dialed by other means for the next stream."""
+        """Keeps for the next stream a connection that this end has dialed by other means."""
         channel = self._take_up(connection, Role.OPENER)
         self._peers.of(connection.peer_id).idle.append(channel)
 
     def tick(self) -> None:
         """Called at each keepalive interval: closes what is not used."""
-        self._feed_the_starved()  # first: each channel's tick lets its stream try again, and then nobody seems to wait
+        self._feed_the_starved()  # before the ticks: they let starved streams try again, and then none seems to wait
         for channel in self._peers.bulk():
             quiet = channel.tick() * self._limits.keepalive_interval
             alive = self._peers.current(channel.peer_id) is not None
@@ -95,8 +95,8 @@ class StreamPool:
                 channel.reset("idle for too long")
 
     def _feed_the_starved(self) -> None:
-        """Where payloads wait for memory, the connection gives way that has held most of it for long, in the prefix
-        that is full or, where everyone's memory is taken, in the one that uses the most."""
+        """If payloads wait for memory, ends the connection that has held the most of it for long: in the prefix that is
+        full or, if everyone's memory is taken, in the one that uses the most."""
         starved = [c for c in self._peers.bulk() if c.stream is not None and c.stream.starved]
         ledger = self._endpoint.ledgers.payloads
         for crowded in {ledger.crowded(each.prefix, self._limits.max_payload) for each in starved}:
@@ -136,8 +136,8 @@ class StreamPool:
     def _bulk_wanted(self, control: ControlChannel, wanted: BulkWanted) -> None:
         peer = self._peers.of(control.peer_id)
         addresses = self._where_seen(control)
-        # Dials that succeed cost the asker nothing: without the second bound they could take all files of this process,
-        # and without the rate its processor, by connections that the asker ends as soon as they are there.
+        # Dials that succeed cost the asker nothing. Without the second bound they could take all descriptors of this
+        # process; without the rate, its processor, by connections that the asker ends as soon as they are there.
         full = (
             peer.dialing >= self._limits.max_streams_per_peer
             or len(peer.bulk) + peer.dialing >= self._limits.budgets.bulk.identity
@@ -159,7 +159,8 @@ class StreamPool:
     # Inside
 
     async def _opener(self, peer: Peer) -> StreamChannel:
-        """An idle channel, or a new one. Who dialed the control connection is the likelier to succeed again."""
+        """An idle channel, or a new one. The end that dialed the control connection is tried first: it is the likelier
+        to succeed again."""
         if (channel := peer.take_idle(relayed=False)) is not None:
             return channel
         control = await self._control.control(peer.id)
@@ -176,21 +177,22 @@ class StreamPool:
         raise PeerUnreachable("; ".join(map(str, problems))) from problems[0]
 
     def _ways(self, control: ControlChannel, peer: Peer) -> list[Callable[[], Awaitable[StreamChannel]]]:
-        """In the order in which they are tried; a relay is the last, even where a connection through one is idle."""
+        """The ways to a new channel, in the order in which they are tried; a relay is the last, even if a connection
+        through one is idle."""
         came, addresses = not control.connection.dialed, self._endpoint.dialer.addresses_of(peer.id)
         direct = tuple(filter(is_direct, addresses))
         relays = addresses[len(direct) :]
         ways: list[Callable[[], Awaitable[StreamChannel]]] = [partial(self._dial, peer.id, direct)] if direct else []
         if control.connection.punched:
             return [partial(self._punch, peer.id), *ways, partial(self._relay, peer, relays)]
-        # The end that has dialed the control connection knows where, whatever this peer announces.
+        # The other end can be asked to dial if this peer announces an address, or if it has dialed this peer before.
         if self._endpoint.direct or (came and not control.connection.relayed):
             ways.insert(0 if came else len(ways), partial(self._ask, control, peer))
         return [*ways, partial(self._relay, peer, relays)] if relays else ways
 
     def _where_seen(self, control: ControlChannel) -> tuple[str, ...]:
-        """Where a peer is dialed that asks for it: nowhere but where it has answered, at the host from which it comes
-        at the ports that it announces, and over its relays. Whatever else it names would be others' hosts."""
+        """Where to dial a peer that asks for it: where it has answered, at the host from which it comes with the ports
+        that it announces, and over its relays. Nowhere else: other addresses that it names may be others' hosts."""
         peer, connection = control.peer_id, control.connection
         proven, said = self._endpoint.book.first_hand(peer), self._endpoint.book.own_word(peer)
         seen: list[str] = []
@@ -231,7 +233,7 @@ class StreamPool:
         try:
             return await future
         except asyncio.CancelledError:
-            # The connection may have come in the very moment in which its asker was cancelled.
+            # The connection may have come at the very moment at which its asker was cancelled.
             if future.done() and not future.cancelled() and future.exception() is None:
                 future.result().reset("nobody waits for this connection any more")
             raise

@@ -1,4 +1,4 @@
-"""An owner of what lives as long as something: tasks that come and go, work that must not end before it, listeners."""
+"""An owner of tasks, of lasting work and of subscriptions to events: `close` ends them all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AFTER_A_FAULT = 5.0  # seconds: a step that fails at once, always, must not take
 class TaskOwner:
     """Keeps every task that it starts until the task has ended, and sees its error.
 
-    Unlike an asyncio.TaskGroup it survives a task that fails (one handler's fault is not the others'): the error
+    Unlike an asyncio.TaskGroup, it survives a task that fails (one handler's fault must not end the others): the error
     goes to the loop's exception handler. Tasks are cancelled in the order in which they were started.
     """
 
@@ -33,7 +33,7 @@ class TaskOwner:
         return task
 
     def keep(self, events: Events, *steps: Callable[[], Awaitable[None]]) -> None:
-        """Takes each of these steps again and again, see `keep`."""
+        """Runs each of these steps again and again, see `keep`."""
         for step in steps:
             self.spawn(keep(step, events))
 
@@ -42,12 +42,12 @@ class TaskOwner:
         self._unsubscribe.append(events.subscribe(listener))
 
     async def join(self) -> None:
-        """Waits until no task is left, of those too that are started meanwhile. Cancels nothing."""
+        """Waits until no task is left, those included that are started meanwhile. Cancels nothing."""
         while self._tasks:
             await asyncio.wait(list(self._tasks))
 
     async def close(self) -> None:
-        """Ends the subscriptions, then cancels and awaits all tasks, those too that others start while they end."""
+        """Ends the subscriptions, then cancels and awaits all tasks, even those that others start while they end."""
         while self._unsubscribe:
             self._unsubscribe.pop()()
         own = asyncio.current_task()
@@ -64,9 +64,8 @@ class TaskOwner:
 
 
 async def keep(step: Callable[[], Awaitable[None]], events: Events) -> NoReturn:
-    """Takes one step after the other, for as long as its owner lives; a step may be a loop that never ends. An error
-    that nobody expected is told, and after a pause the next step follows: without its keeper, what is kept would stay
-    as it is for ever."""
+    """Runs `step` again and again until it is cancelled; a step may be a loop that never ends. Tells of an unexpected
+    error (`tell_fault`), pauses, and goes on: otherwise one fault would end lasting work for good."""
     told, name = "", getattr(step, "__qualname__", "a step")
     asyncio.current_task().set_name(name)  # type: ignore[union-attr]
     while True:
@@ -78,8 +77,8 @@ async def keep(step: Callable[[], Awaitable[None]], events: Events) -> NoReturn:
 
 
 def tell_fault(what: str, error: Exception, events: Events | None = None, told: str = "") -> str:
-    """An error that nobody expected, of work that goes on: the loop's exception handler logs it, and people read of it
-    once, by an event, unless these are the words that were `told` last. Returns the words."""
+    """Tells of an unexpected error in work that goes on: the loop's exception handler logs it, and an event tells
+    people, unless its words are those that were `told` last. Returns the words."""
     words = printable(f"a fault of this program in {what}, which goes on: {type(error).__name__}: {error}", 500)
     asyncio.get_running_loop().call_exception_handler({"message": words, "exception": error})
     if events is not None and words != told:

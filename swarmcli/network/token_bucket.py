@@ -14,11 +14,11 @@ MOST_KEYS = 4096
 class TokenBucket:
     """`rate` tokens come in per second, up to `burst`. A token is a byte, or one of whatever is bounded.
 
-    It knows no time of its own: the caller hands it in, in seconds of a clock that does not go back.
+    The caller hands in the time, in seconds of a clock that does not go back.
     """
 
     def __init__(self, rate: float, burst: float) -> None:
-        """Begins full. Raises ValueError for what would never let anything through."""
+        """Begins full. Raises ValueError unless both are above 0."""
         if not (rate > 0 and burst > 0):
             raise ValueError(f"a token bucket has a rate and a burst above 0, got {rate} and {burst}")
         self.rate = rate
@@ -27,9 +27,9 @@ class TokenBucket:
         self._at = float("-inf")  # when the tokens were counted
 
     def take(self, amount: float, now: float) -> float:
-        """Takes tokens, also those that are not there yet; the seconds until they would have been.
+        """Takes tokens, even if they are not there yet; returns the seconds until they are.
 
-        Who comes later waits longer, so everyone gets through in the order of asking, however much each takes.
+        Whoever comes later waits longer, so everyone gets through in the order of asking, however much each takes.
         """
         self._fill(now)
         self._tokens -= amount
@@ -57,18 +57,18 @@ class Meter:
     """Bounds one thing by several keys at once: each bound has a bucket for each of its keys, and there may be one
     bucket for everyone. Callers name the bounds that apply: `take(now, peer=peer, network=network)`.
 
-    Identities cost nothing, so name theirs first: the other bounds are not touched by what an identity is refused.
+    Name the identity's bound first: what it refuses does not touch the other bounds.
     """
 
     def __init__(self, *, everyone: Bound | None = None, **bounds: Bound | None) -> None:
-        """A bound is None where there is none. Of more than MOST_KEYS of a bound those that were quiet longest are
-        forgotten first."""
+        """A bound of None is none. Of each bound, MOST_KEYS keys are remembered; those quiet for longest are forgotten
+        first."""
         self._everyone = None if everyone is None else TokenBucket(*everyone)
         self._bounds = bounds
         self._buckets: dict[str, Recent[Hashable, TokenBucket]] = {name: Recent(MOST_KEYS) for name in bounds}
 
     def take(self, now: float, amount: float = 1, **keys: Hashable) -> bool:
-        """Whether all of these have so much left; only then it is counted."""
+        """Takes `amount` from all of these, if each has so much left; returns whether it did."""
         taken: list[TokenBucket] = []
         for bucket in self._of(keys):
             if not bucket.take_now(amount, now):
@@ -79,7 +79,8 @@ class Meter:
         return True
 
     def owe(self, now: float, amount: float, **keys: Hashable) -> float:
-        """Counts what has been done already: it is missing later. The seconds until all of these have it again."""
+        """Charges what has been done already, even if it is not there. Returns the seconds until all of these are back
+        at zero or above."""
         return max([bucket.take(amount, now) for bucket in self._of(keys)], default=0.0)
 
     def give_back(self, amount: float = 1, **keys: Hashable) -> None:
