@@ -1,8 +1,8 @@
-"""Adapters of peft beside a frozen base: how a recipe's are made, and how a base comes to them.
+"""Builds a recipe's adapter (peft) beside a frozen base, and loads the base.
 
-An adapter begins by the recipe's seed alone, on the CPU, whatever holds the base. So it can be there before its base:
-stand-ins of the right shapes, which take no memory, are in the base's places then, and `load_base` puts the base itself
-there when it has come from the run's peers.
+An adapter's initial weights depend on the recipe's seed alone: they are drawn on the CPU, whatever device holds the
+base. So an adapter can be built before its base is here. Until `load_base` puts the base in its places, for example
+when the run's peers have sent it, stand-ins of the right shapes are there, which take no memory.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from swarmcli.recipe.pretrained import saved_model
 from swarmcli.training.device import choose_compute
 from swarmcli.words import first_words
 
-# One model at a time: transformers sets torch's default type meanwhile, and here the seed is of all threads.
+# Threads build one model at a time: meanwhile transformers changes torch's default dtype, and torch's seed is set, both
+# for all threads.
 BUILDING = threading.RLock()
-# peft's task types, by transformers' Auto classes: others have none
+# peft's task type for each Auto class of transformers; others have none
 _TASKS = {
     "AutoModelForCausalLM": "CAUSAL_LM",
     "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM",
     "AutoModelForSequenceClassification": "SEQ_CLS",
     "AutoModelForTokenClassification": "TOKEN_CLS",
 }
-# Of a recipe: the field of peft's LoraConfig that they are.
+# Keys of a recipe, each with the field of peft's LoraConfig that it sets.
 KEYS = {
     "lora_r": "r",
     "lora_alpha": "lora_alpha",
@@ -49,13 +50,13 @@ KEYS = {
 
 
 def adapter_fields(recipe: Recipe) -> dict[str, Any]:
-    """The keys of a recipe about its adapter, by the names of peft's configuration."""
+    """Returns the recipe's keys about its adapter, by their names in peft's LoraConfig."""
     fields = {field: getattr(recipe, key) for key, field in KEYS.items()}
     return {field: list(value) if isinstance(value, tuple) else value for field, value in fields.items()}
 
 
 def base_dtype(recipe: Recipe) -> torch.dtype:
-    """In which type this machine holds the weights of the model that it builds."""
+    """Returns the type in which this computer holds the weights of the model that it builds."""
     return torch.bfloat16 if recipe.adapter and recipe.local.base_dtype == "bfloat16" else torch.float32
 
 
@@ -64,25 +65,25 @@ def is_quantized(recipe: Recipe) -> bool:
 
 
 def device_of_base(recipe: Recipe) -> torch.device:
-    """Where the base is put together: what is quantized stays where that was done."""
+    """Returns the device on which the base is built. A quantized base stays on the device that quantized it."""
     return choose_compute(recipe).device if is_quantized(recipe) else torch.device("cpu")
 
 
 def base_files(recipe: Recipe, shapes: nn.Module) -> Path | None:
-    """The directory with the weights of a base that is a saved model; of the Hub's they are downloaded if need be.
-    None: there are none, or they have to come from the run's peers. Raises RecipeError."""
+    """Returns the directory with the weights of a base that is a saved model; downloads them from the Hub if need be.
+    None: the base is no saved model, or the run's peers have to send its weights. Raises RecipeError."""
     saved = saved_model(recipe)
     return None if saved is None else saved.weights(lambda: most_stored(shapes))
 
 
 def most_stored(shapes: nn.Module) -> int:
-    """No base of these shapes takes more bytes in its files: float32, and some buffers."""
+    """Returns an upper bound of the bytes of files that hold a base of these shapes: float32, and some buffers."""
     return 5 * sum(each.numel() for each in shapes.parameters()) + (16 << 20)
 
 
 def load_quietly(kind: Any, place: str | None, **options: Any) -> Any:
-    """Returns what `kind.from_pretrained` of transformers loads. Its bar stays away: it would be drawn into the view on
-    the terminal. Raises whatever architectures raise."""
+    """Returns what transformers' `kind.from_pretrained` loads, without its progress bar, which would be drawn into the
+    live view on the terminal. Raises whatever the architecture raises."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -90,12 +91,12 @@ def load_quietly(kind: Any, place: str | None, **options: Any) -> Any:
 
 
 def is_adapted(model: nn.Module) -> bool:
-    """Whether an adapter of peft is all that is trained of it."""
+    """Whether the model has an adapter of peft, which is then all that is trained."""
     return hasattr(model, "peft_config")
 
 
 def lacks_base(model: nn.Module) -> bool:
-    """Whether there are stand-ins in the places of the base."""
+    """Whether stand-ins are in the places of the base."""
     return getattr(model, "base_is_absent", False)
 
 
@@ -103,8 +104,9 @@ def lacks_base(model: nn.Module) -> bool:
 
 
 def adapted(recipe: Recipe, base: nn.Module, auto: str, *, outline: bool) -> nn.Module:
-    """The recipe's adapter beside `base`, made by transformers' Auto class `auto`: on the meta device for an outline,
-    and for a saved model, whose weights come now if they are here. Raises RecipeError or CheckpointError."""
+    """Returns `base`, made by transformers' Auto class `auto`, with the recipe's adapter; for an outline the adapter is
+    on the meta device. The weights of a base that is a saved model are loaded now, if they are here. Raises RecipeError
+    or CheckpointError."""
     of_files = isinstance(recipe.base_model, str) and not outline
     if of_files:
         stand_in(base)
@@ -119,9 +121,9 @@ def adapted(recipe: Recipe, base: nn.Module, auto: str, *, outline: bool) -> nn.
 
 
 def add_adapter(recipe: Recipe, base: nn.Module, task: str | None) -> nn.Module:
-    """A model of peft around `base`, which keeps its type and is frozen; what is trained is float32. `task` is peft's
-    word for it. Draws from torch's generator. Raises RecipeError."""
-    # peft imports most of transformers: who trains no adapter need not wait for that.
+    """Returns peft's model around `base`, which keeps its type and is frozen; what is trained is float32. `task`:
+    peft's task type, or None. Draws from torch's generator. Raises RecipeError."""
+    # Imported here: peft imports most of transformers, and a run without an adapter need not wait for that.
     from peft import LoraConfig, get_peft_model
     from peft.utils import ModulesToSaveWrapper
 
@@ -132,9 +134,9 @@ def add_adapter(recipe: Recipe, base: nn.Module, task: str | None) -> nn.Module:
     _check_modules(recipe, base)
     try:
         config: Any = LoraConfig(task_type=task, **adapter_fields(recipe))
-        with warnings.catch_warnings(action="ignore"):  # of what peft calls in transformers, and sets right by itself
+        with warnings.catch_warnings(action="ignore"):  # transformers warns about what peft then corrects by itself
             model: Any = get_peft_model(base, config)
-        # Where else a base lay is nobody's business.
+        # Without a revision the base is a directory of this computer, whose path is nobody else's business.
         config.base_model_name_or_path = recipe.base_model if recipe.revision else None
         config.revision = recipe.revision
     except Exception as error:  # peft raises whatever its layers meet
@@ -154,7 +156,7 @@ def add_adapter(recipe: Recipe, base: nn.Module, task: str | None) -> nn.Module:
 
 
 def _check_modules(recipe: Recipe, base: nn.Module) -> None:
-    """Refuses a name of a module that the base lacks: peft takes those that it finds, and says nothing of others."""
+    """Refuses a name of a module that the base lacks: peft says nothing about a name that it does not find."""
     ends = {name.rpartition(".")[2] for name, _ in base.named_modules() if name}
     whole = [name for name, _ in base.named_modules()]
     for key in ("lora_target_modules", "lora_modules_to_save"):
@@ -169,13 +171,13 @@ def _check_modules(recipe: Recipe, base: nn.Module) -> None:
 def adapter_text(model: nn.Module) -> str:
     """The adapter_config.json of an adapted model, as peft would save it."""
     config: Any = model.peft_config["default"]  # type: ignore[index]  # peft's
-    # peft's files are for inference unless their reader says something else.
+    # peft saves adapters for inference; whoever loads one to train it says so.
     told = {**config.to_dict(), "inference_mode": True}
     return json.dumps(told, indent=2, sort_keys=True, default=lambda value: sorted(value, key=str)) + "\n"
 
 
 def _in_float32(module: nn.Module, around: torch.dtype) -> None:
-    """The module computes in float32 among others that do in the type `around`."""
+    """Has the module compute in float32 among modules that compute in the type `around`."""
 
     def cast(values: Any, dtype: torch.dtype) -> Any:
         floating = isinstance(values, Tensor) and values.is_floating_point()
@@ -193,7 +195,7 @@ def _refuse(recipe: Recipe, problem: str, fix: str) -> RecipeError:
 
 
 def stand_in(model: nn.Module) -> nn.Module:
-    """Makes of a model on the meta device one on the CPU, whose tensors are zeros that take no memory."""
+    """Turns a model on the meta device into one on the CPU, whose tensors are zeros that take no memory."""
     made: dict[int, Tensor] = {}
 
     def of(tensor: Tensor) -> Tensor:
@@ -210,8 +212,8 @@ def stand_in(model: nn.Module) -> nn.Module:
 
 
 def stored_tensors(directory: Path) -> dict[str, Tensor]:
-    """The weights of a saved model as its files hold them, mapped into memory and not read; {}: there are none. Raises
-    CheckpointError for files that are damaged."""
+    """Returns the weights of a saved model as its files hold them, mapped into memory and not read; {} if there are
+    none. Raises CheckpointError for files that are damaged."""
     index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
     files = [single] if single.is_file() else []
     if not files and index.is_file():
@@ -224,7 +226,7 @@ def stored_tensors(directory: Path) -> dict[str, Tensor]:
 
 
 def made_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a base that was made of a config, by their names before an adapter came beside them."""
+    """Yields the frozen tensors of a base that was built from a config, by their names before the adapter was added."""
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             for added in ("base_model.model.", ".base_layer", ".original_module"):
@@ -233,8 +235,8 @@ def made_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def load_base(recipe: Recipe, model: Any, tensors: Mapping[str, Tensor], device: torch.device) -> None:
-    """Puts the base with these weights in its places in an adapted model; the adapter stays as it is. Quantizes it, if
-    the recipe says so, with what is installed here. Raises RecipeError."""
+    """Puts a base with these weights into an adapted model; the adapter stays as it is. Quantizes the base, if the
+    recipe says so, with the package that is installed here. Raises RecipeError."""
     bare = model.get_base_model()
     options: dict[str, Any]
     options = {"quantization_config": how, "device_map": {"": device}} if (how := quantization(recipe)) else {}
@@ -248,13 +250,13 @@ def load_base(recipe: Recipe, model: Any, tensors: Mapping[str, Tensor], device:
                 state_dict=dict(tensors),
                 dtype=base_dtype(recipe),
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # a head of other labels: told, and looked at below
+                ignore_mismatched_sizes=True,  # a head for other labels: reported in `found`, and checked below
                 attn_implementation=bare.config._attn_implementation,
                 **options,
             )
         except Exception as error:  # architectures raise whatever they meet
             raise _refuse(recipe, f"its base cannot be loaded: {first_words(error)}", "take another") from error
-        base.loss_type = bare.loss_type  # what the task and the recipe have chosen is of an object, not of its config
+        base.loss_type = bare.loss_type  # the task and the recipe set these on the object, not in its config
         if recipe.gradient_checkpointing:
             base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         fresh: Any = add_adapter(recipe, base, model.peft_config["default"].task_type)
@@ -271,7 +273,8 @@ def load_base(recipe: Recipe, model: Any, tensors: Mapping[str, Tensor], device:
 
 
 def place_model(recipe: Recipe, model: nn.Module, device: torch.device) -> None:
-    """Moves a model to a device; of an adapted one what can move: not a base that is quantized, or not there yet."""
+    """Moves a model to a device. If it has an adapter and its base is quantized, or not here yet, only the adapter
+    moves."""
     if not (is_adapted(model) and (is_quantized(recipe) or lacks_base(model))):
         model.to(device)
         return
@@ -281,8 +284,9 @@ def place_model(recipe: Recipe, model: nn.Module, device: torch.device) -> None:
 
 
 def _adopt(model: nn.Module, fresh: nn.Module) -> None:
-    """The model becomes `fresh`, with its own trained parameters: an optimizer holds those. Copies of modules of the
-    base begin as the base has them, if nothing else has come into them."""
+    """Turns `model` into `fresh`, but keeps the trained parameters of `model`, since an optimizer holds them. Those
+    that are copies of the base's modules (modules_to_save) take the base's values if nothing else has come into them
+    yet."""
     for name, parameter in list(model.named_parameters()):
         if parameter.requires_grad:
             if lacks_base(model) and ".modules_to_save." in name and not parameter.any():
@@ -293,8 +297,8 @@ def _adopt(model: nn.Module, fresh: nn.Module) -> None:
 
 
 def quantization(recipe: Recipe) -> Any:
-    """A quantization config of transformers; None: the base stays whole. Raises RecipeError unless the package
-    is installed here that the recipe names, in its version."""
+    """Returns a quantization config of transformers; None: the base is not quantized. Raises RecipeError unless the
+    package that the recipe names is installed here, in the version that it names."""
     if not is_quantized(recipe):
         return None
     key, bits = ("load_in_8bit", 8) if recipe.load_in_8bit else ("load_in_4bit", 4)

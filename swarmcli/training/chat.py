@@ -2,9 +2,10 @@
 
     row ── TextReader or ChatReader ──▶ tokens, each learned or not ── RowEncoder ──▶ examples of sequence_len at most
 
-A template with `{% generation %}` marks itself what an assistant says. In all others, and for other roles, a turn is
-found by rendering the conversation again with another word in its place: what stays the same around that word is not
-the turn's. So a template may trim, or treat turns by their place, and still each turn is found exactly or not at all.
+A template with `{% generation %}` itself marks what an assistant says. With other templates, and for other roles,
+ChatReader finds a turn by rendering the conversation again with a probe word in the turn's place: text that stays the
+same around that word does not belong to the turn. So a template may trim a turn, or treat turns by their place; each
+turn is still found exactly or not at all.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ _TEMPLATES = {
 _ROLES = {"human": "user", "gpt": "assistant"} | {r: r for r in ("system", "developer", "user", "assistant", "tool")}
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _CALLS = ("tool_calls", "function_call")
-_JSON = (*_CALLS, "arguments", "parameters", "tools")  # what others write as values, or as JSON in a text
+_JSON = (*_CALLS, "arguments", "parameters", "tools")  # datasets hold these as values, or as JSON in a text
 _TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 
-Span: TypeAlias = tuple[int, int]  # characters of a rendered conversation: first, behind the last
+Span: TypeAlias = tuple[int, int]  # characters of a rendered conversation: the first, and the one after the last
 Message: TypeAlias = Mapping[str, Any]
 
 
@@ -60,7 +61,7 @@ class RowEncoder(CountedRows):
     """Makes examples {"input_ids", "attention_mask", "labels": (n,)} of rows, 2 ≤ n ≤ sequence_len."""
 
     def __init__(self, name: str, reader: TextReader | ChatReader, sequence_len: int) -> None:
-        """`name`: of the item of the recipe, for messages."""
+        """`name`: the recipe's item, as messages name it."""
         super().__init__(name, self._examples, reader.advice)
         self.reader = reader
         self._sequence_len = sequence_len
@@ -71,7 +72,7 @@ class RowEncoder(CountedRows):
         parts = range(0, len(tokens), size) if self.reader.goes_on else (0,)
         self.cut += len(tokens) > size and not self.reader.goes_on
         for begin in parts:
-            # Nothing stands before the first token from which it could be told.
+            # No token comes before the first one, so there is nothing to predict it from.
             known = np.concatenate([[False], learned[begin + 1 : begin + size]])
             if known.any():
                 ids = tokens[begin : begin + size]
@@ -80,9 +81,9 @@ class RowEncoder(CountedRows):
 
 
 class TextReader:
-    """Reads texts, of which all is learned."""
+    """Reads texts; a model learns all of them."""
 
-    goes_on = True  # what is longer than a sample goes on in the next one; otherwise it is cut off
+    goes_on = True  # a row that is longer than a sample goes on in the next one; False: it is cut off
     advice = " (no text)"  # said of rows in which there is nothing to learn
     template = ""
 
@@ -112,11 +113,11 @@ class ChatReader:
             raise ValueError(
                 "the tokenizer has no chat template; write `chat_template: chatml`, or a Jinja template there"
             ) from None
-        # Today is another day at another peer, so it is the one that Llama 3 takes where there is no clock.
+        # Peers train on different days, so a template gets the date that Llama 3's takes where there is no clock.
         self._rendered = _TODAY.sub(lambda found: repr(date(2024, 7, 26).strftime(found[2])), self.template)
         if "strftime_now(" in self._rendered:
             raise ValueError("the chat template writes today's date, which differs between peers; write a date there")
-        self._tokenizer, self._tools = tokenizer, None  # the tools of a row, while it is read
+        self._tokenizer, self._tools = tokenizer, None  # `_tools`: of the row that is being read
         self._dataset = dataset
         self._called = called
         self._names = {"role": "role", "content": "content", **dataset.message_property_mappings}
@@ -145,7 +146,8 @@ class ChatReader:
         tokenizer.save_pretrained(str(directory))
 
     def _try_out(self) -> None:
-        """Refuses a template that shows nothing of what is to be learned, before there are data."""
+        """Renders a small conversation before there are data, and refuses a template that does not show what is to be
+        learned."""
         said = {"user": "What is it?", "assistant": "A swarm."}
         probe = [{"role": role, "content": said[role]} for role in ("user", "assistant") * 2]
         if not set(said) & set(self._dataset.roles_to_train):
@@ -164,7 +166,7 @@ class ChatReader:
             )
         if self._marked:
             self._marked = False
-            with suppress(BadRow):  # a template with marks need not show it in another way
+            with suppress(BadRow):  # a template that marks turns need not let them be found in another way
                 _, rendered = self._learned(probe)
                 if not any(first < rendered[-1][1] <= behind for first, behind in spans):
                     raise ValueError(
@@ -238,13 +240,13 @@ class ChatReader:
         return text, spans
 
     def _turn(self, messages: Sequence[Message], number: int, text: str) -> Span:
-        """Where the content of a message stands in the text of all; what an assistant says begins where a prompt to
-        generate it ends."""
+        """Returns where the content of a message stands in `text`, the whole conversation. What an assistant says
+        begins where a prompt to generate it ends."""
         role = messages[number]["role"]
         before, after = self._around(messages, number, text)
         asked = "add_generation_prompt" in self.template or messages[number].get("tool_calls")
         if role == "assistant" and number and asked:
-            with suppress(BadRow):  # a template need not take a beginning of a conversation
+            with suppress(BadRow):  # a template may refuse a conversation that ends early
                 prompt, _ = self._render(messages[:number], add_generation_prompt=True)
                 before = prompt if before.startswith(prompt) else before
         if not (text.startswith(before) and text.endswith(after) and len(before) + len(after) <= len(text)):
@@ -252,8 +254,8 @@ class ChatReader:
         return len(before), len(text) - len(after)
 
     def _end_of_turn(self, messages: Sequence[Message], number: int, text: str, end: int, *, must: bool) -> str:
-        """The mark at the end of a turn: the first word that follows its content where no turn comes after it; "" if
-        there is none. In the text of all the content goes up to `end`."""
+        """Returns the mark at the end of a turn: the first word after its content if no turn followed; "" if there is
+        none. `end`: where the content ends in `text`, the whole conversation."""
         role, rest = messages[number]["role"], text[end:]
         try:
             _, after = self._around(messages[: number + 1], number, text)
@@ -275,7 +277,8 @@ class ChatReader:
         role = messages[number]["role"]
         said = text + "".join(str(message["content"]) for message in messages)
         probe = next(word for word in (f"swarm{n}" for n in count()) if word not in said)
-        # Without other properties: what a template makes of them, a thought for example, is of the turn too.
+        # The probe has no other properties: what a template makes of them, a thought for example, belongs to the turn
+        # too.
         other, _ = self._render([*messages[:number], {"role": role, "content": probe}, *messages[number + 1 :]])
         before, *after = other.split(probe)
         if len(after) != 1:
@@ -295,8 +298,8 @@ class ChatReader:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value of a row as others read such data: without the nulls of a column whose other rows hold more, and
-    with calls and tools as values where they are JSON in a text. Raises BadRow."""
+    """Returns a value of a row without nulls (a table has them where only other rows hold more), and with calls and
+    tools as values where they are JSON in a text. Raises BadRow."""
     try:
         return json.loads(json.dumps(value, default=str), object_hook=_without_nulls)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Writing and reading checkpoints; what lies where in one says swarmcli.checkpoints.layout.
+"""Writes and reads checkpoints; swarmcli.checkpoints.layout says what lies where in one.
 
 A checkpoint appears whole or not at all: it is written beside its place, flushed to the disk, read back, and renamed.
 """
@@ -62,7 +62,8 @@ class Checkpoint:
 
     @torch.no_grad()
     def restore_model(self, model: nn.Module) -> None:
-        """Copies the weights into a model of the same shapes. CheckpointError, and nothing changed, for another."""
+        """Copies the weights into a model of the same shapes. For another model it raises CheckpointError and changes
+        nothing."""
         own = model_tensors(model)
         if own.keys() != self.model.keys():
             differing = min(own.keys() ^ self.model.keys())
@@ -104,7 +105,7 @@ def load_checkpoint(path: Path, run_id: str | None = None) -> Checkpoint:
 
 
 def _owners_signature(path: Path) -> str:
-    """In hexadecimal; empty if nobody has signed it. Whether it is the owner's is for peers to find out."""
+    """Returns the signature in hexadecimal, "" if nobody has signed. Peers check whether it is the owner's."""
     try:
         return str(json.loads((path / OWNER).read_text(encoding="utf-8"))["signature"])
     except FileNotFoundError:
@@ -114,8 +115,8 @@ def _owners_signature(path: Path) -> str:
 
 
 def saved_buffers(model: nn.Module) -> list[Tensor]:
-    """The buffers that a model saves with its weights, batch norm's for example: what is learned beside parameters. Of
-    an adapted model none: those are its base's."""
+    """Returns the buffers that a model saves with its weights, such as batch norm's statistics; of an adapted model
+    none, since its buffers are its base's."""
     if is_adapted(model):
         return []
     parameters = {id(parameter) for parameter in model.parameters()}
@@ -124,8 +125,8 @@ def saved_buffers(model: nn.Module) -> list[Tensor]:
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Frozen parameters and saved buffers too; of tensors that share memory (tied weights) only the first name. Of an
-    adapted model the adapter alone, by the names that peft saves it under."""
+    """Returns parameters, frozen ones too, and saved buffers by name; of tensors that share memory (tied weights) only
+    the first name. Of an adapted model: the adapter alone, by the names under which peft saves it."""
     if is_adapted(model):
         from peft import get_peft_model_state_dict
 
@@ -156,10 +157,11 @@ class CheckpointStore:
         room: Callable[[], float] = lambda: math.inf,
         averages: Callable[[nn.Module, Mapping[str, Any]], Sequence[tuple[Tensor, Tensor]]] = lambda model, state: (),
     ) -> None:
-        """`room`: bytes that may still be written, by what this computer's user lends. `averages`: see `averages_in`.
+        """`room()`: bytes that may still be written within the user's limit. `averages`: see `averages_in`.
 
-        `describe(directory, epoch, samples)` adds what users of the model want beside it, a tokenizer say. Training
-        goes on without: these files may be edited, and where it raises, the checkpoint lacks them with a warning.
+        `describe(directory, epoch, samples)` adds files for users of the model, a tokenizer for example. They are not
+        hashed, since users may edit them. If `describe` raises, the checkpoint is written without them, and a warning
+        is emitted.
         """
         self.directory = directory
         self._describe = describe
@@ -173,10 +175,11 @@ class CheckpointStore:
         )
 
     def write(self, model: nn.Module, optimizer_state: Mapping[str, Any], epoch: int) -> Path | None:
-        """Writes the model and its optimizer's `state_dict()`, reads it back, and removes older checkpoints.
+        """Writes the model and its optimizer's `state_dict()`, reads them back, and removes older checkpoints.
 
-        Neither may change meanwhile. None when a disk is full, cannot be written to or holds something else than was
-        written: a warning is emitted, nothing half is left, and training goes on.
+        Neither may change meanwhile. Returns None if a disk is full, cannot be written to or holds something else than
+        was written: then a warning is emitted (once for the same reason in a row), nothing half-written is left, and
+        training goes on.
         """
         partial = self.checkpoints.partial(epoch)
         try:
@@ -201,23 +204,24 @@ class CheckpointStore:
         return place
 
     def remember_loss(self, place: Path, loss: float, samples: int, metrics: Mapping[str, float] | None = None) -> bool:
-        """Writes down what a checkpoint was evaluated at; whether it is the best one now. Others may go for it."""
+        """Records the loss of a checkpoint's evaluation, and returns whether it is the best one now. May remove
+        others."""
         best = place.is_dir() and self.checkpoints.remember_loss(place, loss, samples, metrics)
         self.checkpoints.prune()
         return best
 
     @torch.no_grad()
     def put_averages(self, model: nn.Module, optimizer_state: Mapping[str, Any]) -> None:
-        """The model's weights are their averages over epochs from now on, if the optimizer's `state_dict()` has any."""
+        """Replaces the model's weights by their averages over epochs, if the optimizer's `state_dict()` has any."""
         for parameter, average in self._averages(model, optimizer_state):
             parameter.copy_(average)
 
     def remove_after(self, epoch: int) -> None:
-        """Removes the checkpoints of later epochs: of a history that this peer is no part of any more."""
+        """Removes the checkpoints of later epochs: they belong to a lineage that this peer has left."""
         self.checkpoints.remove(path for path in self.checkpoints.all() if epoch_of(path) > epoch)
 
     def _make_room(self, nbytes: int) -> None:
-        """Removes older checkpoints, but not the newest, until so much may be written. Raises CheckpointError."""
+        """Removes older checkpoints, but not the newest, until `nbytes` may be written. Raises CheckpointError."""
         older = self.checkpoints.all()[:-1]
         while (room := self._room()) < nbytes and older:
             self.checkpoints.remove([older.pop(0)])
@@ -242,7 +246,7 @@ class CheckpointStore:
             averaged = {name: averages.get(each.data_ptr(), each) for name, each in files[weights].items()}
             files[averaged_file(weights)] = averaged
         self._make_room(sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values()))
-        # Hashed on their way to the disk: what is read back from there is compared with what was meant.
+        # Hashed on their way to the disk, so that reading back finds what the disk changed.
         hashes = {name: hashlib.sha256() for name in (*files, *texts)}
         for name, tensors in files.items():
             write_tensors(directory / name, tensors, digest=hashes[name])
@@ -272,15 +276,16 @@ class CheckpointStore:
 
 
 def _configs(model: nn.Module) -> dict[str, str]:
-    """File names and texts. A model of transformers is described as its users want it: with its class, and with a cache
-    for generating. {} for others. Where an adapter is trained that is its base, and a second text is the adapter's."""
+    """Returns the texts of configs by their file names; {} for a model that is not of transformers. A config names the
+    model's class and turns on the cache for generating, as the model's users want it. For an adapted model it is the
+    base's, and a second text is the adapter's."""
     bare: Any = model.get_base_model() if is_adapted(model) else model  # type: ignore[operator]  # peft's
     config: Any = copy.copy(getattr(bare, "config", None))
     if not hasattr(config, "to_json_string"):
         return {}
     config.architectures = [type(bare).__name__]
     config.use_cache = True
-    if getattr(config, "dtype", None) is not None:  # of the weights that training began with, perhaps
+    if getattr(config, "dtype", None) is not None:  # perhaps of the weights that training began with
         config.dtype = bare.dtype
     config.name_or_path = ""  # where the weights lay on this machine is nobody's business
     texts = {CONFIG: str(config.to_json_string())}

@@ -17,7 +17,7 @@ from swarmcli.training.task import Batch, PartChooser
 
 
 def place_of(recipe: Recipe, dataset: AnyDataset) -> tuple[str | int, ...]:
-    """Where a dataset stands in the recipe."""
+    """Returns where a dataset stands in the recipe: the keys that lead to it."""
     found = next((index for index, item in enumerate(recipe.datasets) if item is dataset), None)
     return ("evaluation", "dataset") if found is None else ("datasets", found)
 
@@ -30,8 +30,8 @@ def open_source(
     *,
     rows: bool = False,
 ) -> TextSource:
-    """The source that an item of `datasets` names, or a part of its text files; `rows`: whole ones, and not their
-    texts. Raises DataError with the fix when its files are missing."""
+    """Opens the dataset that an item of `datasets` names, or with `split` a part of its text files. `rows`: the source
+    yields whole rows and not their texts. Raises DataError with the fix when its files are missing."""
     if isinstance(dataset, StdlibDataset):
         return FileSource.stdlib(split)
     if isinstance(dataset, FilesDataset):
@@ -42,7 +42,7 @@ def open_source(
         str(recipe.locate(file, data=True)) if local and "://" not in file else file for file in dataset.data_files
     ]
     if not local and Path(dataset.path).exists():
-        # The library would read it in place of the Hub's, whatever lies in there; and names are chosen by strangers.
+        # The library would read that directory in place of the Hub's dataset; and a stranger may have chosen the name.
         raise DataError(
             f"{dataset.path!r} is the name of a dataset on the Hub, and {Path(dataset.path).absolute()} exists on this "
             "computer, which would be read instead; start swarm in another directory"
@@ -58,7 +58,7 @@ def open_source(
         held_out=split,
         options=options,
         called=f"{recipe.origin(*place_of(recipe, dataset))}: the dataset {(files or [dataset.path])[0]!r}",
-        # Strangers have written a recipe that lies where those are kept that links have brought.
+        # A recipe in the directory for recipes that came by links was written by a stranger.
         public_only=recipe.directory.resolve().parent == data_directory().resolve(),
     )
 
@@ -81,15 +81,16 @@ def sample_stream(
     *,
     rows: bool = False,
 ) -> SampleStream:
-    """One peer's endless stream of micro-batches, the same for the same seed and choices of `chooser`; `rows`: the
-    maker reads whole rows.
+    """Returns one peer's endless stream of micro-batches, the same for the same seed and choices of `chooser`; `rows`:
+    the maker reads whole rows.
 
     Raises DataError, and ValueError for a `position` of other data.
     """
     sources = [_open_item(recipe, index, rows) for index in range(len(recipe.datasets))]
     if maker.by_rows and all(isinstance(source, HuggingFaceSource) for source in sources):
-        block = recipe.micro_batch  # rows come in a random order: to wait for a block of them would be for nothing
-    else:  # a million tokens, but never fewer samples than the least, if the recipe allows as many
+        # rows come in a random order already: a larger block would only delay the first batch
+        block = recipe.micro_batch
+    else:  # 2^20 tokens, but at least `least_block` samples, and at most as many as the recipe allows
         block = min(recipe.local.shuffle_buffer_size, max(USUAL.least_block, (1 << 20) // max(1, recipe.sequence_len)))
     return SampleStream(
         sources,
@@ -106,7 +107,7 @@ def sample_stream(
 def evaluation_batches(
     recipe: Recipe, maker_of: Callable[[Sequence[AnyDataset]], SampleMaker], *, rows: bool = False
 ) -> list[Batch]:
-    """The run's evaluations read these micro-batches: all peers get the same ones, of rows that nobody trains on.
+    """Returns the micro-batches of the run's evaluations: the same at all peers, of rows that nobody trains on.
 
     At most `evaluation.samples` samples, fewer where there are no more. Raises DataError with the fix.
     """

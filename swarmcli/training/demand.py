@@ -1,10 +1,10 @@
-"""Estimates what a run will ask of a computer: by the recipe and the model's outline, before anything is downloaded.
+"""Estimates what a run will ask of a computer, from the recipe and the model's outline, before anything is downloaded.
 
-The contact says how many epochs there are in an hour, and who takes part; a further trainer shortens epochs, taken for
-as fast as the others. A round is then divided as its leader would divide it among peers with equal links that all can
-dial. Where the contact does not say who is there, traffic is told from above: in an all-reduce nobody sends or receives
-more than twice what is averaged, but an auxiliary, which does so for each trainer. Sparse gradients are larger as
-averages than as a trainer's message, the more so the more trainers there are.
+The contact says how long an epoch takes, and who takes part. A further trainer is taken to be as fast as the others,
+and shortens epochs. Parts of a round are divided as its leader would divide them among peers with equal lines that can
+all be dialed. If the contact does not say who is there, traffic is an upper bound: in an all-reduce nobody sends or
+receives more than twice what is averaged, except an auxiliary, which does so for each trainer. An average of sparse
+gradients is larger than a trainer's message, the more so the more trainers there are.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from swarmcli.training.memory import (
     statistics_that_travel,
 )
 
-# An estimate goes by these where nobody has told.
-_MEMBERS = 64  # of a group at most: more change nothing in what each passes on
-_NUMBERS = 1 << 20  # that a group averages, and divides into shares
+# Assumed where the contact says nothing.
+_MEMBERS = 64  # members of a group, at most: more would not change what each sends
+_NUMBERS = 1 << 20  # numbers that a group averages; only the ratio of its parts counts
 COMPRESSIONS: Mapping[str, CompressionBase] = {  # by their names in recipes
     "none": NoCompression(),
     "float16": Float16Compression(),
@@ -53,7 +53,8 @@ COMPRESSIONS: Mapping[str, CompressionBase] = {  # by their names in recipes
     "uniform_8bit": Uniform8BitQuantization(),
     "quantile_8bit": Quantile8BitQuantization(),
     "blockwise_8bit": BlockwiseQuantization(),
-    "blockwise_4bit": BlockwiseQuantization(64, bits=4),  # a block's outlier costs four bits more than eight
+    # small blocks: an outlier spoils its block more with four bits than with eight
+    "blockwise_4bit": BlockwiseQuantization(64, bits=4),
 }
 
 
@@ -63,24 +64,24 @@ class Demand:
 
     parameters: int
     trained: int  # of them
-    round: int  # that a trainer sends in a round at most, in the direction that takes more: by this seats are given
-    message: int  # that a trainer brings into a round
-    average: int  # of a round, at most
+    round: int  # that a trainer sends or receives in a round at most, whichever is more: seats are given by this
+    message: int  # what a trainer brings into a round
+    average: int  # what a round gives back, at most
     sent: int  # for each epoch
     received: int
-    peers_are_told: bool  # by the contact; otherwise what is sent and received is no estimate but the most
+    peers_are_told: bool  # by the contact; otherwise `sent` and `received` are upper bounds
     told_pace: float  # seconds of an epoch without this peer, by the contact; 0: not told
     pace: float  # seconds of an epoch with this peer, by what was told; 0 likewise
     state: int  # downloaded once when joining
-    frozen: int  # likewise, by a peer that has others; with the state in a checkpoint
+    frozen: int  # likewise, if this computer lacks the run's frozen weights; a checkpoint has them with the state
 
     def an_hour(self, nbytes: int) -> int:
-        """Bytes in an hour, of so many in an epoch, where the pace was told."""
+        """Returns the bytes in an hour, if an epoch takes `nbytes`. Needs a pace that was told."""
         return int(nbytes * 3600 / self.pace)
 
 
 def demand_of(recipe: Recipe, outline: nn.Module, role: Role, going: RunEstimate = UNKNOWN) -> Demand:
-    """`going`: what the contact says of the run."""
+    """Estimates the demand of a peer in this role. `going`: what the contact says of the run."""
     (model, trained), frozen = sizes(outline), frozen_bytes(outline)
     told = going.trainers + going.monitors + going.auxiliaries > 0
     senders = going.trainers + (role == "trainer") if told else _MEMBERS
@@ -112,8 +113,8 @@ def demand_of(recipe: Recipe, outline: nn.Module, role: Role, going: RunEstimate
 def passed_on(
     going: RunEstimate, role: Role, group_size: int | None, message: float = 1.0, average: float = 1.0
 ) -> tuple[float, float]:
-    """A further peer in this role sends and receives so much in a round, to which each trainer brings a `message` and
-    whose `average` all get."""
+    """Returns how much a further peer in this role sends and receives in a round, if each trainer brings a `message`
+    and everybody gets the `average`."""
     there = {"trainer": going.trainers, "monitor": going.monitors, "auxiliary": going.auxiliaries}
     most = min(group_size or _MEMBERS, _MEMBERS) - 1
     part = min(1.0, most / sum(there.values()))
@@ -122,15 +123,15 @@ def passed_on(
     roles = [each for each, count in counts.items() for _ in range(count)]
     members = [Member(PeerID(bytes(32)), auxiliary=each == "auxiliary") for each in roles]
     own = reducing_shares(members, _NUMBERS, back=average / max(1, message))[roles.index(role)]
-    keeps, computes = role != "auxiliary", role == "trainer"  # what was averaged; gradients of its own
+    keeps, computes = role != "auxiliary", role == "trainer"  # `keeps` the average; `computes` gradients of its own
     holders, senders = counts["trainer"] + counts["monitor"], counts["trainer"]
     sent = computes * (1 - own) * message + own * (holders - keeps) * average
     return sent, keeps * (1 - own) * average + own * (senders - computes) * message
 
 
 def averaged_bytes(recipe: Recipe, outline: nn.Module, senders: int) -> tuple[int, int]:
-    """One peer brings so many bytes into the average of an epoch, and that of so many senders has at most so many, as
-    they travel."""
+    """Returns sizes in bytes as they travel: of what one peer brings into the average of an epoch, and of the average
+    of that many senders, at most."""
     method, compression = recipe.gradient_averaging, recipe.compression
     local = recipe.local_updates.enabled
     codec = COMPRESSIONS[compression.state_averaging if local else compression.gradients]

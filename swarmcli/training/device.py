@@ -1,5 +1,5 @@
-"""On what to compute, and in which precision; and copies of a model in host memory: a device may have no room for
-two."""
+"""Chooses device and precision, scales float16's loss, and copies models into host memory, since a device may have no
+room for two."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ from swarmcli.errors import RecipeError
 from swarmcli.recipe import Recipe
 from swarmcli.training.task import Batch
 
-LEAST_SCALE = 2.0**-14  # float16's least number of full precision: below, the loss itself is lost
+LEAST_SCALE = 2.0**-14  # float16's smallest normal number: a smaller scale would lose the loss itself
 
 
 class LossScaler:
-    """Scales the loss so that gradients in float16 are not lost below its least number, and takes the scale away
-    again (Micikevicius et al., arXiv 1710.03740, section 3.2). Each peer has a scale of its own: what the optimizer
-    gets is unscaled."""
+    """Scales the loss so that small gradients do not underflow in float16, and unscales the gradients (Micikevicius et
+    al., arXiv 1710.03740, section 3.2). Each peer has its own scale: the optimizer gets unscaled gradients."""
 
     def __init__(self, scale: float = 65536.0, growth_steps: int = 2000) -> None:
-        """`growth_steps`: so many steps without an overflow double the scale."""
+        """`growth_steps`: after so many steps without an overflow the scale doubles."""
         self.scale = scale
         self._growth_steps = growth_steps
         self._steps = 0  # since the scale last moved
 
     def unscale(self, parameters: Iterable[nn.Parameter]) -> bool:
-        """Whether all gradients are finite, which are unscaled then; otherwise the scale is halved."""
+        """Unscales the gradients. Returns whether all are finite; otherwise the scale is halved."""
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if not gradients:
             return True
@@ -58,11 +57,12 @@ class Compute:
         return torch.autocast(self.device.type, dtype=self.autocast_dtype)
 
     def place(self, batch: Batch) -> dict[str, Tensor]:
-        """The batch on the device. From pinned memory a copy to CUDA would not wait; batches are too small for that."""
+        """Returns the batch on the device. From pinned memory a copy to CUDA would not block; batches are too small for
+        that to matter."""
         return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
     def wait(self) -> None:
-        """Returns when the device has done what it was given: it works beside the processor."""
+        """Returns when the device has finished its work, which it does asynchronously."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         elif self.device.type == "mps":
@@ -70,7 +70,7 @@ class Compute:
 
     @property
     def kind(self) -> str:
-        """The same for all devices of a kind: "cuda (bfloat16)"."""
+        """A name that all devices of a kind share, such as "cuda (bfloat16)"."""
         return f"{self.device.type} ({str(self.autocast_dtype or torch.float32).partition('.')[2]})"
 
     def __str__(self) -> str:
@@ -80,8 +80,8 @@ class Compute:
 def choose_compute(recipe: Recipe, process: int = 0) -> Compute:
     """Chooses as `local.device`, `local.dtype` and `local.threads` ask; sets torch's threads if the recipe does.
 
-    `process` counts those of a site on this machine, each of which takes the CUDA device of its number. Raises
-    RecipeError when this machine has no such device.
+    `process`: this process's number among those of a site on this machine; it takes the CUDA device of that number.
+    Raises RecipeError when this machine has no such device.
     """
     local = recipe.local
     if local.threads is not None:
@@ -99,7 +99,7 @@ def choose_compute(recipe: Recipe, process: int = 0) -> Compute:
 
 
 def best_compute() -> Compute:
-    """The recipe's `auto` stands for this on this machine."""
+    """Returns what a recipe's `auto` means on this machine."""
     device = torch.device(_best_device())
     return Compute(device, torch.bfloat16 if _is_fast_in_bfloat16(device) else None)
 
@@ -149,8 +149,8 @@ def _is_fast_in_bfloat16(device: torch.device) -> bool:
 
 
 def on_host(model: nn.Module) -> nn.Module:
-    """A copy of a model whose tensors are in host memory. On the device nothing is copied. The base of an adapter never
-    changes, and is shared: where it is, quantized perhaps."""
+    """Returns a copy of a model with its tensors in host memory. On the device nothing is copied. The base of an
+    adapter never changes: the copy shares it where it is, perhaps quantized."""
     adapted = hasattr(model, "peft_config")
     shared = {id(each): each for each in model.parameters() if adapted and not each.requires_grad}
 

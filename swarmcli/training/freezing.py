@@ -27,8 +27,9 @@ from swarmcli.words import format_size
 
 
 def freeze(recipe: Recipe, model: nn.Module) -> nn.Module:
-    """The model, in which only those parameters are trained that `unfrozen_parameters` names, if it does. Raises
-    RecipeError for a pattern that names none. A tied weight is trained by any of its names."""
+    """Returns the model, with only those parameters trained that `unfrozen_parameters` names, if the recipe has that
+    key. Raises RecipeError for a pattern that names none. A pattern that matches one name of a tied weight trains
+    it."""
     patterns = recipe.unfrozen_parameters
     named = list(model.named_parameters(remove_duplicate=False)) if patterns else []
     for _, parameter in named:
@@ -53,8 +54,9 @@ def frozen_bytes(model: nn.Module) -> int:
 def run_weights(
     recipe: Recipe, model: nn.Module, directory: Path | None = None, device: torch.device | None = None
 ) -> FrozenWeights:
-    """The run's frozen weights, and whether `model` has them. Those of an adapter's base are what its files hold; if
-    others give them, they are kept in `directory` and put on `device`. Raises CheckpointError or RecipeError."""
+    """Returns the run's frozen weights, and whether `model` has them. Those of an adapter's base count as its files
+    hold them. What other peers send is kept in `directory` and put on `device`. Raises CheckpointError or
+    RecipeError."""
     digest, base_model = recipe.frozen_weights or "", recipe.base_model
     if recipe.adapter is None or not isinstance(base_model, str):
         named = made_tensors(model) if recipe.adapter else model.named_parameters()
@@ -68,7 +70,7 @@ def run_weights(
 
 
 def stored_bytes(recipe: Recipe, outline: nn.Module) -> int:
-    """So much is downloaded by a peer that lacks the frozen weights: of an adapter's base what its files hold."""
+    """Returns how many bytes a peer downloads that lacks the frozen weights: an adapter's base as its files hold it."""
     nbytes = frozen_bytes(outline)
     if recipe.adapter is None or (saved := saved_model(recipe)) is None:
         return nbytes
@@ -81,8 +83,8 @@ def stored_bytes(recipe: Recipe, outline: nn.Module) -> int:
 
 
 def check_frozen(recipe: Recipe, model: nn.Module) -> None:
-    """Checks a model with its weights. Raises RecipeError, with the digest, if the recipe does not name the weights
-    that are not trained: peers with unlike ones would train unlike models."""
+    """Checks the frozen weights of a built model against the recipe. Raises RecipeError, with the digest, if the recipe
+    does not name them: peers with different ones would train different models."""
     frozen = any(not parameter.requires_grad for parameter in model.parameters())
     if frozen and recipe.frozen_weights is None and getattr(model, "lacks_weights", False):
         raise RecipeError(
@@ -105,7 +107,8 @@ def check_frozen(recipe: Recipe, model: nn.Module) -> None:
 
 
 def frozen_in_words(recipe: Recipe, model: nn.Module) -> str:
-    """Whether the weights that are not trained are the run's; "": there are none. Raises RecipeError as above."""
+    """Says whether the frozen weights here are the run's; "": there are none. Raises RecipeError as `check_frozen`
+    does."""
     check_frozen(recipe, model)
     frozen = run_weights(recipe, model)
     others = f"others than the run's, which come from its peers; here are {frozen.own or 'none'}"

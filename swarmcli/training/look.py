@@ -1,4 +1,4 @@
-"""Samples that a recipe makes of the rows of its datasets, for people to look at before anybody trains on them."""
+"""Shows the samples that a recipe makes of its datasets' rows, before anybody trains on them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Use: TypeAlias = Literal["learned", "read", "cut"]  # what a model does with a s
 
 @dataclass(frozen=True)
 class LookedAt:
-    """The first rows of a dataset."""
+    """What was found in the first rows of a dataset."""
 
     name: str
     rows: int
@@ -32,8 +32,8 @@ class LookedAt:
 
 
 def look_at_rows(task: Task, most: int = 100) -> Iterator[LookedAt]:
-    """Looks at up to `most` rows, or pieces of files, of each dataset of a recipe, or at ten times as many that have
-    labels. Raises DataError."""
+    """Looks at up to `most` rows, or pieces of text files, of each dataset of a recipe; at ten times as many if rows
+    have labels. Raises DataError."""
     if isinstance(task, ModelTask):
         items = (*task.recipe.datasets, task.recipe.evaluation.dataset)
         yield from (_look(task, each, most) for each in items if each is not None)
@@ -41,8 +41,8 @@ def look_at_rows(task: Task, most: int = 100) -> Iterator[LookedAt]:
 
 def _look(task: ModelTask, dataset: AnyDataset, most: int) -> LookedAt:
     encoder, names = task.encoder(dataset), task.names if isinstance(task, LabelledTask) else ()
-    # A window of a streamed dataset is read before its first row comes, and this one is to come soon. But files are
-    # often sorted by class, so labels are counted in the windows that are trained on.
+    # A whole window of a streamed dataset is read before its first row comes, so a small window brings that row sooner.
+    # But files are often sorted by class, so labels are counted in windows as large as those that are trained on.
     options = USUAL if names else DataOptions(window_rows=most)
     source = open_source(task.recipe, dataset, None, options, rows=bool(task.columns))
     sample: tuple[tuple[str, Use], ...] = ()

@@ -1,4 +1,4 @@
-"""The training loop: micro-batches until told to stop. When the swarm averages is the optimizer's affair."""
+"""The training loop: computes micro-batches until told to stop. The optimizer decides when the swarm averages."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from swarmcli.words import first_words
 logger = logging.getLogger(__name__)
 
 StopReason = Literal["stopped", "max_epochs", "data ended"]
-LOOK_SECONDS = 0.1  # while the loop rests, it looks this often whether somebody wants something of it
-# In a row, without a finite loss and gradients; then the model itself is broken and no batch will help. In float16 a
-# scale of 65536 is then 1/16.
+LOOK_SECONDS = 0.1  # seconds: while the loop rests, it checks this often whether something is wanted of it
+# Steps in a row without a finite loss and gradients. After so many the model itself is broken, and no batch will help;
+# in float16 the scale has come from 65536 down to 1/16.
 MOST_BAD_STEPS = 20
-CREDIT = 0.5  # seconds of waiting elsewhere that are remembered as rest; more would end in a burst of computing
+# seconds of computing at most that earlier waiting may make up for; more would end in a burst of computing
+CREDIT = 0.5
 
 
 class CollaborativeOptimizer(Protocol):
-    """The loop calls no more of the optimizer than this: see swarmcli.Optimizer."""
+    """What the loop calls of the optimizer: see swarmcli.Optimizer."""
 
     @property
     def local_epoch(self) -> int: ...
@@ -52,20 +53,20 @@ class LoopResult:
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """Each peer gives its loop these."""
+    """Options of one peer's loop."""
 
-    stream_seed: int  # of the data (see `stream_seed`) and, with the number of starts, of dropout
+    stream_seed: int  # seeds the data (see `stream_seed`) and, with the number of starts, dropout
     accumulation_steps: int = 1  # forward passes per step of the optimizer
     stream_file: Path | None = None  # remembers where the stream is; see RememberedStream
     compile: bool = False  # the model, for this machine
-    batches_ahead: int = 2  # are made while the device computes; 0: each when it is wanted
+    batches_ahead: int = 2  # batches that are made while the device computes; 0: each is made when it is wanted
 
 
 class ComputePace:
     """Tells the loop how long to rest between two batches so that computing takes a share of the time.
 
-    Time in which the loop waits for others counts as rest. The share may be changed from any thread; all else belongs
-    to the loop's.
+    Time in which the loop waits for others counts as rest. Any thread may change `share`; all else belongs to the
+    loop's thread.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class ComputePace:
         self.share = share
         self.interrupted = interrupted
         self._clock = clock
-        self._unrested = 0.0  # seconds of computing that no rest has followed yet; below 0, credit
+        self._unrested = 0.0  # seconds of computing that no rest has made up for yet; below 0, credit
         self._since = clock()
 
     def begin(self) -> None:
@@ -88,7 +89,7 @@ class ComputePace:
         self._rested()
 
     def end(self) -> None:
-        """It has been computed."""
+        """The batch has been computed."""
         now = self._clock()
         self._unrested += now - self._since
         self._since = now
@@ -134,7 +135,8 @@ def evaluate(
     stopped: Callable[[], bool],
     epoch: int = 0,
 ) -> Evaluated | None:
-    """Evaluates the model of an epoch on data that nobody trains on. None once `stopped` says so, between two batches.
+    """Evaluates the model of an epoch on data that nobody trains on. Returns None if `stopped`, which is asked before
+    each batch, says so, or if no batch weighs anything.
 
     The model is moved to the device of `compute`, and is in the mode for inference while this runs. Raises
     torch.OutOfMemoryError, and what the task raises.
@@ -170,9 +172,9 @@ def evaluate(
 class TrainingLoop:
     """Computes micro-batches and hands their gradients to a collaborative optimizer.
 
-    In the loop's thread, `on_loss(loss, weight)` is called before the optimizer takes a step's gradients (so that it
-    belongs to the epoch in which it was computed), and `on_step` after it has. Errors of task and optimizer go to the
-    caller of `run`.
+    In the loop's thread, `on_loss(loss, weight)` is called before the optimizer takes a step's gradients (so that the
+    loss counts for the epoch in which it was computed), and `on_step` after it has. Errors of task and optimizer go to
+    the caller of `run`.
     """
 
     def __init__(
@@ -189,8 +191,9 @@ class TrainingLoop:
         rest: Callable[[], bool] = lambda: False,
         last_epoch: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """`rest` is called before each batch, and returns when the next one may be computed: whether it has waited for
-        that. `last_epoch`: behind which the run ends, as is known by now; None: it is trained until stopped."""
+        """`rest()` is called before each batch, and returns when the next one may be computed; True: it has waited for
+        that. `last_epoch()`: the epoch after which the run ends, as far as is known; None: the loop trains until
+        stopped."""
         self._task = task
         self._model = model
         self._optimizer = optimizer
@@ -210,7 +213,7 @@ class TrainingLoop:
     def run(self, stop: threading.Event) -> LoopResult:
         """Trains until `stop` is set (the step in progress is finished), the last epoch is reached or the data ends.
 
-        Raises TrainingError when losses or gradients are no numbers for many steps in a row, and what task and
+        Raises TrainingError when losses or gradients are not finite for many steps in a row, and what task and
         optimizer raise.
         """
         settings = self._settings
@@ -247,8 +250,8 @@ class TrainingLoop:
         return "stopped" if stop.is_set() else None
 
     def _rest(self, stop: threading.Event) -> None:
-        """Computes nothing for as long as the pace asks. When the epoch ends meanwhile, this peer takes part at once:
-        the others wait for it."""
+        """Computes nothing for as long as the pace asks. If the epoch ends meanwhile, this peer takes part at once: the
+        others wait for it."""
         while (owed := self._pace.owed) > 0 and not (stop.is_set() or self._pace.interrupted()):
             if self._optimizer.is_averaging:
                 self._optimizer.step(batch_size=0)
@@ -256,8 +259,9 @@ class TrainingLoop:
                 stop.wait(min(owed, LOOK_SECONDS))
 
     def _step(self, batches: RememberedStream) -> tuple[float, float] | tuple[()] | None:
-        """One step of the optimizer: its mean loss and weight; () if it is given up, since its loss or gradients are no
-        numbers: averaged, they would spoil everyone's. None when the data has ended before it was full."""
+        """Makes one step of the optimizer, and returns its mean loss and weight; () if the step is dropped, since its
+        loss or gradients are not finite: averaged, they would spoil everyone's. None: the data ended before the step
+        was full."""
         accumulated = self._accumulate(batches)
         if accumulated is None:
             return None
@@ -269,14 +273,15 @@ class TrainingLoop:
         self._bad_steps = 0
         self._on_loss(loss, batch.weight)
         self._optimizer.step(batch_size=batch.samples, weight=batch.weight)
-        self._model.zero_grad()  # gone, not zeroed: the next backward pass writes them and need not add
+        self._model.zero_grad()  # sets them to None: the next backward pass writes them and need not add
         self._samples += batch.samples
         self._on_step()
         return loss, batch.weight
 
     def _accumulate(self, batches: RememberedStream) -> tuple[float, Weighed] | None:
-        """Adds the gradients of the mean loss over `accumulation_steps` micro-batches by their weights; that loss, and
-        what it is of. A micro-batch whose loss is no number is dropped alone; of nothing else the loss is none."""
+        """Accumulates the gradients of the mean loss over `accumulation_steps` micro-batches, weighted. Returns that
+        loss, and the samples and weight behind it. A micro-batch whose loss is not finite is dropped alone; if none is
+        left, the loss is not finite either. None: the data ended."""
         summed, total, unit, bad = 0.0, Weighed(), 0.0, math.nan
         for number in range(self._settings.accumulation_steps):
             if number:
@@ -290,7 +295,7 @@ class TrainingLoop:
                 placed = self._compute.place(batch)
                 with self._compute.autocast():
                     loss = self._loss(placed)
-                # Read before the backward pass, since nothing takes a micro-batch's gradients out of the sum again.
+                # Read before the backward pass: a micro-batch's gradients cannot be taken out of the sum again.
                 if sound := math.isfinite(value := loss.item()):
                     scale = self._scaler.scale if self._scaler is not None else 1.0
                     unit = unit or own.weight * self._settings.accumulation_steps  # the total, if all weigh the same
@@ -321,13 +326,14 @@ class TrainingLoop:
         return self._task.loss(self._model, batch)
 
     def _rest_between(self) -> None:
-        """The same within a step, whose gradients are of the parameters as they are: what others wait for comes at its
-        end, and sooner without a rest."""
+        """Rests within a step. A step's gradients belong to the parameters as they are, so this peer takes part in a
+        round only after the step: if others wait for it, it goes on without a rest."""
         while (owed := self._pace.owed) > 0 and not (self._optimizer.is_averaging or self._pace.interrupted()):
             time.sleep(min(owed, LOOK_SECONDS))
 
     def _give_up_step(self, what: str) -> None:
-        """`what` is no number: the loss, or the gradients, which in float16 a smaller scale of the loss may help."""
+        """Drops a step. `what` is not finite: the loss, or the gradients, which in float16 a smaller scale of the loss
+        may help."""
         self._bad_steps += 1
         self._model.zero_grad()
         if self._bad_steps >= MOST_BAD_STEPS:

@@ -1,10 +1,12 @@
-"""How much memory a peer of a run will need, told before any of it is taken, beside what its machine has.
+"""Estimates how much memory a peer of a run will need, before it takes any, and compares that with what its machine
+has.
 
-In units of the parameters the sums are those of docs/optimizer.md; what a forward pass keeps for the backward pass is
-a rule of thumb for transformers, exact to some tens of percent. With 85 million parameters and AdamW a trainer needs
-3.9 GiB by this sum, a monitor 4.9 and an auxiliary 0.75; their peaks were 3.2 (nobody downloaded from it: 1.0 less),
-4.1 and 0.6 (it reduced a share of the round). With half a million parameters it is 590, 565 and 442 MiB, and the peaks
-were 617, 541 and 478 (benchmarks/NOTES.md). So the sum says whether a model fits, not by how much.
+In units of the parameters the sums are those of docs/optimizer.md; what a forward pass keeps for the backward pass is a
+rule of thumb for transformers, exact to some tens of percent. With 85 million parameters and AdamW the estimates are
+3.9 GiB for a trainer, 4.9 for a monitor and 0.75 for an auxiliary; the peaks that were measured are 3.2 (nobody
+downloaded from it: 1.0 less), 4.1 and 0.6 (it reduced a share of the round). With half a million parameters they are
+590, 565 and 442 MiB, and the peaks 617, 541 and 478 (benchmarks/NOTES.md). So an estimate says whether a model fits,
+not by how much.
 """
 
 from __future__ import annotations
@@ -39,13 +41,14 @@ NO_LIMITS = Limits()
 PROGRAM = 540 << 20  # that Python, torch and transformers take before there is a model
 PROGRAM_WITHOUT_MODEL = 440 << 20  # the same without transformers
 CUDA = 500 << 20  # that a context of CUDA takes on the device
-# A layer keeps so much of each token for the backward pass, in float32, in units of the hidden size: 60 to 116
-# (OPT, GPT-NeoX, Qwen2, Llama, Gemma, GPT-2). With dropout of its attention it keeps some for each head and pair of
-# tokens besides. The logits are there three times: themselves, their softmax and their gradient.
+# What a layer keeps of each token for the backward pass, in bytes, in float32: HIDDEN for each unit of the hidden size
+# (measured: 60 to 116; OPT, GPT-NeoX, Qwen2, Llama, Gemma, GPT-2), and if its attention has dropout PAIR for each head
+# and pair of tokens. The loss keeps WORD for each token and word of the vocabulary: the logits, their softmax and their
+# gradient.
 HIDDEN, PAIR, WORD = 116, 12, 12
-# Beside an adapter a layer keeps, in units of that: 0.33 to 0.62 (Llama, Qwen3, GPT-2; the upper end counts, since
-# loading the base takes some besides), with one at every matrix 0.56 to 0.76. With a base in float32 it is more by
-# EXACT: 0.86 (GPT-2).
+# With an adapter a layer keeps this share of that: 0.33 to 0.62 (Llama, Qwen3, GPT-2; the upper end counts, since
+# loading the base takes memory too), with an adapter at every matrix 0.56 to 0.76. A base in float32 adds EXACT: 0.86
+# (GPT-2).
 ADAPTED, EXACT, ADAPTED_EVERYWHERE = 0.6, 0.35, 0.25
 
 
@@ -55,7 +58,7 @@ class Need:
 
     what: str
     nbytes: int
-    on_device: bool = False  # of the trainer; otherwise in host memory
+    on_device: bool = False  # if the peer is a trainer with CUDA; otherwise in host memory
 
 
 @dataclass(frozen=True)
@@ -65,16 +68,16 @@ class Room:
     name: str
     total: int
     free: int  # or used by this process already
-    others: int = 0  # that other peers of this user take of what they may take together
+    others: int = 0  # taken by this user's other peers, with which this peer shares the user's limit
 
 
 def check_memory(
     recipe: Recipe, outline: nn.Module, role: Role, compute: Compute, *, limits: Limits = NO_LIMITS, now: bool = True
 ) -> str:
-    """Says what this peer needs. To be called before the model is built; `outline` has its shapes.
+    """Says how much this peer needs, of how much. To be called before the model is built; `outline` has its shapes.
 
-    Raises RecipeError, with each line of the sum, if that is more than is free, or without `now` more than there is at
-    all, or more than its user lends; unless `local.check_memory` is false.
+    Raises RecipeError, with each line of the sum, if that is more than is free (without `now`: more than there is at
+    all), or more than the user lends; unless `local.check_memory` is false.
     """
     needs = memory_needs(recipe, outline, role, compute)
     told = []
@@ -94,7 +97,7 @@ def check_memory(
 
 
 def _lack(room: Room, needed: int, limits: Limits, now: bool) -> str:
-    """Says what is too little; "": nothing."""
+    """Says of what there is too little; "": of nothing."""
     if needed > (room.free if now else room.total):
         return f"which has {format_size(room.total)}, {format_size(room.free)} of them free"
     lent = amount_of(limits.memory, room.total) if room.name == HOST else None
@@ -105,8 +108,8 @@ def _lack(room: Room, needed: int, limits: Limits, now: bool) -> str:
 
 
 def memory_needs(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute) -> list[Need]:
-    """All processes of this peer on this machine together need these. `outline`: the model, or its shapes on the meta
-    device."""
+    """Returns what all processes of this peer on this machine need together. `outline`: the model, or its shapes on the
+    meta device."""
     # Only the processes of a site that run on this machine count.
     of_site = int(os.environ.get("LOCAL_WORLD_SIZE", recipe.local.site.processes))
     processes = of_site if role == "trainer" else 1
@@ -121,12 +124,13 @@ def memory_needs(recipe: Recipe, outline: nn.Module, role: Role, compute: Comput
 
 
 def of_member(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute) -> list[Need]:
-    """A trainer and a monitor hold the state; one trains besides, and the other writes checkpoints."""
+    """Returns what a trainer or a monitor needs. Both hold the state; a trainer trains besides, and a monitor writes
+    checkpoints."""
     (model, trained), frozen, trains = sizes_held(recipe, outline), frozen_bytes(outline), role == "trainer"
     outer, site, offloaded = recipe.outer, recipe.local.site, trains and recipe.offloaded
     statistics = trained * statistics_of(recipe) // (site.processes if trains and site.zero else 1)
     travels = statistics_that_travel(recipe, trained, statistics)
-    # Whoever steps after each micro-batch sums nothing up, and neither does a monitor beside peers that step.
+    # A trainer that steps after each micro-batch sums nothing up, and neither does a monitor if trainers step.
     steps = recipe.local_updates.enabled or (
         outer.inner_batch_size == recipe.micro_batch if trains else outer.takes_steps
     )
@@ -154,7 +158,8 @@ def of_member(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute) 
 
 
 def outer_needs(recipe: Recipe, trained: int) -> list[Need]:
-    """The anchor, and where the model was when its difference was handed in, in host memory."""
+    """Returns what outer steps need in host memory: the anchor, and the parameters as they were when the difference was
+    handed in."""
     if recipe.local_updates.enabled:
         return [Need("the anchor of local updates, twice", 2 * trained)]
     if not recipe.outer.takes_steps:
@@ -166,7 +171,8 @@ def outer_needs(recipe: Recipe, trained: int) -> list[Need]:
 
 
 def statistics_that_travel(recipe: Recipe, trained: int, inner: int) -> int:
-    """Bytes of statistics in a state: of the outer optimizer, or where there is none the `inner` ones."""
+    """Returns the bytes of statistics in a state: those of the outer optimizer, or where there is none the `inner`
+    ones."""
     if not recipe.outer.takes_steps:
         return inner
     moments = 2 if recipe.outer.optimizer == "adam" else int(recipe.outer.has_momentum)
@@ -181,8 +187,8 @@ def of_auxiliary(recipe: Recipe, outline: nn.Module) -> list[Need]:
 
 
 def averaged_shapes(recipe: Recipe, outline: nn.Module) -> list[tuple[int, ...]]:
-    """Shapes of the gradients or parameters (float32) in a round: two thin matrices in place of a large one, where
-    that saves enough (docs/powersgd.md)."""
+    """Returns the shapes of the gradients or parameters (float32) in a round; PowerSGD and PowerEF send two thin
+    matrices in place of a large one, where that saves enough (docs/powersgd.md)."""
     method, shapes = recipe.gradient_averaging, [tuple(p.shape) for p in outline.parameters() if p.requires_grad]
     if method.method in ("plain", "topk") or recipe.local_updates.enabled:
         return shapes
@@ -201,7 +207,7 @@ def averaged_numbers(recipe: Recipe, outline: nn.Module) -> int:
 
 
 def round_needs(recipe: Recipe, trained: int) -> list[Need]:
-    """A round needs room for what it averages, before and after."""
+    """Returns what a round needs: room for what it averages, before and after."""
     riders = 2 * len(recipe.averaging.average_opt_statistics) if recipe.local_updates.enabled else 0
     beside = {
         "plain": ["averages of a round"],
@@ -218,8 +224,8 @@ def sizes(outline: nn.Module) -> tuple[int, int]:
 
 
 def sizes_held(recipe: Recipe, outline: nn.Module) -> tuple[int, int]:
-    """The same as this computer holds them: matrices of a base in 8 or 4 bits, with the scales of their blocks. Those
-    of words stay as they are."""
+    """Returns the same as this computer holds them: a quantized base has its matrices in 8 or 4 bits, with the scales
+    of their blocks. The matrix of words stays as it is."""
     model, trained = sizes(outline)
     if not (recipe.load_in_8bit or recipe.load_in_4bit):
         return model, trained
@@ -230,7 +236,7 @@ def sizes_held(recipe: Recipe, outline: nn.Module) -> tuple[int, int]:
 
 
 def statistics_of(recipe: Recipe) -> int:
-    """Numbers that the optimizer keeps for each parameter, an average over epochs among them."""
+    """How many numbers the optimizer keeps for each parameter, an average over epochs among them."""
     kind, settings = OPTIMIZERS[recipe.optimizer.name], recipe.optimizer
     unused = {
         "momentum_buffer": "momentum" in kind.keys and not settings.momentum,
@@ -247,25 +253,25 @@ SIZES = (
 
 
 def sizes_of_config(model: nn.Module) -> dict[str, float]:
-    """Those numbers of a model's config by which its activations are estimated."""
+    """Returns those numbers of a model's config from which its activations are estimated."""
     config = getattr(model, "config", None)
     return {name: value for name in SIZES if isinstance(value := getattr(config, name, None), int | float)}
 
 
 def activation_bytes(recipe: Recipe, outline: nn.Module, compute: Compute) -> int:
-    """A forward pass of a transformer keeps so much. Sizes that a model's config does not tell count as 0,
-    so a model that reads neither tokens nor patches is taken to need no memory here."""
+    """Estimates what a forward pass of a transformer keeps for the backward pass. Sizes that a model's config does not
+    tell count as 0, so a model that reads neither tokens nor patches is taken to need no memory here."""
     sizes = sizes_of_config(outline)
 
     def told(*names: str) -> float:
         return next((sizes[name] for name in names if name in sizes), 0)
 
-    # An image is a sequence of its patches, and of a token for all of it.
+    # An image is a sequence of its patches, and one token for the whole.
     patches = int(told("image_size") // told("patch_size")) ** 2 + 1 if told("patch_size") else 0
     sequence, layers = recipe.sequence_len or patches, told("num_hidden_layers")
     pairs = told("num_attention_heads") * sequence if told("attn_pdrop", "attention_dropout") else 0
     of_layer = HIDDEN * told("hidden_size") + PAIR * pairs
-    # With checkpointing a layer keeps what it begins with, in float32, and one at a time all else.
+    # With checkpointing each layer keeps its input, in float32; one layer at a time keeps the rest.
     kept = of_layer + layers * 4 * told("hidden_size") if recipe.gradient_checkpointing else layers * of_layer
     width = words = 0.5 if compute.autocast_dtype is not None else 1.0
     if recipe.adapter is not None:
@@ -290,7 +296,7 @@ def rooms(compute: Compute) -> Sequence[Room]:
 
 
 def host_room() -> Room:
-    """The memory of the machine, or of the groups that this process is confined to."""
+    """Returns the memory of the machine, or of the control groups that confine this process."""
     memory, own = psutil.virtual_memory(), psutil.Process().memory_info().rss
     limits = [(memory.total, memory.available), *cgroup_limits()]
     total, free = (min(values) for values in zip(*limits, strict=True))
@@ -303,7 +309,7 @@ def host_room() -> Room:
 def cgroup_limits(
     groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
 ) -> Iterator[tuple[int, int]]:
-    """Limit and free bytes of each control group around this process that has a limit, of version 1 and 2."""
+    """Yields limit and free bytes of each control group around this process that has a limit, of version 1 and 2."""
     try:
         lines = [line.split(":", 2) for line in groups.read_text().splitlines()]
     except OSError:  # not Linux
@@ -327,5 +333,6 @@ def _limit(group: Path, limit: str, used: str) -> tuple[int, int] | None:
         statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):  # "max": no limit
         return None
-    cached = int(statistics.get("total_inactive_file", statistics.get("inactive_file", 0)))  # given back when wanted
+    # the kernel gives this back when memory is wanted
+    cached = int(statistics.get("total_inactive_file", statistics.get("inactive_file", 0)))
     return most, most - taken + cached

@@ -1,4 +1,4 @@
-"""A checkpoint of an adapter and its base together: to write with, or merged into a whole model."""
+"""Loads a checkpoint's adapter together with its base, to generate text or to merge both into a whole model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ from swarmcli.training.adapters import base_files, load_quietly, stored_tensors
 from swarmcli.training.stream import STREAM
 from swarmcli.words import first_words
 
-BASE = "base-model"  # in the home of a peer: the directory with the base of its adapter, if that has files of its own
+# a file in a peer's home that names the directory of its adapter's base, if the base has files of its own
+BASE = "base-model"
 _AVERAGED = averaged_file(ADAPTER)
 _NOT_FOR_USERS = {
     ADAPTER, _AVERAGED, ADAPTER_CONFIG, CONFIG, EVALUATION, MANIFEST, OWNER, STREAM, TRAINING, "README.md",
@@ -44,9 +45,10 @@ _NOT_FOR_USERS = {
 
 
 def merge(checkpoint: Path, directory: Path, base: Path | None = None, *, last_epoch: bool = False) -> None:
-    """Writes a plain model of transformers, in the type that its base has in its files, with all that the checkpoint
-    has beside the weights; `last_epoch`: see load_adapted. No file is left of one that does not compute what base and
-    adapter compute. Raises CheckpointError, and OSError where it cannot be written."""
+    """Merges a checkpoint's adapter into its base, and writes a plain model of transformers to `directory`, in the type
+    of the base's files, with the checkpoint's other files for users. `last_epoch`: see load_adapted. No file is left of
+    a model that does not compute what base and adapter compute. Raises CheckpointError, and OSError where the model
+    cannot be written."""
     if not (checkpoint / ADAPTER_CONFIG).is_file():
         raise CheckpointError(f"{checkpoint} holds a whole model, so there is nothing to merge; copy it as it is")
     if directory.exists() and any(directory.iterdir()):
@@ -73,11 +75,11 @@ def merge(checkpoint: Path, directory: Path, base: Path | None = None, *, last_e
 
 @torch.no_grad()
 def _write_merged(model: Any, directory: Path, stored: torch.dtype) -> None:
-    """Writes the model with its adapter in its weights, rounded to `stored`. Raises ValueError unless it computes what
-    it did before, but for the rounding."""
+    """Merges the adapter into the model's weights, rounds them to `stored`, and writes the model. Raises ValueError
+    unless it computes what it did before, but for the rounding."""
     inputs = _few_inputs(model.get_base_model(), directory)
     beside = model(**inputs).logits
-    with warnings.catch_warnings(action="ignore"):  # of ties, which load_adapted has undone
+    with warnings.catch_warnings(action="ignore"):  # about tied weights, which load_adapted has untied
         whole = model.merge_and_unload()
     _compare(beside, whole(**inputs).logits)
     if tied := whole.all_tied_weights_keys:
@@ -92,8 +94,8 @@ def _write_merged(model: Any, directory: Path, stored: torch.dtype) -> None:
 
 
 def _few_inputs(model: Any, directory: Path) -> dict[str, Any]:
-    """An image as the processor in `directory` gives it, if it has one (so far only tasks of images do), or tokens from
-    all over the vocabulary."""
+    """Returns inputs to compare models on: an image as the processor in `directory` gives it, if it has one (so far
+    only tasks of images do), or tokens from all over the vocabulary."""
     if (directory / "preprocessor_config.json").is_file():
         from transformers import AutoImageProcessor
 
@@ -109,18 +111,19 @@ def _few_inputs(model: Any, directory: Path) -> dict[str, Any]:
 
 
 def _compare(expected: Tensor, found: Tensor) -> None:
-    """Raises ValueError unless both are of one model. In float32 other orders of adding make a millionth or so."""
+    """Raises ValueError unless both are logits of one model. In float32 another order of adding changes about a
+    millionth."""
     off = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
-    if not off < 1e-3:  # nor is what is no number
+    if not off < 1e-3:  # NaN is refused too
         raise ValueError(f"the merged model computes something else (its logits differ by {off:.1g} of the largest)")
 
 
 def load_adapted(
     checkpoint: Path, tensors: Mapping[str, Tensor], *, last_epoch: bool = False, to_merge: bool = False
 ) -> Any:
-    """peft's model of a checkpoint over a base with these tensors, in their type; the average over epochs, if there is
-    one, unless `last_epoch`. `to_merge`: in float32, and each place of a tied weight has its own: peft would add what
-    was learned in one of them to all. Raises CheckpointError."""
+    """Returns peft's model of a checkpoint over a base with these tensors, in their type; it takes the adapter's
+    average over epochs, if there is one, unless `last_epoch`. `to_merge`: in float32, and each place of a tied weight
+    gets its own copy: peft would add what was learned in one of them to all. Raises CheckpointError."""
     import transformers
     from peft import PeftModel, set_peft_model_state_dict
 
@@ -144,8 +147,9 @@ def load_adapted(
 
 
 def base_of(checkpoint: Path, named: Path | None = None) -> dict[str, Tensor]:
-    """The tensors of the base beside which a checkpoint's adapter was trained, by their digest: of the directory
-    `named`, or as the peer had them whose checkpoint it is. Raises CheckpointError if they are not there."""
+    """Finds, by digest, the base beside which a checkpoint's adapter was trained, and returns its tensors. It looks in
+    the directory `named`, or where the peer that wrote the checkpoint had the base. Raises CheckpointError if it is not
+    there."""
     swarm = read_manifest(checkpoint)["optimizer"].get("swarm") or {}
     for tensors in _candidates(checkpoint.parent.parent, named):
         if tensors and FrozenWeights(tensors).digest == swarm.get("frozen_weights"):
@@ -158,7 +162,8 @@ def base_of(checkpoint: Path, named: Path | None = None) -> dict[str, Tensor]:
 
 
 def remember_base(recipe: Recipe, model: nn.Module, frozen: FrozenWeights, home: Path) -> None:
-    """Has `base_of` find the base for the checkpoints in a peer's home, if that can be written to."""
+    """Records in a peer's home where its base is, if the home can be written to, so that `base_of` finds it for
+    checkpoints there."""
     with suppress(OSError):
         if place := base_files(recipe, model):
             write_file(home / BASE, str(place.absolute()).encode())

@@ -1,4 +1,4 @@
-"""Metrics of torchmetrics as tasks use them. Importing this takes seconds: only evaluations do."""
+"""Metrics of torchmetrics as tasks use them. Importing this takes seconds, so only evaluations do."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class RougeL(ROUGEScore):
 
 
 def metric_called(name: str, choices: int) -> Metric:
-    """perplexity; accuracy: the share of right answers; f1: the mean over all classes that data or answers have;
-    rouge_l: of texts that the model writes, beside those that it should have written."""
+    """Makes a metric. perplexity; accuracy: the share of right answers; f1: the mean over all classes that data or
+    answers have; rouge_l: compares texts that the model writes with those that it should have written."""
     match name:
         case "perplexity":
             return TokenPerplexity()

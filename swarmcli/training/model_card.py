@@ -60,8 +60,8 @@ model = PeftModel.from_pretrained(base, "path/to/this/directory")"""
 def describe_model(
     directory: Path, recipe: Recipe, task: Task, epoch: int, samples: int | None, **at_present: Any
 ) -> None:
-    """Makes a directory with a saved model one that others can use: adds what the task needs beside it, the card, and
-    the recipe as links bring it, if one can.
+    """Completes a directory with a saved model for its users: adds the files of the task's tokenizer or image
+    processor, the card, and the recipe as links bring it, if a link can bring it.
 
     See `model_card` for the figures. Raises OSError, and what the task's tokenizer raises.
     """
@@ -79,7 +79,7 @@ def model_card(
     began: str = "",
     measured: Evaluated | None = None,
 ) -> str:
-    """The card of the model that `recipe` had come to at `epoch`, as Markdown with YAML front matter.
+    """Returns the card of the model that `recipe` had come to at `epoch`, as Markdown with YAML front matter.
 
     `samples` of all peers so far, and `trainers` at this moment; None: not known. `began`: the former run that this one
     goes on from, in words. `measured`: how good this very model is on data that nobody trains on; None: not measured.
@@ -129,7 +129,7 @@ def _loading(recipe: Recipe) -> str:
 
 def _front_matter(recipe: Recipe, measured: Evaluated | None) -> dict[str, Any]:
     """As the Hub reads it. Every value that a recipe can choose is quoted by YAML."""
-    # Imported here: who writes no card need not wait for it.
+    # Imported here: a process that writes no card need not wait for it.
     from huggingface_hub import EvalResult, ModelCardData
 
     hub = [d.path for d in recipe.datasets if isinstance(d, HuggingFaceDataset) and d.path not in LOCAL_BUILDERS]
@@ -198,7 +198,7 @@ def _describe(dataset: AnyDataset) -> str:
 
 
 def _public(text: str) -> str:
-    """Without what is private in it: directories of a machine, credentials and queries of a URL."""
+    """Returns a text without what is private in it: directories of a machine, credentials and queries of a URL."""
     if url := _URL.match(text):
         return url[1] + url[2]
     path = PureWindowsPath(text)  # knows both kinds of separators
@@ -206,7 +206,8 @@ def _public(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """As a Markdown code span, in which nothing means anything; control characters become spaces."""
+    """Returns a text as a Markdown code span, in which Markdown interprets nothing; control characters become
+    spaces."""
     plain = " ".join("".join(c if c.isprintable() else " " for c in text[:_MOST_TEXT]).split())
     longest = max((len(run) for run in re.findall(r"`+", plain)), default=0)
     fence = "`" * (longest + 1)

@@ -32,7 +32,8 @@ class ModelKind:
     listed: str  # transformers' table of their architectures, in models.auto.modeling_auto
     called: str  # as messages name them
     usual: tuple[str, ...]  # model types that a message offers
-    foreign: str = "vision|audio|vq_"  # the parts of composite models that have no data here, as a pattern; usual: text
+    # pattern of the parts of composite models for which the task has no data; most tasks have only text
+    foreign: str = "vision|audio|vq_"
     loss_type: str | None = None  # for architectures that leave it open: transformers would warn in each process
 
 
@@ -48,11 +49,11 @@ class ModelSource:
         decided: Mapping[str, Any] | None = None,
         refuse: Callable[[Any, bool | None], str | None] = lambda config, is_decoder: None,
     ) -> None:
-        """`defaults(usual)`: fields of a config that the recipe may leave out, by the names that transformers has for
-        all architectures; `usual` is that of one. `decided`: fields that other keys of the recipe decide, also for a
-        saved model; a head that does not fit them is made anew. `refuse(config, is_decoder)` is asked about
-        architectures that are listed: None if the task can use such a config, else how to make it one that it can, as
-        the beginning of an error's fix ("": in no way)."""
+        """`defaults(usual)` returns fields of a config that the recipe may leave out, by the names that transformers
+        has for all architectures; `usual` is the architecture's own config. `decided`: fields that other keys of the
+        recipe decide, also for a saved model; a head that does not fit them is made anew. `refuse(config, is_decoder)`
+        is asked about architectures that transformers lists for the task. It returns None if the task can use such a
+        config, else how to change the config so that it can, as the beginning of an error's fix ("": in no way)."""
         self._recipe = recipe
         self._kind = kind
         self._defaults = defaults
@@ -60,12 +61,13 @@ class ModelSource:
         self._asked = refuse
 
     def build(self, *, outline: bool = False) -> nn.Module:
-        """The model on the CPU in float32, in training mode. Its initial weights depend on the recipe's seed alone.
+        """Returns the model on the CPU in float32, in training mode. Its initial weights depend on the recipe's seed
+        alone.
 
-        With an adapter its base is held as `local.base_dtype` and quantization say, if its weights are here: see
-        training/adapters.py. `outline`: the same shapes on the meta device. A model whose weights are neither here nor
-        to be had is built of its config, and `lacks_weights` says so. Raises RecipeError when transformers cannot build
-        it, or the task cannot use it.
+        The base of an adapter is held as `local.base_dtype` and quantization say, if its weights are here: see
+        training/adapters.py. `outline`: the same shapes on the meta device. If the weights are neither here nor to be
+        had, the model is built from its config, and its `lacks_weights` is True. Raises RecipeError when transformers
+        cannot build it, or the task cannot use it.
         """
         with BUILDING:
             return self._build(outline)
@@ -73,7 +75,7 @@ class ModelSource:
     def _build(self, outline: bool) -> nn.Module:
         base_model, saved = self._recipe.base_model, saved_model(self._recipe)
         beside = self._recipe.adapter is not None
-        shapes = outline or (beside and saved is not None)  # the weights of a base come to its adapter
+        shapes = outline or (beside and saved is not None)  # `adapted` loads the weights of a base
         # The caller's own random numbers (dropout, its data) must not depend on whether a model was built before.
         with torch.random.fork_rng(devices=[]), torch.device("meta") if shapes else nullcontext():
             torch.manual_seed(self._recipe.seed)
@@ -117,7 +119,7 @@ class ModelSource:
         try:
             usual = self._check_fields(fields)
             fields = {k: float(value) if isinstance(getattr(usual, k), float) else value for k, value in fields.items()}
-            if "text_config" in usual.sub_configs:  # of a composite model, whose part for text has the sizes
+            if "text_config" in usual.sub_configs:  # a composite model, whose part for text has the sizes
                 fields["text_config"] = self._completed(usual.text_config, fields.get("text_config") or {})
             fields = self._completed(usual, fields)
             told = {**usual.to_dict(), **fields}
@@ -131,14 +133,14 @@ class ModelSource:
         return model
 
     def _completed(self, usual: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields with those that a recipe may leave out. An architecture may call them otherwise (GPT-2:
-        n_positions); the config knows both names."""
+        """Returns the fields, with those added that a recipe may leave out. An architecture may have another name for
+        one (GPT-2: n_positions); the config knows both names."""
         names = usual.attribute_map
         given = {names.get(key, key): value for key, value in fields.items()}
         heads, width = (given.get(names.get(key, key)) for key in ("num_attention_heads", "hidden_size"))
         fitting = {}
         if isinstance(heads, int) and isinstance(width, int) and min(heads, width) > 0:
-            # The usual number of an architecture gives way where it does not divide sizes that the recipe names.
+            # The architecture's usual number is replaced where it does not divide sizes that the recipe names.
             sizes = {"num_key_value_heads": heads, "decoder_attention_heads": width, "head_dim": 0}
             told = {name: number for name, number in usual.to_dict().items() if isinstance(number, int | None)}
             unfit = [name for name in sizes.keys() & told if not (number := told[name]) or sizes[name] % number]
@@ -147,7 +149,8 @@ class ModelSource:
         return {**{key: value for key, value in defaults.items() if key not in given}, **fields}
 
     def misfit(self, problem: str, error: Exception, fields: Mapping[str, Any]) -> RecipeError:
-        """Refuses a model for what its architecture raised, with the fields of its config that have to fit."""
+        """Returns the error for what an architecture raised; it names the fields of the config that have to fit each
+        other."""
         told = text if isinstance(text := fields.get("text_config"), dict) else fields
         sizes = [f"{key} {'null' if n is None else n}" for key, n in told.items() if _SIZES.search(key)]
         made = isinstance(self._recipe.base_model, Mapping)
@@ -194,8 +197,8 @@ class ModelSource:
         )
 
     def _check_parts(self, config: Any) -> None:
-        """Refuses a composite model whose other parts would never see data. Where transformers takes the part for text
-        out of it by itself, nothing else is built."""
+        """Refuses a composite model with parts that would never see data, unless transformers builds its part for text
+        alone."""
         parts = [each for each in config.sub_configs if self._kind.foreign and re.search(self._kind.foreign, each)]
         built = self._auto()._model_mapping[type(config)].config_class if parts else None
         if parts and built is not config.sub_configs.get("text_config"):
@@ -230,7 +233,7 @@ class ModelSource:
                 self._check_kind(config, getattr(config, "is_decoder", None))
 
             def most() -> int:
-                """As many bytes as the largest numbers take, and what lies beside them."""
+                """An upper bound of the bytes of its files: the largest numbers, and what lies beside them."""
                 with torch.device("meta"):
                     sizes = self._auto().from_config(config, trust_remote_code=trusted)
                 return 8 * sum(parameter.numel() for parameter in sizes.parameters()) + (64 << 20)

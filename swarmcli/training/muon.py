@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-BY_MUON = "by_muon"  # of a parameter group
+BY_MUON = "by_muon"  # key of a parameter group
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """One state and one list of groups, which two optimizers of torch step. A group says which by `by_muon`."""
+    """One state and one list of groups, which two optimizers of torch step. A group's `by_muon` says which of them."""
 
     def __init__(self, groups: Any, lr: float, **settings: Any) -> None:
-        """`settings`: of both, by torch's names."""
+        """`settings`: options of both, by torch's names."""
         super().__init__(groups, {"lr": lr, "weight_decay": 0.0, BY_MUON: False, **settings})
         self._join()
 
@@ -37,7 +37,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return loss
 
     def _join(self) -> None:
-        """Both step these groups with this state: loading a state has made new ones."""
+        """Has both optimizers step these groups with this state. Loading a state makes new groups and a new state, so
+        it is called again then."""
         muon = partial(torch.optim.Muon, adjust_lr_fn="match_rms_adamw")
         self._parts: list[torch.optim.Optimizer] = []
         for kind, by_muon in ((muon, True), (torch.optim.AdamW, False)):

@@ -1,8 +1,8 @@
-"""The shapes of a recipe's model, found out by a process of its own.
+"""Finds out the shapes of a recipe's model, in a process of its own.
 
-An auxiliary adds up tensors and computes with none: it needs shapes. Building even the outline of a model imports
-transformers, which takes some hundred megabytes and seconds of a machine that may be small. The process that imports
-it is gone again when the shapes are known.
+An auxiliary adds up tensors and computes with none, so it needs shapes alone. Building even the outline of a model
+imports transformers, which takes some hundred megabytes and seconds of a machine that may be small. The process that
+imports it ends when the shapes are known.
 """
 
 from __future__ import annotations
@@ -52,21 +52,22 @@ ITS_WORK = "from swarmcli.training.outline import main; main()"
 
 
 class OutlineTold(msgspec.Struct, frozen=True):
-    """The process says this: the parameters and buffers in their order, or what is wrong with the recipe."""
+    """What the process says: the parameters and buffers in their order, or what is wrong with the recipe."""
 
     parameters: list[Shape] = []
     config: dict[str, float] = {}  # the model's sizes, by which its memory is estimated
     refused: str = ""
-    buffers: list[Shape] = []  # that are saved with the weights
+    buffers: list[Shape] = []  # buffers that are saved with the weights
     groups: list[dict[str, Any]] = []  # of the recipe's optimizer; `params` are places in `parameters`
 
 
-_told: dict[tuple[str, torch.dtype], OutlineTold] = {}  # to this process: whoever joins by a link asks twice
+_told: dict[tuple[str, torch.dtype], OutlineTold] = {}  # kept, since joining by a link asks twice
 
 
 def outline_of(recipe: Recipe, bounds: OutlineBounds = BOUNDS) -> nn.Module:
-    """The recipe's parameters, on the meta device, as a process of its own finds them out. Raises RecipeError as
-    building the model would, and for a model that takes too long or too much to outline."""
+    """Returns the recipe's parameters on the meta device, as another process finds them out. Raises RecipeError as
+    building the model would, and for a model whose outline takes too long or too much memory; SwarmError if the process
+    fails."""
     key = digest_of(recipe), base_dtype(recipe)
     if key not in _told:
         _told[key] = _told_by_process(recipe, bounds)
@@ -93,7 +94,7 @@ def _told_by_process(recipe: Recipe, bounds: OutlineBounds) -> OutlineTold:
 
 
 def module_of(told: OutlineTold) -> nn.Module:
-    """The shapes as a model on the meta device."""
+    """Returns the shapes as a model on the meta device."""
     outline = nn.Module()
     for index, shape in enumerate([*told.parameters, *told.buffers]):
         tensor = torch.empty(shape.size, dtype=getattr(torch, shape.dtype), device="meta")

@@ -12,7 +12,7 @@ from swarmcli.training.tasks import build_task
 
 
 def numbers_and_pace(recipe: Recipe) -> tuple[int, float]:
-    """How many numbers peers average, and samples per second of a forward and backward pass of one micro-batch.
+    """Returns how many numbers peers average, and samples per second of a forward and backward pass of one micro-batch.
 
     Raises RecipeError for what the memory has no room for, and what building the model and reading data raise.
     """

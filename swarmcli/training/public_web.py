@@ -1,8 +1,7 @@
-"""Downloads what a link has named from hosts of the internet alone.
+"""Keeps downloads that a link has named to hosts of the public internet.
 
-A name says nothing of where it leads: its owner can have it lead to this computer, or to the router of the volunteer.
-So each connection is judged when it is made, by the address that it goes to. Neither a name that leads elsewhere a
-moment later nor a redirect comes around that.
+The owner of a name can have it lead to the volunteer's own computer, or to its router. So each connection is checked
+when it is made, by its address: a name that leads elsewhere a moment later, and a redirect, are checked as well.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ Place = tuple[str, int]  # an address and a port
 
 
 def only_public_hosts() -> None:
-    """From now on whatever this process downloads through fsspec, as the library `datasets` does, comes from hosts of
-    the internet, or through the proxy that the user has set."""
+    """From now on, whatever this process downloads through fsspec, as the library `datasets` does, comes from hosts of
+    the public internet, or through the proxy that the user has set."""
 
     async def client(**options: Any) -> aiohttp.ClientSession:
         guard = partial(_socket_to, allowed=_proxies())
@@ -41,8 +40,8 @@ def only_public_hosts() -> None:
 
 
 def _socket_to(where: tuple[Any, ...], allowed: set[Place]) -> socket.socket:
-    """A socket for a connection to a place as getaddrinfo gives it. Raises OSError for what lies in no public network
-    and is not `allowed`."""
+    """Makes a socket for a connection to an address as getaddrinfo gives it. Raises OSError if that is in no public
+    network and not `allowed`."""
     family, kind, protocol, _, (host, port, *_) = where
     address = host.partition("%")[0]  # without the interface of a link-local one
     if not _is_public(address) and (host, port) not in allowed:

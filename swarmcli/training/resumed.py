@@ -1,4 +1,5 @@
-"""Going on from a checkpoint that a user names: weights, statistics and epoch are its, settings the recipe's."""
+"""Goes on from a checkpoint that a user names: with the checkpoint's weights, statistics and epoch, and the recipe's
+settings."""
 
 from __future__ import annotations
 
@@ -19,22 +20,23 @@ from swarmcli.recipe import Recipe
 from swarmcli.training.checkpoint import Checkpoint
 from swarmcli.training.schedule import AVERAGE, optimizer_kind, outer_steps, rate_by_epoch
 
-IN_RECIPE = {"initial_lr": "learning_rate"}  # names of the recipe for settings that the optimizer calls otherwise
+IN_RECIPE = {"initial_lr": "learning_rate"}  # the recipe's names for settings that the optimizer calls otherwise
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """From which checkpoint a user would begin."""
+    """The checkpoint from which a user wants to begin."""
 
-    path: str  # of it, or of a directory that holds some; "latest": the newest that any peer of this machine wrote
-    from_run: str | None = None  # whose it is, as the user says; None: the recipe's own run
+    # of the checkpoint, or of a directory that holds some; "latest": the newest that any peer of this machine wrote
+    path: str
+    from_run: str | None = None  # the run that wrote it, as the user says; None: the recipe's own run
 
 
 def resumed_place(recipe: Recipe, resume: Resume, home: Path) -> Path:
-    """Where the checkpoint is that `resume` names; the newest one is looked for below the recipe's output_dir and in
+    """Finds the checkpoint that `resume` names; the newest one is looked for below the recipe's output_dir and in
     `home`, which `--home` may have placed elsewhere.
 
-    Raises CheckpointError when there is none, and when it is of another run than its user knows.
+    Raises CheckpointError when there is none, and when another run wrote it than the user says.
     """
     wanted = resume.from_run or recipe.run_id
     if resume.path == "latest":
@@ -58,11 +60,12 @@ def resumed_place(recipe: Recipe, resume: Resume, home: Path) -> Path:
 def by_recipe(
     recipe: Recipe, checkpoint: Checkpoint, groups: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, Any], str]:
-    """The optimizer's state in a checkpoint with the recipe's settings, and which of them were others there ("": none).
+    """Returns the optimizer's state in a checkpoint with the recipe's settings, and in words which settings differ ("":
+    none).
 
-    `groups`: of the optimizer that the recipe has made. Where the recipe is of another run the lineage is one of its
-    own, the same for all that begin from this checkpoint; what the former run's peers have vouched for is left out.
-    Raises CheckpointError if the checkpoint is of another optimizer, or of other frozen weights.
+    `groups`: of the optimizer that the recipe has made. If the recipe is of another run, the state gets a lineage of
+    that run, the same for all that begin from this checkpoint; what the former run's peers and owner have signed is
+    left out. Raises CheckpointError if the checkpoint is of another optimizer, or of other frozen weights.
     """
     kind = optimizer_kind(recipe)[1]
     names = ["initial_lr", *(name for name in kind if name != "lr"), "weight_decay"]
@@ -96,7 +99,7 @@ def by_recipe(
         for name in ("standing", "owner"):
             swarm.pop(name, None)
     statistics = checkpoint.optimizer["state"]
-    if not recipe.ema_decay:  # nobody would move an average any more
+    if not recipe.ema_decay:  # no step would move the average any more
         statistics = {
             place: {name: value for name, value in each.items() if name != AVERAGE}
             for place, each in statistics.items()
@@ -106,8 +109,8 @@ def by_recipe(
 
 
 def _inner_groups(groups: Sequence[Mapping[str, Any]], swarm: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """The groups of the optimizer of a checkpoint's inner steps; [] if it was another one. Its statistics were each
-    peer's own, and are in no checkpoint."""
+    """Returns a checkpoint's groups of the optimizer of inner steps; [] if it was another optimizer. Its statistics are
+    in no checkpoint: each peer had its own."""
     try:
         return fit_settings(groups, to_plain(swarm["inner"]))
     except ValueError:
@@ -115,8 +118,8 @@ def _inner_groups(groups: Sequence[Mapping[str, Any]], swarm: Mapping[str, Any])
 
 
 def _outer_groups(recipe: Recipe, checkpoint: Checkpoint) -> list[dict[str, Any]]:
-    """The groups of the outer optimizer in a checkpoint, with the recipe's settings; []: there is none. Raises
-    CheckpointError if the run of one of the two takes outer steps, or others."""
+    """Returns a checkpoint's groups of the outer optimizer, with the recipe's settings; [] if there is none. Raises
+    CheckpointError if only one of the two runs takes outer steps, or if they take other ones."""
     outer, saved = outer_steps(recipe), checkpoint.optimizer["param_groups"]
     group = outer.make([torch.nn.Parameter(torch.zeros(1))]).param_groups[0] if outer is not None else {}
     alike = settings_of(saved[0]).keys() == settings_of(group).keys() if group else True

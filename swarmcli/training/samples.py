@@ -1,12 +1,13 @@
-"""From documents to samples, and to shuffled micro-batches, in bounded memory, from any place on.
+"""Makes samples of documents, and shuffled micro-batches of samples, in bounded memory, from any place on.
 
     sources ── drawn by weight ──▶ documents ── a task's SampleMaker ──▶ samples ── shuffled blocks ──▶ batches
 
 Held at any time: what the sources hold, a document and its samples, and one block of samples.
 
-Everything is drawn from the seed, the number of the pass, of the document or of the block, never from a generator that
-goes along. So a stream goes on where another one was: it begins with the document in which that one's block began,
-makes the block again, and leaves out what had been drawn of it. No sample comes twice, and none is lost.
+Every random choice follows from the seed and the number of the pass, the document or the block, never from a generator
+that keeps a state. So a stream can go on where another one stopped: it begins with the document in which that one's
+block began, makes the block again, and leaves out the samples that were drawn from it. No sample comes twice, and none
+is lost.
 """
 
 from __future__ import annotations
@@ -43,8 +44,7 @@ Example: TypeAlias = Mapping[str, npt.NDArray[Any]]  # one sample: arrays withou
 class MixturePosition:
     """Where a stream of documents from several sources is: how many were drawn, and each source's pass and place.
 
-    Of passes that peers share also: the parts begun, of which the last is the one that the place is in, and how many
-    parts were chosen in all.
+    If peers share passes also: the parts begun (the place is in the last one), and how many parts were chosen in all.
     """
 
     drawn: Count
@@ -59,24 +59,25 @@ class MixturePosition:
 
     @property
     def through(self) -> bool:
-        """Whether all sources were read at least once; one who shares a pass has seen as many parts instead."""
+        """Whether all sources were read at least once. A peer that shares passes reads only some of their parts; it has
+        to have chosen more parts than a pass can have."""
         return min(self.passes) > 0 and not 0 < self.choices <= USUAL.most_parts
 
 
-PlacedDocuments: TypeAlias = Iterator[tuple[Document, MixturePosition]]  # each with where the stream is behind it
+PlacedDocuments: TypeAlias = Iterator[tuple[Document, MixturePosition]]  # each with the stream's position after it
 
 
 @dataclass
 class Choices:
-    """The parts that a stream reads one after the other. The latest stay, so that a stream that goes on where this one
-    was reads them again, and chooses afterwards."""
+    """The parts that a stream reads one after the other. The latest are kept, so that a stream that goes on where this
+    one was reads the same parts again before it chooses others."""
 
     chooser: PartChooser
-    first: int = 0  # the number of the first that stays
+    first: int = 0  # the number of the first choice that is kept
     made: list[tuple[int, int, int]] = field(default_factory=list)  # source, pass, part
 
     def get(self, count: int, source: int, parts: int, number: int, begun: Parts) -> tuple[int, int]:
-        """The choice of this number: of those that stay, or a new one."""
+        """Returns the choice of this number: a kept one, or a new one."""
         if count - self.first < len(self.made):
             return self.made[count - self.first][1:]
         chosen = self.chooser.next_part(source, parts, number, begun)
@@ -95,10 +96,10 @@ def mix(
     where: MixturePosition,
     choices: Choices | None = None,
 ) -> PlacedDocuments:
-    """Documents of all sources without end, each with where the stream is behind it.
+    """Yields documents of all sources without end, each with the stream's position after it.
 
-    Each is drawn from a source with a chance by its weight; one that has come to its end begins another pass in another
-    order. With `choices` it reads parts of passes that all peers share, where a source has parts.
+    The source of each is drawn by weight; a source that has come to its end begins another pass in another order. With
+    `choices`, a source that has parts is read part by part, in passes that all peers share.
     """
     passes, places, begun = list(where.passes), list(where.places), list(where.begun or ((),) * len(sources))
     parts = [source.parts() if choices is not None else 1 for source in sources]
@@ -126,10 +127,10 @@ def mix(
     streams = [opened(n) for n in numbers]
     while True:
         n = random.Random(f"{seed}/{drawn}").choices(numbers, weights)[0] if len(sources) > 1 else 0
-        empty = 0  # parts one behind the other
+        empty = 0  # parts in a row without a document
         while (document := next(streams[n], None)) is None:
             if empty > parts[n] > 1:
-                next(sources[n].documents(seed), None)  # the source says itself that nothing can be read of it
+                next(sources[n].documents(seed), None)  # raises DataError if nothing of the source can be read
             go_on(n)
             streams[n], empty = opened(n), empty + 1
         places[n], drawn = document.place, drawn + 1
@@ -138,34 +139,35 @@ def mix(
 
 @dataclass(frozen=True)
 class SamplePosition:
-    """Where a stream of samples is: before a document, with a rest of the ones before, and how many samples on."""
+    """Where a stream of samples is: before a document, with tokens left over from earlier ones, and how many samples
+    further on."""
 
     before: MixturePosition
-    rest: tuple[Count, ...]  # tokens, fewer than a sample has
-    behind: Count  # samples that begin in this rest and that document
+    rest: tuple[Count, ...]  # tokens left over, fewer than a sample has
+    behind: Count  # samples drawn since, which begin in `rest` or in that document
 
 
-# A sample, where the stream is behind it, and in which passes.
+# A sample, the stream's position after it, and the sources' passes there.
 PlacedSample: TypeAlias = tuple[Example, SamplePosition, tuple[int, ...]]
 
 
 class CountedRows:
-    """Makes examples of rows. It counts the rows, and those that give none, and knows the first few different reasons,
-    each with its place. The log tells the first row that is left out, the tenth, the hundredth and so on."""
+    """Makes examples of rows. It counts the rows and those that give none, and keeps the first few different reasons,
+    each with its place. It logs the first row that is left out, the tenth, the hundredth and so on."""
 
     most = 4  # reasons
 
     def __init__(
         self, name: str, encode: Callable[[Content], Iterator[Example]] = lambda text: iter(({},)), advice: str = ""
     ) -> None:
-        """`name`: of the item of the recipe, for messages. `encode` begins with a row; its iterator raises BadRow
+        """`name`: the recipe's item, as messages name it. `encode` begins to work on a row; its iterator raises BadRow
         before its first example. A row counts when it is iterated. `advice` is said of rows in which there is nothing
         to learn."""
         self.name = name
         self.rows = self.left = self.cut = 0
         self._encode = encode
         self._advice = advice
-        self._reasons: dict[str, str] = {}  # with places
+        self._reasons: dict[str, str] = {}  # reason: place
 
     def leave(self, where: str, reason: object) -> None:
         self.left += 1
@@ -180,7 +182,7 @@ class CountedRows:
         return f"{self.name}: of {self.rows:,} rows, {self.left:,} left out ({told})" if told else ""
 
     def __call__(self, row: Content, where: str = "") -> Iterator[Example]:
-        """`where`: its place, for people."""
+        """`where`: the row's place, for people."""
         return self._counted(row, where, iter(()) if isinstance(row, BadRow) else self._encode(row))
 
     def _counted(self, row: Content, where: str, examples: Iterator[Example]) -> Iterator[Example]:
@@ -200,17 +202,17 @@ class CountedRows:
 class SampleMaker(Protocol):
     """Makes a task's samples of documents, and batches of samples."""
 
-    by_rows: bool  # a sample is a row, or some of them; otherwise a piece of a text beside other pieces of it
+    by_rows: bool  # a sample is one row or several; otherwise a piece of a text, next to other pieces of it
 
     def samples(self, documents: PlacedDocuments, where: SamplePosition) -> Iterator[PlacedSample]:
-        """All samples of the documents, which begin at `where.before`, from `where` on. Raises DataError when none can
-        be made of a whole pass."""
+        """Yields all samples from `where` on of the documents, which begin at `where.before`. Raises DataError when
+        none can be made of a whole pass."""
 
     def collate(self, samples: Sequence[Example]) -> Batch:
-        """One batch of these, all of whose tensors have the samples in their first dimension."""
+        """Makes one batch of these; all its tensors have the samples in their first dimension."""
 
     def identity(self) -> Any:
-        """Another JSON value when other samples are made of the same documents."""
+        """A JSON value that is another one when other samples are made of the same documents."""
 
 
 def pack(
@@ -221,21 +223,21 @@ def pack(
     options: DataOptions = USUAL,
     marks: tuple[Sequence[int], Sequence[int]] | None = None,
 ) -> Iterator[tuple[Tokens, SamplePosition, tuple[int, ...]]]:
-    """Cuts the stream of tokens into sequences (sequence_len,), each with where the stream is behind it, and the
-    sources' passes where it ends.
+    """Cuts the stream of tokens into sequences (sequence_len,). Yields each with the stream's position after it, and
+    the sources' passes there.
 
-    Each document is between `marks`, without which it is between the tokenizer's own. `documents` begin at
-    `where.before`. Raises DataError when all text together is shorter than one sequence.
+    Each document is put between `marks`; without them between the tokenizer's own. `documents` begin at `where.before`.
+    Raises DataError when all text together is shorter than one sequence.
     """
     begin, end = (np.array(ids, dtype=np.int32) for ids in marks or (tokenizer.before, tokenizer.behind))
     rest, before, skipped = np.array(where.rest, dtype=np.int32), where.before, where.behind
-    # A long text goes in pieces, whose tokens are those of the whole where they are parted before a single space. Some
-    # tokenizers put a space of their own before each text, beside one that it begins with.
+    # A long text is encoded in pieces, which have the tokens of the whole if it is cut before a single space. Some
+    # tokenizers put a space before each text, even if it begins with one; then that one is removed.
     size = f"{{1,{options.segment_bytes}}}"
     parted = re.compile(rf"(?s).{size}(?:\Z|(?<=\S)(?= \S))|.{size}")
     both, first_one, second = map(tokenizer.encode, ("a a", "a", " a"))
     doubled = "" if np.array_equal(both, [*first_one, *second]) else " "
-    short = not where.before.drawn  # until a sequence was filled, as far as is known
+    short = not where.before.drawn  # no sequence was filled yet, as far as is known
     left = CountedRows("the data")
     for document, behind in documents:
         if short and (behind.through or left.left >= RowByRow.soon):
@@ -263,7 +265,7 @@ def pack(
 
 
 class TextRun:
-    """Samples {"input_ids": (sequence_len,) int64} of texts that follow each other, cut wherever one is full."""
+    """Samples {"input_ids": (sequence_len,) int64} of texts put one after the other, cut wherever a sample is full."""
 
     def __init__(self, tokenizer: Tokenizer, sequence_len: int) -> None:
         self.by_rows = False
@@ -291,7 +293,7 @@ class RowByRow:
     """
 
     by_rows = True
-    soon = 1000  # rows after which data are refused that give no sample: a pass over a large dataset may take days
+    soon = 1000  # rows without any sample after which the data are refused: a pass over a large dataset may take days
 
     def __init__(
         self,
@@ -300,15 +302,15 @@ class RowByRow:
         identity: Any,
         begun: int = 0,
     ) -> None:
-        """`begun`: so many rows are given to their encoder before the samples of the row before them are
-        wanted, for encoders that begin on other threads; samples come in the order of the rows all the same."""
+        """`begun`: how many further rows are given to their encoders before a row's samples are wanted, for encoders
+        that work in other threads; samples still come in the order of the rows."""
         self._encoders = encoders
         self.collate = collate
         self._identity = identity
         self._begun = begun
 
     def samples(self, documents: PlacedDocuments, where: SamplePosition) -> Iterator[PlacedSample]:
-        none = not where.before.drawn  # so far, as far as is known
+        none = not where.before.drawn  # no sample so far, as far as is known
         before, skipped = where.before, where.behind
         for behind, examples in self._encoded(documents):
             if none and (behind.through or behind.drawn > self.soon):
@@ -340,7 +342,7 @@ class RowByRow:
 
 
 class Packs:
-    """Several samples of another maker in one, of at most `sequence_len` tokens: as they come, while the next one fits.
+    """Joins samples of another maker, in their order, to samples of at most `sequence_len` tokens.
 
     "position_ids" say where each begins, so that a model can keep them apart.
     """
@@ -354,7 +356,7 @@ class Packs:
 
     def samples(self, documents: PlacedDocuments, where: SamplePosition) -> Iterator[PlacedSample]:
         fitting: list[Example] = []
-        place, passes, free = where, where.before.passes, self._sequence_len  # behind those that fit
+        place, passes, free = where, where.before.passes, self._sequence_len  # after those that fit
         for example, behind, seen in self._rows.samples(documents, where):
             if fitting and len(example["input_ids"]) > free:
                 yield _joined(fitting), place, passes
@@ -380,8 +382,8 @@ def stacked(samples: Sequence[Example]) -> Batch:
 
 
 def padded(samples: Sequence[Example], fill: Mapping[str, int], least: int = 0, *, before: bool = False) -> Batch:
-    """A batch of samples whose arrays (n,) have unlike lengths: those shorter than the longest, or than `least`, end
-    with their name's `fill`, or begin with it (`before`)."""
+    """Makes a batch of samples whose arrays (n,) have unlike lengths: those shorter than the longest, or than `least`,
+    are filled up with their name's `fill` at the end, or at the beginning (`before`)."""
     longest = max(least, *(len(sample[name]) for sample in samples for name in fill))
     return stacked(
         [
@@ -401,7 +403,8 @@ def tensor_of(array: npt.NDArray[Any]) -> torch.Tensor:
 
 
 class StreamPosition(msgspec.Struct, frozen=True):
-    """Where a stream of micro-batches is: behind what was drawn. A few hundred numbers, and a rest of a sample."""
+    """Where a stream of micro-batches is: after the samples that were drawn. A few hundred numbers, and a part of a
+    sample."""
 
     data: str  # a hash of all that decides which samples there are
     begin: SamplePosition  # of the block
@@ -424,9 +427,9 @@ class SampleStream:
         position: Mapping[str, Any] | None = None,
         chooser: PartChooser | None = None,
     ) -> None:
-        """`block`: the number of samples that are shuffled together. `chooser`: chooses parts of passes that peers
-        share; None: each reads all by itself. `position`: see there; one that is of other data, or that cannot be read,
-        raises ValueError."""
+        """`block`: the number of samples that are shuffled together. `chooser` chooses parts of passes that peers
+        share; None: this peer reads all parts itself. `position`: see `position()`; one that is of other data, or that
+        cannot be read, raises ValueError."""
         self._seed, self._batch_size, self._block_size = f"swarm/{seed}", batch_size, block
         self._maker = maker
         shared = chooser.seed if chooser is not None else None
@@ -451,7 +454,7 @@ class SampleStream:
         return self._maker.collate([self._draw() for _ in range(self._batch_size)])
 
     def position(self) -> dict[str, Any]:
-        """A StreamPosition, as JSON."""
+        """Returns a StreamPosition, as JSON."""
         block = self._number, self._size, self._drawn
         choices = tuple(self._choices.made) if self._choices else ()
         return msgspec.to_builtins(StreamPosition(self._data, self._begin, block, choices))
@@ -484,9 +487,9 @@ class SampleStream:
     def _fill(self) -> None:
         """Makes the block that begins at `_begin`, and shuffles it.
 
-        It ends with a pass over the data, or samples of the next pass would come before the last ones of this. Of
-        several sources a small one may end its passes all the time, so there a block has some size first. Of passes
-        that peers share it takes a few parts: others read those again if this peer dies.
+        A block ends with a pass over the data, or samples of the next pass would come before the last ones of this. If
+        there are several sources, a small one may end its passes all the time, so a block has `_least` samples first.
+        In passes that peers share, a block takes only a few parts: if this peer dies, others read those again.
         """
         self._block, passes = [], None
         most = self._begin.before.choices + USUAL.block_parts

@@ -17,8 +17,8 @@ from swarmcli.recipe import Recipe, SchedulerSettings
 from swarmcli.recipe.optimizers import OPTIMIZERS
 from swarmcli.training.muon import BY_MUON, MuonWithAdamW
 
-# Names of biases and norms, from transformers' Trainer. Peers count parameters by what decays, so this is not left to
-# the transformers that each of them has.
+# Names of biases and norms, as transformers' Trainer has them. The order in which peers number parameters depends on
+# what decays, so it must not depend on the transformers that each of them has.
 _NO_DECAY = ["bias", "layernorm", "rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 AVERAGE = "ema"  # the statistic of a parameter that is its average over epochs
 
@@ -26,11 +26,12 @@ AVERAGE = "ema"  # the statistic of a parameter that is its average over epochs
 def optimizer_factory(
     recipe: Recipe, around: Callable[..., torch.optim.Optimizer] | None = None
 ) -> Callable[[Any], torch.optim.Optimizer]:
-    """Makes the recipe's optimizer of parameter groups: the model's own, or copies of them elsewhere.
+    """Returns a function that makes the recipe's optimizer for parameter groups: the model's own, or copies of them
+    elsewhere.
 
-    With `max_grad_norm` and `max_grad_value` each step first clips the gradients: they are the average, equal on all
-    peers, so that they stay equal; or, with outer steps, a peer's own. `around(groups, kind, **defaults)` makes one
-    that steps as `kind` does.
+    With `max_grad_norm` and `max_grad_value` each step first clips the gradients: the average, equal on all peers,
+    which so stays equal; or, with outer steps, a peer's own. `around(groups, kind, **defaults)` makes an optimizer that
+    steps as `kind` does.
     """
     kind, defaults = optimizer_kind(recipe)
     averages = recipe.ema_decay > 0 and not recipe.outer.takes_steps
@@ -61,9 +62,9 @@ def outer_steps(recipe: Recipe) -> Outer | None:
 
 
 def keep_averages(optimizer: torch.optim.Optimizer, decay: float) -> torch.optim.Optimizer:
-    """The same optimizer, which after each step moves the average over epochs of what it steps. It begins at the
-    weights behind the first step, and is a statistic like any: so newcomers download it, and whoever makes up for an
-    epoch moves it as the others have."""
+    """Has an optimizer move, after each step, an average over epochs of what it steps, and returns it. The average
+    begins at the weights after the first step, and is a statistic like any other: newcomers download it, and a peer
+    that replays an epoch moves it as the others have."""
 
     def average(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         stepped = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -78,8 +79,8 @@ def keep_averages(optimizer: torch.optim.Optimizer, decay: float) -> torch.optim
 
 
 def optimizer_kind(recipe: Recipe) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """The class of the recipe's optimizer, and what it is made with besides the parameters. Raises RecipeError where
-    this torch has none of the name."""
+    """Returns the class of the recipe's optimizer, and its arguments besides the parameters. Raises RecipeError where
+    this torch has no class of that name."""
     settings, known = recipe.optimizer, OPTIMIZERS[recipe.optimizer.name]
     if not hasattr(torch.optim, known.torch_name):
         raise RecipeError(
@@ -99,10 +100,11 @@ def _as_torch(value: Any) -> Any:
 
 
 def parameter_groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
-    """The parameters that need gradients, as torch optimizers take them. Those decay that the Trainer has decay."""
+    """Returns the parameters that need gradients, as torch optimizers take them. Weight decay is where transformers'
+    Trainer has it."""
     if (told := getattr(model, "optimizer_groups", None)) is not None:  # an outline, which has no names
         return [dict(group) for group in told]
-    # Imported here: it takes seconds, which an auxiliary need not wait for.
+    # Imported here: the import takes seconds, for which an auxiliary need not wait.
     from transformers.trainer_pt_utils import get_parameter_names
 
     settings, decaying = recipe.optimizer, set(get_parameter_names(model, [nn.LayerNorm], _NO_DECAY))
@@ -117,13 +119,13 @@ def parameter_groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
         group["weight_decay"] = 0.0 if stays else settings.weight_decay
         if settings.name == "muon":
             group[BY_MUON] = not by_adamw
-    # In this order, whichever parameter comes first: checkpoints and peers count parameters by it.
+    # Sorted, whichever parameter comes first: checkpoints and peers number parameters in this order.
     return [groups[key] for key in sorted(groups)]
 
 
 def averages_in(recipe: Recipe, model: nn.Module, optimizer_state: Mapping[str, Any]) -> list[tuple[Tensor, Tensor]]:
-    """The parameters of a model, each with its average in the `state_dict()` of the run's optimizer; none without
-    `ema_decay`."""
+    """Returns the parameters of a model, each with its average in the `state_dict()` of the run's optimizer; none
+    without `ema_decay`."""
     if not recipe.ema_decay:
         return []
     parameters = [parameter for group in parameter_groups(recipe, model) for parameter in group["params"]]
@@ -132,7 +134,7 @@ def averages_in(recipe: Recipe, model: nn.Module, optimizer_state: Mapping[str, 
 
 
 def _of_tokens(model: nn.Module) -> set[int]:
-    """The matrices from and to tokens."""
+    """Returns the ids of the matrices from and to tokens."""
     ends = [getattr(model, name, lambda: None)() for name in ("get_input_embeddings", "get_output_embeddings")]
     embeddings = [each for each in model.modules() if isinstance(each, nn.Embedding)]
     return {id(parameter) for each in [*ends, *embeddings] if each is not None for parameter in each.parameters()}
@@ -144,15 +146,15 @@ def build_scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer) -> LambdaL
 
 
 def rate_by_epoch(settings: SchedulerSettings, max_epochs: int | None) -> Callable[[int], float]:
-    """The factor on the learning rate at an epoch, from 0 to 1: that of transformers' schedule of this name at a step
-    of the Trainer, which begins at step 0. Behind the end it stays as it is there."""
-    # Imported here: it takes seconds, and an auxiliary has no schedule.
+    """Returns the factor on the learning rate at an epoch, from 0 to 1: transformers' schedule of this name, at the
+    Trainer's step of that number (its steps begin at 0). After the schedule's end the factor stays as it is there."""
+    # Imported here: the import takes seconds, and an auxiliary has no schedule.
     from transformers import get_scheduler
 
     name, warmup, floor = settings.name, settings.warmup_epochs, settings.min_lr_ratio
     end = settings.total_epochs or max_epochs or 0
     further = {
-        "cosine_with_min_lr": {"min_lr_rate": 0.0},  # floors are below, for all shapes
+        "cosine_with_min_lr": {"min_lr_rate": 0.0},  # `factor` applies the floor, for all shapes
         "cosine_with_restarts": {"num_cycles": settings.cycles},
         "polynomial": {"power": settings.power, "lr_end": 0.0},
         "warmup_stable_decay": {"num_decay_steps": settings.decay_epochs},
@@ -163,7 +165,8 @@ def rate_by_epoch(settings: SchedulerSettings, max_epochs: int | None) -> Callab
 
     def factor(epoch: int) -> float:
         rate: float = shape(min(epoch, end) if settings.ends else epoch)
-        rises = epoch < warmup and name != "warmup_stable_decay"  # from 0; that one rises from its floor
+        # rises from 0; warmup_stable_decay rises from its floor
+        rises = epoch < warmup and name != "warmup_stable_decay"
         return rate if rises else floor + (1.0 - floor) * rate
 
     return factor

@@ -1,9 +1,9 @@
-"""Which piece of a pass over the data a peer reads next, when all peers of a run share the pass.
+"""Chooses which piece of a pass over the data a peer reads next, when all peers of a run share the pass.
 
-A pass over a source is a permutation that all draw from the run's seed, in up to 512 pieces. Each peer says which of
-its present pass it has done, and which it has in hand. It takes next one that nobody has, and begins another pass when
-there is none. Words are claims: whoever claims what it has not read has others skip that, and whoever claims everything
-has them read pieces of one pass after the other. Nobody stops reading.
+A pass over a source is a permutation that all draw from the run's seed, in up to 512 pieces. Each peer says which
+pieces of its present pass it has done, and which it has in hand. A peer next takes a piece that no other has, and
+begins another pass when there is none. What peers say are claims. If a peer claims a piece that it has not read, others
+skip it; if it claims every piece, others go from pass to pass and read pieces of each. Nobody stops reading.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from pydantic import ConfigDict, Field
 
 from swarmcli.training.task import Parts
 
-Bits = Annotated[bytes, Field(max_length=64)]  # a piece each, the lowest bit of the first byte first
-MOST_SOURCES = 16  # that are told to others: a record is some hundred bytes for each. Others are not shared
-LATEST = 1 << 30  # pass that others' words lead to: numbers go on from there, and have to fit a record
+Bits = Annotated[bytes, Field(max_length=64)]  # one bit for each piece, the lowest bit of the first byte first
+# sources that are told to others: each takes some hundred bytes of a record. Further ones are not shared
+MOST_SOURCES = 16
+LATEST = 1 << 30  # the last pass that others' words lead to: numbers go on from there, and have to fit a record
 
 
 class SourceRead(pydantic.BaseModel):
-    """One peer's word about one source."""
+    """What one peer says about one source."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -37,7 +38,7 @@ class SourceRead(pydantic.BaseModel):
 
 
 class PassRecord(pydantic.BaseModel):
-    """One peer's word about all sources, by their numbers."""
+    """What one peer says about all sources, by their numbers."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -47,10 +48,10 @@ class PassRecord(pydantic.BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class HeardPass:
-    """Another peer's word about itself."""
+    """What another peer says about itself."""
 
     record: PassRecord
-    there: bool  # what a peer has in hand that is gone is free again
+    there: bool  # False: the peer is gone, and what it had in hand is free again
 
 
 @dataclass(slots=True)
@@ -72,7 +73,7 @@ class _Own:
 
 
 class SharedPass:
-    """One peer's part of the passes that its run shares. Its stream asks in one thread, the network tells in
+    """One peer's part of the passes that its run shares. Its stream calls this in one thread, the network in
     another."""
 
     def __init__(self, seed: str, *, rng: random.Random | None = None) -> None:
@@ -84,12 +85,12 @@ class SharedPass:
         self._words: Sequence[HeardPass] = ()
 
     def hear(self, words: Sequence[HeardPass]) -> None:
-        """Others say this at present."""
+        """`words`: what the others say at present."""
         with self._lock:
             self._words = words
 
     def says(self) -> PassRecord:
-        """This peer's word. Empty where it has chosen nothing yet."""
+        """Returns what this peer says; empty if it has chosen nothing yet."""
         with self._lock:
             numbers = range(min(max(self._own, default=-1) + 1, MOST_SOURCES))
             return PassRecord(sources=[_told(self._own.get(n, _Own(0))) for n in numbers])
@@ -108,14 +109,16 @@ class SharedPass:
         with self._lock:
             own = self._own.setdefault(source, _Own(number))
             own.parts = parts
-            own.hand |= set(begun) - own.done  # those too that a stream reads again after a restart
+            own.hand |= set(begun) - own.done  # also those that a stream reads again after a restart
             present, comes = min(self._pass_of_most(source, parts), LATEST), not (begun or own.done)
-            if present > own.number + (not comes):  # a newcomer goes where most are, and so does who has lost them
+            # a newcomer goes where most are, and so does a peer that is two passes behind
+            if present > own.number + (not comes):
                 own.begin(present)
             if not (free := own.left() - self._taken(source, own)):
                 own.begin(own.number + 1)
                 free = own.left() - self._taken(source, own) or own.left()
-            # Nobody is likely to take the next in the row before this peer's word is there, unless it walks behind.
+            # A peer reads piece after piece: nobody is likely to take the next one before this peer's word of it is
+            # there. But if another peer has the last piece too, the two would go on alike, so this one draws.
             alone = begun and begun[-1] not in self._taken(source, own)
             following = (begun[-1] + 1) % parts if alone else -1
             part = following if following in free else self._random.choice(sorted(free))
@@ -123,12 +126,12 @@ class SharedPass:
             return own.number, part
 
     def _pass_of_most(self, source: int, parts: int) -> int:
-        """Half of those that are there are in this pass or behind it; 0: of none that is known."""
+        """Returns the median of the passes of peers that are there, the lower of two; 0: none is known."""
         numbers = sorted(told.number for told, there in self._told_of(source, parts) if there)
         return numbers[(len(numbers) - 1) // 2] if numbers else 0
 
     def _taken(self, source: int, own: _Own) -> set[int]:
-        """The pieces of this peer's pass that others have."""
+        """Returns the pieces of this peer's pass that others have."""
         taken = 0
         for told, there in self._told_of(source, own.parts):
             if told.number == own.number:
@@ -138,7 +141,8 @@ class SharedPass:
         return {part for part in range(own.parts) if taken >> part & 1}
 
     def _told_of(self, source: int, parts: int) -> Iterator[tuple[SourceRead, bool]]:
-        """The words about a source that is divided into as many pieces there: others have other data."""
+        """Yields what peers say about a source that they divide into as many pieces: with other numbers of pieces they
+        have other data."""
         for word in self._words:
             if source < len(word.record.sources) and (told := word.record.sources[source]).parts == parts:
                 yield told, word.there

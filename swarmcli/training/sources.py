@@ -1,4 +1,4 @@
-"""Where text comes from: each source gives its documents in an order of its own for every pass."""
+"""Sources of text: each yields its documents in another order for every pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from swarmcli.words import first_words
 
 logger = logging.getLogger(__name__)
 
-UTF_8 = "utf-8"  # of all files. It stands in identities: a former version, whose places are others, had it not
+# the encoding of all files. It is part of identities: those of a former version lack it, and its places are others
+UTF_8 = "utf-8"
 
 Place: TypeAlias = tuple[int, ...]  # in a pass over a source; each source has its own kind
 
@@ -32,19 +33,19 @@ Place: TypeAlias = tuple[int, ...]  # in a pass over a source; each source has i
 class DataOptions:
     """How text is read and shuffled, in bounded memory.
 
-    Streamed rows are shuffled a window at a time, since they cannot be read in any order. Two peers that begin at one
-    place share 1,000 / 16,384 = 6% of their first 1,000 rows if 16,384 fit; a smaller data set is drawn from as a
-    whole.
+    Streamed rows are shuffled a window at a time, since they cannot be read in any order. If a window holds 16,384
+    rows, two peers that begin at one place share 1,000 / 16,384 = 6% of their first 1,000 rows; a data set smaller than
+    a window is shuffled as a whole.
     """
 
-    segment_bytes: int = 1 << 20  # of a file that are read at once; a larger file is read in several pieces
+    segment_bytes: int = 1 << 20  # bytes of a file that are read at once; a larger file is read in several pieces
     window_rows: int = 1 << 16
     window_bytes: int = 32 << 20  # of text
-    few_shards: int = 32  # with fewer, a streamed source is read by the parts of its files, if they have some
+    few_shards: int = 32  # with fewer, a streamed source is read by the parts of its files, if these have parts
     held_out_bytes: int = 1 << 16  # a file is held out in pieces of this size, so that a single large one has some, too
     least_block: int = 1024  # sequences that are shuffled together, unless the recipe wants fewer
     most_parts: int = 512  # of a pass that peers share
-    block_parts: int = 4  # that are shuffled together: whoever dies leaves so many half read
+    block_parts: int = 4  # parts that are shuffled together: a peer that dies leaves so many half read
     most_pixels: int = 1 << 26  # of an image: 200 MB when it is decoded
     most_decoders: int = 8  # threads that decode images: each may hold one of that size
     fewest_parts: int = 8  # with fewer there is nothing to share, and each peer reads in an order of its own
@@ -66,20 +67,20 @@ class Document(NamedTuple):
 
     content: Content
     ends: bool  # false: a piece of a file that goes on
-    place: Place  # behind it, in the pass that it belongs to
+    place: Place  # after it, in its pass
     source: int = 0  # the number of its source in a mixture
     begins: bool = True  # false: a piece of a file that began before
     where: str = ""  # its file and row, for people
 
 
 class PassPart(NamedTuple):
-    """One of several parts of a pass that hold each document once."""
+    """One of several parts of a pass, which together hold each document once."""
 
     number: int
     of: int
 
     def slice_of(self, length: int) -> slice:
-        """The part of so many things in a row."""
+        """Returns which of `length` things in a row this part holds."""
         return slice(self.number * length // self.of, (self.number + 1) * length // self.of)
 
 
@@ -95,27 +96,28 @@ class TextSource(Protocol):
 
     @property
     def files(self) -> Sequence[Path]:
-        """Those of this computer that are read."""
+        """The files of this computer that are read."""
 
     def documents(self, seed: str, place: Place = (), part: PassPart = WHOLE) -> Iterator[Document]:
-        """One pass over all documents in an order drawn from `seed`, or a part of it, from `place` on (empty: from the
-        beginning).
+        """Yields the documents of one pass in an order drawn from `seed`, or of a part of it, from `place` on (empty:
+        from the beginning).
 
         Raises DataError when a whole pass has none to read, and ValueError for a place that cannot be in it.
         """
 
     def parts(self) -> int:
-        """A pass can be read in so many parts; 1: only as a whole."""
+        """How many parts a pass can be divided into; 1: it is read as a whole."""
 
     def identity(self) -> str:
-        """Another one when there is something else to read, so that places in the former mean nothing."""
+        """A text that is another one when there is something else to read, so that places in the former mean
+        nothing."""
 
 
 class Permutation:
-    """The numbers below `size` in an order drawn from `seed`, in no memory to speak of.
+    """The numbers below `size` in an order drawn from `seed`, computed one by one.
 
-    A Feistel network of four rounds permutes the smallest even number of bits that holds them all; what comes out
-    too large is put in again (Black and Rogaway, Ciphers with Arbitrary Finite Domains, section 4).
+    A Feistel network of four rounds permutes the smallest even number of bits that holds them all; a result that is too
+    large is put in again (Black and Rogaway, Ciphers with Arbitrary Finite Domains, section 4).
     """
 
     def __init__(self, size: int, seed: str) -> None:
@@ -146,7 +148,7 @@ class Split(NamedTuple):
 
 
 def _held_out(names: Sequence[str], sizes: Sequence[int], share: float, piece: int) -> dict[int, list[int]]:
-    """For each file the numbers of its held out pieces, which have `piece` bytes: those whose hash is among the lowest
+    """Returns for each file the numbers of its held out pieces of `piece` bytes: those whose hash is among the lowest
     `share` of all hashes, and at least one. Raises DataError where nothing would be left."""
     hashes = [
         (hashlib.blake2b(f"held out {name} {unit}".encode(), digest_size=8).digest(), n, unit)
@@ -167,8 +169,9 @@ def _held_out(names: Sequence[str], sizes: Sequence[int], share: float, piece: i
 
 
 def private_among(files: Sequence[Path], root: Path | None = None) -> set[Path]:
-    """Run keys, and what lies in a peer's home: a directory with a journal or an identity, which may lie elsewhere;
-    `root` or below it (None: the file's own). Who holds the trained model could have it say what it has read."""
+    """Returns the run keys among the files, and files in a peer's home: a directory with a journal or an identity,
+    `root` or below it (None: only the file's own directory). Whoever has the trained model could have it say what it
+    has read."""
     places = {file.parent for file in files}
     if root is not None:
         places |= {above for place in places for above in place.parents if above.is_relative_to(root)}
@@ -179,10 +182,10 @@ def private_among(files: Sequence[Path], root: Path | None = None) -> set[Path]:
 class FileSource:
     """Text files. Only their names are held in memory; files are read in segments, in shuffled order.
 
-    A segment that cannot be read, is not of UTF-8, holds zero bytes (so it is no text) or begins as a private key comes
-    as a BadRow.
+    A segment that cannot be read, is not UTF-8, holds zero bytes (so it is no text) or begins as a private key comes as
+    a BadRow.
 
-    A share of the text can be held out. What that is depends on the names of the files below `root` and nothing else,
+    A share of the text can be held out. It depends only on the names of the files below `root` and on places in them,
     so it is the same on every computer, whatever its copy of the files says.
     """
 
@@ -195,7 +198,7 @@ class FileSource:
     ) -> None:
         """`split`: which part of the text; None: all of it."""
         self._options = options
-        self._by_ending = False  # files of rows are left out
+        self._by_ending = False  # True: files that by their ending hold rows are left out
         self.files = tuple(files)
         self._root = root
         self._split = split
@@ -204,10 +207,10 @@ class FileSource:
     def below(
         cls, path: Path, pattern: str = ALL_FILES, split: Split | None = None, options: DataOptions = USUAL
     ) -> FileSource:
-        """One file, or all files below a directory that fit the pattern; names that begin with a dot are left out, keys
-        and peers' homes, and without a pattern those of rows.
+        """One file, or all files below a directory that fit the pattern, except for keys, peers' homes, names that
+        begin with a dot and, without a pattern, files of rows.
 
-        Raises DataError with the fix when there are none, or when half of them are of rows.
+        Raises DataError with the fix when there are none, or when half of them hold rows.
         """
         if path.is_file():
             if private_among([path]):
@@ -220,7 +223,7 @@ class FileSource:
             shown = [file for file, parts in found if not any(part.startswith(".") for part in parts)]
             private = private_among(shown, path)
             files = [file for file in shown if file not in private]
-        except (OSError, ValueError, NotImplementedError) as error:  # the last is what pathlib says to an absolute glob
+        except (OSError, ValueError, NotImplementedError) as error:  # pathlib raises the last one for an absolute glob
             raise DataError(f"{path}: the files {pattern!r} cannot be listed ({error}); correct `glob`") from error
         if not files:
             none = "but keys and a peer's home, which are not read" if shown else "that fit " + repr(pattern)
@@ -237,7 +240,7 @@ class FileSource:
         """The sources of Python's standard library on this machine, without packages installed beside it."""
         root = Path(sysconfig.get_path("stdlib"))
         files = []
-        for place, directories, names in os.walk(root):  # a twentieth of the time that Path.rglob takes
+        for place, directories, names in os.walk(root):  # takes a twentieth of Path.rglob's time
             directories[:] = [each for each in directories if each not in ("site-packages", "dist-packages")]
             files += [Path(place, name) for name in names if name.endswith(".py")]
         if not files:
@@ -264,7 +267,7 @@ class FileSource:
             raise DataError(f"none of {len(self.files)} files can be read as text, {self.files[0]} among them")
 
     def _unread(self, file: Path) -> str:
-        """Why a file is not read; "": it is."""
+        """Says why a file is not read; "": it is read."""
         if not (self._by_ending and format_of(file.name)):
             return ""
         return f"it holds rows; read them by `path: …/**/*{file.suffix}`, or choose texts by `glob`"
@@ -276,7 +279,7 @@ class FileSource:
             with file.open("rb") as stream:
                 stream.seek(start)
                 data = stream.read(size)
-            if start:  # the rest of a character that the segment before began
+            if start:  # without the rest of a character that the segment before began
                 data = data[:3].lstrip(bytes(range(0x80, 0xC0))) + data[3:]
             text = codecs.getincrementaldecoder(UTF_8)().decode(data, final=ends)
             if "PRIVATE KEY-----" in text[:50]:
@@ -291,7 +294,7 @@ class FileSource:
     def parts(self) -> int:
         return _parts_of(len(self._pieces), self._options)
 
-    @cached_property  # a pass has hundreds of parts, and each file would be asked for its size in each
+    @cached_property  # a pass has hundreds of parts, each of which would ask every file for its size again
     def _sizes(self) -> list[int]:
         return [1 if self._unread(file) else _size_of(file) for file in self.files]
 
@@ -299,7 +302,8 @@ class FileSource:
     def _pieces(self) -> list[tuple[int, int, int]]:
         """The pieces that are read at once: number of the file, first byte, bytes."""
         sizes = self._sizes
-        # 2,048 pieces at least, if they are not too small: peers with few would read the same ones.
+        # At least 2,048 pieces, unless they would be smaller than 16 KiB: peers with few pieces would read the same
+        # ones.
         segment = min(self._options.segment_bytes, max(1 << 14, -(-sum(sizes) // 2048)))
         return [
             (n, start, min(segment, end - start) if end < sizes[n] else segment)
@@ -308,7 +312,7 @@ class FileSource:
         ]
 
     def _stretches(self, sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """The bytes to read: number of the file, first byte, byte behind the last."""
+        """Yields the bytes to read: number of the file, first byte, byte after the last."""
         if self._split is None:
             yield from ((n, 0, size) for n, size in enumerate(sizes))
             return
@@ -336,8 +340,8 @@ class FileSource:
 class HuggingFaceSource:
     """A dataset of the library `datasets`, streamed or, with `streaming=False`, downloaded first.
 
-    A pass over a downloaded one is a permutation of its rows. A streamed one is read shard by shard, in an order
-    drawn for the pass, and shuffled a window at a time; a window is so many rows or bytes of text (DataOptions).
+    A pass over a downloaded one is a permutation of its rows. A streamed one is read shard by shard, in an order drawn
+    for the pass, and shuffled a window at a time; how many rows or bytes a window has, DataOptions say.
     """
 
     def __init__(
@@ -355,9 +359,9 @@ class HuggingFaceSource:
         options: DataOptions = USUAL,
         called: str = "",
     ) -> None:
-        """`text_column`: None for whole rows. `public_only`: whatever it names, nothing is downloaded from this
-        computer or its network. `held_out`: which part of the rows; None: all of them. `called`: how messages name it;
-        "": by its path."""
+        """`text_column`: None for whole rows. `public_only`: whatever files are named, nothing is downloaded from this
+        computer or its network. `held_out`: which part of the rows; None: all of them. `called`: the name in messages;
+        "": its path."""
         self.path = path
         self._called = called or f"the dataset {path!r}"
         self._public_only = public_only
@@ -368,17 +372,18 @@ class HuggingFaceSource:
             "name": name, "split": split, "data_files": self._data_files or None, "revision": revision,
             "streaming": streaming,
         }  # fmt: skip
-        self._lines = False  # of JSON, which are read one by one, so that a bad one ends nothing
-        self._replaces = False  # bytes that are not of UTF-8 by U+FFFD, so that they end nothing either
-        self._encoded = False  # values of a list of JSON, by the library that streams it
-        self._names: Sequence[str] = ()  # of files of this computer
+        # lines of JSON are read as texts and parsed one by one, so that a bad one does not end the data
+        self._lines = False
+        self._replaces = False  # bytes that are not UTF-8 become U+FFFD, so that they do not end the data either
+        self._encoded = False  # the library streams the values of a list of JSON encoded: see `_decoded`
+        self._names: Sequence[str] = ()  # names of files of this computer
         self._text_column = text_column
         self._held_out = held_out
-        self._readers: dict[str, Callable[[Any], Any]] = {}  # of values as they are stored, by the column
+        self._readers: dict[str, Callable[[Any], Any]] = {}  # by column: makes a value of what is stored
         self._dataset: Any = None
 
     def documents(self, seed: str, place: Place = (), part: PassPart = WHOLE) -> Iterator[Document]:
-        """A place is the number of rows read, of a streamed dataset as told in `_windows`. See TextSource."""
+        """A place is the number of rows read; in a streamed dataset it is what `_windows` says. See TextSource."""
         opened = self._open()
         read = self._windows if self._arguments["streaming"] else self._permuted
         found = bool(place) or part.of > 1
@@ -397,7 +402,7 @@ class HuggingFaceSource:
             raise DataError(f"{self._called} has no row" + " that is held out; raise evaluation.held_out" * kept)
 
     def parts(self) -> int:
-        """Parts of a streamed dataset are its shards: there is no other place to begin at."""
+        """Parts of a streamed dataset are its shards: reading can begin at no other place."""
         opened = self._open()
         return _parts_of(opened.num_shards if self._arguments["streaming"] else len(opened), self._options)
 
@@ -410,7 +415,7 @@ class HuggingFaceSource:
         return json.dumps([*read, rows, sizes], default=str)
 
     def _belongs(self, content: Content) -> bool:
-        """Whether a row is in this part: by its content, so that it is the same on all computers and however it is
+        """Whether a row is in this part. Its content decides, so that it is the same on all computers and however it is
         read, and equal rows are in one part."""
         if self._held_out is None:
             return True
@@ -428,9 +433,11 @@ class HuggingFaceSource:
             yield self._row(dataset[row], f"{name}, row {row + 1}"), (count,)
 
     def _windows(self, dataset: Any, seed: str, place: Place, of_pass: PassPart) -> Iterator[tuple[Row, Place]]:
-        """A place is (part of the pass, row in it) where a window begins, and the number of its rows that were read.
+        """A place is (number of the shard, row in it) where a window begins, and how many of the window's rows were
+        read.
 
-        So a stream that goes on reads the window again and leaves out what it had before: no row twice, and none lost.
+        So a stream that goes on reads the window again and leaves out the rows that were read: no row comes twice, and
+        none is lost.
         """
         part, row, used = place or (0, 0, 0)
         shards = list(range(dataset.num_shards))
@@ -451,7 +458,7 @@ class HuggingFaceSource:
             (part, row), used = behind, 0
 
     def _rows(self, dataset: Any, shards: Sequence[int], part: int, row: int) -> Iterator[tuple[Row, tuple[int, int]]]:
-        """The rows of these shards from a row of a part on, each with the place behind it."""
+        """Yields the rows of these shards from a row of the shard of number `part` on, each with the place after it."""
         for number, shard in enumerate(shards[part:], part):
             name = self._names[shard] if len(self._names) == dataset.num_shards else f"shard {shard + 1}"
             rows = dataset.shard(dataset.num_shards, shard).skip(row)
@@ -475,10 +482,11 @@ class HuggingFaceSource:
             reader, options = self._reader(datasets)
             opened = datasets.load_dataset(reader, **self._arguments, **options)
             if self._arguments["streaming"] and opened.num_shards < self._options.few_shards:
-                # Where a file can be read in parts (Parquet in row groups), each is a shard to begin at. The library
+                # If a file can be read in parts (Parquet in row groups), each becomes a shard to begin at. The library
                 # asks every file for its parts, so this is for few files.
                 opened = opened.reshard()
-            self._encoded = opened.features is None and reader != "text"  # it knows those of all but lists
+            # the library knows the features of all but lists of JSON
+            self._encoded = opened.features is None and reader != "text"
             self._dataset = self._undecoded(opened)
         except Exception as error:  # as above
             raise DataError(
@@ -487,7 +495,7 @@ class HuggingFaceSource:
         return self._dataset
 
     def _reader(self, datasets: Any) -> tuple[str, dict[str, Any]]:
-        """The library's reader of the files, with its options by which texts are read as they are written."""
+        """Returns the library's reader of the files, and options with which it reads texts as they are written."""
         here = self.path in LOCAL_BUILDERS and len(self.files) == len(self._data_files)
         files = datasets.data_files.DataFilesList.from_patterns(self._data_files) if here else []
         self._names = [Path(file).name for file in files]
@@ -505,7 +513,7 @@ class HuggingFaceSource:
             for file, head in heads.items():
                 if "\ufffd" in "".join(head.columns):
                     raise UnicodeError(f"the header of {Path(file).name} is not UTF-8")
-                if not isinstance(head.index, pandas.RangeIndex):  # its first cells would be taken for names of rows
+                if not isinstance(head.index, pandas.RangeIndex):  # pandas would take its first cells for names of rows
                     raise ValueError(f"{Path(file).name}, row 1: it has more cells than the header; mend one of them")
             if heads:  # all columns are texts: 007 is not 7
                 common = sorted(set.intersection(*(set(head.columns) for head in heads.values())))
@@ -518,8 +526,9 @@ class HuggingFaceSource:
         return self.path, options if self._replaces or self.path == "json" else {}
 
     def _undecoded(self, dataset: Any) -> Any:
-        """The dataset, of which the library opens no file and no address: rows may name any, of this computer too.
-        Columns of images stay, as they are stored; other columns of that kind (sound, video) are left out."""
+        """Returns the dataset so that the library opens no file and no address for a row: rows may name any, of this
+        computer too. Columns of images stay, as they are stored; other columns of that kind (sound, video) are left
+        out."""
         from datasets import Image
 
         for name, feature in list((dataset.features or {}).items()):
@@ -533,12 +542,13 @@ class HuggingFaceSource:
         return dataset
 
     def _image_of(self, stored: Any, mode: str | None) -> Any:
-        """An image, of which only the size was read, with the mode that its column wants; BadRow for what is none."""
+        """Returns an image, of which only the size was read, with the mode that its column wants; BadRow if it is no
+        image."""
         from PIL import Image
 
         try:
             data = stored["bytes"]
-            if data is None and self.path == "imagefolder":  # the library finds no file but those that were named
+            if data is None and self.path == "imagefolder":  # the library finds only files that were named
                 data = Path(stored["path"]).read_bytes()
             image = Image.open(io.BytesIO(data))
             if image.width * image.height > self._options.most_pixels:
@@ -550,7 +560,7 @@ class HuggingFaceSource:
             return BadRow(f"it is no image ({first_words(error).partition(' <')[0]})")
 
     def _row(self, values: dict[str, Any], where: str) -> Row:
-        """A row, or why it cannot be read, and where that is."""
+        """Returns a row, or why it cannot be read, and its place."""
         if self.path == "imagefolder":  # each row is a file
             where = "/".join(Path(values["image"]["path"]).parts[-2:])
         try:
@@ -595,7 +605,7 @@ def _parsed(line: str) -> dict[str, Any]:
     """A row of JSON. Raises BadRow."""
     try:
         row = dict(json.loads(line))
-        if re.search(r"\\u[dD][89a-fA-F]", line):  # halves of characters
+        if re.search(r"\\u[dD][89a-fA-F]", line):  # lone surrogates
             json.dumps(row, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise BadRow(f"it is no row of JSON in UTF-8 ({first_words(error)})") from None
@@ -612,7 +622,7 @@ def _is_decoded(feature: Any) -> bool:
 
 
 def _names_in(feature: Any) -> Sequence[ClassName]:
-    """The names of the classes in a column of them, or of lists of them; (): its values are what they are."""
+    """Returns the names of classes, if a column holds classes or lists of them; (): its values are used as they are."""
     while hasattr(feature, "feature"):
         feature = feature.feature
     names = [ClassName(name) for name in getattr(feature, "names", None) or ()]
@@ -629,14 +639,14 @@ def _feed(digest: hashlib.blake2b, content: object) -> None:
     """Feeds a row into a digest."""
     if isinstance(content, Mapping):
         for name in sorted(content):
-            if content[name] is not None:  # some formats leave it out
+            if content[name] is not None:  # some formats leave nulls out
                 _feed(digest, [name, content[name]])
     elif isinstance(content, list | tuple):
         digest.update(b"[%d]" % len(content))
         for item in content:
             _feed(digest, item)
     else:
-        content = None if isinstance(content, BadRow) else content  # the words depend on this computer's libraries
+        content = None if isinstance(content, BadRow) else content  # its words depend on this computer's libraries
         data = content.stored if hasattr(content, "stored") else str(content).encode(errors="replace")
         digest.update(b"%d:" % len(data) + data)
 
@@ -654,7 +664,7 @@ def _size_of_content(content: object) -> int:
 
 
 def _parts_of(things: int, options: DataOptions) -> int:
-    """A pass over so many things that can be begun at has so many parts."""
+    """Returns how many parts a pass has, over `things` at each of which reading can begin."""
     return min(things, options.most_parts) if things >= options.fewest_parts else 1
 
 
