@@ -1,4 +1,4 @@
-"""Which way to train the volunteers' links allow: seconds of sending beside seconds of computing, with the arithmetic.
+"""Chooses a way to train by the volunteers' lines: seconds of sending beside seconds of computing, with the arithmetic.
 
 In a round of n members each sends its own numbers to those who add them up, and the averages of its part to the others:
 2 (n - 1)/n times what it brings. The ways are those of docs/modes.md that lose least for their bytes.
@@ -31,7 +31,7 @@ class TrainingWay:
 
     name: str
     codec: GradientCodec
-    steps: int = 1  # of each peer between two rounds; 1: gradients are averaged for every step
+    steps: int = 1  # steps of each peer between two rounds; 1: gradients are averaged for every step
 
 
 WAYS = (  # the least loss first, by the table of docs/modes.md
@@ -41,40 +41,40 @@ WAYS = (  # the least loss first, by the table of docs/modes.md
     TrainingWay("outer steps every 15 in 4 bits", "blockwise_4bit", 15),
     TrainingWay("outer steps every 50 in 4 bits", "blockwise_4bit", 50),
 )
-SHARE = 0.5  # of the time of computing, that sending may take: then at most a third of all time is waiting
-HOMES = 10, 50, 100  # Mbit/s up, of usual lines
+SHARE = 0.5  # of the time of computing: sending may take so much, so at most a third of all time is waiting
+HOMES = 10, 50, 100  # Mbit/s up of usual lines
 COUNT = 4  # volunteers, where nobody says how many
-RATE_OF_MUON = 3.0  # times AdamW's learning rate: with it own steps lose least (docs/modes.md)
-LEAST_EPOCHS = 20  # with fewer rounds peers learn apart
+RATE_OF_MUON = 3.0  # times AdamW's learning rate: with Muon, a peer's own steps lose least (docs/modes.md)
+LEAST_EPOCHS = 20  # with fewer rounds peers would learn apart
 
 
 @dataclass(frozen=True, slots=True)
 class Volunteers:
-    """The computers that are expected in a run at the same time."""
+    """The computers that are expected in a run at one time."""
 
     uplink: float  # bytes per second that each sends
     count: int  # two at least
     pace: float  # samples per second that each computes
 
     def sending(self, nbytes: float) -> float:
-        """Seconds that each sends in a round to which it brings so many bytes."""
+        """Returns the seconds that each volunteer sends in a round to which it brings `nbytes`."""
         return 2 * (self.count - 1) / self.count * nbytes / self.uplink
 
 
 @dataclass(frozen=True, slots=True)
 class WeighedWay:
-    """A way to train beside what the volunteers' links and computers make of it."""
+    """A way to train, and what the volunteers' lines and computers make of it."""
 
     way: TrainingWay
-    samples: int  # that all compute between two rounds
-    inner_batch_size: int  # samples of a peer's own step, where it makes some
+    samples: int  # samples that all compute between two rounds
+    inner_batch_size: int  # samples of a peer's own step, if the way has some
     computing: float  # seconds
     sending: float  # seconds
     nbytes: float  # that each brings to a round
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """The lines of a recipe that trains so, beside `target_batch_size: {samples}`."""
+        """The lines of a recipe that trains this way, beside `target_batch_size: {samples}`."""
         outer = f"outer: {{optimizer: sgd, inner_batch_size: {self.inner_batch_size}}}"
         codec = f"compression: {{gradients: {self.way.codec}}}"
         return (outer, codec) if self.way.steps > 1 else (codec,)
@@ -86,7 +86,7 @@ class WeighedWay:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The ways in their order up to the one that is chosen, the last."""
+    """The ways in their order, up to the chosen one, which is last."""
 
     volunteers: Volunteers
     batch: int  # samples of a step with averaged gradients
@@ -115,8 +115,9 @@ class Advice:
 def advise(numbers: int, batch: int, micro_batch: int, volunteers: Volunteers) -> Advice:
     """Takes the first way whose sending fits beside its computing, otherwise the last.
 
-    `numbers`: that are trained. `batch`: samples of a step with averaged gradients. `micro_batch`: samples of which a
-    peer's own step is a multiple. With own steps, all peers' together have about `batch` samples."""
+    `numbers`: how many are trained. `batch`: samples of a step with averaged gradients. `micro_batch`: a peer's own
+    step is a multiple of so many samples. With own steps, a step of all peers together has about `batch` samples.
+    """
     inner = micro_batch * max(1, batch // (volunteers.count * micro_batch))
     ways: list[WeighedWay] = []
     for way in WAYS:
@@ -129,13 +130,13 @@ def advise(numbers: int, batch: int, micro_batch: int, volunteers: Volunteers) -
 
 
 def advise_on(recipe: Recipe, numbers: int, volunteers: Volunteers) -> Advice:
-    """The same for the run of a recipe, of which `numbers` are averaged."""
+    """Advises on the run of a recipe that averages `numbers`."""
     step = recipe.outer.inner_batch_size * volunteers.count or recipe.target_batch_size
     return advise(numbers, step, recipe.micro_batch * recipe.accumulation_steps, volunteers)
 
 
 def keys_to_write(recipe: Recipe, advice: Advice) -> list[str]:
-    """The lines of a recipe that trains as advised; none: this one does."""
+    """Returns the lines that make a recipe train as advised; none: it does already."""
     chosen = advice.chosen
     if (recipe.target_batch_size, recipe.compression.gradients, recipe.outer.inner_batch_size) == (
         chosen.samples,
@@ -185,5 +186,5 @@ def further_advice(recipe: Recipe, advice: Advice) -> list[str]:
 
 
 def on_lines_of_homes(nbytes: float) -> str:
-    """For how long so many bytes keep usual uplinks busy, in words."""
+    """Says how long usual lines of homes take to send `nbytes`."""
     return ", ".join(f"{format_duration(8e-6 * nbytes / rate)} at {rate} Mbit/s" for rate in HOMES)

@@ -26,7 +26,7 @@ VARIABLE = "SWARM_CONFIG"
 
 
 def config_file() -> Path:
-    """$SWARM_CONFIG, or config.yaml where the platform has the configuration of programs."""
+    """Returns $SWARM_CONFIG, or config.yaml where the platform keeps the configuration of programs."""
     if chosen := os.environ.get(VARIABLE):
         return Path(chosen).expanduser().resolve()
     return platformdirs.user_config_path("swarm", appauthor=False) / "config.yaml"
@@ -47,10 +47,10 @@ class UserConfig(Section):
 
 
 def load_config(file: Path | None = None) -> UserConfig:
-    """Reads the user's file (None: `config_file()`); one that is not there says nothing.
+    """Reads the user's file (None: `config_file()`); without a file nothing is set.
 
-    Raises RecipeError with file, line, key and fix for everything that is wrong in it, an empty one too: a full disk or
-    a power cut leaves that.
+    Raises RecipeError with file, line, key and fix for everything that is wrong in it. An empty file is wrong too: a
+    full disk or a power cut leaves one.
     """
     file = file or config_file()
     try:
@@ -76,12 +76,12 @@ def parse_config(text: str, name: str) -> UserConfig:
         config = UserConfig.model_validate(plain(root, UserConfig))
     except pydantic.ValidationError as error:
         raise recipe_error(error, root, UserConfig) from None
-    # An empty section is a word to YAML.
+    # YAML reads an empty section as a word.
     config._limits = None if limits is None or (isinstance(limits.value, Word) and not limits.value.text) else limits
     return config
 
 
 def options_of(config: UserConfig) -> dict[str, Any]:
-    """The file's word about a peer by the keys of a recipe, to be merged before that of the command line."""
+    """Returns what the file says of a peer, by the keys of a recipe; to be merged before the command line's."""
     said = {"local.name": config.name, "local.team": config.team}
     return {key: text for key, text in said.items() if text is not None}

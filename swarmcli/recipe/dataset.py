@@ -1,7 +1,7 @@
 """The items of `datasets:`: where rows come from (`source`), and how each is read (`type`, `field` …).
 
-Keys are axolotl's where it has one. What `path` looks like says the source where nobody wrote it: nothing that lies on
-this computer, or peers of one run would read one recipe in two ways.
+Keys are axolotl's where it has one. If a recipe does not name the source, the form of `path` decides, and never what
+lies on this computer, or peers of one run would read one recipe in two ways.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from swarmcli.recipe.patterns import ON_HUB
 from swarmcli.recipe.section import REQUIRED, Conflict, Section, advised, selectors_of, shared
 
-# Formats of the library `datasets`: others read files that can run code.
+# Formats of the library `datasets`; further ones read files that can run code.
 FORMATS = ("json", "parquet", "csv", "text", "imagefolder")
-LOCAL_BUILDERS = (*FORMATS, "arrow")  # what it reads of files
+LOCAL_BUILDERS = (*FORMATS, "arrow")  # builders of the library that read files
 SOURCES = ("stdlib", "files", "huggingface")
 DATA_SUFFIXES = dict.fromkeys((".json", ".jsonl", ".ndjson"), "json")
 DATA_SUFFIXES |= {".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}
@@ -29,7 +29,7 @@ CHATML = "chatml"  # the one template that has a name
 
 
 def format_of(name: str) -> str | None:
-    """The format in which the library reads a file of this name, by its ending; None: a text."""
+    """Returns the format in which the library reads a file of this name, by its ending; None: it is a text."""
     bare = _ENDING.sub("", name.lower())
     return next((kind for ending, kind in DATA_SUFFIXES.items() if bare.endswith(ending)), None)
 
@@ -104,8 +104,8 @@ AnyDataset: TypeAlias = FilesDataset | StdlibDataset | HuggingFaceDataset
 
 
 def with_source(value: Any) -> Any:
-    """An item as it is read: its source named, a data file as the format and its name. Raises Conflict for words of the
-    first versions."""
+    """Returns an item as it is read: with its source, and a data file as format and name. Raises Conflict for keys as
+    the first versions had them."""
     if not isinstance(value, Mapping):
         return value
     item = dict(value)

@@ -1,8 +1,9 @@
-"""Reading a YAML file into values that remember where they were written.
+"""Reads a YAML file into values that remember where they were written.
 
-PyYAML composes the nodes; what a plain word means is decided here, because YAML 1.1 reads `1e-4` as text, `no` as
+PyYAML composes the nodes. What a plain word means is decided here, because YAML 1.1 reads `1e-4` as text, `no` as
 false, `010` as eight and `12:30` as 750. Here the JSON-like rules of YAML 1.2 hold, and where the schema expects text
-the word itself is taken. What is expected at a place, the annotations of the schema say."""
+the word itself is taken. The schema's annotations say what is expected at a place.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from swarmcli.errors import RecipeError
 
 
 def arms(annotation: Any) -> Iterator[Any]:
-    """The alternatives of a union, without what Annotated adds; a single one for anything else."""
+    """Yields the alternatives of a union, without what Annotated adds; of anything else, itself."""
     origin = get_origin(annotation)
     if origin is Annotated:
         yield from arms(get_args(annotation)[0])
@@ -40,7 +41,8 @@ def sections(annotation: Any) -> list[type[BaseModel]]:
 
 
 def children(annotation: Any, key: str | int) -> Any:
-    """The types expected below `annotation` under `key`: a union of all that it may be, Any where nothing is known."""
+    """Returns the types expected below `annotation` under `key`: a union of all that it may be, Any where nothing is
+    known."""
     found = []
     for arm in arms(annotation):
         arguments = get_args(arm)
@@ -65,7 +67,7 @@ def is_text(annotation: Any) -> bool:
 
 
 def is_section(annotation: Any) -> bool:
-    """Whether only a mapping with known keys will do."""
+    """Whether only a mapping with known keys fits here."""
     return bool(sections(annotation)) and len(sections(annotation)) == len(list(arms(annotation)))
 
 
@@ -89,9 +91,9 @@ class Word:
     quoted: bool = False
 
     def resolve(self) -> str | int | float | bool | None:
-        """The value of the word where nothing is known about the place."""
+        """Returns the value of the word where nothing is known about the place."""
         text = self.text
-        if self.quoted or len(text) > 400:  # that is no number that anybody meant, and Python refuses to read it
+        if self.quoted or len(text) > 400:  # no number is that long, and Python refuses to read one
             return text
         if text in _NULLS:
             return None
@@ -114,7 +116,7 @@ class RecipeEntry:
     origin: str
 
     def child(self, key: str | int) -> RecipeEntry | None:
-        """The entry that is written below this one under a key or at a position."""
+        """Returns the entry that is written below this one, under a key or at a position."""
         if isinstance(self.value, dict):
             return self.value.get(str(key))
         if isinstance(self.value, list) and isinstance(key, int) and 0 <= key < len(self.value):
@@ -123,7 +125,8 @@ class RecipeEntry:
 
 
 def plain(entry: RecipeEntry, annotation: Any) -> Plain:
-    """The values without their places, read as `annotation` expects: text stays text, an empty section is {}."""
+    """Returns the values without their places, read as `annotation` expects: text stays text, an empty section is
+    {}."""
     value = entry.value
     if isinstance(value, dict):
         return {key: plain(item, children(annotation, key)) for key, item in value.items()}
@@ -136,7 +139,8 @@ def plain(entry: RecipeEntry, annotation: Any) -> Plain:
 
 
 def read_text(file: Path, what: str = "recipe") -> str:
-    """The text of a file that a person wrote, bounded. Raises RecipeError that begins with its name, and OSError."""
+    """Returns the text of a file that a person wrote, if it is not too large. Raises RecipeError that begins with its
+    name, and OSError."""
     if file.stat().st_size > MAX_BYTES:
         raise RecipeError(f"{file}:1: larger than {MAX_BYTES >> 20} MiB, so this is no {what}; name a YAML file")
     try:
@@ -146,7 +150,7 @@ def read_text(file: Path, what: str = "recipe") -> str:
 
 
 def parse_document(text: str, name: str, what: str = "recipe") -> RecipeEntry:
-    """Reads a whole file. RecipeError with `name:line` for what is no YAML, has duplicate keys or tags."""
+    """Reads a whole file. Raises RecipeError with `name:line` for what is no YAML, or has duplicate keys or tags."""
     try:
         text = text.strip("\0")  # a power cut leaves zeros
         _refuse_tags(text, name)
@@ -179,8 +183,8 @@ def parse_value(text: str, origin: str) -> RecipeEntry:
 
 
 def entries_of(value: Any, origin: str, most: int) -> RecipeEntry:
-    """The entries of a value of JSON, all of which stand at `origin`. RecipeError for more than `most` values, or more
-    levels than a recipe has."""
+    """Returns the entries of a value of JSON, all with the place `origin`. Raises RecipeError for more than `most`
+    values, or more levels than a recipe has."""
     left = iter(range(most))
 
     def build(value: Any, depth: int) -> RecipeEntry:
@@ -223,7 +227,7 @@ class _Builder:
     lines: bool = True
     most: int = 20_000  # aliases count each time, so that a page of them cannot fill the memory
     nodes: int = 0
-    open: set[int] = field(default_factory=set)  # nodes that are being built: one inside itself is a circle
+    open: set[int] = field(default_factory=set)  # nodes that are being built: one that contains itself would never end
 
     def origin(self, node: yaml.Node) -> str:
         return f"{self.name}:{node.start_mark.line + 1}" if self.lines else self.name

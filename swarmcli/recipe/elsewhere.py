@@ -1,11 +1,11 @@
 """Keys that other trainers' files have (axolotl's, transformers' arguments), each with what to write here instead. `{}`
-is the value that stands there."""
+stands for the key's value."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Another word for a key of ours.
+# Other names for keys of ours.
 RENAMED = {
     "averager_rank": "rank",
     "batch_size": "micro_batch_size",

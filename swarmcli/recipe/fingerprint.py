@@ -23,14 +23,17 @@ PROTOCOL = 31  # peers of another number compute or speak differently and cannot
 
 
 def fingerprint_of(recipe: Recipe) -> dict[str, str]:
-    """Dotted key → short hash of its value, for `protocol` and every key that must agree and has not its default.
+    """Returns dotted key → short hash of its value, for `protocol` and for every key that must agree and does not have
+    its default.
 
-    So a key that a later version adds, with the default that means what was before it, cuts no run in two.
+    So a later version may add a key whose default means what held before, and peers of both versions still train
+    together.
 
-    A saved model or tokenizer counts by its content (the config, the vocabulary), so that it may lie anywhere; weights
-    are not read: peers that begin with other weights download the run's before their first gradient, and those that are
-    not trained by the digest that `frozen_weights` names.
-    Raises RecipeError when it cannot be read, or be had from the Hub.
+    A saved model or tokenizer counts by its content (the config, the vocabulary), so that it may lie anywhere. Weights
+    are not read: a peer that begins with other weights downloads the run's before its first gradient, and frozen
+    weights have their digest in `frozen_weights`.
+
+    Raises RecipeError when a saved model or tokenizer cannot be read, or cannot be had from the Hub.
     """
     values = {**dict(_leaves(_telling(recipe))), **contents_of(recipe)}
     hashes = {key: _hash(value) for key, value in values.items()}
@@ -38,7 +41,7 @@ def fingerprint_of(recipe: Recipe) -> dict[str, str]:
 
 
 def digest_of(recipe: Recipe, contents: Mapping[str, Any] | None = None) -> str:
-    """One hash over the same values, for links: nobody finds another recipe with the same one.
+    """Returns one hash over the same values, for links: nobody finds another recipe with the same hash.
 
     It is over the values as they are nested, since dotted keys could be read in two ways. `contents`: in place of what
     `contents_of` finds. Raises RecipeError as `fingerprint_of` does.
@@ -49,13 +52,13 @@ def digest_of(recipe: Recipe, contents: Mapping[str, Any] | None = None) -> str:
 
 
 def differing_keys(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    """The keys that only one side has or whose hashes differ, sorted."""
+    """Returns the keys that only one side has or whose hashes differ, sorted."""
     return sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key))
 
 
 def contents_of(recipe: Recipe) -> dict[str, Any]:
-    """The values that count in place of the names of saved models and tokenizers: the config of `base_model`, and the
-    SHA-256 of each file of `tokenizer`. Raises RecipeError if they cannot be read."""
+    """Returns the values that count in place of the names of saved models and tokenizers: the config of `base_model`,
+    and the SHA-256 of each file of `tokenizer`. Raises RecipeError if they cannot be read."""
     found: dict[str, Any] = {"tokenizer": "bytes"}
     if (model := saved_model(recipe)) is not None:
         found["base_model"] = config_of(model)
@@ -65,18 +68,18 @@ def contents_of(recipe: Recipe) -> dict[str, Any]:
 
 
 def agreed_leaves(recipe: Recipe) -> dict[str, Any]:
-    """The fields that must agree, by their dotted keys."""
+    """Returns the fields that must agree, by their dotted keys."""
     return dict(_leaves(agreed_values(recipe)))
 
 
 def agreed_values(recipe: Recipe) -> dict[str, Any]:
-    """The fields that must agree, sections within sections."""
+    """Returns the fields that must agree, sections within sections."""
     values: dict[str, Any] = values_of(recipe, is_shared)
     return values
 
 
 def _telling(recipe: Recipe) -> Any:
-    """Those of them that are not the default. What tells the kinds of a section apart always counts."""
+    """Returns the agreed values that are not the default. A key that says of which kind a section is always counts."""
 
     def tells(section: BaseModel, name: str) -> bool:
         info = type(section).model_fields[name]
@@ -86,8 +89,8 @@ def _telling(recipe: Recipe) -> Any:
 
 
 def values_of(value: Any, fits: Callable[[FieldInfo], bool], only: Callable[..., bool] | None = None) -> Any:
-    """The fields of a section that fit, sections within sections, tuples as lists. `only`: a further condition, asked
-    with a section and the name of a field; sections of which nothing is left are left out."""
+    """Returns the fields of a section that fit, sections within sections, tuples as lists. `only`: a further condition,
+    asked with a section and the name of a field; then sections of which nothing is left are left out."""
     if not isinstance(value, BaseModel):
         return [values_of(item, fits, only) for item in value] if isinstance(value, tuple) else value
     found: dict[str, Any] = {}
@@ -101,7 +104,7 @@ def values_of(value: Any, fits: Callable[[FieldInfo], bool], only: Callable[...,
 
 
 def _leaves(value: Any, *path: str) -> Iterator[tuple[str, Any]]:
-    """The values by their dotted keys; items of a list of sections by their numbers."""
+    """Yields the values by their dotted keys; items of a list of sections have their numbers in them."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield from _leaves(item, *path, name)
@@ -113,7 +116,7 @@ def _leaves(value: Any, *path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _hash(value: Any) -> str:
-    # So many digits are enough against accidents, and a recipe is no secret.
+    # 64 bits are enough against accidents, and a recipe is no secret.
     return hashlib.sha256(_canonical(value)).hexdigest()[:16]
 
 
@@ -122,7 +125,7 @@ def _canonical(value: Any) -> bytes:
 
 
 def config_of(model: Pretrained) -> Any:
-    """The config of a saved model, as its file says it. Raises RecipeError if it cannot be read."""
+    """Returns the config of a saved model, as its file has it. Raises RecipeError if it cannot be read."""
     path = model.directory() / CONFIG
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -136,8 +139,8 @@ def config_of(model: Pretrained) -> Any:
 
 
 def preprocessing_of(tokenizer: Pretrained) -> dict[str, Path]:
-    """The files by their names, sorted: also the config where it is the tokenizer's alone, which may need it to tell
-    its kind. Raises RecipeError if there are none."""
+    """Returns the files by their names, sorted. The config counts too where it is the tokenizer's alone, which may need
+    it to tell its kind. Raises RecipeError if there are none."""
     directory = tokenizer.directory()
     patterns = (CONFIG, *PREPROCESSING) if tokenizer.key == "tokenizer" else PREPROCESSING
     found = {path.name: path for pattern in patterns for path in directory.glob(pattern) if path.is_file()}

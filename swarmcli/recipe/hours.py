@@ -1,7 +1,7 @@
 """Hours of the week: `22:00-08:00, sat-sun 00:00-24:00`.
 
-Hours are those of a clock on the wall. So when clocks are turned back 02:30 comes twice and counts twice, and when they
-are turned forward it does not come at all; nothing has to be decided here for either night.
+Hours are those of a clock on the wall. When clocks are turned back, 02:30 comes twice and counts twice; when they are
+turned forward, it does not come at all. So neither night needs a rule of its own.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ class Hours:
     week: bytes
 
     def hold(self, moment: float, zone: tzinfo | None = None) -> bool:
-        """Whether that moment (seconds since 1970) is among them, where clocks show `zone`; None: this computer's."""
+        """Whether that moment (seconds since 1970) is within the hours, where clocks show `zone`; None: this
+        computer's."""
         local = datetime.fromtimestamp(moment, zone)
         return bool(self.week[local.weekday() * DAY + local.hour * 60 + local.minute])
 
     def next_change(self, moment: float, zone: tzinfo | None = None) -> float | None:
-        """When they begin or end next; None: they never do."""
+        """Returns the moment at which the hours begin or end next; None: never."""
         return self._next_change(int(moment // 60), zone)  # a peer asks each second
 
     @lru_cache(maxsize=8)  # noqa: B019  # as few hours are kept
@@ -41,15 +42,15 @@ class Hours:
         if len(set(self.week)) == 1:
             return None
         now, minute = self.hold(last * 60, zone), (last + 1) * 60
-        # A look at each minute needs no thought about nights in which clocks are turned: those too begin at a minute.
-        # A day more than a week, since such a night may swallow the hour that is looked for.
+        # Looking at each minute is right also in nights in which clocks are turned, since those changes come at full
+        # minutes. It looks a day further than a week, since such a night may swallow the hour that it looks for.
         return next(
             (float(at) for at in range(minute, minute + (WEEK + DAY) * 60, 60) if self.hold(at, zone) != now), None
         )
 
 
 def parse_hours(text: str) -> Hours:
-    """Raises ValueError with what to write instead."""
+    """Reads hours. Raises ValueError with what to write instead."""
     week = bytearray(WEEK)
     entries = re.split(r"[,;]", text.lower().replace("–", "-"))
     if len(entries) > MOST_ENTRIES:
@@ -57,13 +58,14 @@ def parse_hours(text: str) -> Hours:
     for entry in entries:
         first, last, begin, end = _entry(re.sub(r"\s*-\s*", "-", entry.strip()))
         for day in range(first, last + 1):
-            for minute in range(begin, end):  # over midnight it ends on the day after, and on Sundays in the new week
+            for minute in range(begin, end):  # hours over midnight end on the next day; those of Sunday, on Monday
                 week[(day * DAY + minute) % WEEK] = 1
     return Hours(bytes(week))
 
 
 def _entry(text: str) -> tuple[int, int, int, int]:
-    """First and last day, and minutes of a day; the end is behind the begin, if need be on the day after."""
+    """Returns the first and last day, and minutes of a day: the begin, and the end, which may lie on the next day
+    (above DAY)."""
     found = _ENTRY.fullmatch(text) if text else None
     if found is None:
         raise ValueError(f"{text!r} names no hours; {EXAMPLE}")
@@ -77,7 +79,7 @@ def _entry(text: str) -> tuple[int, int, int, int]:
 
 
 def _days(text: str | None) -> tuple[int, int]:
-    """The last one may be counted beyond Sunday: `sat-mon` is three days."""
+    """Returns the first and last day. The last one may be counted beyond Sunday: `sat-mon` is three days."""
     if not text or text in _NAMED:
         return _NAMED[text or "daily"]
     names = [name[:3] if name in (*DAYS, *_LONG) else name for name in text.split("-")]

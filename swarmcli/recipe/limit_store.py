@@ -1,5 +1,5 @@
-"""The limits of one peer, from all places in which somebody may say them, and the file in which `swarm limits` keeps
-them. Only the program writes that file: as a whole, with its name when the disk has all of it."""
+"""The limits of one peer, put together from all places where somebody may set them, and the file in which `swarm
+limits` keeps them. Only the program writes that file: whole, and it gets its name when the disk has all of it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from swarmcli.recipe.limits import FORMER, KEYS, Limits, as_text, merged
 from swarmcli.recipe.problems import recipe_error
 from swarmcli.recipe.schema import Recipe
 
-DEFAULT = "default"  # a change to this value takes back what the volunteer has said about a key
+DEFAULT = "default"  # a change to this value forgets what the volunteer has set for a key
 RUNNING = "set while running"
 COMMANDED = "the command line"
 
 
 class LimitStore:
-    """For any thread. Each limit is the one that is set in the strongest place that says something about it:
+    """Any thread may call it. Each limit is the one set in the strongest place that says something about it:
 
-    set while running, then the command line (`--limit`, `--set local.limits.…`), those kept, the recipe file.
+    set while running, then the command line (`--limit`, `--set local.limits.…`), then the limits that are kept, then
+    the recipe file.
     """
 
     def __init__(self, recipe: Recipe | None = None, config: Path | None = None) -> None:
@@ -41,7 +42,8 @@ class LimitStore:
         self._recipe = recipe
         self._running: dict[str, Any] = {}
         self._lock = threading.Lock()
-        kept = kept_limits(self._config)  # moves those of a former version: the stamp is that of the moved file
+        # may move a former version's limits into the file, so the stamp is taken after it
+        kept = kept_limits(self._config)
         self._stamp = self._look()
         self.notes = tuple(_notes(kept, self._file, load_config(self._config)))  # what the user should know
         self._kept = _known(kept, self._file)
@@ -49,16 +51,16 @@ class LimitStore:
 
     @property
     def limits(self) -> Limits:
-        """Those that hold now."""
+        """The limits that hold now."""
         return self._limits
 
     @property
     def sources(self) -> Mapping[str, str]:
-        """For each key that somebody has set: where the one that holds stands, a file or in words."""
+        """For each key that somebody has set: where the limit that holds was set, a file or in words."""
         return self._sources
 
     def shown(self) -> dict[str, dict[str, Any]]:
-        """For people and JSON: of every key its `value` in base units, its `text`, and where it comes `from`."""
+        """For people and JSON: for every key its `value` in base units, its `text`, and where it comes `from`."""
         limits, sources = self._limits, self._sources
         return {
             key: {"value": value, "text": as_text(key, value), "from": sources.get(key, "")}
@@ -67,10 +69,10 @@ class LimitStore:
 
     def change(self, changes: Mapping[str, Any], *, keep: bool = False) -> Limits:
         """Sets limits from now on, as people write them or in base units; None means no limit, and "default" forgets
-        what was set. With `keep` also in the file, for the next start. Returns those that hold then.
+        what was set. With `keep` also in the file, for the next start. Returns the limits that hold then.
 
-        Raises RecipeError, and nothing has changed, for an unknown key, a value that makes no sense, or a file that
-        cannot be written.
+        Raises RecipeError, and changes nothing, for an unknown key, a value that makes no sense, or a file that cannot
+        be written.
         """
         read = read_changes(changes, "the new limits")
         with self._lock:
@@ -84,10 +86,9 @@ class LimitStore:
             return self._limits
 
     def reload(self) -> bool:
-        """Takes over what another process has kept meanwhile; whether there was anything.
+        """Takes over what another process has kept meanwhile. Returns whether the limits changed.
 
-        Raises RecipeError, once for each change of the file, for one that cannot be used or is gone; then the limits
-        stay.
+        Raises RecipeError, once for each change of the file, if it cannot be used or is gone; then the limits stay.
         """
         with self._lock:
             if (stamp := self._look()) == self._stamp:
@@ -115,7 +116,7 @@ Written = dict[str, tuple[Any, str]]  # key → value and where it stands
 
 
 def _of_recipe(recipe: Recipe | None) -> tuple[Written, Written]:
-    """The limits in the recipe's file, and those of the command line."""
+    """Returns the limits that the recipe sets, and those among them that the command line sets."""
     if recipe is None:
         return {}, {}
     written = {
@@ -129,15 +130,16 @@ def _of_recipe(recipe: Recipe | None) -> tuple[Written, Written]:
 
 
 def limits_file(config: Path | None = None) -> Path:
-    """Where the limits of this user are kept: beside the configuration."""
+    """Returns where the limits of this user are kept: beside the configuration."""
     return (config or config_file()).with_suffix(".limits.json")
 
 
 def keep_limits(changes: Mapping[str, Any], config: Path | None = None) -> dict[str, str]:
-    """Writes limits, in base units, into the user's file; a value of `...` is removed from it. Returns what it says.
+    """Writes limits, in base units, into the user's file; a value of `...` removes the key. Returns what the file says
+    then.
 
-    Raises RecipeError if the file cannot be read or written; then it is as it was. To forget all of them it is not
-    read.
+    Raises RecipeError if the file cannot be read or written; then it is as it was. If all limits are to be forgotten,
+    it is not read.
     """
     config = config or config_file()
     anew = all(changes.get(key) is ... for key in KEYS)
@@ -155,8 +157,9 @@ def keep_limits(changes: Mapping[str, Any], config: Path | None = None) -> dict[
 
 
 def kept_limits(config: Path) -> dict[str, str]:
-    """The limits that the user keeps, in words, also those of former versions. What a former version had in the
-    configuration is moved here at the first look. Raises RecipeError for a file that cannot be used."""
+    """Returns the limits that the user keeps, in words, also those of former versions. Limits that a former version
+    kept in the configuration are moved into the file at the first look. Raises RecipeError for a file that cannot be
+    used."""
     file = limits_file(config)
     if file.exists():
         return _read(file)
@@ -173,7 +176,7 @@ def kept_limits(config: Path) -> dict[str, str]:
     except pydantic.ValidationError as error:
         raise recipe_error(error, root, _Moved) from None
     words = former | {key: as_text(key, value) for key, value in found.items()}
-    with suppress(OSError):  # where nothing can be written, they are read there again
+    with suppress(OSError):  # if the file cannot be written, they are read from the configuration again
         _write(file, words)
     return words
 
@@ -201,7 +204,8 @@ def _write(file: Path, words: Mapping[str, str]) -> None:
 
 
 def _known(words: Mapping[str, str], file: Path) -> dict[str, Any]:
-    """In base units. What this version does not know is told when a peer starts (`notes`), and stops none."""
+    """Returns the limits in base units. Keys that this version does not know stop no peer: `notes` tells of them at its
+    start."""
     return read_limits({key: text for key, text in words.items() if key in KEYS}, str(file)).written
 
 
@@ -224,8 +228,8 @@ def _notes(words: Mapping[str, str], file: Path, config: UserConfig) -> list[str
 
 
 def commanded(words: Sequence[str], option: str = "--limit") -> dict[str, Any]:
-    """Limits as the command line says them, `key=value`, as they were written. Raises RecipeError for what makes no
-    sense."""
+    """Returns limits as the command line has them, `key=value`, as they were written. Raises RecipeError for what makes
+    no sense."""
     found: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -237,7 +241,7 @@ def commanded(words: Sequence[str], option: str = "--limit") -> dict[str, Any]:
 
 
 def read_changes(changes: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """Changes in base units, `...` where a key is to be forgotten. Raises RecipeError."""
+    """Returns changes in base units, `...` where a key is to be forgotten. Raises RecipeError."""
     forgotten = {key: ... for key, value in changes.items() if value == DEFAULT}
     for key in changes:
         if key in FORMER and key not in forgotten:
@@ -250,7 +254,8 @@ def read_changes(changes: Mapping[str, Any], origin: str) -> dict[str, Any]:
 
 
 def read_limits(values: Mapping[str, Any], origin: str) -> Limits:
-    """Raises RecipeError with a line `origin: key: problem; fix` for each wrong one."""
+    """Reads limits as people write them. Raises RecipeError with a line `origin: key: problem; fix` for each wrong
+    one."""
     try:
         return Limits.model_validate(dict(values))
     except pydantic.ValidationError as error:

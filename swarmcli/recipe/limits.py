@@ -30,8 +30,8 @@ _IN_BITS = re.compile(r"(?i:bits?)$|b$")  # MB are bytes, Mb and Mbit bits
 def _reader(
     factor: Callable[[str], float], least: float, most: float, what: str, example: str, beyond: str = ""
 ) -> Callable[[Any], float]:
-    """Reads a number and its unit, of which `factor` says how many base units it is; KeyError: it is none. `beyond`:
-    what a number is that is not from `least` to `most` base units; "": it is no `what` either."""
+    """Returns a function that reads a number and its unit; `factor` says how many base units the unit is, or raises
+    KeyError. `beyond`: what a number is that is not from `least` to `most` base units; "": it is no `what` either."""
 
     def read(value: Any) -> float:
         found = _QUANTITY.fullmatch(str(value).strip()[:LONGEST_TEXT])
@@ -86,7 +86,7 @@ _read_degrees = _reader(lambda unit: _DEGREES[unit.lower()], 30, 120, "temperatu
 
 
 def _read_amount(value: Any) -> float:
-    """Bytes; or, at most 1, a share of what there is."""
+    """Returns bytes or, if at most 1, a share of what there is."""
     with suppress(ValueError):
         return _read_share(value)
     return _read_size(value)
@@ -109,13 +109,13 @@ def _shown(value: Any) -> str:
 
 @lru_cache(maxsize=8)
 def hours_of(text: str) -> Hours:
-    """Raises ValueError."""
+    """Returns the hours that a text names. Raises ValueError."""
     return parse_hours(text[:1000])
 
 
 def limit(default: Any, unit: str, phrase: str, meaning: str) -> Any:
-    """A field. `unit`: in which `as_text` shows it; `phrase`: the words of `in_words` for a limit that is set; `{}` in
-    it stands for the value. A limit that is True is not said."""
+    """Makes a field. `unit`: in which `as_text` shows it; `phrase`: the words of `in_words` for a limit that is set,
+    where `{}` stands for the value. `in_words` leaves out a limit that is True."""
     field = own(default, meaning)
     field.json_schema_extra |= {"unit": unit, "phrase": phrase}
     return field
@@ -181,17 +181,17 @@ class Limits(Section):
 
     @property
     def when(self) -> Hours | None:
-        """`hours`, understood."""
+        """`hours`, parsed."""
         return hours_of(self.hours) if self.hours else None
 
     @property
     def link(self) -> float | None:
-        """The lower of the two limits of the link, in bytes per second: a round goes both ways."""
+        """The lower of the line's two limits, in bytes per second: a round goes both ways."""
         return min((rate for rate in (self.upload, self.download) if rate is not None), default=None)
 
     @property
     def written(self) -> dict[str, Any]:
-        """Converts what somebody has written to base units."""
+        """What somebody has written, in base units."""
         return {key: getattr(self, key) for key in type(self).model_fields if key in self.model_fields_set}
 
 
@@ -205,7 +205,7 @@ FORMER = {  # limits of former versions: what to do instead
 
 
 def merged(*layers: Limits | Mapping[str, Any]) -> Limits:
-    """Limits of several layers, the weakest first."""
+    """Merges limits of several layers, the weakest first."""
     values: dict[str, Any] = {}
     for layer in layers:
         values |= layer.written if isinstance(layer, Limits) else layer
@@ -213,7 +213,7 @@ def merged(*layers: Limits | Mapping[str, Any]) -> Limits:
 
 
 def amount_of(limit: float | None, whole: float) -> float | None:
-    """In bytes, of a limit that is a size or a share of `whole`."""
+    """Returns the bytes of a limit that is a size or a share of `whole`."""
     return None if limit is None else limit * whole if limit <= 1 else limit
 
 
@@ -223,7 +223,7 @@ _SCALES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def as_text(key: str, value: Any) -> str:
-    """A limit as a person would write it; it is read again as the same value, to six digits."""
+    """Returns a limit as a person would write it; it is read again as the same value, to six digits."""
     unit = _shown_as(key, "unit")
     if value is None:
         return "none"
@@ -238,7 +238,7 @@ def as_text(key: str, value: Any) -> str:
 
 
 def in_words(limits: Limits) -> list[str]:
-    """Those that are set, as phrases for people."""
+    """Returns the limits that are set, as phrases for people."""
     return [
         phrase.format(as_text(key, value))
         for key, value in limits

@@ -3,12 +3,13 @@
     swarm://<peer id>@host:port[,host:port…]/<run id>/fingerprint=<32 characters>[/peer=<peer id>@host:port…][/invite=…]
 
 It names one to four peers of the run, where each can be dialed, and what their recipe must hash to. No character of it
-means anything to bash, zsh, fish or cmd, so it needs no quotes there: IPv6 stands without brackets, and what is behind
+means anything to bash, zsh, fish or cmd, so it needs no quotes there: IPv6 stands without brackets, and what follows
 the last colon is the port. Homes of former versions hold links with `?` and `&` in place of the later slashes.
-A link is text that somebody was sent: it is bounded and read strictly, and believing it means no more than dialing
-these peers. A link with an invitation names one peer: the host, which alone may bind the invitation to a newcomer.
-Parameters that this version does not know are refused: they may say what joining needs, and the run's refusal later
-would be harder to understand. A link with an invitation is a secret until somebody has taken it up.
+
+A link is text that somebody was sent: it is bounded and read strictly, and all that swarm does with it is to dial these
+peers. A link with an invitation names one peer: the host, which alone may bind the invitation to a newcomer. It is a
+secret until somebody has used it. Parameters that this version does not know are refused: joining may need them, and
+the run's refusal later would be harder to understand.
 """
 
 from __future__ import annotations
@@ -34,16 +35,17 @@ _DIGEST = re.compile(rf"[a-z2-7]{{{DIGEST_LENGTH}}}")
 
 
 # A QR code is read from across a room if it is small, so a peer writes fewer places into a link than it reads.
-MOST_CHARACTERS = 2048  # one with all places and the longest run id has about 900, and QR codes end at 2,953
+MOST_CHARACTERS = 2048  # with all places and the longest run id a link has about 900, and QR codes end at 2,953
 MOST_PEERS = 4
 MOST_PLACES = 8  # host:port pairs of one peer that are read, as many as a peer may announce
-OWN_PLACES = 4  # that a peer writes into its own link …
+OWN_PLACES = 4  # places that a peer writes into its own link …
 OTHER_PLACES = 2  # … and those of each further peer in it
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Peers of a run and what they must serve. `places` are `host:port`, those that more can dial first."""
+    """Peers of a run and what they must serve. `places` are `host:port`; the one that most others can dial comes
+    first."""
 
     peer_id: PeerID
     places: tuple[str, ...]
@@ -54,7 +56,7 @@ class Link:
 
     @property
     def each(self) -> tuple[Link, ...]:
-        """A link of its own for each of the peers."""
+        """A link for each of the peers alone."""
         return replace(self, others=()), *(
             replace(self, peer_id=p, places=where, others=()) for p, where in self.others
         )
@@ -80,7 +82,8 @@ class Link:
 
 
 def command_of(link: Link) -> str:
-    """A stranger types this command. In double quotes for PowerShell alone, which would split it at a comma."""
+    """Returns the command that a stranger types. PowerShell needs the double quotes: it would split the link at a
+    comma."""
     return f'swarm join "{link}"'
 
 
@@ -96,13 +99,13 @@ def reach_in_words(link: Link) -> str:
 
 
 def scope_of_places(places: Iterable[str]) -> Scope:
-    """From how far the place can be dialed that most can dial."""
+    """Returns from how far the place can be dialed that most can dial."""
     return max((_scope(parse_address(f"tcp://{place}").host) for place in places), default=Scope.HOST)
 
 
 def places_of(addresses: Iterable[str]) -> tuple[str, ...]:
-    """The places for a link, of a peer's addresses: those that the most can dial first, and those that only this
-    machine can dial where there are no others."""
+    """Chooses the places for a link from a peer's addresses: those that most others can dial come first; those that
+    only this machine can dial are taken only where there are no others."""
     found = [parse_address(address) for address in addresses]
     dialed = sorted((each for each in found if each.scheme == "tcp"), key=lambda each: -_scope(each.host))
     widest = max((_scope(each.host) for each in dialed), default=Scope.HOST)
@@ -112,7 +115,8 @@ def places_of(addresses: Iterable[str]) -> tuple[str, ...]:
 
 
 def _scope(host: str) -> Scope:
-    """A host name with dots counts as public: somebody chose it for others. Others are names of one network."""
+    """A host name with dots counts as public: somebody chose it for others. A name without dots belongs to one
+    network."""
     named = Scope.HOST if host == "localhost" else Scope.INTERNET if "." in host else Scope.LAN
     return named if (scope := scope_of(host)) is None else scope
 
@@ -147,7 +151,7 @@ def parse_link(text: str) -> Link:
 
 
 def _bare(text: str) -> str:
-    """Without what mail, chats and shells that know no single quotes leave around a link."""
+    """Returns a text without what mail, chats and shells that know no single quotes leave around a link."""
     return text.strip().strip("'\"<>`“”„‘’").strip()
 
 
@@ -169,7 +173,7 @@ def _other(text: str) -> tuple[PeerID, tuple[str, ...]]:
 
 
 def _parameters(texts: Iterable[str]) -> tuple[str, Ticket | None, list[str]]:
-    """The fingerprint, the invitation, and what it says of further peers, unread."""
+    """Returns the fingerprint, the invitation, and the texts of further peers, unread."""
     parameters = [(name, value) for name, _, value in (text.partition("=") for text in texts)]
     for name, _ in parameters:
         if name not in (FINGERPRINT, INVITE, PEER):

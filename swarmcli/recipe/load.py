@@ -1,6 +1,6 @@
-"""From a file and the command line to a checked recipe. What the command line changes is merged into the file's entries
-before anything is checked: words as somebody typed them (`--set a.b=value`), which are read like the file, and options
-of the program with their values."""
+"""Makes a checked recipe of a file and the command line. What the command line changes is merged into the file's
+entries before anything is checked: words as somebody typed them (`--set a.b=value`), which are read like the file, and
+options of the program with their values."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from swarmcli.recipe.document import RecipeEntry, Word, entries_of, parse_docume
 from swarmcli.recipe.problems import as_written, recipe_error
 from swarmcli.recipe.schema import Recipe, Setting
 
-MOST_OF_OPTION = 1000  # values of one
+MOST_OF_OPTION = 1000  # values of one option
 
 
 def _merge(root: RecipeEntry, setting: Setting) -> None:
     """Writes `a.b=value` into the tree; missing sections on the way are made.
 
-    List items are named by position: `datasets.0.glob=*.md`; the position behind the last one appends.
+    List items are named by position: `datasets.0.glob=*.md`; the position after the last one appends.
     """
     if isinstance(setting, str):
         origin, (path, equals, text) = f"--set {setting}", setting.partition("=")
@@ -36,7 +36,7 @@ def _merge(root: RecipeEntry, setting: Setting) -> None:
     for depth, key in enumerate(keys[:-1]):
         at = ".".join(keys[:depth])
         below = here.child(_position(here, key, origin, at))
-        # A section that is written with nothing in it is a word to YAML, and becomes a section now.
+        # YAML reads an empty section as a word; it becomes a section now.
         if below is None or (isinstance(below.value, Word) and below.value.resolve() is None):
             below = RecipeEntry({}, origin)
             _put(here, key, below, at)
@@ -64,7 +64,7 @@ def _position(here: RecipeEntry, key: str, origin: str, at: str) -> str | int:
 
 
 def load_recipe(path: Path | str, overrides: Sequence[Setting] = ()) -> Recipe:
-    """Reads a recipe file and merges what is set beside it.
+    """Reads a recipe file and merges `overrides`.
 
     Raises RecipeError with a line `file:line: problem; fix` for everything that is wrong. Runs no code of the recipe.
     """
@@ -105,7 +105,7 @@ def parse_recipe(
 
 
 def recipe_of(root: RecipeEntry, text: str, overrides: Sequence[Setting] = (), *, name: str, directory: Path) -> Recipe:
-    """The recipe of entries, which were read from `text`."""
+    """Makes the recipe of entries, which were read from `text`."""
     try:
         recipe = Recipe.model_validate(plain(root, Recipe), context={"directory": directory})
     except pydantic.ValidationError as error:

@@ -3,8 +3,8 @@
 What travels is a JSON object (so YAML too, but without aliases and tags): the keys that must agree, and those in which
 the run's author may advise volunteers (`advised` in the schema). Nothing of `local`, no directory, no contact.
 
-The config of a saved model travels likewise, and the hashes of its tokenizer's files: the very values that the link's
-fingerprint covers. So whoever has checked these can check each file that comes later.
+The config of a saved model travels too, and the hashes of its tokenizer's files: the very values that the link's
+fingerprint covers. So a newcomer that has checked them can check each file that comes later.
 
 A recipe that was handed out is hostile until `read_offered` has returned it. By then it hashes to what the link says,
 sets nothing that is the volunteer's to choose, and names no path outside the directory that this computer keeps for the
@@ -45,32 +45,33 @@ from swarmcli.recipe.schema import Recipe
 from swarmcli.recipe.section import is_advised, is_shared
 from swarmcli.words import harmless, listed, printable, some
 
-MAX_OFFERED = 1 << 18  # bytes of a recipe; of the config and hashes beside it likewise
-DATA = "data"  # where datasets of files begin there: beside the peers' own files, which are not to be learned from
+MAX_OFFERED = 1 << 18  # bytes of a recipe at most, and of the config and hashes that come with it
+# where paths of datasets begin in that directory: apart from the peers' own files, which are not to be learned
+DATA = "data"
 
 _OWN_NAMES = {DATA, MODELS, "recipe.yaml", "agreed.json", "invitation"}
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?|.*\.")  # on Windows
 _PIECES = re.compile("layer|block|expert|depth|stage")
 _LOADS = re.compile("^_|implementation|kernel|remote_code|quantization|pretrained")
-# Saved configs have these, which say nothing of the model that is built.
+# Saved configs have these fields, which say nothing of the model that is built.
 _REMARKS = ("_name_or_path", "_attn_implementation_autoset", "task_specific_params", "id2label", "label2id")
 
 
-# A stranger wrote the recipe, and its outline is made before anybody has agreed to anything.
+# Bounds: a stranger wrote the recipe, and its outline is built before anybody has agreed to anything.
 MOST_VALUES = 5000
-MOST_WORDS = 4000  # characters of a refusal, which quotes the stranger
-MOST_SECONDS = 86_400.0  # of the times that the stranger advises
+MOST_WORDS = 4000  # characters of a refusal, which quotes the stranger's recipe
+MOST_SECONDS = 86_400.0  # the longest time that the recipe may set
 MOST_NUMBER = 1 << 31  # in a model's config …
-MOST_PIECES = 1024  # … and of what is built one by one
+MOST_PIECES = 1024  # … and of layers and the like, which are built one by one
 MOST_FILES = 32  # of a tokenizer …
-MOST_FILES_BYTES = 64 << 20  # … and of all of these: the largest one that is known has 35 MB
+MOST_FILES_BYTES = 64 << 20  # … and of all its files together: the largest known tokenizer has 35 MB
 
 
 @dataclass(frozen=True, slots=True)
 class RunEstimate:
-    """How a run goes, by the word of the peer that handed out its recipe: for estimates of what a newcomer will take.
+    """How a run goes, as the peer says that handed out its recipe: for estimates of what joining will take.
 
-    0 is unknown: the time of an epoch, or, where all three are 0, the peers that take part.
+    0 is unknown: the time of an epoch or, where all three counts are 0, the peers that take part.
     """
 
     epoch_seconds: float = 0.0
@@ -83,7 +84,8 @@ UNKNOWN = RunEstimate()
 
 
 def offered(recipe: Recipe) -> str:
-    """The part of its recipe that this peer hands out. Only the name of a directory with a model or tokenizer travels.
+    """Returns the part of its recipe that this peer hands out. Of a directory with a model or tokenizer only the last
+    name travels.
 
     Raises RecipeError with key and fix for a recipe that `read_offered` would refuse wherever it arrives.
     """
@@ -101,8 +103,8 @@ def offered(recipe: Recipe) -> str:
 
 
 def offered_contents(recipe: Recipe) -> str:
-    """The config of the saved model and the hashes of the tokenizer's files, as JSON; "": the recipe names none. Raises
-    RecipeError as `offered`."""
+    """Returns the config of the saved model and the hashes of the tokenizer's files, as JSON; "": the recipe names
+    none. Raises RecipeError as `offered` does."""
     saved = [each for each in (saved_model(recipe), saved_tokenizer(recipe)) if each is not None]
     if not saved:
         return ""
@@ -116,13 +118,14 @@ def offered_contents(recipe: Recipe) -> str:
 
 
 def offered_files(recipe: Recipe) -> dict[str, Path]:
-    """The tokenizer's files by their names."""
+    """Returns the tokenizer's files by their names."""
     tokenizer = saved_tokenizer(recipe)
     return {} if tokenizer is None else preprocessing_of(tokenizer)
 
 
 def files_of(recipe: Recipe, contents: Mapping[str, Any], got: Mapping[str, bytes]) -> dict[Path, bytes]:
-    """Each file that the recipe's saved model and tokenizer are made of, by its place here. `got`: the tokenizer's."""
+    """Returns what each file of the recipe's saved model and tokenizer holds, by its place here. `got`: the tokenizer's
+    files."""
     model, tokenizer, found = saved_model(recipe), saved_tokenizer(recipe), dict[Path, bytes]()
     if tokenizer is not None:
         found = {tokenizer.brought / name: data for name, data in got.items()}
@@ -134,10 +137,11 @@ def files_of(recipe: Recipe, contents: Mapping[str, Any], got: Mapping[str, byte
 def read_offered(
     data: bytes, link: Link, directory: Path, contents: str = "", keep: Callable[[Mapping[str, Any]], object] = bool
 ) -> Recipe:
-    """The recipe that a peer handed out for a link, checked against it; its paths begin in `directory`. `contents`:
-    what it says of saved models; once these are checked as well, `keep` gets them, unless all of it is here.
+    """Returns the recipe that a peer handed out for a link, checked against the link; its paths begin in `directory`.
+    `contents`: what the peer says of saved models; once these are checked as well, `keep` gets them, unless all files
+    are here.
 
-    Raises RecipeError in words that are safe to print. Nobody needs to be asked for it: see the module.
+    Raises RecipeError in words that are safe to print. Reading it is safe before the user has agreed: see the module.
     """
     recipe = _parse(data, f"the recipe from {link.peer_id.short}", directory)
     if recipe.run_id != link.run_id:
@@ -156,7 +160,7 @@ def read_offered(
     if missing is None:
         try:
             digest = digest_of(recipe)
-        except RecipeError:  # a part of the files is here: a process was killed while it wrote them
+        except RecipeError:  # only a part of the files is here: a process was killed while it wrote them
             if not contents:
                 raise
     if digest != link.fingerprint and wanted and contents:
@@ -174,7 +178,8 @@ def read_offered(
 
 
 def _directories(recipe: Recipe) -> list[Pretrained]:
-    """Those of its saved models and tokenizers that a recipe names by a directory, each by the key that names it."""
+    """Returns those of its saved models and tokenizers that a recipe names by a directory, each with the key that names
+    it."""
     found = [saved_model(recipe)]
     if recipe.tokenizer is not None and (tokenizer := saved_tokenizer(recipe)) is not None:
         found.append(replace(tokenizer, key="tokenizer"))
@@ -182,7 +187,8 @@ def _directories(recipe: Recipe) -> list[Pretrained]:
 
 
 def _as_links_name(directories: list[Pretrained]) -> dict[str, str]:
-    """Only the last name of a directory travels. Two of one name are told apart."""
+    """Returns the names under which directories travel: only the last part of a path. Two with one name are told
+    apart."""
     names: dict[str, str] = {}  # by the directory
     for saved in directories:
         name = Path(saved.text).expanduser().name
@@ -192,7 +198,7 @@ def _as_links_name(directories: list[Pretrained]) -> dict[str, str]:
 
 
 def web_host(file: str) -> str:
-    """The host that an item of `data_files` is downloaded from; "" for a file of this computer."""
+    """Returns the host that an item of `data_files` is downloaded from; "" for a file of this computer."""
     scheme, separator, rest = file.partition("://")
     return "" if not separator else "huggingface.co" if scheme == "hf" else rest.partition("/")[0]
 
@@ -218,7 +224,7 @@ def data_in_words(recipe: Recipe) -> str:
 
 
 def check_data_here(recipe: Recipe) -> None:
-    """Raises RecipeError where nothing is in a place whose data a trainer reads."""
+    """Raises RecipeError if there is nothing at a place whose data a trainer reads."""
     if gone := lacking(recipe, recipe.datasets):
         raise RecipeError(
             f"no data come by a link, and this run's are not on this computer: nothing is at "
@@ -228,8 +234,8 @@ def check_data_here(recipe: Recipe) -> None:
 
 
 def lacking(recipe: Recipe, datasets: Iterable[AnyDataset]) -> list[Path]:
-    """The places of this computer that datasets name and where nothing is; of a pattern its fixed beginning counts. It
-    looks whether something is there, opens nothing, and tells nobody but who asked."""
+    """Returns the places of this computer that datasets name and where there is nothing; of a pattern its fixed
+    beginning counts. It looks whether something is there, opens nothing, and tells only its caller."""
     named = [file for dataset in datasets for file in of_this_computer(dataset)]
     places = [(recipe.locate(file, data=True), re.sub(r"[^/]*[*?[].*", "", file) or ".") for file in named]
     return [
@@ -240,7 +246,7 @@ def lacking(recipe: Recipe, datasets: Iterable[AnyDataset]) -> list[Path]:
 
 
 def of_this_computer(dataset: AnyDataset) -> list[str]:
-    """The files, directories and patterns that a dataset names here, as the recipe writes them."""
+    """Returns the files, directories and patterns of this computer that a dataset names, as the recipe writes them."""
     if isinstance(dataset, FilesDataset):
         return [dataset.path]
     if isinstance(dataset, HuggingFaceDataset) and dataset.path in LOCAL_BUILDERS:  # else they are the Hub's
@@ -252,7 +258,7 @@ def of_this_computer(dataset: AnyDataset) -> list[str]:
 
 
 def _parse(data: bytes, name: str, directory: Path) -> Recipe:
-    """Everything that can be said without the link and without a file."""
+    """Checks all that can be checked without the link and without opening a file."""
     try:
         if len(data) > MAX_OFFERED:
             raise RecipeError(f"{name}: larger than {MAX_OFFERED >> 10} KiB, so this is no recipe")
@@ -266,7 +272,7 @@ def _parse(data: bytes, name: str, directory: Path) -> Recipe:
             raise RecipeError(
                 "\n".join(f"{recipe.origin(*path)}: {'.'.join(map(str, path))} {p}" for path, p in problems)
             )
-    except (ValueError, RecursionError):  # of decoding; what else is wrong with it is a RecipeError already
+    except (ValueError, RecursionError):  # from decoding; everything else that is wrong is a RecipeError already
         raise RecipeError(
             f"{name}: no JSON object in UTF-8 that has each key once, so this is no recipe that a peer hands out"
         ) from None
@@ -277,7 +283,8 @@ def _parse(data: bytes, name: str, directory: Path) -> Recipe:
 
 
 def _read_contents(recipe: Recipe, text: str, name: str) -> dict[str, Any]:
-    """A peer's word about the recipe's saved model and tokenizer, in bounds. The fingerprint tells if it is true."""
+    """Reads what a peer says about the recipe's saved model and tokenizer, within bounds. The fingerprint tells later
+    if it is true."""
     try:
         if len(text.encode()) > MAX_OFFERED:
             raise RecipeError(f"{name}: config and hashes of more than {MAX_OFFERED >> 10} KiB, too large for a link")
@@ -303,7 +310,7 @@ def _read_contents(recipe: Recipe, text: str, name: str) -> dict[str, Any]:
 
 
 def _read_json(text: str) -> Any:
-    """Raises ValueError or RecursionError for what is no JSON, gives a key twice, or holds half a character, which an
+    """Raises ValueError or RecursionError for what is no JSON, gives a key twice, or holds a lone surrogate, which an
     escape may write and no file and no hash can hold."""
     found = json.loads(text, object_pairs_hook=_object)
     json.dumps(found, ensure_ascii=False).encode()
@@ -321,7 +328,7 @@ Problem = tuple[tuple[str | int, ...], str]
 
 
 def _foreign(section: BaseModel, *path: str) -> Iterator[Problem]:
-    """Keys that are the volunteer's to choose."""
+    """Yields keys that are the volunteer's to choose."""
     for name, info in type(section).model_fields.items():
         if name not in section.model_fields_set:
             continue
@@ -332,7 +339,7 @@ def _foreign(section: BaseModel, *path: str) -> Iterator[Problem]:
 
 
 def _problems(recipe: Recipe) -> Iterator[Problem]:
-    # The peers' files lie in a directory of this name, beside what a recipe reads and what is kept of a link.
+    # The peers' files lie in a directory named by run_id, beside what a recipe reads and what is kept of a link.
     if recipe.run_id.lower() in _OWN_NAMES or _RESERVED.fullmatch(recipe.run_id):
         yield ("run_id",), f"is {recipe.run_id!r}, a name that this computer uses itself; the run needs another one"
     for saved in _directories(recipe):
@@ -366,7 +373,7 @@ _OUTSIDE = (
 
 
 def _is_inside(text: str) -> bool:
-    """Whether a path, or a pattern of paths, stays below where it begins, on every system."""
+    """Whether a path, or a pattern of paths, stays below its beginning, on every system."""
     if not text.isprintable() or text.startswith(("/", "~")) or set("\\:") & set(text):
         return False
     return ".." not in text.split("/")
@@ -397,8 +404,8 @@ def _hub_problems(dataset: HuggingFaceDataset) -> Iterator[tuple[tuple[str | int
 
 
 def _is_public(url: str) -> bool:
-    """Whether an address can only lead to a host of the internet: no port, no password, no chain of file systems, no
-    address or name of somebody's own network."""
+    """Whether an address can only lead to a host of the public internet: no port, no password, no chain of file
+    systems, no address or name of a local network."""
     scheme, _, rest = url.partition("://")
     if scheme == "hf":
         return rest.isprintable() and not {"::", ".."} & {rest[i : i + 2] for i in range(len(rest))}
@@ -406,10 +413,10 @@ def _is_public(url: str) -> bool:
     if scheme != "https" or not re.fullmatch(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+", host) or "::" in url:
         return False
     if "drive.google.com" in rest and host != "drive.google.com":
-        return False  # the library `datasets` would ask that host in a way of its own, which goes by no rule of ours
+        return False  # for such an address the library `datasets` has code of its own, which keeps none of our rules
     try:
         ipaddress.ip_address(host)
-    except ValueError:  # a name: its last part is no number, and no name of local networks
+    except ValueError:  # a name: its last part must be no number, and no name of local networks
         last = host.rpartition(".")[2].lower()
         return (
             url.isprintable() and not last.isdigit() and last not in ("local", "internal", "lan", "home", "localhost")
@@ -418,8 +425,8 @@ def _is_public(url: str) -> bool:
 
 
 def _config_problems(value: Any, *path: str | int) -> Iterator[Problem]:
-    """A config is for transformers to judge, but sizes without bounds would be built before it does, and it passes on
-    what stands in sections of a config unread: there an attention is a repository whose code is fetched and run."""
+    """transformers judges a config, but it would build sizes without bounds before it does, and it passes on unread
+    what stands in a config's sections, where an attention may be a repository whose code is fetched and run."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             if key in _REMARKS:
@@ -452,6 +459,6 @@ def _travels(info: FieldInfo) -> bool:
 
 
 def _without_directories(recipe: Recipe) -> dict[str, Any]:
-    """The values that must agree, without directories, which count by their contents wherever they lie."""
+    """Returns the values that must agree, without directories, which count by their contents wherever they lie."""
     directories = {saved.key for saved in _directories(recipe)}
     return {key: value for key, value in agreed_values(recipe).items() if key not in directories}

@@ -10,12 +10,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class OptimizerKind:
-    """One of torch.optim. What decides on devices only (`foreach`, `fused` …) is not for a recipe: all peers compute
-    the same."""
+    """An optimizer of torch.optim. Arguments that only concern devices (`foreach`, `fused` …) are not for a recipe: all
+    peers compute the same."""
 
     torch_name: str
     statistics: tuple[str, ...]  # tensors as large as a parameter, by torch's names
-    keys: Mapping[str, Any] = field(default_factory=dict)  # those of a recipe's section, with torch's defaults
+    # keys of a recipe's `optimizer` section, with torch's defaults
+    keys: Mapping[str, Any] = field(default_factory=dict)
     args: Mapping[str, Any] = field(default_factory=dict)  # further arguments, with torch's defaults
 
 
@@ -43,11 +44,11 @@ OPTIMIZERS: Mapping[str, OptimizerKind] = {
     "rprop": OptimizerKind("Rprop", ("prev", "step_size"), {}, {"etas": (0.5, 1.2), "step_sizes": (1e-6, 50.0)}),
     "asgd": OptimizerKind("ASGD", ("ax",), {}, {"lambd": 1e-4, "alpha": 0.75, "t0": 1e6}),
 }
-KEYS = ("betas", "eps", "momentum")  # of a recipe's section, that only some of them take
+KEYS = ("betas", "eps", "momentum")  # keys of a recipe's `optimizer` section that only some optimizers take
 
 
 def check_args(name: str, args: Mapping[str, Any]) -> None:
-    """Raises ValueError, with the fix, for arguments that this optimizer does not take or that are of another kind."""
+    """Raises ValueError, with the fix, for arguments that this optimizer does not take or that have another type."""
     known = OPTIMIZERS[name].args
     for key, value in args.items():
         if key in KEYS:

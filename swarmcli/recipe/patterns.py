@@ -1,5 +1,5 @@
-"""Names as the Hugging Face Hub and file systems have them, and regular expressions of strangers, which this computer
-matches."""
+"""Patterns for names of the Hugging Face Hub and of files, and a check of regular expressions that strangers wrote and
+this computer matches."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import re
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"  # a part of a name of the Hub, or of a file, that hides nothing
 ON_HUB = re.compile(f"{NAME}/{NAME}")  # owner/name
-# The first pages of the Hub are no owners of models; `models/NAME` is how links name a directory.
+# The Hub's pages of these names are no owners of models; `models/NAME` is how links name a directory.
 MODEL_ON_HUB = re.compile(f"(?!(models|datasets|spaces)/){NAME}/{NAME}")
 MOST_CHARACTERS = 200
-# The tries for one name grow with the name's length to the power of these.
-MOST_CHOICES = 4  # of * + ? { |
+# With n of these in a pattern, matching a name of length L may take about L^n tries.
+MOST_CHOICES = 4  # | the most of * + ? { | in a pattern
 
 
 def check_pattern(pattern: str) -> str:
-    """The pattern, if it is one that is matched quickly: a volunteer who joins by a link matches those of a stranger,
-    and some would take years. Raises ValueError with the fix."""
+    """Returns the pattern, if it is matched quickly: a volunteer who joins by a link matches a stranger's patterns, and
+    some would take years. Raises ValueError with the fix."""
     try:
         re.compile(pattern)
     except re.error as error:
         raise ValueError(f"{pattern!r:.80} is no regular expression ({error})") from None
-    if "(?" in pattern:  # flags could hide from the next lines what is repeated
+    if "(?" in pattern:  # flags could hide a repetition from the checks below
         raise ValueError(
             f"{pattern!r:.80} has (? in it, which is not taken here; write it without flags and looks ahead"
         )

@@ -1,8 +1,8 @@
 """The saved models and tokenizers that a recipe names: directories, or models of the Hugging Face Hub at one commit.
 
-A model of the Hub is a directory as well. Usually that is its snapshot in the cache of the library huggingface_hub. In
-a run that was joined by a link it is what a peer of the run handed out: nothing is asked of the Hub before somebody has
-agreed to join.
+A model of the Hub is a directory as well: usually its snapshot in the cache of the library huggingface_hub, or, in a
+run that was joined by a link, a directory with what a peer of the run handed out. Nothing is asked of the Hub before
+somebody has agreed to join.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from swarmcli.recipe.patterns import MODEL_ON_HUB, NAME
 from swarmcli.recipe.schema import Recipe
 from swarmcli.words import first_words
 
-MODELS = "models"  # where a saved model or tokenizer lies, below the directory of a run that was joined by a link
+MODELS = "models"  # a directory of saved models and tokenizers, below the directory of a run that was joined by a link
 CONFIG = "config.json"
-# Whatever turns data into tokens or pixels. Each of these counts in the fingerprint, and travels to whoever has a link.
+# Files that turn data into tokens or pixels. They count in the fingerprint, and travel to whoever has a link.
 PREPROCESSING = (
     "tokenizer*.json",
     "special_tokens_map.json",
@@ -38,7 +38,7 @@ PREPROCESSING = (
     "processor_config.json",
     "*preprocessor_config.json",
 )
-# No other format: those are pickles, which can run code.
+# No other format: other formats are pickles, which can run code.
 _WEIGHTS = ("model*.safetensors", "model.safetensors.index.json", "generation_config.json")
 COMMIT = re.compile("[0-9a-f]{40}")
 
@@ -57,7 +57,7 @@ class Pretrained:
         return "revision" if self.key == "base_model" else "tokenizer_revision"
 
     def directory(self) -> Path:
-        """Where its config and its tokenizer's files lie; of the Hub's they are downloaded if need be. Raises
+        """Returns where its config and its tokenizer's files lie; those of the Hub are downloaded if need be. Raises
         RecipeError, also for a name of the Hub without a commit, which the error names if the Hub answers."""
         if self.revision is None:
             place = self.recipe.locate(self.text)
@@ -70,20 +70,20 @@ class Pretrained:
 
     @property
     def brought(self) -> Path:
-        """Where the files lie that a peer handed out for a link, if one did."""
+        """The directory for the files that a peer handed out for a link; it may not exist."""
         if self.revision is None:
             return self.recipe.locate(self.text)
         return self.recipe.directory / MODELS / f"{self.text.replace('/', '--')}--{self.revision[:12]}"
 
     def weights(self, most: Callable[[], int]) -> Path | None:
-        """The directory with its safetensors; of the Hub's they are downloaded if need be, `most()` bytes. None:
-        neither here nor to be had, so they have to come from the run's peers. Raises RecipeError for a model without.
-        """
+        """Returns the directory with its safetensors; those of the Hub are downloaded if need be, at most `most()`
+        bytes. None: they are neither here nor to be had, so they have to come from the run's peers. Raises RecipeError
+        for a model without safetensors."""
         if self.revision is None:
             place = self.directory()
             return place if [*place.glob("*.safetensors"), *place.glob("*.bin")] else None
         if self.brought.is_dir() and self.recipe.frozen_weights is None:
-            return None  # the state of the run brings them, whatever the Hub has
+            return None  # the run's state brings them, whatever the Hub has
         try:
             place = self._snapshot(_WEIGHTS, most)
         except HubUnreachable:
@@ -99,7 +99,7 @@ class Pretrained:
         return RecipeError(f"{self.recipe.origin(key)}: {key}: {problem}; {fix}")
 
     def _needs_commit(self, revision: str, problem: str) -> RecipeError:
-        """The error that names the commit to add."""
+        """Returns the error that names the commit to add."""
         page, key = f"https://huggingface.co/{self.text}/commits", self.revision_key
         try:
             commit = commit_of(self.text, revision)
@@ -111,15 +111,16 @@ class Pretrained:
         return self.refuse(problem, f"for the model of the Hugging Face Hub as it is now, write `{key}: {commit}`")
 
     def _snapshot(self, patterns: tuple[str, ...], most: Callable[[], int] | None = None) -> Path:
-        """The directory in the library's cache. A commit does not change: what is there is not asked for again.
-        `most()`: bytes, for what may take long, so a terminal is told how far it is."""
+        """Returns the directory in the library's cache. A commit does not change, so what is there is not asked for
+        again. `most()`: the most bytes, for a download that may take long, so a terminal shows how far it is."""
         wanted = {"revision": self.revision, "allow_patterns": list(patterns)}
         try:
-            # Other programs may have fetched a part: only with the list of files the library knows whether it has all.
+            # Other programs may have fetched a part; only with the list of files does the library know whether it has
+            # all.
             with suppress(HubUnreachable):
                 _ask(self.text, "get_cached_repo_tree", revision=self.revision)
                 return Path(_ask(self.text, "snapshot_download", **wanted, local_files_only=True))
-            try:  # downloads are tried for half a minute, this fails at once
+            try:  # fails at once without the Hub, while a download is tried for half a minute
                 found = _ask(self.text, "model_info", revision=self.revision, files_metadata=True).siblings
             except HubUnreachable:
                 with suppress(HubUnreachable):
@@ -140,19 +141,19 @@ class Pretrained:
 
 
 def is_preprocessing(name: str) -> bool:
-    """Whether a tokenizer's directory may hold such a file, and nothing else is hidden in its name."""
+    """Whether a file of this name may lie in a tokenizer's directory, and the name hides nothing else."""
     known = any(fnmatchcase(name, pattern) for pattern in (CONFIG, *PREPROCESSING))
     return known and re.fullmatch(NAME, name) is not None
 
 
 def saved_model(recipe: Recipe) -> Pretrained | None:
-    """None: the recipe has a config, and the first weights are random."""
+    """Returns the saved model that a recipe names; None: it has a config, and the first weights are random."""
     base = recipe.base_model
     return Pretrained(recipe, "base_model", base, recipe.revision) if isinstance(base, str) else None
 
 
 def saved_tokenizer(recipe: Recipe) -> Pretrained | None:
-    """The base model's own where the recipe names none. None: bytes."""
+    """Returns the saved tokenizer that a recipe names, or the base model's where it names none. None: bytes."""
     text = recipe.tokenizer
     if text is None or (text == recipe.base_model and recipe.tokenizer_revision in (None, recipe.revision)):
         return saved_model(recipe)
@@ -160,12 +161,12 @@ def saved_tokenizer(recipe: Recipe) -> Pretrained | None:
 
 
 def commit_of(name: str, revision: str = "main") -> str:
-    """The commit that a branch of a model of the Hub leads to now. Raises HubError."""
+    """Returns the commit that a branch of a model of the Hub leads to now. Raises HubError."""
     return str(_ask(name, "model_info", revision=revision).sha)
 
 
 def _ask(name: str, method: str, **options: Any) -> Any:
-    """One function of huggingface_hub. The user's own environment says which Hub that is, and who asks."""
+    """Calls a function of huggingface_hub. The user's environment says which Hub that is, and with which account."""
     try:
         import huggingface_hub
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
@@ -181,13 +182,13 @@ def _ask(name: str, method: str, **options: Any) -> Any:
         raise HubError(f"{name} asks its users to accept terms, at https://huggingface.co/{name}") from error
     except RepositoryNotFoundError as error:
         raise HubError(f"the Hub has no model {name}, or none that this account may see") from error
-    except Exception as error:  # beside OSError those of its HTTP client, which is another one in other versions
+    except Exception as error:  # OSError, and errors of its HTTP client, which differs between versions
         raise HubUnreachable(f"{name} cannot be fetched from the Hub ({first_words(error)})") from error
 
 
 @contextmanager
 def _progress(shown: bool) -> Iterator[None]:
-    """The library draws bars unless it is told not to."""
+    """Has the library draw its bars only if `shown`."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     before = are_progress_bars_disabled()

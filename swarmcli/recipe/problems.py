@@ -18,7 +18,7 @@ from swarmcli.recipe.section import Conflict
 from swarmcli.words import printable
 
 Key = str | int
-CONFLICT = "conflict"  # what pydantic has no name for
+CONFLICT = "conflict"  # our name for what pydantic has no name for
 
 MOST_LISTED = 30  # keys of a section in one line
 _EXPECTED = {
@@ -39,7 +39,7 @@ _EXPECTED = {
 
 
 def recipe_error(error: pydantic.ValidationError, root: RecipeEntry, model: type[pydantic.BaseModel]) -> RecipeError:
-    """One RecipeError with a line for everything that is wrong."""
+    """Returns one RecipeError with a line for everything that is wrong."""
     # pydantic also reports a list without a valid item as too short; only the items are worth reading.
     wrong = [one for one in error.errors(include_url=False) if not (one["type"] == "too_short" and one["input"])]
     found = sorted(_each_of(wrong), key=lambda details: _line(_place(details, root)[1]))
@@ -48,7 +48,7 @@ def recipe_error(error: pydantic.ValidationError, root: RecipeEntry, model: type
 
 
 def _each_of(errors: Sequence[ErrorDetails]) -> Iterator[ErrorDetails]:
-    """A Conflict counts as one error at each of its keys."""
+    """Yields the errors; a Conflict counts as one error at each of its keys."""
     for details in errors:
         cause = details.get("ctx", {}).get("error")
         for key, said in cause.found if isinstance(cause, Conflict) else ():
@@ -86,7 +86,8 @@ def _describe(details: ErrorDetails, root: RecipeEntry, model: type[pydantic.Bas
 
 
 def _for_word(path: Sequence[Key], word: str, model: type[pydantic.BaseModel]) -> str:
-    """The line to write for a word that other trainers have there, or that names what a section is about; "": none."""
+    """Returns the line to write for a word that other trainers have there, or that names what a section is about; "":
+    none."""
     for section in sections(at(model, path)):
         names = [each for each in get_args(at(section, ["name"])) if isinstance(each, str)]
         near = max((each for each in names if each in word.lower()), key=len, default=None)
@@ -96,7 +97,7 @@ def _for_word(path: Sequence[Key], word: str, model: type[pydantic.BaseModel]) -
 
 
 def _place(details: ErrorDetails, root: RecipeEntry) -> tuple[list[Key], RecipeEntry]:
-    """The path as the file writes it (pydantic mixes in the names of union arms) and the nearest entry."""
+    """Returns the path as the file writes it (pydantic mixes in the names of union arms) and the nearest entry."""
     location = details["loc"]
     path: list[Key] = []
     here = root
@@ -131,7 +132,7 @@ def _expected(details: ErrorDetails) -> str:
 
 
 def _as_end(sentence: str) -> str:
-    """pydantic's own sentence, so that it goes on from our "should be"."""
+    """Returns the end of pydantic's own sentence, to follow our "should be"."""
     _, found, end = sentence.partition("should be ")
     return end if found else f"valid ({sentence})"
 
@@ -151,14 +152,14 @@ def _field(path: Sequence[Key], model: type[pydantic.BaseModel]) -> pydantic.fie
 
 
 def _how_to_fix(path: Sequence[Key], model: type[pydantic.BaseModel]) -> str:
-    """The field and, behind a colon, what its description says: that may be a sentence or only a few words."""
+    """Returns the field and, after a colon, what its description says: that may be a sentence or only a few words."""
     info = _field(path, model) if path else None
     while info is None and len(path) > 1:
         path = path[:-1]
         info = _field(path, model)
     if info is None:
         return "see `swarm schema`"
-    # Where a default could not be written, there is no usual value.
+    # Where the default could not be written in a recipe, there is no usual value.
     least = max((bound.ge for bound in info.metadata if hasattr(bound, "ge")), default=None)
     unset = info.default in (PydanticUndefined, None, ...) or (least is not None and info.default < least)
     usual = "" if unset else f" (usually {as_written(info.default)})"
@@ -166,8 +167,8 @@ def _how_to_fix(path: Sequence[Key], model: type[pydantic.BaseModel]) -> str:
 
 
 def _suggest(path: Sequence[Key], model: type[pydantic.BaseModel], entry: RecipeEntry) -> str:
-    """The line to write for another trainer's key, else the nearest key in the same section, else the same or a near
-    one anywhere else."""
+    """Returns the line to write for another trainer's key, else the nearest key in the same section, else the same or a
+    near one anywhere else."""
     key = str(path[-1])
     value = printable(entry.value.text, 80) if isinstance(entry.value, Word) and entry.value.text else "…"
     if path[:-1] == ["local", "limits"] and key in FORMER:
@@ -177,7 +178,7 @@ def _suggest(path: Sequence[Key], model: type[pydantic.BaseModel], entry: Recipe
     here = sorted({name for section in sections(at(model, path[:-1])) for name in section.model_fields})
     everywhere = {name.rsplit(".", 1)[-1]: name for name in reversed(list(all_keys(model)))}
     wanted = RENAMED.get(key, key)
-    if wanted not in here and wanted in everywhere:  # the same word elsewhere says more than a like one here
+    if wanted not in here and wanted in everywhere:  # the same word elsewhere is a better guess than a similar one here
         here = []
     for names in (here, list(everywhere)):
         near = [wanted] if wanted in names else get_close_matches(wanted, names, n=1, cutoff=0.75)
@@ -191,7 +192,7 @@ def _suggest(path: Sequence[Key], model: type[pydantic.BaseModel], entry: Recipe
 
 
 def all_keys(model: type[pydantic.BaseModel], prefix: str = "") -> dict[str, pydantic.fields.FieldInfo]:
-    """Every dotted key of the schema with its field; items of lists have no number in between."""
+    """Returns every dotted key of the schema with its field; items of lists have no number in between."""
     found: dict[str, pydantic.fields.FieldInfo] = {}
     for name, info in model.model_fields.items():
         inner = [*sections(info.annotation), *sections(at(info.annotation, [0]))]
@@ -202,7 +203,7 @@ def all_keys(model: type[pydantic.BaseModel], prefix: str = "") -> dict[str, pyd
 
 
 def as_written(value: Any) -> str:
-    """A default as one would write it in a recipe."""
+    """Returns a default as one would write it in a recipe."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, tuple | list):

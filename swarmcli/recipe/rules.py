@@ -1,5 +1,5 @@
-"""The rules find what does not go together in a recipe: keys beside a value of another key with which they mean
-nothing, and values that contradict each other. Each is told with the key to point at, the reason and the fix."""
+"""Finds what does not go together in a recipe: keys that mean nothing beside the value of another key, and values that
+contradict each other. Each is told with the key to point at, the reason and the fix."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Contradictions = Iterator[tuple[str, str]]  # the path of a key, and what is sai
 
 
 def without_meaning(section: Section, path: str = "") -> Contradictions:
-    """The keys that are written where they mean nothing, by the selectors of the schema. What is switched off is let
-    pass: files of other trainers say that too."""
+    """Yields the keys that are written where they mean nothing, by the selectors of the schema. Values that switch
+    something off pass: files of other trainers have them too."""
     for name, info in type(section).model_fields.items():
         value, key = getattr(section, name), f"{path}{name}"
         if isinstance(value, Section):
@@ -35,7 +35,7 @@ def without_meaning(section: Section, path: str = "") -> Contradictions:
 def _beside_selectors(section: Section, selectors: Mapping[str, Sequence[str]]) -> Iterator[str]:
     for selector, values in selectors.items():
         chosen = getattr(section, selector)
-        # The task of another package knows itself what it reads.
+        # Another package's task knows itself what it reads.
         if chosen in values or (selector == "task" and chosen not in BUILT_IN):
             continue
         beside = f"beside {selector}: {chosen}" if chosen else f"without {selector}"
@@ -44,7 +44,7 @@ def _beside_selectors(section: Section, selectors: Mapping[str, Sequence[str]]) 
 
 
 def conflicts_in(recipe: Recipe) -> Contradictions:
-    """All that contradicts something else."""
+    """Yields all that contradicts something else."""
     yield from _of_model(recipe)
     yield from _of_data(recipe)
     yield from _of_evaluation(recipe)
@@ -99,7 +99,7 @@ def _of_data(recipe: Recipe) -> Contradictions:
         if task and task.texts and item.path == "imagefolder":
             fix = "name texts, or take task: image_classification"
             yield f"{where}.path", f"{where}.path: imagefolder gives images, and {name} reads texts; {fix}"
-    # transformers looks for the borders of rows in the positions of a single sample alone.
+    # With flash_attention_2, transformers finds the borders of rows only in a batch of one sample.
     if recipe.sample_packing and recipe.local.attn_implementation == "flash_attention_2" and recipe.micro_batch > 1:
         fix = "set local.micro_batch_size: 1 (and raise local.gradient_accumulation_steps), or take sdpa"
         why = "flash_attention_2 keeps the rows of packed samples apart only where a batch is one sample"
@@ -136,7 +136,7 @@ def _of_evaluation(recipe: Recipe) -> Contradictions:
 
 
 def _rows_of(dataset: AnyDataset) -> dict[str, Any]:
-    """By these values the rows of a dataset are chosen."""
+    """Returns the values that choose the rows of a dataset."""
     return dataset.model_dump(include={"source", "path", "glob", "name", "split", "data_files"})
 
 
@@ -270,7 +270,7 @@ def _of_site(recipe: Recipe) -> Contradictions:
         yield "local.device", f"{local.device} is one device, and the site has {site.processes} processes; {fix}"
     if site.zero and site.processes == 1:
         yield "local.site.zero", "zero shares the optimizer among a site's processes; set processes to 2 or more"
-    needs_all = {  # of the optimizer's statistics in one place, which zero leaves nowhere
+    needs_all = {  # these need all statistics of the optimizer in one place, and with zero there is none
         "delay keeps the optimizer in host memory": recipe.delay.step,
         "local.offload_optimizer keeps it in host memory": local.offload_optimizer,
         "averaging.average_opt_statistics averages them": recipe.averaging.average_opt_statistics,

@@ -1,8 +1,8 @@
-"""The run key: by it the owner of a run says who may take part, and which state is the run's.
+"""The run key: with it the owner of a run signs who may take part, and which state is the run's.
 
 Its public half stands in the recipe (`run_key`), so it is part of the fingerprint and every peer knows it. The file
 stays with the owner; no peer needs it to run. Each signature is for one purpose and covers the recipe's fingerprint: an
-invitation to one run is none to another with the same key, and what it invites to cannot be exchanged.
+invitation to one run is none to another with the same key, and nobody can exchange the run that it invites to.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class RunKey:
 
     @classmethod
     def create(cls, path: Path) -> RunKey:
-        """Writes a new key (mode 0600). Raises IdentityError, also when there is such a file: a run whose key is
-        replaced has no owner any more."""
+        """Writes a new key (mode 0600). Raises IdentityError, also when the file exists: a run whose key is replaced
+        has no owner any more."""
         try:
             if path.exists():
                 raise IdentityError(f"the {_WHAT} {path} is there already; use it, or name another file")
@@ -40,7 +40,8 @@ class RunKey:
 
     @classmethod
     def load(cls, path: Path) -> RunKey:
-        """Raises IdentityError, naming the file and the fix: missing, another user's, readable by others, no key."""
+        """Reads a key. Raises IdentityError that names file and fix: missing, another user's, readable by others, no
+        key."""
         try:
             return cls(read_key_file(path, _WHAT, "restore your copy of it: a new key would not be this run's"))
         except FileNotFoundError:
@@ -57,25 +58,25 @@ class RunKey:
         return self._key.peer_id
 
     def run(self, recipe: str) -> ClosedRun:
-        """`recipe`: its fingerprint, as links carry it."""
+        """Returns the closed run of this key. `recipe`: its fingerprint, as links carry it."""
         return ClosedRun(self.public, recipe)
 
     def invite(self, recipe: str, peer: PeerID, until: int) -> Pass:
-        """An invitation for one peer, which can show it as it is. `until`: seconds since 1970."""
+        """Returns an invitation for one peer, which can show it as it is. `until`: seconds since 1970."""
         return Pass(self._invitation(recipe, InvitationKind.PEER, until, peer, peer))
 
     def invite_bearer(self, recipe: str, host: PeerID, until: int) -> tuple[Invitation, Identity]:
-        """An invitation for the first peer that shows it to `host`, and the key that goes with it: both are what the
-        bearer needs, and a secret."""
+        """Returns an invitation for the first peer that shows it to `host`, and the key that goes with it. The bearer
+        needs both; they are a secret."""
         bearer = Identity.generate()
         return self._invitation(recipe, InvitationKind.BEARER, until, bearer.peer_id, host), bearer
 
     def revoke(self, recipe: str, subject: bytes) -> Revocation:
-        """`subject`: a peer id, or the id of an invitation."""
+        """Signs that a peer is no member any more. `subject`: a peer id, or the id of an invitation."""
         return Revocation(bytes(subject), self._key.sign("run revocation", recipe.encode(), subject))
 
     def sign_position(self, recipe: str, epoch: int, samples: int, lineage: bytes, state: bytes) -> bytes:
-        """The owner's word that the run is at this position, with a state of this hash. See `is_owners_position`."""
+        """Signs that the run is at this position, with a state of this hash. See `is_owners_position`."""
         return self._key.sign("run position", *_position_fields(recipe, epoch, samples, lineage, state))
 
     def _invitation(self, recipe: str, kind: InvitationKind, until: int, holder: PeerID, host: PeerID) -> Invitation:

@@ -39,8 +39,8 @@ Setting: TypeAlias = str | Sequence[Any]  # `key=value` as somebody typed it, or
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-# Modules are named one by one: peft takes a text as a pattern, and a volunteer who joins by a link would match a
-# stranger's; some take years.
+# Modules are named one by one: peft takes a text as a pattern, so a volunteer who joins by a link would match a
+# stranger's patterns, and some take years.
 Modules = Annotated[tuple[Annotated[str, StringConstraints(min_length=1, max_length=200)], ...], Field(max_length=256)]
 _LORA = {"adapter": ["lora"]}
 _TEXTS = {"task": [name for name, task in BUILT_IN.items() if task.texts]}
@@ -163,7 +163,8 @@ class Recipe(Section):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Advice, each with its line and what to write: of an evaluation that the run ends before."""
+        """Advice, each with its line and what to write: about an evaluation that would come only after the end of the
+        run."""
         every, end = self.evaluation.every_epochs, self.max_epochs
         if not end or every <= end:
             return ()
@@ -172,7 +173,7 @@ class Recipe(Section):
 
     @property
     def source(self) -> tuple[str, tuple[Setting, ...], str, str]:
-        """`parse_recipe` made this recipe of these: text, overrides, name and directory."""
+        """What `parse_recipe` made this recipe of: text, overrides, name and directory."""
         return self._text, self._overrides, self._file, str(self._directory)
 
     @property
@@ -181,11 +182,11 @@ class Recipe(Section):
         return self._directory
 
     def locate(self, text: str, *, data: bool = False) -> Path:
-        """The absolute path of what is written in a shared field; `data` for files of datasets."""
+        """Returns the absolute path of what a shared field holds; `data` for files of datasets."""
         return beside((self.local.data_dir if data else None) or self._directory, text)
 
     def origin(self, *path: str | int) -> str:
-        """`file:line` of a value, or of the nearest that is written above it: for messages."""
+        """Returns `file:line` of a value, or of the nearest one that is written above it: for messages."""
         here = self._root
         for key in path:
             below = here.child(key)
@@ -196,7 +197,8 @@ class Recipe(Section):
 
     @property
     def way(self) -> Literal["gradients", "local updates", "outer steps"]:
-        """The peers average gradients, parameters that each steps itself, or how far they went from an anchor."""
+        """What the peers average: gradients, parameters that each peer steps by itself, or how far each went from an
+        anchor."""
         return "outer steps" if self.outer.optimizer else "local updates" if self.local_updates.enabled else "gradients"
 
     @property
@@ -206,7 +208,7 @@ class Recipe(Section):
 
     @property
     def aggregator(self) -> str:
-        """The name of what becomes of the members' parts."""
+        """The name of the aggregator, which makes an average of the members' parts."""
         strangers = self.trust == "strangers" and self.gradient_averaging.method == "plain"
         return self.averaging.aggregator.name or ("centered_clip" if strangers else "mean")
 

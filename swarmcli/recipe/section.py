@@ -1,11 +1,11 @@
 """Sections and fields, of which recipes and the user's configuration are made.
 
-`shared` fields must agree between all peers of a run and are part of its fingerprint; `own` fields may differ, and
-`advised` ones as well, but a volunteer who joins by a link begins with the run's.
+`shared` fields must agree between all peers of a run and are part of its fingerprint. `own` fields may differ; so may
+`advised` ones, but a volunteer who joins by a link begins with the run's values.
 
-Keys are flat, by axolotl's names, so a key says itself where it means something: `of={"method": ("powersgd",
-"poweref")}` is one that has a meaning for these values of the key `method` beside it, its selector. Whoever writes it
-with another is told the values that it belongs to (`rules.without_meaning`).
+Keys are flat, by axolotl's names, so each key says itself where it means something: one with `of={"method":
+("powersgd", "poweref")}` has a meaning only where the key `method` beside it, its selector, has one of these values. If
+a recipe writes it beside another value, an error names the values that it belongs to (`rules.without_meaning`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def own(default: Any, meaning: str, **constraints: Any) -> Any:
 
 
 def advised(default: Any, meaning: str, **constraints: Any) -> Any:
-    """The same, where the run's author may know what is good: it travels with a link."""
+    """The same, where the run's author may know a good value: it travels with a link."""
     return Field(default, description=meaning, json_schema_extra={"agree": False, "advised": True}, **constraints)
 
 
@@ -47,7 +47,7 @@ def is_shared(info: FieldInfo) -> bool:
 
 
 def selectors_of(info: FieldInfo) -> Selectors:
-    """For which values of which keys beside it a field has a meaning; {}: for all."""
+    """Returns for which values of which keys beside it a field has a meaning; {}: for all."""
     extra = info.json_schema_extra
     return dict(extra.get("of", {})) if isinstance(extra, dict) else {}  # type: ignore[arg-type]
 
@@ -64,8 +64,7 @@ class Section(BaseModel):
 
 
 class Conflict(ValueError):
-    """Keys that do not fit together: each one to point at, by its path in the section that was checked, and what is
-    said of it."""
+    """Keys that do not fit together: each with its path in the section that was checked, and what is said of it."""
 
     def __init__(self, *found: tuple[str, str]) -> None:
         super().__init__("; ".join(said for _, said in found))

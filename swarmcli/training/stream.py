@@ -1,4 +1,4 @@
-"""A peer's stream of data across the restarts of its process: where it was stands in a small file."""
+"""A peer's stream of data across the restarts of its process: a small file remembers where it was."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ from swarmcli.training.task import Batch, BatchStream, Task
 
 logger = logging.getLogger(__name__)
 
-STREAM = "stream.json"  # in a home; of an earlier version beside the model in a checkpoint, too
+STREAM = "stream.json"  # in a home; an earlier version also put it beside the model in a checkpoint
 
 
 class RememberedStream:
-    """Micro-batches of one task, from where the process before stood when it last called `remember`.
+    """Micro-batches of one task, from where the process before was when it last called `remember`.
 
-    The position belongs to a stream, and so to a peer (and a rank of its site): another one's file is not followed.
-    With a file that is torn, or of other data, the stream begins at its beginning, and a warning says so.
+    The position belongs to one stream, and so to one peer (and one rank of its site): another one's file is not
+    followed. If the file is torn, or of other data, the stream begins at its beginning, and a warning says so.
     """
 
     def __init__(self, task: Task, seed: int, file: Path | None = None, ahead: int = 0) -> None:
-        """`seed`: of the stream (see `stream_seed`). Without a file nothing is remembered. `ahead`: so many batches are
+        """`seed`: the stream's (see `stream_seed`). Without a file nothing is remembered. `ahead`: how many batches are
         made before they are asked for. Raises DataError."""
         self._seed, self._file = seed, file
-        self._written = True  # or so it was at the last try
+        self._written = True  # whether the last try to write the file succeeded
         position: Mapping[str, Any] | None = None
-        self._starts = 0  # of this stream, before this one
+        self._starts = 0  # starts of this stream before this one
         if file is not None:
             try:
                 self._starts, position = _read(file, seed) or (0, None)
             except ValueError as error:
                 _warn(file, error)
-                self._starts = int.from_bytes(os.urandom(4), "big")  # dropout of its own all the same
+                # a random number, so that dropout differs from earlier starts'
+                self._starts = int.from_bytes(os.urandom(4), "big")
         self._batches: BatchStream
         try:
             self._batches = task.batches(seed, position)
@@ -52,7 +53,8 @@ class RememberedStream:
 
     @property
     def dropout_seed(self) -> int:
-        """For torch's random numbers: another one at each start, or a peer would drop out the same again."""
+        """The seed of torch's random numbers: another one at each start, or a peer would draw the same dropout
+        again."""
         digest = hashlib.sha256(f"swarm dropout {self._seed} {self._starts}".encode()).digest()
         return int.from_bytes(digest[:8], "big") >> 1
 
@@ -67,9 +69,10 @@ class RememberedStream:
             self._prefetched.close()
 
     def remember(self) -> None:
-        """Writes down where the stream is. A full disk costs the memory only.
+        """Writes down where the stream is. If the disk is full, a warning says so, and training goes on.
 
-        The file is replaced whole. It is not flushed: what a crash of the machine tears is noticed, and read as none.
+        The file is replaced whole. It is not flushed: a file that a crash of the machine has torn is noticed, and read
+        as none.
         """
         if self._file is None:
             return
@@ -81,7 +84,7 @@ class RememberedStream:
             temporary.replace(self._file)
             self._written = True
         except OSError as error:
-            if self._written:  # said once, and not after every epoch while the disk stays full
+            if self._written:  # warns once, and not after every epoch while the disk stays full
                 self._written = False
                 logger.warning(
                     "where this peer stands in its data was not written to %s: %s; make room there, or it begins its "
@@ -92,15 +95,15 @@ class RememberedStream:
 
 
 class PrefetchedStream:
-    """The same batches as `stream` gives, and the same positions, made while the device computes; errors come when
-    their batch is asked for.
+    """Gives the same batches and positions as `stream`, but makes them while the device computes; an error comes when
+    its batch is asked for.
 
-    One thread makes them, since reading and tokenizing let go of the interpreter's lock while they work; images are
-    decoded and scaled by several more (see RowTask).
+    One thread makes them, since reading and tokenizing release the interpreter's lock while they work; several more
+    decode and scale images (see RowTask).
     """
 
     def __init__(self, stream: BatchStream, ahead: int) -> None:
-        """`ahead`: so many batches are made before anybody asks for them."""
+        """`ahead`: how many batches are made before anybody asks for them."""
         self._stream = stream
         self._position = stream.position()
         self._thread = ThreadPoolExecutor(1, "swarm data")
@@ -110,13 +113,13 @@ class PrefetchedStream:
         return self
 
     def __next__(self) -> Batch:
-        batch, self._position = self._made[0].result()  # one that failed stays: the stream is at its end
+        batch, self._position = self._made[0].result()  # a batch that failed stays first: the stream is at its end
         self._made.popleft()
         self._made.append(self._thread.submit(self._make))
         return batch
 
     def position(self) -> Mapping[str, Any]:
-        """Where the stream is behind the last batch that was taken."""
+        """Where the stream is after the last batch that was taken."""
         return self._position
 
     def close(self) -> None:
@@ -128,7 +131,8 @@ class PrefetchedStream:
 
 
 def _read(file: Path, seed: int) -> tuple[int, Mapping[str, Any]] | None:
-    """The starts before, and the position; None if there is no such file, or it is of another peer's stream.
+    """Returns the number of starts before, and the position; None if there is no such file, or it is of another peer's
+    stream.
 
     Raises ValueError for what `remember` did not write.
     """

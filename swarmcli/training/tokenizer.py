@@ -1,4 +1,4 @@
-"""From text to token ids."""
+"""Turns text into token ids, and back."""
 
 from __future__ import annotations
 
@@ -21,48 +21,49 @@ Encoded: TypeAlias = dict[str, Tokens]  # a model's inputs, each (tokens,): inpu
 
 
 class Tokenizer(Protocol):
-    """The data needs no more of a tokenizer than this."""
+    """What training needs of a tokenizer."""
 
     vocab_size: int  # ids are below it
     end_of_text: int | None  # the last of `behind`, if there is such a token
-    first: int | None  # a text that is written from nothing goes on from it
-    before: Sequence[int]  # ids that stand before each text that a model goes on from …
-    behind: Sequence[int]  # … and behind each one
+    first: int | None  # a text that a model writes from nothing begins after it
+    before: Sequence[int]  # ids that stand before each text that a model continues …
+    behind: Sequence[int]  # … and after each one
     specials: Sequence[int]  # ids that stand for no text
 
     padding: int  # fills up the shorter samples of a batch
-    mask: int | None  # stands where a model fills gaps, if there is such a token
+    mask: int | None  # stands in the gaps that a model fills, if there is such a token
 
     def encode(self, text: str) -> Tokens:
         """The ids of a text, without any that mark its beginning or end."""
 
     def encode_whole(self, text: str, pair: str | None, length: int, *, target: bool = False) -> Encoded:
-        """A text, or two, with what marks their beginnings and ends, cut to `length` tokens; `target`: as what a model
-        answers is marked, with its language for example."""
+        """Returns the tokens of a text, or of two, with what marks their beginnings and ends, cut to `length` tokens;
+        `target`: marked as a model's answer, with its language for example."""
 
     def encode_words(self, words: Sequence[str], length: int) -> tuple[Encoded, list[int | None]]:
-        """The same for words with a space between two of them, and the number of the word that each token is of: a
-        space is of the word behind it. Raises ValueError where the tokenizer cannot tell."""
+        """The same for words, with a space between two of them; also returns for each token the number of its word (a
+        space belongs to the word after it; None: no word). Raises ValueError where the tokenizer cannot tell."""
 
     def decode(self, tokens: Tokens) -> str:
-        """The text of ids; specials are left out."""
+        """Returns the text of ids, without specials."""
 
     def save(self, directory: Path, *, whole: bool = False, gaps: bool = False) -> None:
-        """Writes the files from which transformers' AutoTokenizer makes it, without code of ours; `whole`: one that
-        marks beginnings and ends as `encode_whole` does; `gaps`: one that finds the mask in a text. Raises OSError."""
+        """Writes the files from which transformers' AutoTokenizer loads it, without code of ours; `whole`: so that it
+        marks beginnings and ends as `encode_whole` does; `gaps`: so that it finds the mask in a text. Raises
+        OSError."""
 
     def of_transformers(self) -> Any:
         """The same tokenizer as transformers has it: for chat templates."""
 
 
 class ByteTokenizer:
-    """Every byte of UTF-8 is a token; behind them come three specials."""
+    """Each byte of UTF-8 is a token; three specials have the numbers after them."""
 
     mask: int | None = 0xFF  # UTF-8 has no such byte
     end_of_text: int | None = 256
     beginning_of_text = 257
     padding = 258
-    first: int | None = 256  # which stands between texts
+    first: int | None = 256  # it also stands between texts
     before: Sequence[int] = ()
     behind: Sequence[int] = (256,)
     specials: Sequence[int] = (0xFF, 256, 257, 258)
@@ -89,7 +90,8 @@ class ByteTokenizer:
         return bytes(token for token in np.asarray(tokens).tolist() if token < 0xFF).decode("utf-8", errors="replace")
 
     def save(self, directory: Path, *, whole: bool = False, gaps: bool = False) -> None:
-        """The same ids for every text: a BPE without merges, whose symbols are numbered as the bytes they stand for."""
+        """Saved as a BPE without merges that gives the same ids for every text: its symbols have the numbers of their
+        bytes."""
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
         from transformers.convert_slow_tokenizer import bytes_to_unicode  # as ByteLevel writes each byte
 
@@ -111,7 +113,8 @@ class ByteTokenizer:
             "tokenizer_class": "PreTrainedTokenizerFast",
             **specials,
             "mask_token": mask,
-            # A text that spells a special token was bytes in training, and stays bytes; but one shows where a gap is.
+            # In training, a text that spells a special token was bytes, and it stays bytes; but the mask shows where a
+            # gap is.
             "split_special_tokens": not gaps,
             "clean_up_tokenization_spaces": False,
             # GPT-2 would add an embedding for token_type_ids, and others refuse them.
@@ -129,7 +132,7 @@ class ByteTokenizer:
 
 
 def _encoded(**inputs: Any) -> Encoded:
-    """With the mask of what is no padding."""
+    """Adds the attention mask: nothing is padding yet."""
     return {
         **{name: np.asarray(each, dtype=np.int32) for name, each in inputs.items()},
         "attention_mask": np.ones(len(inputs["input_ids"]), np.int32),
@@ -137,15 +140,15 @@ def _encoded(**inputs: Any) -> Encoded:
 
 
 def marks_of(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The ids that `encode_whole` puts before and behind a text."""
+    """Returns the ids that `encode_whole` puts before and after a text."""
     bare, whole = tokenizer.encode("a").tolist(), tokenizer.encode_whole("a", None, 64)["input_ids"].tolist()
     begin = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)
     return whole[:begin], whole[begin + len(bare) :]
 
 
 def _joined(words: Sequence[str]) -> tuple[str, list[int | None]]:
-    """The text of words, without those of white space alone, and the number of the word that each character is of, and
-    the end of the text of none."""
+    """Returns words as one text, without words of white space alone, and for each character the number of its word; the
+    end of the text has None."""
     pieces = [f" {word.strip()}" if word.strip() else "" for word in words]
     return "".join(pieces)[1:], [*[n for n, piece in enumerate(pieces) for _ in piece][1:], None]
 
@@ -179,7 +182,7 @@ class SavedTokenizer:
         )
 
     def encode(self, text: str) -> Tokens:
-        # Not verbose: texts are longer than the model reads, because they are cut into sequences afterwards.
+        # Not verbose, or it would warn of texts longer than the model reads; they are cut into sequences later.
         return np.asarray(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
 
     def encode_whole(self, text: str, pair: str | None, length: int, *, target: bool = False) -> Encoded:
@@ -210,7 +213,7 @@ def _encoded_by(made: Any) -> Encoded:
 
 
 def load_tokenizer(recipe: Recipe) -> Tokenizer:
-    """The tokenizer that a recipe names. Raises RecipeError with the place in the file and the fix."""
+    """Returns the tokenizer that a recipe names. Raises RecipeError with the place in the file and the fix."""
     saved = saved_tokenizer(recipe)
     if saved is None:
         return ByteTokenizer()

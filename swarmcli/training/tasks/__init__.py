@@ -4,7 +4,7 @@ by the entry point group `swarmcli.tasks`:
     [project.entry-points."swarmcli.tasks"]
     word_count = "my_package:WordCount"
 
-Such a task is made of the recipe, `WordCount(recipe)`, and has the methods of `swarmcli.training.task.Task`.
+Such a task is made from the recipe, `WordCount(recipe)`, and has the methods of `swarmcli.training.task.Task`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from swarmcli.words import first_words
 
 
 def build_task(recipe: Recipe) -> Task:
-    """The task that a recipe names. Raises RecipeError or DataError, each with the fix."""
+    """Returns the task that a recipe names. Raises RecipeError or DataError, each with the fix."""
     if recipe.task == CUSTOM:
         raise RecipeError(
             f"{recipe.origin('task')}: task: the task of this recipe comes with a script, which hands it to "
@@ -34,7 +34,7 @@ def build_task(recipe: Recipe) -> Task:
 
 
 def built_in(name: str) -> Any:
-    """The class of one of the tasks in BUILT_IN, a ModelTask."""
+    """Returns the class of one of the tasks in BUILT_IN, a ModelTask."""
     module, _, kind = BUILT_IN[name].where.partition(":")
     return getattr(import_module(f"swarmcli.training.tasks.{module}"), kind)
 

@@ -1,4 +1,4 @@
-"""The parts that all tasks of transformers share; a task is what is left."""
+"""What all tasks that train models of transformers share."""
 
 from __future__ import annotations
 
@@ -34,27 +34,28 @@ from swarmcli.words import listed
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
-# Their models count positions from behind the number of the padding token on.
+# Their models begin to count positions after the number of the padding token.
 _BEHIND_PADDING = (
     "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet",
     "prophetnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
 )  # fmt: skip
-# Their tables of positions are made anew when they are too short, and have to have a row for that token.
+# They make longer tables of positions when needed, which must have a row for the padding token.
 _ROW_OF_PADDING = ("m2m_100", "nllb-moe", "seamless_m4t", "seamless_m4t_v2", "xglm")
 
-# These models read the padding behind a text whatever the mask says, so they always get as much of it.
+# These models read the padding after a text whatever the mask says, so their samples are always padded to
+# `sequence_len`.
 _SEE_PADDING = ("big_bird", "bigbird_pegasus", "canine", "convbert", "fnet", "funnel", "nystromformer", "yoso")
 
-# These read what they tell of a text at its last place, so padding stands before it.
+# These read their answer about a text at its last place, so padding comes before the text.
 _READ_THE_LAST = ("xlnet",)
 
 
 class ModelTask(ABC):
-    """A task for a model of transformers that knows its own loss."""
+    """A task that trains a model of transformers, which computes its own loss."""
 
     kind: ModelKind  # each task has its own
     measures: tuple[str, ...]  # the metrics of its evaluations
-    columns: tuple[str, ...] = ()  # of a row, in our words; none: the task reads texts, and not rows
+    columns: tuple[str, ...] = ()  # columns of a row, by our names; none: the task reads texts, and not rows
     optional: tuple[str, ...] = ()  # columns that a dataset need not have
     smooths_labels = True
 
@@ -67,11 +68,11 @@ class ModelTask(ABC):
         )
 
     def defaults(self, usual: Any) -> dict[str, Any]:
-        """The fields of a config that a recipe may leave out: see ModelSource."""
+        """Returns the fields of a config that a recipe may leave out: see ModelSource."""
         return {}
 
     def decided(self) -> dict[str, Any]:
-        """The fields of a config that other keys of the recipe decide."""
+        """Returns the fields of a config that other keys of the recipe decide."""
         return {}
 
     def refuse(self, config: Any, is_decoder: bool | None) -> str | None:
@@ -80,25 +81,26 @@ class ModelTask(ABC):
 
     @abstractmethod
     def maker(self, datasets: Sequence[AnyDataset]) -> SampleMaker:
-        """Makes samples of the rows of these datasets."""
+        """Returns the maker of samples for the rows of these datasets."""
 
     @abstractmethod
     def trial(self, length: int) -> Batch:
-        """A micro-batch of `length` tokens at most, or of images, for which no data is read: see `try_model`."""
+        """Returns a micro-batch of `length` tokens at most, or of images, for which no data is read: see
+        `try_model`."""
 
     def try_model(self, model: Any, compute: Compute) -> None:
-        """Computes a loss and its gradients once, of which nothing stays. Raises RecipeError if the model cannot. The
-        base of an adapter that is not there yet cannot be tried."""
+        """Computes a loss and its gradients once, and leaves the model as it was. Raises RecipeError if the model
+        cannot compute. An adapter whose base is not there yet is not tried."""
         if lacks_base(model):
             return
         whole, count = self.recipe.sequence_len, sum(parameter.numel() for parameter in model.parameters())
-        # 16 tokens take some seconds of seven billion parameters; of ten million, a second has room for a hundred.
+        # With seven billion parameters 16 tokens take some seconds; with ten million a hundred tokens take one.
         short = min(whole, max(16, (1 << 30) // count))
-        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]  # such as the means of a batch norm
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]  # a batch norm's means, for example
         failed: list[Exception] = []
-        for length in sorted({short, whole}):  # some architectures read whole sequences only
+        for length in sorted({short, whole}):  # some architectures read only whole sequences
             try:
-                # Some architectures learn of several samples at once only.
+                # Some architectures learn only from several samples at once.
                 batch = {name: each[: self.recipe.micro_batch] for name, each in self.trial(length).items()}
                 with compute.autocast():
                     loss = self.loss(model, compute.place(batch))
@@ -115,23 +117,25 @@ class ModelTask(ABC):
         raise self._models.misfit("this model cannot compute", failed[0], model.config.to_dict()) from failed[0]
 
     def encoder(self, dataset: AnyDataset) -> CountedRows:
-        """Makes samples of the rows of a dataset; here of texts that run together, of which each teaches."""
+        """Returns what makes samples of the rows of a dataset; here, of texts that run together, every one teaches
+        something."""
         return CountedRows(".".join(map(str, self.place_of(dataset))))
 
     def outputs(self, model: nn.Module, batch: Batch) -> Any:
-        """The model's outputs for a batch: `loss`, a scalar, and `logits`."""
+        """Returns the model's outputs for a batch: `loss`, a scalar, and `logits`."""
         return model(**batch)
 
     def labels(self, batch: Batch) -> Tensor:
-        """(…) what the model is to answer; IGNORED: nothing."""
+        """Returns what the model is to answer, (…); IGNORED: nothing."""
         return batch["labels"]
 
     def weight(self, batch: Batch) -> float:
-        """See WeighsBatches: the labels that are learned. Where a sample has one, that is the number of samples."""
+        """See WeighsBatches: the number of labels that are learned. If each sample has one label, this is the number of
+        samples."""
         return int((self.labels(batch) != IGNORED).sum())
 
     def answers(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The pair that metrics compare: (…, choices) and (…), where IGNORED is not compared."""
+        """Returns the pair that metrics compare, (…, choices) and (…); IGNORED is not compared."""
         return logits, self.labels(batch)
 
     @property
@@ -146,11 +150,11 @@ class ModelTask(ABC):
         return {name: metric_called(name, self.choices) for name in self.measures}
 
     def mean(self, losses: Tensor, learned: Tensor) -> Tensor:
-        """The loss of a batch by those of its labels, both (…): of those that are learned."""
+        """Returns the mean of the losses of labels that are learned; both arguments are (…)."""
         return losses.where(learned, 0.0).sum() / learned.sum()
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The loss of the model itself, in nats, with `label_smoothing_factor` as torch's cross_entropy has it."""
+        """Returns the model's own loss, in nats, with `label_smoothing_factor` as torch's cross_entropy has it."""
         outputs = self.outputs(model, batch)
         loss: Tensor = outputs.loss
         if smoothing := self.recipe.label_smoothing_factor:
@@ -174,8 +178,8 @@ class ModelTask(ABC):
         return loss
 
     def build_model(self, *, outline: bool = False) -> nn.Module:
-        """The model on the CPU in float32, as ModelSource builds it. Raises RecipeError too where it would learn
-        something else by the `micro_batch_size` of this machine."""
+        """Returns the model on the CPU in float32, as ModelSource builds it. Also raises RecipeError if this machine's
+        `micro_batch_size` would change what the model learns."""
         model, recipe = self._models.build(outline=outline), self.recipe
         if recipe.micro_batch != recipe.micro_batch_size and any(isinstance(m, _BatchNorm) for m in model.modules()):
             raise RecipeError(
@@ -203,7 +207,7 @@ class ModelTask(ABC):
         return RecipeError(f"{self.recipe.origin('base_model', *keys)}: base_model: {problem}; {fix}")
 
     def place_of(self, dataset: AnyDataset) -> tuple[str | int, ...]:
-        """Where a dataset stands in the recipe."""
+        """Returns where a dataset stands in the recipe."""
         return place_of(self.recipe, dataset)
 
     def _check_columns(self) -> None:
@@ -234,17 +238,17 @@ class ModelTask(ABC):
 class TextTask(ModelTask):
     """A task whose model reads the tokens of texts. A sample has at most `sequence_len` tokens."""
 
-    pads = True  # samples have unlike lengths, or the model has to know the padding token all the same
+    pads = True  # samples have unlike lengths, or the model has to know the padding token for another reason
 
     def __init__(self, recipe: Recipe) -> None:
         self.tokenizer = load_tokenizer(recipe)
         super().__init__(recipe)
 
     def defaults(self, usual: Any) -> dict[str, Any]:
-        """The tokens that an architecture knows are those of the tokenizer."""
+        """The special tokens of an architecture are those of the tokenizer."""
         padding, end = self.tokenizer.padding, self.tokenizer.end_of_text
         rows = padding + 1 if usual.model_type in (*_BEHIND_PADDING, *_ROW_OF_PADDING) else 0
-        # Where nothing is filled up a token for it would only be one that is not learned.
+        # Where nothing is padded, a padding token would only be a token that is not learned.
         fills = self.pads or (getattr(usual, "pad_token_id", None) is not None and (padding != end or rows > 0))
         further = {"mask_token_id": self.tokenizer.mask, "sep_token_id": end, "forced_eos_token_id": end}
         further["max_position_embeddings"] = self.recipe.sequence_len + rows
@@ -253,7 +257,7 @@ class TextTask(ModelTask):
             "bos_token_id": self.tokenizer.first,
             "eos_token_id": end,
             "pad_token_id": padding if fills else None,
-            # -1 is XLNet's for any number of positions, and nothing else is allowed.
+            # XLNet writes -1 for any number of positions, and allows nothing else.
             **{k: v for k, v in further.items() if v is not None and getattr(usual, k, None) not in (None, -1)},
             **({"decoder_start_token_id": padding} if getattr(usual, "is_encoder_decoder", False) else {}),
         }
@@ -274,11 +278,12 @@ class TextTask(ModelTask):
         self.tokenizer.save(directory)
 
     def build_model(self, *, outline: bool = False) -> nn.Module:
-        """As of every task. Raises RecipeError too where the model cannot hold the tokens."""
+        """See ModelTask. Also raises RecipeError if the model cannot hold the tokens."""
         model: Any = super().build_model(outline=outline)
         config = model.config.get_text_config()
         self._check_sizes(config)
-        if self.pads:  # a saved config may name none, or another; what reads the last token that is none needs ours
+        # a saved config may name no padding token, or another; a classifier looks for the last token that is not ours
+        if self.pads:
             config.pad_token_id = self.tokenizer.padding
             if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
                 config.decoder_start_token_id = self.tokenizer.padding
@@ -299,7 +304,7 @@ class TextTask(ModelTask):
             resized = f"save it with as many tokens, by its resize_token_embeddings({self.tokenizer.vocab_size})"
             raise self._refuse(known, resized)
         positions = getattr(config, "max_position_embeddings", None)
-        if not isinstance(positions, int) or positions < 0:  # below 0 they have no end
+        if not isinstance(positions, int) or positions < 0:  # below 0: any number of positions
             return
         most = positions - self._before_positions(config.model_type, getattr(config, "pad_token_id", None))
         if most < self.recipe.sequence_len:
@@ -314,17 +319,17 @@ class TextTask(ModelTask):
 
 
 class RowTask(ModelTask):
-    """A task each of whose samples is a row with `columns`. A row where one of them is empty (null), or that cannot
-    be read, is left out and counted."""
+    """A task in which each sample is a row with `columns`. A row with an empty one (null), or one that cannot be read,
+    is left out and counted."""
 
     @property
     def threads(self) -> int:
-        """That encode rows. With more than one `encode` is called from several at a time."""
+        """How many threads encode rows. With more than one, several call `encode` at a time."""
         return 1
 
     @abstractmethod
     def encode(self, row: Mapping[str, Any]) -> Example:
-        """The sample of a row by our words. Raises BadRow that names the value."""
+        """Makes the sample of a row, whose columns have our names. Raises BadRow that names the value."""
 
     @abstractmethod
     def collate(self, samples: Sequence[Example]) -> Batch:
@@ -332,7 +337,7 @@ class RowTask(ModelTask):
 
     @abstractmethod
     def example(self, length: int) -> dict[str, Any]:
-        """A row of up to `length` tokens, for `trial`."""
+        """Returns a row of up to `length` tokens, for `trial`."""
 
     def trial(self, length: int) -> Batch:
         return self.collate([self.encode(self.example(each)) for each in (length, length // 2)])
@@ -340,22 +345,23 @@ class RowTask(ModelTask):
     def maker(self, datasets: Sequence[AnyDataset]) -> SampleMaker:
         names = [self._names_of(dataset) for dataset in datasets]
         threads = self.threads
-        # Nobody closes it: its threads end with the last of its encoders, and hold nothing while they idle.
+        # Nobody closes the pool: its threads end with the last of its encoders, and hold nothing while they idle.
         pool = ThreadPoolExecutor(threads, "swarm data") if threads > 1 else None
         encoders = [self.encoder(dataset, pool) for dataset in datasets]
         recipe = self.recipe
         identity = [recipe.task, list(recipe.labels), recipe.tokenizer, recipe.sequence_len, names]
-        begun = 2 * threads if pool is not None else 0  # each thread has a row, and finds another one
+        begun = 2 * threads if pool is not None else 0  # each thread has a row, and another one waits for it
         return RowByRow(encoders, self.collate, identity, begun)
 
     def _names_of(self, dataset: AnyDataset) -> dict[str, str]:
-        """Our words for the columns of a dataset, with its own."""
+        """Returns our names for the columns of a dataset, each with the dataset's own."""
         assert isinstance(dataset, HuggingFaceDataset)
         own = {"text": dataset.field, **dataset.columns}
         return {name: own.get(name, name) for name in (*self.columns, *self.optional)}
 
     def encoder(self, dataset: AnyDataset, pool: Executor | None = None) -> CountedRows:
-        """Makes samples of the rows of a dataset; those that it begins in `pool` are made side by side."""
+        """Returns what makes samples of the rows of a dataset; rows that it begins in `pool` are encoded side by
+        side."""
         assert isinstance(dataset, HuggingFaceDataset)
         names = self._names_of(dataset)
         files = [PurePath(file).name for file in dataset.data_files] or [dataset.path]
@@ -387,7 +393,7 @@ class RowTask(ModelTask):
 
 
 class TextRowTask(RowTask, TextTask):
-    """A task each of whose samples is a row with texts."""
+    """A task in which each sample is a row with texts."""
 
     def example(self, length: int) -> dict[str, Any]:
         text = self.tokenizer.decode(np.arange(length, dtype=np.int32) % self.tokenizer.vocab_size) or "a"

@@ -20,10 +20,10 @@ from swarmcli.training.samples import CountedRows, Packs, RowByRow, SampleMaker,
 from swarmcli.training.task import Batch, samples_in
 from swarmcli.training.tasks.base import TextTask
 
-_DECODERS = ("gpt_neox", "gpt_neox_japanese", "trocr")  # although their configs do not call them so
-_BOTH_WAYS = ("flaubert", "xlm", "xlnet")  # whatever their configs say
+_DECODERS = ("gpt_neox", "gpt_neox_japanese", "trocr")  # decoders although their configs do not say so
+_BOTH_WAYS = ("flaubert", "xlm", "xlnet")  # they read both ways, whatever their configs say
 _PADS_IN_FRONT = ("cpmant",)  # takes token 0 for padding, also inside a text
-# Their losses compare what they tell at a token with the label of that token, and not with the next one's.
+# Their losses compare the answer at a token with the label at that place, not with the next one.
 _LABELS_IN_PLACE = (
     "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus",
     "plbart", "prophetnet", "trocr", "whisper",
@@ -31,8 +31,9 @@ _LABELS_IN_PLACE = (
 
 
 class CausalLanguageModelling(TextTask):
-    """The task `causal_lm` of a recipe. A sample is a sequence of `sequence_len` tokens of texts that run together; if
-    a dataset has another type than `text`, or with `sample_packing`, it is a row, or several that are kept apart."""
+    """The task `causal_lm` of a recipe. A sample is a sequence of `sequence_len` tokens of texts that run together. If
+    a dataset has another type than `text`, or with `sample_packing`, a sample is a row, or several rows that are kept
+    apart."""
 
     kind = ModelKind(
         auto="AutoModelForCausalLM",
@@ -50,7 +51,7 @@ class CausalLanguageModelling(TextTask):
         self._readers = [(item, self._reader(item)) for item in (*recipe.datasets, *([named] if named else []))]
 
     def refuse(self, config: Any, is_decoder: bool | None) -> str | None:
-        """Refuses a model that would see the tokens that it is to predict."""
+        """Refuses a model that would see the tokens that it has to predict."""
         name = config.model_type
         encoder = is_decoder is False and not config.is_encoder_decoder and name not in _DECODERS
         if encoder:
@@ -58,7 +59,7 @@ class CausalLanguageModelling(TextTask):
         return "" if name in (*_BOTH_WAYS, *_PADS_IN_FRONT) else None
 
     def maker(self, datasets: Sequence[AnyDataset]) -> SampleMaker:
-        """Texts follow each other, cut wherever a sample is full; or rows, if a dataset has those."""
+        """Texts are put one after the other and cut wherever a sample is full; rows are not, if a dataset has them."""
         length, packing = self.recipe.sequence_len, self.recipe.sample_packing
         if not self.reads_rows(datasets):
             return TextRun(self.tokenizer, length)
@@ -72,7 +73,7 @@ class CausalLanguageModelling(TextTask):
         return Packs(rows, length) if packing else rows
 
     def reads_rows(self, datasets: Sequence[AnyDataset] = ()) -> bool:
-        """Whether a sample is one row, or several: else texts run together."""
+        """Whether a sample is one row or several; otherwise texts run together."""
         items = (*self.recipe.datasets, *datasets)
         return self.recipe.sample_packing or any(item.type != "text" for item in items)
 
@@ -82,7 +83,7 @@ class CausalLanguageModelling(TextTask):
         return RowEncoder(".".join(map(str, self.place_of(dataset))), self._of(dataset), self.recipe.sequence_len)
 
     def build_model(self, *, outline: bool = False) -> nn.Module:
-        """See TextTask. Raises RecipeError too if rows are packed and this architecture would not keep them apart."""
+        """See TextTask. Also raises RecipeError if rows are packed and this architecture would not keep them apart."""
         model = super().build_model(outline=outline)
         if self.recipe.sample_packing and not outline and not _keeps_apart(model):
             name = model.config.model_type  # type: ignore[union-attr]
@@ -102,8 +103,8 @@ class CausalLanguageModelling(TextTask):
         labels = batch.get("labels", batch["input_ids"])
         if config.model_type in _LABELS_IN_PLACE:
             labels = functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
-        # Padding stands behind all that is learned, so only routers, which count tokens, need a mask that hides it; and
-        # beside a mask transformers would not tell packed rows apart by their positions.
+        # Padding comes after all that is learned, so only routers, which count tokens, need a mask that hides it. With
+        # a mask transformers would not tell packed rows apart by their positions.
         routed = getattr(config, "output_router_logits", False) and not self.recipe.sample_packing
         inputs = {name: tensor for name, tensor in batch.items() if name != "attention_mask" or routed}
         return model(**{**inputs, "labels": labels})
@@ -112,14 +113,14 @@ class CausalLanguageModelling(TextTask):
         return batch.get("labels", batch["input_ids"])[:, 1:]
 
     def weight(self, batch: Batch) -> float:
-        """Texts that run together have equally many tokens in each sample."""
+        """In texts that run together each sample has equally many tokens, so samples count."""
         return super().weight(batch) if "labels" in batch else samples_in(batch)
 
     def answers(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         return logits[:, :-1], self.labels(batch)
 
     def save_preprocessing(self, directory: Path) -> None:
-        """The tokenizer, with the template that the model has learned by."""
+        """Saves the tokenizer, with the template by which the model has learned."""
         chat = next((reader for _, reader in self._readers if isinstance(reader, ChatReader)), None)
         if chat is None:
             super().save_preprocessing(directory)
@@ -147,7 +148,7 @@ class CausalLanguageModelling(TextTask):
 
 @torch.no_grad()
 def _keeps_apart(model: Any) -> bool:
-    """Whether what stands in one row changes nothing for the next one in the same sample."""
+    """Whether a row changes nothing for the next row in the same sample."""
     length = 4  # tokens of each of two rows
     ids = torch.arange(2 * length)[None] % model.config.vocab_size
     others = torch.where(torch.arange(2 * length) < length, ids.flip(1), ids)
@@ -160,5 +161,6 @@ def _keeps_apart(model: Any) -> bool:
         return False
     finally:
         model.train(was_training)
-    # The 17 of 31 architectures that do differ by 2e-7 of their largest logit at most, the others by 1e-3 at least.
+    # The 17 of 31 architectures that keep rows apart differ by 2e-7 of their largest logit at most, the others by 1e-3
+    # at least.
     return bool((one - other).abs().max() < 1e-4 * one.abs().max())

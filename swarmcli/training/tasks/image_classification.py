@@ -29,13 +29,14 @@ class ImageClassification(LabelledTask, RowTask):
         listed="MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
         called="models that sort images",
         usual=("convnext", "dinov2", "mobilenet_v2", "resnet", "swin", "vit"),
-        foreign="",  # of composite models transformers takes the part for images
+        foreign="",  # transformers takes the part for images out of composite models
     )
     columns = ("image", "label")
 
     @cached_property
     def processor(self) -> Any:
-        """That of the saved model, or one that scales images to the size in the config and colours to -1 … 1."""
+        """The saved model's image processor, or one that scales images to the size in the config and colours to -1 …
+        1."""
         if (saved := saved_model(self.recipe)) is not None:
             return self._saved_processor(saved.directory())
         from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
@@ -62,14 +63,15 @@ class ImageClassification(LabelledTask, RowTask):
 
     @property
     def threads(self) -> int:
-        """As many as this process has for its arithmetic: that is its share of the processors."""
-        _ = self._enough  # the processor is there before several threads ask for it
+        """As many threads as this process has for its arithmetic: that is its share of the processors."""
+        _ = self._enough  # loads the processor before several threads ask for it
         return min(torch.get_num_threads(), USUAL.most_decoders)
 
     @cached_property
     def _enough(self) -> tuple[int, int] | None:
-        """A JPEG of many megapixels is decoded at a half, a quarter or an eighth, while that leaves twice the pixels
-        that it is scaled to: the result is nearly the same (Pillow, Image.thumbnail). None: always whole."""
+        """The size down to which a JPEG may be decoded: at a half, a quarter or an eighth of its own, while that leaves
+        twice the pixels that it is scaled to. The result is nearly the same (Pillow, Image.thumbnail). None: always
+        whole."""
         sizes = [getattr(self.processor, name, None) or {} for name in ("size", "crop_size")]
         edge = 2 * max((value for each in sizes for value in dict(each).values()), default=0)
         return (edge, edge) if edge and self.processor.do_resize else None
@@ -86,7 +88,7 @@ class ImageClassification(LabelledTask, RowTask):
             image = _in_colours(image)
         except Exception as error:  # pillow raises many kinds
             raise BadRow(f"an image cannot be decoded ({first_words(error)})") from error
-        # All in one call: a processor that swaps the order of the colours would do so in each.
+        # One call does all: a processor that swaps the order of the colours would do so in each call.
         made = self.processor(image, return_tensors="np")
         return {"pixel_values": made["pixel_values"][0], "labels": np.asarray(self.number_of(row["label"]))}
 
@@ -105,9 +107,9 @@ class ImageClassification(LabelledTask, RowTask):
 
 
 def _in_colours(image: Any) -> Any:
-    """An image as the library `datasets` decodes it, and then in the colours of transformers' pipelines, which leave
-    transparency out. Of 16 bits of grey the upper 8 count, as pillow has it for those of colours. Raises ValueError
-    for numbers without a known white."""
+    """Decodes an image as the library `datasets` does, and makes it RGB as transformers' pipelines do, which leave
+    transparency out. Of 16 bits of grey the upper 8 count, as Pillow has it for those of colours. Raises ValueError for
+    numbers without a known white."""
     from PIL import Image, ImageOps
 
     ImageOps.exif_transpose(image, in_place=True)

@@ -1,4 +1,4 @@
-"""The part that tasks share which tell classes."""
+"""What tasks that tell classes share."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ class LabelledTask(RowTask):
 
     @cached_property
     def names(self) -> Sequence[str]:
-        """The labels by their numbers: in the recipe's order, or where the head of a saved model has the same ones in
-        that of its rows. Raises RecipeError for a head of as many others, or one that learns something else."""
+        """The labels by their numbers: in the recipe's order or, if the head of a saved model has the same labels, in
+        the order of the head's rows. Raises RecipeError for a head that has as many other labels, or learns something
+        else."""
         labels, base = self.recipe.labels, saved_model(self.recipe)
         config = config_of(base) if base is not None else {}
         told = config.get("id2label")
@@ -51,7 +52,8 @@ class LabelledTask(RowTask):
         return labels
 
     def number_of(self, label: Any) -> int:
-        """The number of the class that a value of the data means: see Tasks in docs/recipes.md. Raises BadRow."""
+        """Returns the number of the class that a value of the data means: see Tasks in docs/recipes.md. Raises
+        BadRow."""
         labels, text = self.recipe.labels, "" if label is None else str(label)
         is_name = isinstance(label, ClassName)
         if found := text if text in labels else None if is_name else self._meant.get(_plain(text)):
@@ -65,9 +67,10 @@ class LabelledTask(RowTask):
 
     @cached_property
     def _meant(self) -> dict[str, str]:
-        """The labels by what else may stand for them: the numbers, true and false that they are, or their places, if
-        none is a number, nor says that 1 is another class than the second."""
-        labels, answers = self.recipe.labels, {"yes": "true", "no": "false"}  # true and false in the data mean these
+        """Values of the data and the labels that they mean: numbers, true and false mean the label that says the same.
+        If no label is a number, or says that true is not the second, they mean labels by their places."""
+        # true and false in the data mean labels of these names
+        labels, answers = self.recipe.labels, {"yes": "true", "no": "false"}
         said = {_plain(answers.get(label.lower(), label)): label for label in labels}
         if any(re.fullmatch(r"-?[0-9]*\.?[0-9]+", name) for name in said) or list(said) == ["true", "false"]:
             return said
@@ -76,6 +79,6 @@ class LabelledTask(RowTask):
 
 
 def _plain(text: str) -> str:
-    """A whole number, true and false are one text each, however they are written."""
+    """Returns one text for a whole number, true or false, however it is written."""
     number = re.fullmatch(r"(-?)0*(0|[1-9][0-9]*)(\.0*)?", text)
     return number[1] + number[2] if number else text.lower() if text.lower() in ("true", "false") else text

@@ -24,11 +24,11 @@ _REPLACED = 0.1  # … show any other token, and the rest show themselves
 
 
 class MaskedRun(TextRun):
-    """Samples {"input_ids", "labels": (sequence_len,) int64} of texts that follow each other, with gaps. Each text and
+    """Samples {"input_ids", "labels": (sequence_len,) int64} of texts put one after the other, with gaps. Each text and
     each sample is between the marks that the tokenizer puts around a text.
 
-    The gaps are drawn from the sample's tokens and the passes over the data. So each pass has others, a stream that
-    goes on makes the same, and so does each evaluation.
+    Gaps are drawn from the sample's tokens and the passes over the data. So each pass has other gaps, and a stream that
+    goes on, or a further evaluation, has the same.
     """
 
     def __init__(self, tokenizer: Tokenizer, mask: int, sequence_len: int) -> None:

@@ -29,7 +29,7 @@ class SequenceToSequence(TextRowTask):
         usual=("bart", "marian", "mbart", "pegasus", "t5"),
     )
     measures = ("perplexity", "accuracy")
-    written = "rouge_l"  # of what the model writes, which takes a pass for each token: where one peer evaluates alone
+    written = "rouge_l"  # compares what the model writes: a pass for each token, so only if one peer evaluates for all
     columns = ("source", "target")
 
     def metrics(self) -> dict[str, Metric]:
@@ -42,14 +42,14 @@ class SequenceToSequence(TextRowTask):
         loss = super().measure(model, batch, {name: each for name, each in metrics.items() if name != self.written})
         if self.written in metrics:
             inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-            most = self.recipe.sequence_len  # as long as a target may be, whatever stands beside it in the batch
+            most = self.recipe.sequence_len  # as long as a target may be, whatever else is in the batch
             wrote = model.generate(**inputs, max_new_tokens=most, do_sample=False)  # type: ignore[operator]
             right = batch["labels"].masked_fill(batch["labels"] == IGNORED, self.tokenizer.padding)
             metrics[self.written].update(*([self._text(each) for each in texts.tolist()] for texts in (wrote, right)))
         return loss
 
     def _text(self, tokens: Sequence[int]) -> str:
-        """Without padding, with which an answer begins, and all that follows its end."""
+        """Decodes an answer without the padding before it, and without all that follows its end."""
         end = {self.tokenizer.padding, self.tokenizer.end_of_text}
         text = takewhile(lambda token: token not in end, dropwhile(end.__contains__, tokens))
         return self.tokenizer.decode(np.fromiter(text, np.int32))

@@ -14,8 +14,8 @@ from swarmcli.training.tasks.labels import LabelledTask
 
 
 class SequenceClassification(LabelledTask, TextRowTask):
-    """The task `sequence_classification` of a recipe. A sample is a text, cut to `sequence_len` tokens, and its class;
-    with `text_pair` two texts."""
+    """The task `sequence_classification` of a recipe. A sample is a text and its class; with `text_pair`, two texts.
+    Texts are cut to `sequence_len` tokens."""
 
     kind = ModelKind(
         auto="AutoModelForSequenceClassification",

@@ -17,8 +17,8 @@ from swarmcli.training.tasks.labels import LabelledTask
 
 
 class TokenClassification(LabelledTask, TextRowTask):
-    """The task `token_classification` of a recipe. A sample is a text in words, cut to `sequence_len` tokens; the first
-    token of each word has its label."""
+    """The task `token_classification` of a recipe. A sample is the words of a text, cut to `sequence_len` tokens; the
+    first token of each word has the word's label."""
 
     kind = ModelKind(
         auto="AutoModelForTokenClassification",
@@ -44,7 +44,8 @@ class TokenClassification(LabelledTask, TextRowTask):
         if not isinstance(tags, list) or len(tags) != len(words):
             raise BadRow(f"tags is {tags!r:.80}, and should be a list with one label for each of {len(words)} words")
         inputs, of_words = self.tokenizer.encode_words(words, self.recipe.sequence_len)
-        numbers = [IGNORED if tag == IGNORED else self.number_of(tag) for tag in tags]  # as others mark such words
+        # IGNORED: data may mark words without a label so
+        numbers = [IGNORED if tag == IGNORED else self.number_of(tag) for tag in tags]
         firsts = [word if word not in of_words[:place] else None for place, word in enumerate(of_words)]
         labels = [IGNORED if word is None else numbers[word] for word in firsts]
         return {**inputs, "labels": np.asarray(labels, dtype=np.int32)}
