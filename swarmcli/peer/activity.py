@@ -1,4 +1,4 @@
-"""Whether a peer works at this moment, and why not: the one place that its user, limits and signals speak to.
+"""Whether a peer works at this moment, and why not. Its user, limits and signals all act on this one object.
 
 running ──hold──▶ pausing ──what was computed is handed in──▶ paused ──the last reason released──▶ running
    └──────────────────────────────stop──────────────────────────────▶ stopping
@@ -20,9 +20,9 @@ from swarmcli.words import format_moment, roughly
 State = Literal["running", "pausing", "paused", "stopping"]
 
 
-# For so many seconds at most a peer that is to leave stays for what it has computed: where a person has asked for the
-# end, sees that it takes long, and can ask again; where the machine asks (shutdown, logout, a service's manager), which
-# kills later; and under torchrun, which kills its processes 30 seconds after it has asked them: they save as well.
+# How many seconds at most a peer that is to leave stays to hand in what it has computed. ASKED: a person asked for the
+# end, sees that it takes long, and can ask again. HURRIED: the machine asked (shutdown, logout, a service's manager),
+# and kills later. HASTY: torchrun asked, which kills its processes 30 seconds later; they have to save too.
 STAYS_ASKED, STAYS_HURRIED, STAYS_HASTY = 600.0, 60.0, 10.0
 
 
@@ -38,15 +38,16 @@ class PendingWork:
     """The samples that a peer has computed and no round has taken yet."""
 
     samples: int = 0
-    seconds: float = math.inf  # until a round is expected to take them; infinite: that is not known
-    nobody_takes: bool = False  # nothing of it is on its way to a round, nor could come to one soon
+    seconds: float = math.inf  # until a round is expected to take them; infinite: not known
+    nobody_takes: bool = False  # nothing of it is on its way to a round, or could come to one soon
     rests: bool = False  # the loop computes no further batch
 
 
 class Activity:
-    """One peer's. For any thread; listeners and events are told in the thread that changed it, with no lock held.
+    """One peer's. Any thread may call it; listeners and events are told in the thread that made the change, with no
+    lock held.
 
-    A reason whose time is over ends when somebody looks: the loop that pauses does, about once a second.
+    A reason whose time is over ends when somebody looks: the loop that pauses does so about once a second.
     """
 
     def __init__(
@@ -55,13 +56,14 @@ class Activity:
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] | None = None,
     ) -> None:
-        """`clock` is the one on the wall, by which people name moments. `steady` goes on as it is when that one is set,
-        also while the computer sleeps: durations go by it."""
+        """`clock`: the wall clock, by which people name moments. `steady`: runs on when the wall clock is set, and
+        while the computer sleeps; durations go by it."""
         self._emit = emit
         self._clock, self._steady = clock, steady or Clock().raw
         self._lock = threading.Lock()
-        self._reasons: dict[ReasonKind, tuple[Reason, float]] = {}  # and the end, by `steady`, of one for a time
-        self._stays, self._leaves_at = math.inf, math.inf  # for so many seconds; until then at the latest, by `steady`
+        self._reasons: dict[ReasonKind, tuple[Reason, float]] = {}  # each with its end by `steady`; infinite: none
+        # stays so many seconds at most; leaves at that moment, by `steady`, at the latest
+        self._stays, self._leaves_at = math.inf, math.inf
         self.pending: Callable[[], PendingWork] = PendingWork  # what there is to hand in at this moment
         self._listeners: list[Callable[[], object]] = []
         self._status = ActivityStatus("running", (), clock())
@@ -69,22 +71,22 @@ class Activity:
     # for the user, limits and signals
 
     def hold(self, reason: Reason, seconds: float | None = None) -> ActivityStatus:
-        """The peer does not work while this reason holds: for so many `seconds`, else until the moment that it names,
-        if any. Replaces one of the same kind."""
+        """Stops the peer's work while this reason holds: for so many `seconds`, else until the moment that the reason
+        names, if any. Replaces a reason of the same kind."""
         with self._lock:
             self._reasons[reason.kind] = reason, math.inf if seconds is None else self._steady() + seconds
         return self._tell()
 
     def release(self, kind: ReasonKind) -> ActivityStatus:
-        """This reason holds no more. Without effect if it did not."""
+        """This reason holds no more. No effect if it did not hold."""
         with self._lock:
             self._reasons.pop(kind, None)
         return self._tell()
 
     def stop(self, stays: float = STAYS_ASKED) -> ActivityStatus:
-        """The peer hands in what it has computed, as for a pause, for which it `stays` so many seconds at most, and
-        leaves the run. 0: it leaves after its present step, and hands in nothing more. Either way it saves what nobody
-        else holds. `swarm stop` and all signals come here. What is asked later can only shorten the time."""
+        """The peer leaves the run, after it has handed in what it has computed, as for a pause; for that it `stays` so
+        many seconds at most. 0: it leaves after its present step, and hands in nothing more. Either way it saves what
+        nobody else holds. `swarm stop` and all signals call this. A later call can only shorten the time."""
         with self._lock:
             self._stays = min(self._stays, stays)
             self._leaves_at = min(self._leaves_at, self._steady() + stays)
@@ -102,8 +104,8 @@ class Activity:
         return self._tell().state != "running"
 
     def why_leave(self) -> str:
-        """Why what is computed need not, or cannot, be handed in by a peer that is to stop; "": it may be. A round that
-        is later than it was expected is waited for until the deadline."""
+        """Says why a peer that is to stop need not, or cannot, hand in what it has computed; "": it may. It waits until
+        the deadline for a round that is later than expected."""
         return self._why_leave(self.pending())
 
     def _why_leave(self, pending: PendingWork) -> str:
@@ -125,7 +127,7 @@ class Activity:
         return unsubscribe
 
     def _tell(self) -> ActivityStatus:
-        """Works out the present status, and tells everyone if it is another one."""
+        """Works out the present status, and tells everyone if it has changed."""
         pending = self.pending() if self._reasons or self._stays < math.inf else PendingWork()  # without the lock
         with self._lock:
             before, now = self._status, self._look(pending)
@@ -163,8 +165,8 @@ def is_over(reason: Reason, end: float, now: float, steady: float) -> bool:
 
 
 def is_news(before: ActivityStatus, now: ActivityStatus) -> bool:
-    """Whether people should hear of the change. While a peer stops they hear once what it hands in, not each step of
-    that."""
+    """Whether people should hear of the change. While a peer stops they hear once that it hands something in, and not
+    of each step."""
     if (now.state, now.reasons) != (before.state, before.reasons):
         return True
     if now.state == "stopping":

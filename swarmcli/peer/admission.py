@@ -1,10 +1,10 @@
-"""Whether two peers are in the same run, found out before anything else is exchanged.
+"""Finds out whether two peers are in the same run, before they exchange anything else.
 
-The DHT knows no recipes, so the fingerprint (one short hash for each recipe key that must agree) is shown to the
-first contacts when a peer joins. A contact answers with the keys that differ; hashes travel, never values.
+The DHT knows no recipes, so a peer that joins shows its fingerprint (one short hash for each recipe key that must
+agree) to its first contacts. A contact answers with the keys that differ; hashes travel, never values.
 
-A peer leaves again if all contacts that it reaches refuse it: one that lies, among several, stops nobody. A newcomer
-that no contact has answered goes by most of the networks that it sees. A peer that begins a run, has been taken in, or
+A peer leaves again if all contacts that it reaches refuse it, so one liar among several stops nobody. A newcomer that
+no contact has answered goes by the majority of networks that it sees. A peer that begins a run, has been taken in, or
 has a state of this very recipe stays, whatever strangers say.
 """
 
@@ -31,29 +31,29 @@ METHOD = "run.hello"
 HELLO = "hello.json"  # in a home
 MAX_KEYS = 512
 MAX_TEXT = 128
-ASK_AGAIN = 3.0  # seconds between two questions to peers that did not answer: as often as reports are read
-NEWCOMER = 60.0  # seconds for which others than contacts may refuse a newcomer: by then their reports have been read
+ASK_AGAIN = 3.0  # seconds between two questions to peers that did not answer: reports are read as often
+NEWCOMER = 60.0  # seconds for which peers other than contacts may refuse a newcomer: by then it has read their reports
 MOST_ASKED = 16  # peers at once
 
 Version = Annotated[str, msgspec.Meta(max_length=MAX_VERSION)]
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """A newcomer's run and fingerprint. It stays in the home as well, with the state that is of them."""
+    """A newcomer's run and fingerprint. The home keeps it too, with the state that belongs to them."""
 
     run_id: str
     fingerprint: dict[str, str]
-    version: Version = ""  # of its swarm; "": from before 0.2
+    version: Version = ""  # of swarm; "": from before 0.2
 
     def is_of_home(self, home: Path, values: Mapping[str, Any], way: str) -> bool:
-        """Whether the home says that its state is of this recipe. Raises FingerprintError where it is of another one:
-        as a run of this name it would be a second one, which all others refuse. Arguments: see Admission."""
+        """Whether the home says that its state is of this recipe. Raises FingerprintError if the state is of another
+        recipe: it would be a second run of this name, which all others refuse. Arguments: see Admission."""
         try:
             before = msgspec.json.decode((home / HELLO).read_bytes(), type=Hello)
-        except (OSError, msgspec.DecodeError):  # it is of a version before 0.2, or torn by a power cut
+        except (OSError, msgspec.DecodeError):  # of a version before 0.2, or torn by a power cut
             return False
         differing = differing_keys(self.fingerprint, before.fingerprint)
-        # A home may see several runs. Of another protocol all hashes may be others: a run is upgraded as a whole.
+        # A home may see several runs. Another protocol may change all hashes: a run is upgraded as a whole.
         if differing and {"run_id", "protocol"}.isdisjoint(differing):
             said = refusal(differing, before.version, values, way)
             raise FingerprintError(f"{home} holds a state of the run {self.run_id!r}: {said}", differing)
@@ -74,8 +74,8 @@ class Admission:
     def __init__(
         self, endpoint: Endpoint, hello: Hello, values: Mapping[str, Any] | None = None, way: str = ""
     ) -> None:
-        """`values`: this peer's own, by the keys of the fingerprint: what it is told of a refusal names them. `way`:
-        how it could be a run of its own, in words."""
+        """`values`: this peer's own, by the keys of the fingerprint; when it is refused it is told them. `way`: how it
+        could be a run of its own, in words."""
         self.welcomed = set[PeerID]()
         self._endpoint, self._hello = endpoint, hello
         self._values, self._way = values or {}, way
@@ -98,10 +98,10 @@ class Admission:
         self._endpoint.events.emit(PeerRefused(peer.text, printable(reason, 600), what="recipe"))
 
     async def ask(self, contacts: Iterable[PeerID], *, named: bool = True) -> list[PeerID]:
-        """Shows the fingerprint to every contact; returns those of them that are in this run.
+        """Shows the fingerprint to every contact; returns the contacts that are in this run.
 
-        Raises FingerprintError when all refuse; those that nobody has `named` may be of other runs, and
-        count for nothing then. A contact that serves no run yet, or does not answer in 5 seconds, is passed over:
+        Raises FingerprintError when all refuse. Contacts that are not `named` by the user may be of other runs, and
+        then do not count. A contact that serves no run yet, or does not answer in 5 seconds, is passed over:
         `keep_asking` asks it again, and matchmaking checks the fingerprint before any round.
         """
         asked = list(contacts)
@@ -116,9 +116,9 @@ class Admission:
     async def keep_asking(
         self, contacts: Collection[PeerID], others: Callable[[], Iterable[PeerID]], then: Callable[[], object]
     ) -> None:
-        """Goes on until somebody has taken this peer in, and calls `then`; or it is told (MembershipEnded) that it has
-        no part in the run: since all contacts refuse it that are connected; or, for its first minute, since most
-        networks of the `others` do, who have reports in the run."""
+        """Asks until some peer has taken this one in, and then calls `then`. Or it emits MembershipEnded: if all
+        contacts that are connected refuse this peer or, in its first minute, if most networks of the `others`, who have
+        reports in the run, do."""
         began, network, connected = loop_time(), self._endpoint.prefix, self._endpoint.is_connected
         while not self.welcomed:
             await asyncio.sleep(ASK_AGAIN)
@@ -158,8 +158,8 @@ class Admission:
 
 
 def refusal(differing: Sequence[str], version: str, values: Mapping[str, Any], way: str) -> str:
-    """Says in which keys a recipe with these `values` is another one than that of a peer with this `version` of swarm,
-    and what helps: `way`, or where the versions are unlike the same one."""
+    """Says in which keys a recipe with these `values` differs from the one of a peer with this `version` of swarm, and
+    what helps: `way`, or the same version if theirs are unlike."""
 
     def told(key: str) -> str:
         return printable(key, MAX_TEXT) + (f" (here {printable(str(values[key]), 60)})" if key in values else "")

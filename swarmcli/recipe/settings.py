@@ -1,5 +1,5 @@
-"""The sections of a recipe as typed values. What a field means stands in its description, from which docs/recipes.md
-is made, and so does for which values of a key beside it it has a meaning. What else does not go together: `rules`."""
+"""The sections of a recipe as typed values. A field's description says what it means (docs/recipes.md is made from it),
+and its selectors beside which values of other keys it means something. `rules` says what else does not go together."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from swarmcli.recipe.section import Conflict, Section, advised, own, shared
 
 
 def beside(directory: Path, text: str) -> Path:
-    """An absolute path: `~` is the home directory, and what is relative begins in `directory`."""
+    """Returns an absolute path: `~` is the home directory, and what is relative begins in `directory`."""
     return (directory / Path(text).expanduser()).resolve()
 
 
@@ -37,13 +37,13 @@ OptimizerName: TypeAlias = Literal[
 Codec: TypeAlias = Literal[
     "none", "float16", "bfloat16", "scaled_float16", "uniform_8bit", "quantile_8bit", "blockwise_8bit"
 ]
-# Parameters have no four bits: what is rounded so coarsely must be small beside what it is added to.
+# No four bits for parameters: what is rounded so coarsely must be small beside what it is added to.
 GradientCodec: TypeAlias = Literal[Codec, "blockwise_4bit"]
 
 
 def _optimizer_name(value: Any) -> Any:
-    """torch writes AdamW, most recipes adamw. Raises ValueError for those of torchao, which no newcomer could go on
-    with."""
+    """torch writes AdamW, most recipes adamw. Raises ValueError for optimizers of torchao: a newcomer could not go on
+    with their statistics."""
     name = value.lower() if isinstance(value, str) else value
     if name in ("adam8bit", "adamw8bit", "adam4bit", "adamw4bit", "adamfp8", "adamwfp8"):
         raise ValueError(
@@ -62,7 +62,7 @@ JournalSize = Annotated[int, BeforeValidator(lambda value: int(read_journal_size
 
 
 def _check_webhook(text: str) -> str:
-    """Alerts tell of a run, and the address itself is often a password: neither travels in the clear."""
+    """Alerts tell of a run, and the address itself is often a password, so neither may travel unencrypted."""
     try:
         parts = urlsplit(text)
         host, port = parts.hostname or "", parts.port
@@ -126,7 +126,7 @@ class OptimizerSettings(Section):
         except ValueError as error:
             raise Conflict(("args", f"optimizer.args: {error}")) from None
         for key, usual in OPTIMIZERS[self.name].keys.items():
-            if key not in self.model_fields_set:  # torch's default of this optimizer, by which peers compare as well
+            if key not in self.model_fields_set:  # torch's default for this optimizer; fingerprints count it as well
                 self.__dict__[key] = usual
         return self
 
@@ -292,7 +292,7 @@ class OuterSettings(Section):
 
     @property
     def has_momentum(self) -> bool:
-        """Whether the outer optimizer keeps one; Adam does, whatever its betas are."""
+        """Whether the outer optimizer has a momentum; Adam has, whatever its betas are."""
         usual = self.momentum is None and self.optimizer == "nesterov"
         return usual or self.optimizer == "adam" or bool(self.momentum)
 

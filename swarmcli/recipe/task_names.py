@@ -46,19 +46,19 @@ BUILT_IN = {
 
 
 def mean_in_words(task: str) -> str:
-    """Says what the losses of a task are means over, in training and in evaluations."""
+    """Says over what the losses of a task are means, in training and in evaluations."""
     known = BUILT_IN.get(task)
     return "as the task weighs batches" if known is None else "tokens that are learned" if known.tokens else "samples"
 
 
 @cache
 def installed_tasks() -> dict[str, EntryPoint]:
-    """The tasks that other installed packages bring, by name. Nothing of them is imported."""
+    """Returns the tasks that other installed packages bring, by name. Imports none of them."""
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
 def check_task(name: str) -> str:
-    """The name of a task that is installed here. Raises ValueError with the fix."""
+    """Returns the name, if a task of it is installed here. Raises ValueError with the fix."""
     known = [*BUILT_IN, *installed_tasks(), CUSTOM]
     if name in known:
         return name
@@ -68,7 +68,7 @@ def check_task(name: str) -> str:
 
 
 def task_in_words(name: str) -> str:
-    """The work of a task's model, for people: "predicts text"."""
+    """Says for people what a task's model does: "predicts text"."""
     if name in BUILT_IN:
         return BUILT_IN[name].words
     entry = installed_tasks().get(name)

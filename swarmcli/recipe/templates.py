@@ -1,5 +1,4 @@
-"""Recipes of one's own, made of the shipped ones: entries of a shipped recipe are the placeholders that `swarm init`
-fills."""
+"""Makes recipes from the shipped ones: `swarm init` replaces entries of a shipped recipe."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ SHIPPED = Path(__file__).parents[1] / "shipped"  # recipes/, which a checkout li
 
 
 def small_data_of(template: TemplateName) -> str:
-    """`make_data` makes this for the shipped recipe, a file or a directory below `data`; "": it needs none."""
+    """Returns what `make_data` makes for the shipped recipe, a file or a directory below `data`; "": it needs none."""
     found = re.search(r"\bdata/(\w+(\.jsonl)?)", (SHIPPED / f"{template}.yaml").read_text(encoding="utf-8"))
     return found[1] if found else ""
 
@@ -37,14 +36,15 @@ def compose(
     public: str = "",
     key: str = "",
 ) -> str:
-    """The text of a recipe. `file`: as which it is spoken of in comments. `dataset`: an item of `datasets`; None: the
-    shipped one. `data_dir`: where its relative path begins on this computer; "": beside the recipe. `labels`: of the
-    classes in it; () if they are not known, None where the shipped ones are. `base_model`: a model of the Hub, at the
-    commit `revision`; "": random weights. `public`: the run key of a closed run, the other half of which is in the file
-    `key`; "" for an open one."""
+    """Returns the text of a recipe. `file`: its name in comments. `dataset`: an item of `datasets`; None: the shipped
+    one. `data_dir`: where the dataset's relative path begins on this computer; "": beside the recipe. `labels`: of the
+    dataset's classes; () if they are not known, None for the shipped ones. `base_model`: a model of the Hub, at the
+    commit `revision`; "": random weights. `public`: the run key of a closed run, whose other half is in the file `key`;
+    "" for an open run."""
     shipped = (SHIPPED / f"{template}.yaml").read_text(encoding="utf-8")
     about, _, rest = shipped.partition("\nrun_id: ")
-    about = about.partition("\n")[2].partition("\n#\n")[0]  # without the editors' line, and what a checkout needs
+    # without the line for editors, and without what only a checkout needs
+    about = about.partition("\n")[2].partition("\n#\n")[0]
     access = _INVITE.format(file=file, key=key, public=public) if public else _OPEN
     filled = {"run_id": f"run_id: {run_id}\n\n{access}\n", "output_dir": _OUTPUT}
     if dataset is not None:
@@ -54,7 +54,7 @@ def compose(
     if base_model:
         filled |= {
             "base_model": _PRETRAINED.format(base_model=base_model, revision=revision),
-            "tokenizer": "",  # its own, and so is the template of its conversations
+            "tokenizer": "",  # the model has its own, with the template of its conversations
             "chat_template": "",
             "lora_target_modules": "lora_target_modules: all-linear\n",
             "optimizer": _OPTIMIZER.format(rate="2e-4" if template == "lora" else "2e-5"),

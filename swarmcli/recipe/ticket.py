@@ -1,7 +1,6 @@
 """The ticket that a link carries for a closed run (`/invite=…`), and that a peer keeps until it is a member.
 
-A ticket for the bearer holds a private key: any holder can take up the invitation. It is shown nowhere but in the
-link itself.
+A ticket for a bearer holds a private key: whoever has it can use the invitation. Nothing shows it but the link itself.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Ticket:
 
     @classmethod
     def parse(cls, text: str) -> Ticket:
-        """Raises AddressError, in words without the text: they may end up in a log."""
+        """Reads a ticket. Raises AddressError, in words without the text: they may end up in a log."""
         try:
             if len(text) > 320 or not text.isascii():
                 raise ValueError
@@ -54,20 +53,20 @@ class Ticket:
             ) from None
 
     def encode(self) -> str:
-        """The text that `parse` reads."""
+        """Returns the text that `parse` reads."""
         data = _VERSION + self.run_key + self.invitation.encode() + self.secret
         return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
     def run(self, recipe: str) -> ClosedRun:
-        """`recipe`: the fingerprint of the link."""
+        """Returns the closed run that this invites to. `recipe`: the fingerprint of the link."""
         return ClosedRun(self.run_key, recipe)
 
     @property
     def bearer(self) -> Identity | None:
-        """The key of a bearer's invitation; None for one for a certain peer."""
+        """The key of a bearer's invitation; None: the invitation is for one peer."""
         return Identity(Ed25519PrivateKey.from_private_bytes(self.secret)) if self.secret else None
 
     def card(self, recipe: str, peer: PeerID) -> Pass:
-        """The pass that this peer shows with it."""
+        """Returns the pass that this peer shows with the invitation."""
         bearer = self.bearer
         return claimed(self.run(recipe), self.invitation, bearer, peer) if bearer else Pass(self.invitation)

@@ -1,7 +1,7 @@
-"""When the owner of a run has to look at it: it stalls, nobody holds its state, or its loss goes the wrong way.
+"""Decides when the owner of a run has to look at it: it stalls, nobody holds its state, or its loss goes the wrong way.
 
-Decided from what one peer sees of the run, look by look, without a clock of its own. That somebody pauses or computes
-is what it says itself, so no such word puts an alert off for long, or ends it soon.
+It goes by what one peer sees of the run, look by look, without a clock of its own. That a peer pauses or computes is
+only its own word, so no such word delays an alert for long, or ends it soon.
 """
 
 from __future__ import annotations
@@ -14,30 +14,32 @@ from itertools import pairwise
 from swarmcli.run.standstill import LONGEST_GAP
 from swarmcli.run.values import Alert, AlertKind, PeerStatus, RunStatus
 
-STANDS = 60.0  # seconds for which the screens have said that the run stands: a pager is for what stays so
+STANDS = 60.0  # seconds for which the screens have said that the run stands: alerts are for what lasts
 DESERTED = 600.0  # seconds of an epoch in which nobody computed
-DONORLESS = 60.0  # seconds: a goodbye and the next peer's first report may lie so far apart
-LOST_NUMBERS = 3  # epochs in a row whose loss is no number
+DONORLESS = 60.0  # seconds; the first report of the next donor may come so long after a donor's goodbye
+LOST_NUMBERS = 3  # epochs in a row whose loss is not finite
 LATELY = 10  # epochs, whose median loss is compared with …
 SMOOTHED = 5  # … the best median of so many in a row
-RISEN = 0.5, 0.2, 6.0  # of what had been learned, of the best, and times the usual difference between two epochs
+# a rise by this share of what had been learned, by this share of the best loss, and by so many times the usual
+# difference between two epochs
+RISEN = 0.5, 0.2, 6.0
 
 
 class Alerts:
-    """Keeps which alerts stand. One thread looks; `standing` may be read in any."""
+    """Keeps which alerts stand. One thread calls `look`; any thread may read `standing`."""
 
     def __init__(self) -> None:
         self._standing: dict[AlertKind, Alert] = {}
         self.standing: tuple[Alert, ...] = ()  # replaced and never changed
         self._looked: float | None = None
         self._stalled_in = -1  # epoch
-        self._goes_on = 0.0  # seconds for which that has gone on again, as it seems
+        self._goes_on = 0.0  # seconds for which that epoch seems to go on again
         self._had_donor = False
         self._without = 0.0  # seconds
         self._first, self._best = math.inf, math.inf  # smoothed losses
 
     def look(self, status: RunStatus) -> tuple[list[Alert], list[Alert]]:
-        """Alerts that begin with this look, and those that end with it. `status.now` tells the time."""
+        """Returns the alerts that begin with this look, and those that end with it. `status.now` tells the time."""
         gap, self._looked = status.now - (self._looked or status.now), status.now
         gap = gap if 0.0 <= gap <= LONGEST_GAP else 0.0
         told: dict[AlertKind, str] = {
@@ -57,8 +59,8 @@ class Alerts:
         return begun, ended
 
     def _stalled(self, status: RunStatus, seconds: float) -> str:
-        """The epoch does not end, or nobody computes. That it goes on again is what others say until it ends, so an
-        alert that is over in between would begin as often as somebody says so for a moment."""
+        """The epoch does not end, or nobody computes. Until it ends, only the peers' word says that it goes on, so the
+        alert waits before it ends: otherwise it would begin again each time that a peer says so for a moment."""
         self._goes_on = 0.0 if status.overdue else self._goes_on + seconds
         if status.waits and status.overdue >= (STANDS if status.state == "standing" else DESERTED):
             self._stalled_in = status.epoch
@@ -66,7 +68,7 @@ class Alerts:
         return (status.waits or "The run stands.") if stands else ""
 
     def _no_donor(self, status: RunStatus, seconds: float) -> str:
-        """Nobody can hand the state to a newcomer, though somebody could."""
+        """Nobody can hand the state to a newcomer any more, though somebody could."""
         out_of_reach = status.state == "stranded"
         there = any(_holds_state(peer, status) for peer in status.peers) and not out_of_reach
         self._had_donor = self._had_donor or there or out_of_reach
@@ -78,7 +80,8 @@ class Alerts:
         )
 
     def _diverged(self, losses: Sequence[float]) -> str:
-        """The loss is no number, or has risen far and stays there. Medians, so that a single bad epoch is no news."""
+        """The loss is not finite, or has risen far and stays there. It compares medians, so that a single bad epoch is
+        no alert."""
         if len(losses) >= LOST_NUMBERS and not any(map(math.isfinite, losses[-LOST_NUMBERS:])):
             return "The loss is no number any more."
         losses = [loss for loss in losses if math.isfinite(loss)]

@@ -1,5 +1,5 @@
-"""Questions of a command to the monitors of a run. It takes no part: it is nobody but itself for a moment, without
-torch."""
+"""Questions of a command to the monitors of a run. The command takes no part in the run: it joins the network for a
+moment, with an identity of its own and without torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class VisitorReport(pydantic.BaseModel):
-    """The part of a peer's report that a command reads: all of it would take the optimizer's package, and so torch."""
+    """The part of a peer's report that a command reads: to read all of it would import the optimizer, and so torch."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -35,14 +35,14 @@ class VisitorReport(pydantic.BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Somebody who looks at a closed run without taking part in it. The user of `identity` closes it."""
+    """Somebody who looks at a closed run without taking part in it. Whoever made `identity` closes it."""
 
     identity: Identity
     membership: Membership
 
 
 async def reports(node: DHTNode, run_id: str) -> dict[PeerID, VisitorReport]:
-    """Reads the peers' reports of themselves: strangers' words, so of 10,000 peers at most."""
+    """Reads the peers' reports of themselves, of 10,000 peers at most: they are strangers' words."""
     found: dict[PeerID, VisitorReport] = {}
     for subkey, entry in list((await node.follow(f"{run_id}_peers").refresh()).items())[:10_000]:
         with suppress(pydantic.ValidationError):
@@ -53,7 +53,7 @@ async def reports(node: DHTNode, run_id: str) -> dict[PeerID, VisitorReport]:
 
 @dataclass(frozen=True)
 class AskedTables:
-    """Those who keep count in a run told a command these tables, and who is present."""
+    """The tables that peers that keep count told a command, and the peers that are there."""
 
     run_id: str
     tables: Tables
@@ -66,14 +66,15 @@ async def ask_for_tables(node: DHTNode, run_id: str) -> AskedTables:
 
 
 async def ask_for_attestation(node: DHTNode, run_id: str, peer: PeerID) -> Attestation | None:
-    """None: nobody answers who keeps count. One may have to be dialed through a relay."""
+    """Asks the peers that keep count for a peer's row; a relay may be needed to reach one. None: none of them
+    answers."""
     writers = _writers(node, await reports(node, run_id))
     return await fetch_attestation(node.endpoint, writers, run_id, peer, timeout=8.0)
 
 
 def visit(contacts: Sequence[str], action: Callable[[DHTNode], Awaitable[T]], visitor: Visitor | None = None) -> T:
-    """Does this as somebody who only looks on, for a moment; `visitor`: who looks at a closed run. Raises
-    BootstrapError when no contact answers."""
+    """Joins the network for a moment and runs `action`; `visitor`: who looks at a closed run. Raises BootstrapError
+    when no contact answers."""
     identity = visitor.identity if visitor is not None else None
     dht = DHT(
         contacts,

@@ -1,7 +1,7 @@
-"""A certificate of one's own contribution: a file that says what a monitor has signed, and that its owner shows it.
+"""A certificate of a peer's own contribution: a file with what a monitor has signed, signed by the peer that shows it.
 
-It proves that the monitor said so, and that whoever made the file holds the key of the peer. Whether the monitor told
-the truth it cannot prove: who wants to know that asks who it was.
+It proves that the monitor said so, and that whoever made the file holds the peer's key. It cannot prove that the
+monitor told the truth: that depends on who it was.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from swarmcli.network import wire
 from swarmcli.network.identity import Identity, PeerID, verify
 from swarmcli.run.contributions import Attestation
 
-FILE = "contribution.json"  # in a home: what a monitor has said when the peer left last
-FORMAT = 2  # earlier versions read 1, whose rows do not say since when they were counted
+FILE = "contribution.json"  # in a home: what a monitor said when the peer last left
+FORMAT = 2  # earlier versions read 1, in which rows do not say from which epoch on they count
 MOST_ATTESTATIONS = 16  # this version writes one; earlier ones wrote what each monitor said
 
 
 class ContributionCertificate(msgspec.Struct, frozen=True):
-    """`whom`: for whom the owner made it, in words of its own; with it the file is no use to another one."""
+    """`whom`: for whom the owner made it, in words of its own; so it is of no use to anybody else."""
 
     format: int
     attestations: Annotated[tuple[Attestation, ...], msgspec.Meta(min_length=1, max_length=MOST_ATTESTATIONS)]
@@ -33,7 +33,7 @@ class ContributionCertificate(msgspec.Struct, frozen=True):
 
     @classmethod
     def make(cls, said: Attestation, identity: Identity | None = None, whom: str = "") -> ContributionCertificate:
-        """`identity`: of the peer that it is about, if its key is at hand."""
+        """`identity`: the key of the peer that the certificate is about, if it is at hand."""
         made = cls(FORMAT if said.since else 1, (said,), whom)
         if identity is None:
             return made
@@ -48,7 +48,7 @@ class ContributionCertificate(msgspec.Struct, frozen=True):
 
     @property
     def fault(self) -> str:
-        """Says what is wrong with it; "": all signatures are good, and all are of one peer in one run."""
+        """What is wrong with it; "": all signatures are good, and all are about one peer in one run."""
         first = self.attestations[0]
         for each in self.attestations:
             if not each.is_signed:
@@ -62,7 +62,7 @@ class ContributionCertificate(msgspec.Struct, frozen=True):
         return ""
 
     def write(self, path: Path) -> None:
-        """Raises UsageError where it cannot be written."""
+        """Writes the file. Raises UsageError where it cannot be written."""
         shown = msgspec.to_builtins(self, enc_hook=_encoded)
         try:
             write_file(path, f"{json.dumps({'swarm': 'contribution', **shown}, indent=2)}\n".encode())
@@ -71,7 +71,8 @@ class ContributionCertificate(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, path: Path) -> ContributionCertificate:
-        """Raises UsageError for a file that is none. Whether what it says is signed, `fault` tells."""
+        """Reads a file. Raises UsageError for one that is no certificate. `fault` tells whether its signatures are
+        good."""
         try:
             if path.stat().st_size > 64 << 10:
                 raise UsageError(f"{path} is no certificate of swarm: it is too large for one")
@@ -91,7 +92,7 @@ class ContributionCertificate(msgspec.Struct, frozen=True):
 def _encoded(value: Any) -> Any:
     if isinstance(value, PeerID):
         return value.text
-    raise NotImplementedError(type(value))  # so msgspec asks to be told of a type that is no part of a certificate
+    raise NotImplementedError(type(value))  # msgspec expects this error for a type that is no part of a certificate
 
 
 def _decoded(kind: type, value: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Contributions of each identity to a run, as a monitor that counts hands them out: its table, for everybody, and one
+"""What each peer has contributed to a run, as a peer that keeps count hands it out: its table, for everybody, and one
 peer's row of it, signed, for a certificate.
 
-Everything here is one writer's word. Its signature says whose word it is, to anyone and for good, and proves no more.
+Everything here is the word of one peer that keeps count (a writer). Its signature proves to anyone that the writer said
+so, and no more.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TABLE, ROW = "run.contributions", "run.contribution"
-MOST_ROWS = 1024  # of a table: with the longest texts 700 kB, and a message may have 1 MiB
+MOST_ROWS = 1024  # rows of a table: with the longest texts 700 kB, and a message may have 1 MiB
 MOST_WRITERS = 8  # whose tables are read
 
 _RunID = Annotated[str, msgspec.Meta(max_length=64)]
@@ -40,7 +41,7 @@ Moment = Annotated[float, msgspec.Meta(ge=0, lt=1e11)]  # seconds since 1970, of
 
 
 class ContributionRow(msgspec.Struct, frozen=True):
-    """One identity's contribution, as it travels."""
+    """One peer's contribution, as it travels."""
 
     samples: _Amount = 0.0
     hours: _Amount = 0.0
@@ -57,26 +58,26 @@ class ContributionRow(msgspec.Struct, frozen=True):
         return cls(**{name: getattr(given, name) for name in cls.__struct_fields__})
 
     def shown(self, peer: str) -> Contribution:
-        """It may have come from any writer just now, and its texts are a stranger's."""
+        """Returns the row for people: a writer may have just sent it, and its texts are a stranger's."""
         texts = {"name": harmless(self.name), "team": harmless(self.team)}
         return whole(Contribution(peer, **(msgspec.structs.asdict(self) | texts)))
 
 
 def whole(given: Contribution) -> Contribution:
-    """The same with whole samples, as people read them: rounds count fractions."""
+    """Returns the same with whole samples, as people read them: rounds count fractions."""
     return replace(given, samples=round(given.samples))
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """A place in the run: so many epochs, and the samples of all of them."""
+    """A place in the run: an epoch, and the samples of all epochs up to it."""
 
     epoch: _Count = 0
     samples: _Count = 0
 
 
 class ContributionTable(msgspec.Struct, frozen=True):
-    """A writer's word for what each has given until an epoch, who gave most first; `rows[i]` is of `peers[i]`. It comes
-    over the writer's own connection."""
+    """What each peer has given up to an epoch, by a writer's word; who gave most comes first. `rows[i]` is of
+    `peers[i]`. The table is not signed: it comes over the writer's own connection."""
 
     run_id: _RunID
     until: Mark  # with the samples of the whole run
@@ -87,7 +88,7 @@ class ContributionTable(msgspec.Struct, frozen=True):
 
     @property
     def counted(self) -> float:
-        """Returns which part of the run's samples the writer has counted."""
+        """Which part of the run's samples the writer has counted, 0 to 1."""
         return min(1.0, self.samples / max(1, self.until.samples))
 
     @property
@@ -98,7 +99,8 @@ class ContributionTable(msgspec.Struct, frozen=True):
         return f"{part}, counted{since} up to epoch {self.until.epoch:,}"
 
     def agrees(self, other: ContributionTable) -> bool:
-        """Whether both tell of the same samples; when they have seen whom differs by their nature."""
+        """Whether both tell of the same samples. Hours and moments always differ: each writer saw the peers at other
+        times."""
         return self._samples() == other._samples()
 
     def _samples(self) -> dict[PeerID, int]:
@@ -110,9 +112,9 @@ class ContributionTable(msgspec.Struct, frozen=True):
 
 
 class Attestation(msgspec.Struct, frozen=True):
-    """A row that its writer has signed. Of `peers` that have given samples it is of the `rank`th; 0: of none.
+    """A row that its writer has signed. The peer is the `rank`th of `peers` that have given samples; 0: it gave none.
 
-    Certificates of earlier versions hold it as it is here: a field more, and none of them would be found signed.
+    Its fields stay as they are: with a further one the signatures in certificates of earlier versions would not verify.
     """
 
     run_id: _RunID
@@ -123,10 +125,10 @@ class Attestation(msgspec.Struct, frozen=True):
     rank: _Count
     peers: _Count
     until: Mark  # with the samples of the whole run
-    vouched: _Count  # 0; in earlier versions others whose word was in it
+    vouched: _Count  # 0; in earlier versions, how many others' words were in it
     time: Moment
     signature: _Signature = b""
-    since: _Count | msgspec.UnsetType = msgspec.UNSET  # the first epoch that was counted, if that is not the run's
+    since: _Count | msgspec.UnsetType = msgspec.UNSET  # the first epoch that was counted, unless it is the run's first
 
     def signed(self, identity: Identity) -> Attestation:
         return msgspec.structs.replace(self, signature=identity.sign("contribution", self._unsigned()))
@@ -143,7 +145,7 @@ class Attestation(msgspec.Struct, frozen=True):
 
 
 class TableWanted(msgspec.Struct, frozen=True):
-    """The first so many rows."""
+    """Asks for the first `most` rows."""
 
     run_id: _RunID
     most: Annotated[int, msgspec.Meta(ge=0, le=MOST_ROWS)] = MOST_ROWS
@@ -154,11 +156,11 @@ class RowWanted(msgspec.Struct, frozen=True):
     peer: PeerID
 
 
-Tables: TypeAlias = Mapping[PeerID, ContributionTable | str]  # by writer; or why there is none
+Tables: TypeAlias = Mapping[PeerID, ContributionTable | str]  # by writer; a text says why there is no table
 
 
 def writers_among(reports: Mapping[PeerID, PeerReport] | Mapping[PeerID, VisitorReport]) -> list[PeerID]:
-    """Returns the peers that keep count by their reports: monitors first, then trainers that write checkpoints."""
+    """Returns the peers that by their reports keep count: monitors first, then trainers that write checkpoints."""
     found = [peer for peer, its in reports.items() if its.role == "monitor" or (its.role == "trainer" and its.keeps)]
     return sorted(found, key=lambda peer: reports[peer].role != "monitor")[:MOST_WRITERS]
 
@@ -179,7 +181,7 @@ async def fetch_tables(endpoint: Endpoint, writers: Sequence[PeerID], run_id: st
 
 
 def fullest(tables: Tables) -> tuple[PeerID, ContributionTable] | None:
-    """Returns the table whose writer has counted most of the run, the first one among equals."""
+    """Returns the table whose writer has counted most of the run; among equals the first."""
     return max(told(tables), key=lambda found: found[1].counted, default=None)
 
 
@@ -188,7 +190,8 @@ def told(tables: Tables) -> Iterator[tuple[PeerID, ContributionTable]]:
 
 
 def whose_count(tables: Tables, called: Callable[[PeerID], str]) -> list[str]:
-    """Says whose table is shown, who counts otherwise, and who did not tell. `called`: how people know a peer."""
+    """Says whose table is shown, who counts otherwise, and who did not tell. `called`: the name of a peer for
+    people."""
     failed = [f"{called(p)} did not tell what it counts: {why}." for p, why in tables.items() if isinstance(why, str)]
     if (found := fullest(tables)) is None:
         return ["no monitor of this run could be asked; `swarm monitor` starts one, which counts from then on", *failed]
@@ -205,7 +208,8 @@ def whose_count(tables: Tables, called: Callable[[PeerID], str]) -> list[str]:
 async def fetch_attestation(
     endpoint: Endpoint, writers: Sequence[PeerID], run_id: str, peer: PeerID, timeout: float
 ) -> Attestation | None:
-    """Returns a peer's row, as the one of these writers signs it that has counted most of it; None: none answers."""
+    """Returns a peer's row, signed by the one of these writers that has counted most of the peer's samples; None: none
+    answers."""
 
     async def ask(writer: PeerID) -> Attestation | None:
         try:

@@ -1,7 +1,7 @@
-"""Reading what each peer has given to a run, and keeping count of it.
+"""Reads what each peer has given to a run, and keeps count of it.
 
-Monitors keep count, and trainers that write checkpoints: each notes what its own rounds credit in its journal, whose
-SQL adds up, and tells the sums to whoever asks. Others keep nothing: they ask when somebody wants to see, show one
+Monitors keep count, and trainers that write checkpoints: each notes in its journal what its own rounds credit, SQL adds
+it up, and whoever asks is told the sums. Other peers keep no count: they ask when somebody wants to see it, show one
 writer's table and say whose it is, and ask for their own row when they leave.
 """
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PRESENCE = 30.0  # seconds between two notes of who is there
-FRESH = 5.0  # seconds for which sums are told as they are, …
-BEHIND = 1.0  # … and where an epoch has been counted since: who leaves asks for what it has just given
+PRESENCE = 30.0  # seconds between two notes of which peers are there
+FRESH = 5.0  # seconds for which sums that were read are told, …
+BEHIND = 1.0  # … and if an epoch was counted since: a peer that leaves asks for what it has just given
 REFRESH = 10.0  # seconds after which a reader asks again, at the earliest
-ASK = 2.0  # seconds for a peer's own row, when it leaves
-LISTED = 128  # rows of a table that a page shows of another peer's
+ASK = 2.0  # seconds that a peer waits for its own row when it leaves
+LISTED = 128  # rows that a page shows of another peer's table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class RunView:
 
 
 class ContributionReader:
-    """The part of a peer that keeps no count. Made and closed on the event loop."""
+    """For a peer that keeps no count. Made and closed on the event loop."""
 
     def __init__(self, around: RunView) -> None:
         self._around = around
@@ -70,7 +70,7 @@ class ContributionReader:
         self._closed = False
 
     async def start(self) -> None:
-        """Nothing is asked before somebody wants to know."""
+        """Asks nothing before somebody wants to know."""
         self._tasks.hear(self._around.node.endpoint.events, self._note)
 
     async def close(self) -> None:
@@ -79,13 +79,13 @@ class ContributionReader:
 
     def contributions(self) -> Sequence[Contribution]:
         """Returns one writer's table, most samples first. Asks again now and then, and does not wait for the answers.
-        From any thread."""
+        Any thread may call it."""
         if not self._closed:
             self._loop.call_soon_threadsafe(self._refresh)
         return self._listed
 
     def rests_on(self) -> str:
-        """Whose table that is, in a sentence; "": nobody's yet. From any thread."""
+        """Says whose table that is, in a sentence; "": there is none yet. Any thread may call it."""
         return self._rests_on
 
     def _note(self, event: Event) -> None:
@@ -99,7 +99,7 @@ class ContributionReader:
             self._tasks.spawn(self._read())
 
     async def _read(self) -> None:
-        """Keeps the fullest table, and this peer's own row where that is not in it."""
+        """Keeps the fullest table, with this peer's own row if the table lacks it."""
         around = self._around
         tables = await given.fetch_tables(around.node.endpoint, self._writers(), around.run_id, LISTED)
         if (found := given.fullest(tables)) is None:
@@ -113,14 +113,15 @@ class ContributionReader:
         self._rests_on = " ".join(given.whose_count(tables, lambda peer: peer.short))
 
     def _writers(self) -> list[PeerID]:
-        """Others that keep count and answer, in an order of chance."""
+        """Returns the other peers that keep count and answer, in random order."""
         reports = [(peer, report) for peer, report in self._around.others().items() if self._around.answers(peer)]
         self._around.node.endpoint.random.shuffle(reports)
         return given.writers_among(dict(reports))
 
     async def standing(self) -> Attestation | None:
-        """This peer's own row, as the one signs it that has counted most of it; None where none of them answers at
-        once. One that has yet to count the last epoch that this peer knows of is asked again, for about as long."""
+        """Returns this peer's own row, signed by the one that has counted most of it; None if none of them answers at
+        once. If that one has yet to count the last epoch that this peer knows of, it is asked again, for about ASK
+        seconds."""
         node, run_id, last, until = self._around.node, self._around.run_id, self._last, self._loop.time() + ASK
         while True:
             said = await given.fetch_attestation(node.endpoint, self._writers(), run_id, node.peer_id, ASK)
@@ -131,13 +132,13 @@ class ContributionReader:
 
 
 class ContributionKeeper(ContributionReader):
-    """Counts, and tells what its journal has added up to whoever asks."""
+    """Keeps count, and tells whoever asks what its journal has added up."""
 
     def __init__(self, around: RunView, journal: Journal) -> None:
         super().__init__(around)
         self._journal = journal
-        self._lock = threading.Lock()  # around what was read: threads of pages ask as well
-        self._counted = ContributionsCounted(around.run_id, 0, 0)  # up to where this peer has counted
+        self._lock = threading.Lock()  # guards what was read: threads of pages ask as well
+        self._counted = ContributionsCounted(around.run_id, 0, 0)  # how far this peer has counted
         self._read_at = -math.inf
         self._sums: tuple[ContributionTable, Sequence[Contribution]] = (self._table_of(self._counted, ()), ())
 
@@ -161,7 +162,7 @@ class ContributionKeeper(ContributionReader):
         return f"This is this peer's own count: {self._look()[0].in_words}."
 
     def _look(self) -> tuple[ContributionTable, Sequence[Contribution]]:
-        """Returns the journal's sums; it may wait for the disk. From any thread."""
+        """Returns the journal's sums; it may wait for the disk. Any thread may call it."""
         with self._lock:
             now = self._around.clock()
             lasting = BEHIND if self._sums[0].until.epoch < self._counted.epoch else FRESH
@@ -186,7 +187,7 @@ class ContributionKeeper(ContributionReader):
 
     def _note(self, event: Event) -> None:
         super()._note(event)
-        # An epoch counts once. Of a run that was begun anew, or from an old checkpoint, they count from there.
+        # An epoch counts once. If the run was begun anew, or from an old checkpoint, epochs count again from there.
         before = self._counted.epoch
         if isinstance(event, EpochCredited) and not before - 64 <= event.epoch <= before:
             self._count(event)
@@ -195,7 +196,7 @@ class ContributionKeeper(ContributionReader):
         now, own = self._around.clock(), self._around.node.peer_id
         of_peer = PeerID.parse(peer)
         report = self._around.own() if of_peer == own else self._around.others().get(of_peer)
-        if report is not None:  # a peer without a name goes by its short id, which is none that it has chosen
+        if report is not None:  # a peer without a name reports its short id, which it has not chosen
             seen |= {"name": "" if report.name == of_peer.short else report.name, "team": report.team}
         self._journal.record(Contribution(peer, run_id=self._around.run_id, first=now, last=now, **seen))
 
@@ -204,7 +205,7 @@ class ContributionKeeper(ContributionReader):
         for peer in event.samples.keys() | event.reduced.keys():
             samples, reduced = event.samples.get(peer, 0.0), event.reduced.get(peer, 0)
             self._add(peer, samples=samples, hours=hours, rounds=1, reduced_bytes=reduced)
-        # One that comes later counts from there on: what came before is in the tables of those who were there.
+        # A peer that joins later counts from there on: peers that were there before have the epochs before.
         since = self._counted.since if self._counted.epoch else event.epoch
         self._counted = replace(self._counted, epoch=event.epoch, run_samples=event.run_samples, since=since)
         self._journal.record(self._counted)
@@ -212,7 +213,7 @@ class ContributionKeeper(ContributionReader):
     async def _keep_noting_presence(self) -> None:
         before = self._loop.time()
         await asyncio.sleep(PRESENCE)
-        seconds = min(self._loop.time() - before, 2 * PRESENCE)  # a machine that slept has seen nobody meanwhile
+        seconds = min(self._loop.time() - before, 2 * PRESENCE)  # a machine that slept saw nobody meanwhile
         present = [peer for peer in self._around.others() if self._around.answers(peer)]
         for peer in (*present, self._around.node.peer_id):
             self._add(peer.text, uptime=seconds)
@@ -224,7 +225,7 @@ class ContributionKeeper(ContributionReader):
         return replace_fields(table, peers=table.peers[: wanted.most], rows=table.rows[: wanted.most])
 
     async def _answer_row(self, _: PeerID, wanted: given.RowWanted) -> Attestation:
-        """With nothing in it for a peer that has given nothing."""
+        """Returns an empty row for a peer that has given nothing."""
         table, rows = await self._asked_for(wanted.run_id)
         around, asked = self._around, wanted.peer
         rank, giving = place_among(rows, asked.text)

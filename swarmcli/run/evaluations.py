@@ -1,12 +1,13 @@
-"""Decides who measures the run's model, and hears what others measured; ends a run that learns no more.
+"""Decides which peer evaluates the run's model, hears what others measured, and ends a run that learns no more.
 
-    an epoch for evaluations begins     the evaluator that the recipe names measures; without one, or while it is away,
-                                        one of those who were in rounds together: a monitor before a trainer
-    it has measured                     its report tells the figures; others note them in their journals, with its name
+    an epoch for evaluations begins     the evaluator that the recipe names evaluates; without one, or while it is
+                                        away, one of the peers that were in rounds together: a monitor before a trainer
+    it has evaluated                    its report tells the figures; others note them in their journals, with its name
     so many in a row are no better      the evaluator's report says after which epoch the run ends, and all end there
 
-Nobody but the evaluator ends a run, and it alone judges: others' figures are shown, and decide nothing, and whoever has
-slept through some of the evaluator's decides nothing by the rest. What it has said, they keep for their next start.
+Only the evaluator ends a run, by its own figures alone: others' are shown, and decide nothing. A peer that slept
+through some of the evaluator's figures decides nothing by the rest. Peers keep what the evaluator has said for their
+next start.
 """
 
 from __future__ import annotations
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 
 
 class RunEvaluations:
-    """One peer's view of its run's evaluations. Belongs to the event loop; `ends_at` and `best` are read from
-    anywhere."""
+    """One peer's view of its run's evaluations. Belongs to the event loop; any thread may read `ends_at` and `best`."""
 
     def __init__(
         self,
@@ -41,26 +41,26 @@ class RunEvaluations:
         earlier: Iterable[Evaluated] = (),
         ended: int | None = None,
     ) -> None:
-        """`reports`: of all peers, this one among them. `mates`: who has been in rounds with this peer. `report_end`
-        puts the epoch after which the run ends into this peer's report, if it is the evaluator; `keep_end` keeps it
-        for the next start, as `ended`: the evaluator may be gone by then. `earlier`: of this peer's journal, by epoch.
-        As much of either counts as lies behind this peer once it has joined."""
+        """`reports`: of all peers, this one too. `mates`: peers that were in rounds with this one. `report_end` puts
+        the epoch after which the run ends into this peer's report, if it is the evaluator; `keep_end` keeps it for the
+        next start, as `ended`: the evaluator may be gone by then. `earlier`: evaluations in this peer's journal, by
+        epoch. Of both, what lies before the epoch that this peer has joined at counts."""
         self._settings, self._own = settings, own
         self._reports, self._mates, self._answers = reports, mates, answers
         self._emit, self._report_end, self._keep_end = emit, report_end, keep_end
         self._earlier, self._ended = list(earlier), ended
-        self._counted: dict[int, Evaluated] = {}  # by epoch the evaluator's, or where none is named this peer's own
-        self._newest: dict[str, int] = {}  # epoch of the last evaluation, by who has told it
+        self._counted: dict[int, Evaluated] = {}  # epoch → the evaluator's, or this peer's own if none is named
+        self._newest: dict[str, int] = {}  # who told it → epoch of its last evaluation
         self.ends_at: int | None = None
 
     @property
     def best(self) -> Evaluated | None:
-        """The best of the evaluator, or where none is named of this peer's own."""
+        """The best evaluation of the evaluator or, if none is named, of this peer."""
         return min(self._counted.values(), key=lambda each: each.loss, default=None)
 
     def is_appointed(self) -> bool:
-        """Whether this peer measures for the run. A liar that takes the place of others keeps them from measuring
-        beside their checkpoints, and from nothing else."""
+        """Whether this peer evaluates for the run. A liar may claim that it does: it keeps others from measuring their
+        checkpoints, and from nothing else."""
         reports = self._reports()
         able = [peer for peer, its in reports.items() if self._is_able(peer, its)]
         named = [peer for peer in able if self._is_named(peer)]
@@ -70,19 +70,20 @@ class RunEvaluations:
         return self._own in (named or first)
 
     def note(self, own: Evaluated) -> None:
-        """This peer has measured."""
+        """Notes that this peer has evaluated."""
         self._emit(own)
         self._count(own)
         self._end_if_no_better(self._reports()[self._own].epoch)
 
     def look(self) -> None:
-        """Hears what reports tell. To be called whenever some were read."""
+        """Takes in what reports tell. To be called whenever some were read."""
         reports = self._reports()
         here = reports[self._own]
         if not self._settings.every_epochs or not is_settled(here.phase):
             return
         while self._earlier and self._earlier[0].epoch <= here.epoch:
-            if (before := self._earlier.pop(0)).epoch not in self._counted:  # a run that was set back measures anew
+            # a run that was set back has evaluated this epoch again
+            if (before := self._earlier.pop(0)).epoch not in self._counted:
                 self._count(before)
                 self._end_if_no_better(0)
         if self._ended is not None and here.epoch >= self._ended - self._settings.every_epochs:
@@ -95,15 +96,15 @@ class RunEvaluations:
                 self._end(report.ends)
             told = report.evaluation
             if told is None or told.epoch > here.epoch or told.epoch <= self._known(peer):
-                continue  # nobody has measured anything of epochs to come
+                continue  # nobody can have evaluated an epoch to come
             name = report.name or peer.short
             heard = Evaluated(told.epoch, told.loss, told.samples, told.metrics, peer.text, name)
             self._emit(heard)
             self._count(heard)
 
     def _known(self, peer: PeerID) -> int:
-        """Up to this epoch nothing that `peer` tells is news: of one epoch the evaluator's figures are kept, or else
-        this peer's own, or the first."""
+        """Returns up to which epoch nothing that `peer` tells is news. Each epoch has one evaluation: the evaluator's,
+        else this peer's own, else the first that was heard."""
         if self._is_named(peer):
             return self._newest.get(peer.text, -1)
         return max(self._newest.values(), default=-1)
@@ -122,8 +123,8 @@ class RunEvaluations:
             self._counted[told.epoch] = told
 
     def _end_if_no_better(self, here: int) -> None:
-        """The run ends after the next epoch for evaluations, so that everybody can have heard of it before they are
-        there. `here`: the epoch at which this peer has measured, if it is the evaluator."""
+        """Ends the run after the next epoch for evaluations, so that everybody can hear of it before that epoch.
+        `here`: the epoch at which this peer has evaluated, if it is the evaluator."""
         if not self._is_named(self._own):
             return
         patience, best, since = self._settings.early_stopping_patience, math.inf, 0

@@ -1,4 +1,4 @@
-"""The last epochs of a run, by this peer's own steps and by what others report of theirs."""
+"""The last epochs of a run, from this peer's own steps and from what others report."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import Any
 
 from swarmcli.events import EpochAdvanced, EpochCredited, EpochLoss, EpochReported, Event
 
-RECENT_EPOCHS = 10  # by which the run's end is estimated, and over which the peers' shares are taken
+RECENT_EPOCHS = 10  # from which the run's end is estimated, and the peers' shares are taken
 LOSSES = 60  # epochs whose loss is kept
 
 
 class EpochHistory:
-    """Hears events in their emitters' threads and is asked from others: a lock stands around both. A report costs the
-    same however many there are; what was asked for before is told again until another report comes."""
+    """Emitters' threads call `note`, others ask: a lock guards both. A report costs the same however many there are;
+    answers are kept until another report comes."""
 
     def __init__(self) -> None:
-        self.last: EpochAdvanced | None = None  # of those that were stepped here
+        self.last: EpochAdvanced | None = None  # the last epoch that was stepped here
         self.lengths: deque[float] = deque(maxlen=RECENT_EPOCHS)  # seconds
         self._lock = threading.Lock()
-        self._reached = -1  # this epoch
+        self._reached = -1  # the epoch that this peer has reached
         self._own: dict[int, float] = {}  # epoch → this peer's loss
         self._reports: dict[int, dict[str, EpochReported]] = {}  # epoch → peer → what it told
         self._credited: dict[int, Mapping[str, float]] = {}  # epoch → peer → samples that its round has counted
-        self._losses: dict[int, float] = {}  # epoch → what follows from that, until more is told
+        self._losses: dict[int, float] = {}  # epoch → the loss that follows from these, until more is told
         self._news: set[int] = set()  # epochs of which more has been told since `news` was asked
-        self._grown: dict[str, float] | None = None  # peer → its part of the last epochs, until more is told
+        self._grown: dict[str, float] | None = None  # peer → its share of the last epochs, until more is told
 
     def note(self, event: Event) -> None:
         match event:
             case EpochAdvanced():
                 with self._lock:
                     self._advance(event)
-            # Anybody can claim anything of epochs that are yet to come, so only the nearest of those are kept.
+            # Anybody can claim anything about epochs to come, so only the nearest two of those are kept.
             case EpochReported(epoch=epoch) if self._reached - LOSSES < epoch <= self._reached + 2:
                 with self._lock:
                     self._reports.setdefault(epoch, {})[event.peer] = event
@@ -53,7 +53,7 @@ class EpochHistory:
 
     def _advance(self, event: EpochAdvanced) -> None:
         self._reached = event.epoch
-        if event.samples:  # otherwise its state was another peer's, and nobody knows how long it took
+        if event.samples:  # otherwise the state came from another peer, and nobody knows how long the epoch took
             self.last = event
             if event.seconds > 0:
                 self.lengths.append(event.seconds)
@@ -64,7 +64,8 @@ class EpochHistory:
         self._grown = None
 
     def losses(self) -> list[float]:
-        """The swarm's, by epoch, up to the one that this peer has reached; its own where nobody has told anything."""
+        """Returns the swarm's losses by epoch, up to the one that this peer has reached; its own where no peer has
+        reported."""
         with self._lock:
             return [loss for _, loss in sorted((self._own | self._reckoned()).items())][-LOSSES:]
 
@@ -83,10 +84,10 @@ class EpochHistory:
         return {epoch: loss for epoch, loss in self._losses.items() if epoch <= self._reached}
 
     def shares(self, rates: Mapping[str, float]) -> dict[str, float]:
-        """Each peer's part, 0 to 1, of the samples that all of them computed over the last epochs.
+        """Returns each peer's share, 0 to 1, of the samples that all computed over the last epochs.
 
-        Counts of samples run since a peer's start, so what it computed is how much its count grew; a peer that reported
-        once is not in the result. While nobody reported twice, `rates` (of those present) decide.
+        A report counts samples since the peer's start, so what a peer computed is how much its count grew; a peer that
+        reported once is not in the result. While nobody has reported twice, `rates` (of peers that are there) decide.
         """
         with self._lock:
             if self._grown is None:
@@ -113,9 +114,9 @@ def _forget(by_epoch: dict[int, Any], reached: int) -> None:
 
 
 def _loss(reports: Iterable[EpochReported], credited: Mapping[str, float]) -> float:
-    """The median of what those tell whose samples the round has counted, weighted by these; so what one of three and
-    more claims moves it no further than to the next one's. Of two the mean. Where none of these has told anything, or
-    nobody knows whom the round has counted, all count alike."""
+    """The median of what peers tell whose samples the round has counted, weighted by their samples; so what one of
+    three or more claims moves it no further than to a neighbor's value. Of two, the mean. If none of these peers has
+    told anything, or it is not known whom the round has counted, all count alike."""
     told = [(each.loss, credited.get(each.peer, 0.0)) for each in reports]
     told = [each for each in told if each[1] > 0] or [(loss, 1.0) for loss, _ in told]
     whole = math.fsum(weight for _, weight in told)

@@ -28,8 +28,8 @@ class Observer:
         webhook: str | None = None,
         news: Callable[[], Iterable[EpochLoss]] = tuple,
     ) -> None:
-        """`look` as of a DashboardSource, which shows `alerts`. `webhook`: where alerts are posted to; None: nowhere.
-        `news` as of a RunWatch."""
+        """`look`: that of a DashboardSource, which shows `alerts`. `webhook`: where alerts are posted; None: nowhere.
+        `news`: that of a RunWatch."""
         self._look, self._news = look, news
         self._events = events
         self._webhook = Webhook(webhook, self._warn) if webhook else None
@@ -38,7 +38,7 @@ class Observer:
         self._thread = threading.Thread(target=self._run, name="swarm-observer", daemon=True)
 
     def observe(self) -> None:
-        """One look."""
+        """Looks once."""
         self._tell_news()
         status = self._look()
         counts = views.count(status.peers)

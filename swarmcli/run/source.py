@@ -1,5 +1,4 @@
-"""The source of what a dashboard shows: the run at this moment, as a peer's watch tells it, and the past, from the
-peer's journal."""
+"""What a dashboard shows: the run at this moment, from a peer's watch, and the past, from the peer's journal."""
 
 from __future__ import annotations
 
@@ -40,14 +39,14 @@ from swarmcli.run.values import (
 )
 
 LOOK_SECONDS = 0.25  # between two looks at the run and into its journal, however many pages are open
-MOST_EVALUATIONS = 1000  # the newest of a run
+MOST_EVALUATIONS = 1000  # newest evaluations of a run that are shown
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Providers:
-    """Functions that tell what neither the run's watch nor the journal knows. All are called from worker threads and
-    must not block for long."""
+    """Functions that tell what neither the run's watch nor the journal knows. Worker threads call them; they must not
+    block for long."""
 
     activity: Callable[[], ActivityStatus] = ActivityStatus
     limits: Callable[[], Mapping[str, object]] = dict
@@ -60,8 +59,8 @@ class Providers:
 class DashboardSource:
     """The present and the past of a run, for the page.
 
-    Methods are called from worker threads, several at once, about twice a second while a page is open. When the journal
-    cannot be read they answer without what is in it, and `look` says why. `look` as it is given must not block.
+    Worker threads call the methods, several at once, about twice a second while a page is open. If the journal cannot
+    be read, answers lack what is in it, and `look` says why. The `look` that is given must not block.
     """
 
     def __init__(
@@ -86,8 +85,8 @@ class DashboardSource:
         self._unreadable = ""
 
     def look(self) -> RunStatus:
-        """The run at this moment, with those who left it lately and the sums of what this peer did. However many pages
-        are open, it is put together a few times a second."""
+        """Returns the run at this moment, with peers that left it lately and the sums of what this peer did. It is put
+        together a few times a second at most, however many pages are open."""
         with self._lock:
             now = self._clock()
             if self._shown is None or not 0 <= now - self._looked_at < LOOK_SECONDS:
@@ -113,7 +112,7 @@ class DashboardSource:
         return self.overview_of(self.look())
 
     def overview_of(self, status: RunStatus) -> Overview:
-        """The same, of a status that was looked up before."""
+        """Returns the same for a status that was looked up before."""
         me = next((peer for peer in status.peers if peer.me), None)
         activity, contributions = self._providers.activity(), self._providers.contributions()
         own = next((each for each in contributions if each.peer == status.peer_id), None)
@@ -135,7 +134,7 @@ class DashboardSource:
         )
         alerts = {alert.kind: alert for alert in self._providers.alerts()}
         told = "stalled" in alerts
-        if told and status.waits:  # it has the words with which it began, and whom the run waits for changes
+        if told and status.waits:  # the alert has the words with which it began, but whom the run waits for changes
             alerts["stalled"] = replace(alerts["stalled"], text=status.waits)
         return Overview(
             run=replace(status, peers=(), waits="" if told else status.waits),
@@ -149,7 +148,7 @@ class DashboardSource:
         return views.page_of(self.look().peers, offset, limit, sort, query)
 
     def peer(self, peer_id: str) -> PeerDetails | None:
-        """All that is known of one peer; None: nothing."""
+        """Returns all that is known of one peer; None: nothing."""
         shown = next((peer for peer in self.look().peers if peer.peer_id == peer_id), None)
         known, reports, rounds = self._read(lambda reader: self._past_of(reader, peer_id)) or (None, [], [])
         if shown is None and known is None:
@@ -170,7 +169,7 @@ class DashboardSource:
         return (known[0] if known else None), reader.reports_of(run, peer), reader.rounds_of(run, peer)
 
     def history(self, *, begin: float | None = None, points: int = 300, by: Axis = "time") -> History:
-        """How the run went from a moment, or an epoch, on, in at most so many points."""
+        """Returns how the run went from a moment, or an epoch, on, in at most `points` points."""
 
         def read(reader: JournalReader) -> History:
             within = reader.moments(self._run_id, begin=begin, by=by, points=points)
@@ -185,22 +184,22 @@ class DashboardSource:
         return self._read(read) or History()
 
     def epochs(self, *, after: int = -1, limit: int = 600) -> Sequence[EpochAdvanced]:
-        """Finished epochs above `after`, by number, with the swarm's losses; thinned out evenly to
-        `limit` rows, the last one kept. The last few may still change, as reports arrive."""
+        """Returns finished epochs above `after`, by number, with the swarm's losses; thinned out evenly to `limit`
+        rows, the last one kept. The last few may still change, as reports arrive."""
         return self._read(lambda reader: reader.chart(self._run_id, after=after, limit=limit)) or ()
 
     def rounds(self, *, after: int = 0, limit: int = 100) -> Sequence[RoundFinished]:
-        """Rounds with an id above `after`, oldest first; the newest `limit` of them."""
+        """Returns rounds with an id above `after`, oldest first; the newest `limit` of them."""
         return self._read(lambda reader: reader.rounds(self._run_id, after=after, limit=limit)) or ()
 
     def round_page(self, *, after: int = 0, limit: int = 100) -> Rounds:
-        """The same rounds, and what their peers are called."""
+        """Returns the same rounds, and the names of their peers."""
         names = {peer.peer_id: peer.name for peer in self.look().peers}
         return views.page_of_rounds(self.rounds(after=after, limit=limit), names)
 
     def events(self, *, after: int = 0, limit: int = 200) -> Sequence[Line]:
-        """Lines for people with an id above `after`, oldest first; the newest `limit` of them. Evaluations are in the
-        history: as lines there are so many of them that nobody would find the others."""
+        """Returns lines for people with an id above `after`, oldest first; the newest `limit` of them. Evaluations are
+        in the history: as lines they would bury the others."""
 
         def read(reader: JournalReader) -> list[Line]:
             return reader.events(self._run_id, after=after, limit=limit, details=False, without="evaluation")
@@ -208,11 +207,11 @@ class DashboardSource:
         return self._read(read) or ()
 
     def failures(self) -> Sequence[Failure]:
-        """Why rounds failed or went on without somebody, the most frequent first."""
+        """Returns why rounds failed or went on without somebody, the most frequent reason first."""
         return self._read(lambda reader: reader.failures(self._run_id)) or ()
 
     def checkpoints(self) -> Sequence[CheckpointShown]:
-        """Those of the shown peer, the newest first."""
+        """Returns the checkpoints of the shown peer, the newest first."""
         directory = self._providers.checkpoints
         if directory is None:
             return ()
@@ -223,7 +222,8 @@ class DashboardSource:
         ]
 
     def checkpoint(self, name: str) -> Path | None:
-        """The directory of one of them; None: there is no such one. Only a name that is listed leads anywhere."""
+        """Returns the directory of one of them; None: there is none of that name. Only names that are listed lead
+        anywhere."""
         directory = self._providers.checkpoints
         if directory is None or name not in {each.name for each in self.checkpoints()}:
             return None
@@ -234,8 +234,8 @@ class DashboardSource:
         return sorted(self._providers.contributions(), key=lambda each: (-each.samples, each.peer))
 
     def export(self, name: str) -> tuple[type[Any], Iterable[Any]]:
-        """The type and the rows of one of EXPORTS. Rows are read while they are taken; that raises JournalError where
-        the journal cannot be read."""
+        """Returns the type and the rows of one of EXPORTS. Rows are read while they are taken, which raises
+        JournalError if the journal cannot be read."""
         match name:
             case "peers":
                 return PeerStatus, self.look().peers
@@ -272,6 +272,6 @@ class DashboardSource:
 
 
 def _departed(seen: PeerSeen) -> PeerStatus:
-    """A peer that is only known from the journal, because it left or was lost."""
+    """A peer that is known only from the journal, because it left or was lost."""
     gone = {"last_seen": seen.time, "health": seen.gone or "lost", "samples": 0, "samples_per_second": 0.0}
     return shown_as(PeerStatus, seen, peer_id=seen.peer, **gone)

@@ -1,7 +1,7 @@
-"""Whether a run goes on, told look by look from what one peer sees of it; where it does not, whom it waits for.
+"""Tells, look by look, whether a run goes on, from what one peer sees of it; if it does not, for whom it waits.
 
-One clock serves the screens and the alert: the seconds of the present epoch, and of them those in which nobody
-computed. Only an epoch that ends sets it back: that is proven, and what others say of themselves is not.
+Screens and alert share one clock: the seconds of the present epoch, and how many of them passed while nobody computed.
+Only the end of an epoch resets it: that is proven, and what peers say of themselves is not.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from swarmcli.run.values import HOW, PeerStatus
 from swarmcli.words import listed, roughly
 
-USUAL = 2.5  # times what the last epochs took: people are to know within three
-RATED = 2.0  # times what the rates of those who compute promise: with fewer of them epochs are longer, …
-SLOWEST = 3600.0, 20.0  # … but seconds, and usual epochs, at most: anybody may claim that he computes, slowly
-LEAST = 8.0  # seconds; a peer that is gone is left out of a round within a few
-FIRST = 60.0  # seconds, while this peer has seen no epoch end: first batches take their time
-LONGEST_GAP = 15.0  # seconds between two looks that count: this computer may have slept meanwhile
+USUAL = 2.5  # times the length of the last epochs: people are to know within three
+RATED = 2.0  # times the length that the peers' rates promise: with fewer peers epochs are longer, …
+SLOWEST = 3600.0, 20.0  # … but so many seconds, or usual epochs, at most: anybody may claim to compute slowly
+LEAST = 8.0  # seconds; a round leaves out a peer that is gone within a few
+FIRST = 60.0  # seconds, until this peer has seen an epoch end: first batches take their time
+LONGEST_GAP = 15.0  # seconds between two looks at most, if they are to count: this computer may have slept
 
 
 class Standstill:
@@ -28,10 +28,10 @@ class Standstill:
         self.idle = 0.0  # … and in which nobody did
 
     def look(self, now: float, epoch: int, seconds_by_rates: float | None, usual: float | None) -> float:
-        """For how many seconds the epoch should have been over, or nobody has computed in it; 0: it goes on.
+        """Returns for how many seconds the epoch should have been over, or nobody has computed in it; 0: it goes on.
 
-        `seconds_by_rates`: that an epoch takes those who compute now, infinite while none of them has told a rate;
-        None: nobody computes. `usual`: seconds that the last epochs took; None: none has ended here.
+        `seconds_by_rates`: how long an epoch takes the peers that compute now, infinite if none of them has told a
+        rate; None: nobody computes. `usual`: seconds that the last epochs took; None: none has ended here.
         """
         gap, self._looked = 0.0 if self._looked is None else now - self._looked, now
         gap = gap if 0.0 <= gap <= LONGEST_GAP else 0.0
@@ -45,7 +45,7 @@ class Standstill:
 
 
 def due(seconds_by_rates: float, usual: float | None) -> float:
-    """How many seconds an epoch may take until it is taken for one that does not end."""
+    """Returns how many seconds an epoch may take before it counts as one that does not end."""
     if usual is None:
         return max(FIRST, RATED * seconds_by_rates)
     slowest = max(SLOWEST[0], SLOWEST[1] * usual)
@@ -54,7 +54,7 @@ def due(seconds_by_rates: float, usual: float | None) -> float:
 
 
 def stands(epoch: int, lasted: float, usual: float | None, peers: Sequence[PeerStatus], *, averages: bool) -> str:
-    """For people: that the epoch does not end, whom it waits for as far as that can be told, and what helps."""
+    """Says to people that the epoch does not end, for whom it waits, if that can be told, and what helps."""
     where = f", and one usually takes about {roughly(usual)}" if usual else ""
     told = f"The run stands: epoch {epoch:,} has lasted {roughly(lasted)}{where}."
     held = [peer for peer in peers if peer.health in HOLD_UP or (peer.computes and peer.samples_per_second <= 0)]
@@ -72,7 +72,7 @@ def stands(epoch: int, lasted: float, usual: float | None, peers: Sequence[PeerS
 
 
 def deserted(epoch: int, peers: Sequence[PeerStatus]) -> str:
-    """For people: that nobody computes, and why not. "": the run has not begun, or waits for this peer's user alone."""
+    """Says to people that nobody computes, and why. "": the run has not begun, or waits only for this peer's user."""
     trainers = [peer for peer in peers if peer.role == "trainer"]
     if not trainers and epoch:
         return f"Nobody computes: epoch {epoch:,} has no trainer. The run goes on as soon as one joins."
@@ -86,4 +86,4 @@ def _named(peers: Sequence[PeerStatus]) -> str:
     return listed([f"{peer.called} ({HOW.get(peer.health, 'has computed nothing yet')})" for peer in peers])
 
 
-HOLD_UP = ("not answering", "catching up", "behind")  # an epoch, while others compute
+HOLD_UP = ("not answering", "catching up", "behind")  # peers of such health hold up an epoch while others compute

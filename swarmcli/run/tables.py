@@ -1,4 +1,4 @@
-"""Lists as CSV or JSON, piece by piece, so that a million rows need no memory."""
+"""Writes lists as CSV or JSON, piece by piece, so that a million rows need no memory."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ EXPORTS: Mapping[str, type[Any]] = {  # list → the type of its rows
     "contributions": Contribution,
     "events": Line,
 }
-# Where a formula begins: at the start of a text, and behind what some spreadsheets take for the end of a cell. Those of
-# countries that write 0,5 for a half split a line at semicolons, whatever stands in quotes.
+# Where a formula begins: at the start of a text, and after what some spreadsheets take for the end of a cell. Those of
+# countries that write 0,5 for a half split a line at semicolons, even within quotes.
 _FORMULA = re.compile(r"(?:^|(?<=[;,|\t\r\n]))(?=[ ]*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20])")
 
 
 def rows_of(reader: JournalReader, run_id: str, name: str) -> Iterable[Any]:
-    """The rows of one of EXPORTS; long lists are read while they are taken."""
+    """Returns the rows of one of EXPORTS; long lists are read while they are taken."""
     match name:
         case "evaluations":
             return reader.evaluations(run_id)
         case "peers":
             return reader.peers(run_id)
-        case "contributions":  # of one who keeps count; others have none
+        case "contributions":  # of a peer that keeps count; others have none
             return map(whole, reader.contributions(run_id))
         case _:
             return reader.every(run_id, name)
 
 
 def csv_of(kind: type[Any], rows: Iterable[Any]) -> Iterator[bytes]:
-    """A header of `kind`'s fields, then the values of each row; lists and mappings as JSON, nothing for what is
+    """Yields a header of `kind`'s fields, then the values of each row; lists and mappings as JSON, nothing for what is
     unknown. A text that a spreadsheet would take for a formula gets an apostrophe: peers choose their names."""
     names = [each.name for each in fields(kind)]
     buffer = io.StringIO()
@@ -56,7 +56,7 @@ def csv_of(kind: type[Any], rows: Iterable[Any]) -> Iterator[bytes]:
 
 
 def json_of(kind: type[Any], rows: Iterable[Any]) -> Iterator[bytes]:
-    """The same as a JSON list of objects. In ASCII alone: no terminal and no pipe stumbles over a name."""
+    """Yields the same as a JSON list of objects, in ASCII alone, which every terminal and pipe can take."""
     names = [each.name for each in fields(kind)]
     between = "["
     for row in rows:

@@ -28,18 +28,18 @@ State = Literal[
 Health = Literal[
     "in step",
     "behind",
-    "catching up",  # with the run: it has not found out yet where that is, or gets the state
-    "line too slow",  # for the samples of this trainer to count: it follows
-    "not answering",  # no longer, but it said no goodbye either
+    "catching up",  # with the run: it does not know yet where the run is, or downloads the state
+    "line too slow",  # for this trainer's samples to count: it follows the run
+    "not answering",  # any more, and it said no goodbye
     "waiting",  # for the state of the run, which it cannot reach
     "another model",  # is what it trains
     "paused",  # by its user, or by a limit that its user has set
-    "leaving",  # computes nothing any more: it hands in what it has computed, and ends
+    "leaving",  # computes no more: it hands in what it has computed, and ends
     "left",  # with a goodbye
     "lost",  # without one
 ]
 AlertKind = Literal[
-    "stalled",  # no epoch ends any more though somebody should compute
+    "stalled",  # no epoch ends any more, though somebody should compute
     "no donor",  # nobody holds the state, so nobody can join and a crash loses the run
     "diverged",  # the loss has risen far and stays there, or is no number
 ]
@@ -48,12 +48,12 @@ Way = Literal["direct", "relayed", "punched"]  # punched: direct, opened by both
 
 @dataclass(frozen=True, slots=True)
 class StateInWords:
-    """How everything that shows a run says what it does. `tone`: "good", "calm", "warn" or "bad"."""
+    """How every view of a run says what the run does. `tone`: "good", "calm", "warn" or "bad"."""
 
     words: str
     tone: str
-    rests: bool = False  # no rate is told
-    instead: str = ""  # of how long the epoch still takes
+    rests: bool = False  # then no rate is shown
+    instead: str = ""  # shown in place of the time that the epoch still takes
 
 
 STATES: Mapping[State, StateInWords] = {
@@ -66,7 +66,7 @@ STATES: Mapping[State, StateInWords] = {
     "standing": StateInWords("waiting: the run stands", "warn", True, "it does not end"),
     "finished": StateInWords("finished", "good", True, "the run is complete"),
 }
-HOW: Mapping[Health, str] = {  # behind a peer's name
+HOW: Mapping[Health, str] = {  # follows a peer's name
     "not answering": "does not answer",
     "catching up": "is catching up",
     "behind": "is behind",
@@ -80,31 +80,31 @@ HOW: Mapping[Health, str] = {  # behind a peer's name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerStatus:
-    """The knowledge of one peer at this moment, by the peer that shows it."""
+    """What the peer that shows it knows of one peer at this moment."""
 
     peer_id: str
     role: str
     epoch: int
     name: str = ""
     device: str = ""
-    version: str = ""  # of its swarm; "": it does not say, or this is known from the journal alone
+    version: str = ""  # of swarm; "": it does not say, or only the journal knows the peer
     client_mode: bool = False  # nobody can dial it
-    way: Way | None = None  # of the connection that the peer which shows this has with it; None: there is none
+    way: Way | None = None  # how the peer that shows this is connected to it; None: not at all
     me: bool = False
-    samples: int = 0  # in the epoch that it is in
+    samples: int = 0  # in its present epoch
     samples_per_second: float = 0.0
     share: float | None = None  # of the samples of the last epochs, 0 to 1; None: unknown
     loss: float | None = None
     last_seen: float = 0.0
-    told: float | None = None  # the moment of the report that says all this; None: the moment of the status
+    told: float | None = None  # when the report with all this was made; None: at the moment of the status
     health: Health = "in step"
-    trouble: str = ""  # why its last round did not succeed, by its own account; "" when it did
+    trouble: str = ""  # why its last round did not succeed, as it says itself; "": it did
     drift: float | None = None  # of its parameters from the others', relative to their length; None: unknown
 
     @property
     def counts(self) -> bool:
-        """Whether what it computes goes into the epoch: who is gone, or trains another model, adds nothing. Who pauses
-        hands in what it has computed."""
+        """Whether what it computes goes into the epoch. A peer that is gone, or trains another model, adds nothing; one
+        that pauses hands in what it has computed."""
         return self.health in ("in step", "behind", "paused", "leaving")
 
     @property
@@ -132,30 +132,30 @@ class RunStatus:
     started: float | None = None  # when this peer began
     name: str = ""
     max_epochs: int | None = None
-    samples_per_second: float = 0.0  # of all who compute
+    samples_per_second: float = 0.0  # of all peers that compute
     eta_seconds: float | None = None  # to the end of the epoch; None: unknown
     run_eta_seconds: float | None = None  # to the end of the last epoch
     losses: tuple[float, ...] = ()  # of the last epochs, the swarm's, the oldest first
-    last_epoch: EpochAdvanced | None = None  # that was stepped here
-    evaluation: Evaluated | None = None  # the last one, of this peer or another: most peers never evaluate
+    last_epoch: EpochAdvanced | None = None  # the last one that was stepped here
+    evaluation: Evaluated | None = None  # the last one, by this peer or another: most peers never evaluate
     evaluated: str = ""  # the same in words, with the best
-    best: Evaluated | None = None  # of those that count for the run, the one with the lowest loss
+    best: Evaluated | None = None  # the one with the lowest loss among those that count for the run
     alarm: str = ""  # what a person has to mend, with the remedy
     overdue: float = 0.0  # seconds for which the epoch should be over, or nobody has computed in it; 0: it goes on
-    waits: str = ""  # where the run does not go on: whom it waits for, and what helps
-    seat: str = ""  # why the samples of this trainer cannot count, in figures, and what helps; "": they can
-    download: str = ""  # of a peer that gets the state: how much, how far, and how long it takes
+    waits: str = ""  # if the run does not go on: for whom it waits, and what helps
+    seat: str = ""  # why this trainer's samples cannot count, in figures, and what helps; "": they can
+    download: str = ""  # of a peer that downloads the state: how much, how far, and how long it takes
     round_bytes: int = 0  # that a trainer sends in each round, and receives; 0: unknown
     join_line: str = ""  # the command with which others join
     link: str = ""  # the link in it; "": others need the recipe file
-    install: str = "swarmcli"  # what somebody installs before who has nothing, perhaps with an extra
+    install: str = "swarmcli"  # the package that somebody without swarm installs first, perhaps with an extra
     link_reach: str = ""  # for whom the link is no use, or why there is none
     reach: str = ""  # who can dial the peer that shows it, and what that means for taking part, in a sentence
     moved: str = ""  # bytes that the peer that shows it has sent and received since it started, and for what
-    result: str = ""  # of a run that has finished: what became of its model at this peer, in words
+    result: str = ""  # after the run has finished: what became of its model at this peer, in words
     peers: tuple[PeerStatus, ...] = ()
     notice: str = ""  # why the histories may be incomplete
-    # The state in words, which follow from the fields above: as StateInWords tells them, and what is left of the epoch.
+    # These follow from the fields above: the state, as StateInWords has it, and what is left of the epoch.
     state_in_words: str = field(init=False, default="")
     tone: str = field(init=False, default="")
     rests: bool = field(init=False, default=False)
@@ -178,39 +178,39 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Me:
-    """The shown peer as its user cares for it; who it is, `run` says."""
+    """The shown peer as it concerns its user; `run` says which peer it is."""
 
     sentence: str  # what it does at this moment
     activity: ActivityStatus = field(default_factory=ActivityStatus)
     samples_per_second: float = 0.0  # as in the sentence
     share: float | None = None  # of the samples of the last epochs, 0 to 1
-    samples: int = 0  # that rounds accepted, over all its starts
-    hours: float = 0.0  # that it was there, over all its starts
+    samples: int = 0  # accepted by rounds, over all its starts
+    hours: float = 0.0  # present, over all its starts
     rank: int | None = None  # by samples, from 1; None: not among those that contributed
     ranked: int = 0  # how many are
-    told_by: str = ""  # whose word samples, hours and rank are; "": its own totals
-    rests_on: str = ""  # whose count the list of contributions is, and of which part of the run, in a sentence
+    told_by: str = ""  # whose word `samples`, `hours` and `rank` are; "": its own totals
+    rests_on: str = ""  # whose count the list of contributions is, and what part of the run it covers, in a sentence
     totals: Totals = field(default_factory=Totals)
     limits: Mapping[str, object] = field(default_factory=dict)  # as `GET limits` gives them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Peers that are there, by role and by how they do."""
+    """Peers that are there, by role and by health."""
 
     alive: int = 0
     trainers: int = 0
     auxiliaries: int = 0
     monitors: int = 0
     paused: int = 0
-    following: int = 0  # whose samples cannot count
+    following: int = 0  # trainers whose samples cannot count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
     """Something that the owner of a run has to look at; it stands until it is over."""
 
-    id: str  # another one each time that it begins
+    id: str  # a new one each time that it begins
     kind: AlertKind
     text: str
     since: float
@@ -218,18 +218,18 @@ class Alert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """`state`: everything that a page shows at first, but the lists."""
+    """`state`: everything that a page shows at first, except the lists."""
 
     run: RunStatus  # its `peers` are empty here
     me: Me
     counts: Counts = field(default_factory=Counts)
     alerts: tuple[Alert, ...] = ()
-    can_control: bool = False  # whether who asks may pause, resume and change limits
+    can_control: bool = False  # whether the caller may pause, resume and change limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerPage:
-    """`peers`: `total` peers match, of which `rows` are those asked for."""
+    """`peers`: `total` peers match; `rows` are the ones asked for."""
 
     total: int
     rows: tuple[PeerStatus, ...]
@@ -259,7 +259,7 @@ class Rounds:
     """`rounds`, the oldest first."""
 
     rows: tuple[RoundFinished, ...]
-    names: Mapping[str, str]  # peer → name, of those in `rows` who have one
+    names: Mapping[str, str]  # peer → name, for peers in `rows` that have one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,12 +271,12 @@ class CheckpointShown:
     time: float
     bytes: int
     latest: bool
-    loss: float | None = None  # by evaluation
+    loss: float | None = None  # of its evaluation
     best: bool = False
     problem: str = ""  # why it cannot be used
 
 
 def shown_as(kind: type[T], record: object, **further: Any) -> T:
-    """A value of this kind with what the record has under the names of its fields, and with `further` ones."""
+    """Makes a value of this kind from the record's attributes of its fields' names, and from `further` ones."""
     names = {each.name for each in fields(kind)} - further.keys()  # type: ignore[arg-type]  # a dataclass
     return kind(**{name: getattr(record, name) for name in names if hasattr(record, name)}, **further)

@@ -1,4 +1,4 @@
-"""Makes what a page shows of what is known: plain functions of values."""
+"""Makes what a page shows from what is known: plain functions of values."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ SORTED_BY: Mapping[str, Callable[[PeerStatus], Any]] = {
 
 
 def listing_order(peer: PeerStatus) -> tuple[bool, int, str, str]:
-    """This one first, then by role and name: an order that stays as it is while peers train."""
+    """Puts this peer first, the others by role and name: an order that stays while peers train."""
     rank = ROLES.index(peer.role) if peer.role in ROLES else len(ROLES)
     return (not peer.me, rank, peer.name or "\uffff", peer.peer_id)
 
 
 def page_of(peers: Sequence[PeerStatus], offset: int, limit: int, sort: str, query: str) -> PeerPage:
     """`sort`: a key of SORTED_BY, with a minus before it the greatest first; "": this peer first, then by role and
-    name. Peers of whom that is unknown come last either way. `query` is looked for in names, ids, roles, devices and
+    name. Peers whose value is unknown come last either way. `query` is looked for in names, ids, roles, devices and
     health, whatever its case."""
     wanted = query.casefold().strip()
     found = [peer for peer in peers if wanted in _searched(peer)] if wanted else list(peers)
@@ -67,7 +67,7 @@ def count(peers: Iterable[PeerStatus]) -> Counts:
 
 
 def sentence(status: RunStatus, activity: ActivityStatus, rate: float) -> str:
-    """Says to its user what the shown peer does. `rate`: its own, samples a second."""
+    """Says to its user what the shown peer does. `rate`: the peer's own, in samples a second."""
     if activity.state != "running":
         return activity.sentence[:1].upper() + activity.sentence[1:]
     if status.state not in ("training", "averaging"):
@@ -95,13 +95,14 @@ def evaluated(evaluation: Evaluated, best: Evaluated | None) -> str:
 
 
 def place_among(contributions: Iterable[Contribution], peer: str) -> tuple[int | None, int]:
-    """The place of a peer by samples, from 1 (equals share one; None: it gave none), and of how many."""
+    """Returns the place of a peer by samples, from 1 (equals share one; None: it gave none), and how many peers gave
+    some."""
     given = {each.peer: each.samples for each in contributions if each.samples > 0}
     own = given.get(peer)
     return (None if own is None else 1 + sum(samples > own for samples in given.values())), len(given)
 
 
 def page_of_rounds(rounds: Sequence[RoundFinished], names: Mapping[str, str]) -> Rounds:
-    """`names`: of all peers that are known."""
+    """`names`: those of all peers that are known."""
     named = {peer for each in rounds for peer in (each.leader, *each.members, *each.left_out)}
     return Rounds(rows=tuple(rounds), names={peer: names[peer] for peer in sorted(named) if names.get(peer)})

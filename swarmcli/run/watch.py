@@ -1,4 +1,4 @@
-"""How a run stands at this moment: one object that the terminal and the dashboard ask."""
+"""How a run is doing at this moment: one object that the terminal and the dashboard ask."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 GOES_ON = ("training", "averaging", "following")  # states in which it can be told when the epoch ends
 
-# A row shows what a peer says of itself in the fields that both name alike; samples are those of the epoch there.
+# A row shows a peer's report in the fields that both have; but its samples are those of the present epoch.
 AS_REPORTED = tuple((PeerReport.model_fields.keys() & {each.name for each in fields(PeerStatus)}) - {"samples"})
-Expected = Mapping[PeerID, tuple[float, float]]  # what each peer should have by now: samples, and its rate
+Expected = Mapping[PeerID, tuple[float, float]]  # what each peer should have by now: samples, and samples a second
 
 
 def moved_in_words(moved: Mapping[str, Traffic]) -> str:
-    """For people: the bytes that a peer sent and received, and for what."""
+    """Says to people how many bytes a peer sent and received, and for what."""
     parts = {"averaging": moved.get("allreduce", Traffic()), "copies of the model": moved.get("state", Traffic())}
     parts["all else"] = sum(moved.values(), Traffic()) - sum(parts.values(), Traffic())
     told = [f"{what}: {format_size(t.sent)} sent, {format_size(t.received)} received" for what, t in parts.items()]
@@ -73,30 +73,29 @@ class WatchedPeer(Protocol):
 
 
 class RunWatch:
-    """Reads what the optimizer knows, and remembers what the last epochs were like. `look` may be called from any
-    thread and never waits. Until `follow` was called it says that the run is being waited for."""
+    """Reads what the optimizer knows, and remembers what the last epochs were like. Any thread may call `look`, which
+    never waits. Until `follow` is called it says that the run is being waited for."""
 
     def __init__(self, peer: WatchedPeer, join_line: Callable[[], str] = str) -> None:
-        """`peer` may not be in the network yet. `join_line`: how others join by a recipe file, where there is no
-        link."""
+        """`peer` may not be in the network yet. `join_line`: how others join by a recipe file, if there is no link."""
         self._peer = peer
         self._join_line = join_line
         self._optimizer: Optimizer | None = None
         self._evaluations: RunEvaluations | None = None
         self._started = peer.journal.clock()
         self._history = EpochHistory()
-        self._said = ""  # while the peer looks for the network: whom it waits for
+        self._said = ""  # while the peer looks for the network: for whom it waits
         self._evaluation: Evaluated | None = None
         self._standstill = Standstill()
         self._unsubscribe = peer.events.subscribe(self._note)
-        self.state: State | None = None  # what the role says that it does; None: told from the optimizer
+        self.state: State | None = None  # what the peer says that it does; None: `look` asks the optimizer
 
     def follow(self, optimizer: Optimizer, evaluations: RunEvaluations | None = None) -> None:
-        """The peer has joined, or is about to; `evaluations`: as far as its run has any."""
+        """The peer has joined, or is about to; `evaluations`: None if its run has none."""
         self._optimizer, self._evaluations = optimizer, evaluations
 
     def last_epoch(self) -> int | None:
-        """Returns the epoch after which the run ends, as is known by now; None: there is none."""
+        """Returns the epoch after which the run ends, as far as is known; None: there is none."""
         ends = self._evaluations.ends_at if self._evaluations else None
         return min((end for end in (self._peer.recipe.max_epochs, ends) if end is not None), default=None)
 
@@ -112,7 +111,7 @@ class RunWatch:
                 self._evaluation = replace(event, time=self._peer.journal.clock())
 
     def news(self) -> list[EpochLoss]:
-        """Losses of epochs, as far as they are others than at the last call. From any thread."""
+        """Returns the losses of epochs that have changed since the last call. Any thread may call it."""
         return self._history.news()
 
     def look(self) -> RunStatus:
@@ -146,7 +145,7 @@ class RunWatch:
         )
 
     def _look_alone(self) -> RunStatus:
-        """As far as this peer knows the run without an optimizer."""
+        """Returns what this peer knows of the run without an optimizer."""
         peer, recipe, link = self._peer, self._peer.recipe, self._peer.link()
         reach = " ".join(filter(None, [reach_in_words(link), needs_in_words(recipe)])) if link else peer.no_link
         return RunStatus(
@@ -177,8 +176,8 @@ class RunWatch:
         )
 
     def seat(self) -> str:
-        """Why this trainer's samples cannot count, in figures, and what helps; or that the run waits for its limit.
-        "": neither. From any thread."""
+        """Says why this trainer's samples cannot count, in figures, and what helps; or that the run waits for its
+        limit. "": neither. Any thread may call it."""
         if (optimizer := self._optimizer) is None:
             return ""
         if lost := optimizer.seat_lost:
@@ -213,7 +212,8 @@ class RunWatch:
         return "averaging" if optimizer.is_averaging else "training"
 
     def _progress(self, state: State, epoch: int, peers: Sequence[PeerStatus], now: float) -> tuple[State, float, str]:
-        """Whether the run stands, or waits for somebody to compute; then for how long, for whom, and what helps."""
+        """Returns whether the run stands, or waits for somebody to compute; then also for how long, for whom, and what
+        helps."""
         if state not in (*GOES_ON, "waiting"):
             return state, 0.0, ""
         usual, rates = self._usual(), [peer.samples_per_second for peer in peers if peer.computes]
@@ -228,26 +228,27 @@ class RunWatch:
 
     @staticmethod
     def _epoch(optimizer: Optimizer) -> int:
-        """Returns the run's epoch. A peer that has not joined yet goes by what most others say: it may begin anew, or
-        be ahead."""
+        """Returns the run's epoch. A peer that has not joined yet goes by what most others say: its own state may be
+        new, or ahead of the run's."""
         others = [report.epoch for report in optimizer.peers().values() if is_settled(report.phase)]
         if others and not is_settled(optimizer.report().phase):
             return statistics.median_high(others)
         return max(optimizer.global_progress.epoch, optimizer.local_epoch)
 
     def _usual(self) -> float | None:
-        """Seconds that the latest epochs took."""
+        """Returns the median of the seconds that the latest epochs took; None: none has ended here."""
         return statistics.median(lengths) if (lengths := list(self._history.lengths)) else None
 
     def _run_eta(self, epoch: int, eta: float) -> float | None:
-        """By what the latest epochs took; None while none is known, nobody computes, or the run has no end."""
+        """Estimates from the latest epochs; None while none is known, nobody computes, or the run has no end."""
         last, usual = self.last_epoch(), self._usual()
         if last is None or epoch >= last or usual is None or not math.isfinite(eta):
             return None
         return (last - epoch - 1) * usual + min(eta, usual)
 
     def _peers(self, optimizer: Optimizer, epoch: int, expected: Expected, now: float) -> list[PeerStatus]:
-        """This peer first. A report's age is told by swarm time; the moment, like all others here, by this clock."""
+        """Returns this peer first. A report's age is by swarm time; moments, like all others here, are by this
+        computer's clock."""
         own, apart = optimizer.report(), optimizer.claims.apart()
         others = optimizer.peers()
         reports = {self._peer.peer_id: own, **others}
@@ -263,14 +264,14 @@ class RunWatch:
                 health = "waiting" if apart[peer].phase == "stranded" else "another model"
             else:
                 health = self._health(report, own, epoch, reported)
-            # In whole tenths: a page is sent what has changed, and a moment that is told from an age never stays.
+            # Rounded to tenths: a page is sent what has changed, and a moment computed from an age would always change.
             heard, told, way = round(now - age, 1), round(now - reported, 1), way_of(endpoint.seen(peer))
             rows.append(_row(peer, report, expected, shares, last_seen=heard, told=told, health=health, way=way))
         return rows
 
     def _health(self, report: PeerReport, own: PeerReport, epoch: int, age: float) -> Health:
         """A report on its way looks like one epoch behind, and an old one like the epochs that have passed since: both
-        count as in step. What a peer holds that has not joined yet says nothing about the others."""
+        count as in step. The state of a peer that has not joined yet says nothing about the others."""
         if _pauses(report):
             return "leaving" if report.leaving else "paused"
         if not is_settled(report.phase):
@@ -306,7 +307,8 @@ def _row(
     way: Way | None = None,
     me: bool = False,
 ) -> PeerStatus:
-    """Made at once: of a thousand, to replace fields afterwards takes longer than all the rest."""
+    """All fields are set at once: with a thousand peers, to replace some afterwards would take longer than all the
+    rest."""
     ended = {"failed": "failed", "undecided": "is undecided"}.get(report.last_outcome, "")
     return PeerStatus(
         peer_id=peer.text,
@@ -323,14 +325,14 @@ def _row(
 
 
 def way_of(seen: Connection | None) -> Way | None:
-    """How a peer is connected; None: it is not."""
+    """Returns how a peer is connected; None: it is not."""
     if seen is None:
         return None
     return "relayed" if seen.relayed else "punched" if seen.punched else "direct"
 
 
 def clock_alarm(behind: float) -> str:
-    """Says what helps if this computer's clock is so many seconds behind, beyond what is corrected; 0: "" """
+    """Says what helps if this computer's clock is `behind` by so many seconds more than swarm corrects; 0: ""."""
     if not behind:
         return ""
     return (
@@ -341,7 +343,8 @@ def clock_alarm(behind: float) -> str:
 
 
 def alarm(optimizer: Optimizer) -> str:
-    """One run, two models, or a peer that cannot get at the one there is: who is where, and what helps. "": neither."""
+    """Says if one run trains two models, or a peer cannot get the run's state: who is where, and what helps. "":
+    neither."""
     apart, own = optimizer.claims.apart(), optimizer.report()
     if own.phase == "stranded":
         if waits := optimizer.core.catch_up.waits:
@@ -352,7 +355,7 @@ def alarm(optimizer: Optimizer) -> str:
         holds = "holds" if len(holders) == 1 else "hold"
         return f"This peer waits: {_named(holders)} {holds} the state of this run, out of its reach. {REMEDY}"
     if not apart or not any(each.role == "trainer" for each in (own, *optimizer.peers().values())):
-        return ""  # before the first trainer comes a monitor and an auxiliary have each begun one of their own
+        return ""  # before the first trainer, a monitor and an auxiliary have each begun a run of their own
     here = [report for peer, report in optimizer.peers().items() if peer not in apart and report.role != "auxiliary"]
     with_us = _named([each for each in (own, *here) if each.phase in ("training", "following")] or [own])
     training = [report for report in apart.values() if report.phase != "stranded"]

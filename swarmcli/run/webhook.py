@@ -1,8 +1,8 @@
-"""Posts alerts to an address of the owner's, as JSON: each once, tried again a few times where nobody answers.
+"""Posts alerts as JSON to an address that the owner names: each once, tried again a few times if nobody answers.
 
 Only https, or http to this computer; no redirect is followed, since it would lead elsewhere than the owner said. What
-goes out tells of the run and holds no key, token, link or address. The address itself is often a password, so of it
-nothing but the host is ever said.
+goes out tells of the run and holds no key, token, link or address. The address itself is often a password, so nothing
+of it but the host is ever shown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER = (2.0, 10.0, 60.0, 300.0)  # seconds
-AGAIN = (408, 425, 429)  # answers, beside those of 500 and more, after which trying again may help
+AGAIN = (408, 425, 429)  # answers, beside those from 500 on, after which trying again may help
 
 
 class Webhook:
@@ -44,7 +44,7 @@ class Webhook:
             self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread, at latest when the request under way is over; what waits is not sent."""
+        """Ends the thread, at the latest when the request under way is over; alerts that wait are not sent."""
         self._closing.set()
         if self._thread is not None:
             self._waiting.put(None)
@@ -57,7 +57,7 @@ class Webhook:
                 self._notice(f"an alert could not be sent to {self._parts.hostname}: {failure}")
 
     def _deliver(self, body: bytes) -> str:
-        """ "" when it has arrived, or else why not."""
+        """Returns why the alert has not arrived; "": it has."""
         for wait in (*self._retry_after, None):
             failure, again = self._try(body)
             if not failure or not again or wait is None or self._closing.wait(wait):
