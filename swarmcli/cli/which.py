@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from swarmcli.recipe import Link  # links and recipes are read where one is named: most verbs answer at once
 
 MOST_NAMED = 8  # homes that are named where several are meant
+IN_HOMES = (JOURNAL_NAME, "identity.key")  # one of them lies in each home, unless its user has moved it
 OF_ROLES = re.compile(r"(trainer|auxiliary|monitor)-\d+")  # homes that peers of one run have made beside each other
 
 Which = Annotated[
@@ -64,19 +65,26 @@ def homes_of(what: str | None, *holding: str) -> list[Path]:
     places, run_id, fingerprint = places_of(what)
     running = running_homes()
     written: dict[Path, float] = {}
-    for file in (file for place in places for name in holding for file in files_of_homes(place, name)):
+    left = (file for place in places for name in holding for file in files_of_homes(place, name))
+    for file in filter(_is_a_peers, left):
         home = file.parent.resolve()
         written[home] = max(written.get(home, 0.0), file.stat().st_mtime)
     found = [home for home in written if not run_id or _is_of(home, run_id, fingerprint)]
     if not found:
         of_run = f" of the run {run_id}" if run_id else ""
         where = f"in or below {Path(what).absolute()}" if what is not None and not run_id else "on this computer"
-        left = " or ".join({LINK: "has given out a link", JOURNAL_NAME: "has left a journal"}[name] for name in holding)
+        lacking = " or ".join({LINK: "has given out a link", JOURNAL_NAME: "has left a journal"}[name] for name in holding)
         raise UsageError(
-            f"no peer{of_run} {where} {left}; name a recipe or the peer's directory, or begin a run with `swarm join "
+            f"no peer{of_run} {where} {lacking}; name a recipe or the peer's directory, or begin a run with `swarm join "
             "RECIPE` or `swarm monitor RECIPE`"
         )
     return sorted(found, key=lambda home: (home not in running, not home.name.startswith("monitor"), -written[home]))
+
+
+def _is_a_peers(file: Path) -> bool:
+    """Whether a file of this name lies in a home: other programs call files `link`, too."""
+    home = file.parent
+    return file.name != LINK or link_of(home) is not None or any((home / each).exists() for each in IN_HOMES)
 
 
 def home_of(what: str | None, *holding: str) -> Path:

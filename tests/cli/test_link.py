@@ -42,6 +42,7 @@ def test_the_command_is_printed_again_for_each_run_and_says_what_else_it_takes_t
     with pytest.raises(UsageError, match="2 runs"):
         said(tmp_path, "--copyable")
     (tmp_path / "closed" / "link").write_text("torn")
+    (tmp_path / "closed" / "identity.key").touch()
     with pytest.raises(UsageError, match="cannot be read"):
         said(tmp_path / "closed")
     home(tmp_path / "lan", "10.1.2.3:7")

@@ -31,7 +31,9 @@ def test_a_directory_a_recipe_a_link_a_name_and_nothing_lead_to_the_same_home(tm
     (tmp_path / "recipe.yaml").write_text(SMALL)
     own = tmp_path / "runs" / "small" / "monitor-1"
     link = home(own)
-    for what in (own, tmp_path / "runs", tmp_path / "recipe.yaml", link, "small", None):
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "link").write_text("the link of another program")
+    for what in (own, tmp_path, tmp_path / "runs", tmp_path / "recipe.yaml", link, "small", None):
         assert homes_of(None if what is None else str(what), LINK) == [own]
     home(tmp_path / "runs" / "other" / "monitor-1", run_id="other")
     for what in (tmp_path / "recipe.yaml", link, "small"):
