@@ -87,9 +87,9 @@ def verify_(path: Which = None, as_json: Json = False, quiet: Quiet = False) -> 
 @app.command()
 def prune(
     path: Which = None,
-    keep: Annotated[int | None, typer.Option(min=1, help="So many of the newest stay.")] = None,
-    keep_every: Annotated[int | None, typer.Option(min=0, help="Of every so many epochs the first stays.")] = None,
-    keep_best: Annotated[int | None, typer.Option(min=0, help="So many of those with the lowest loss stay.")] = None,
+    keep: Annotated[int | None, typer.Option(min=1, help="How many of the newest stay.")] = None,
+    keep_every: Annotated[int | None, typer.Option(min=0, help="One checkpoint in so many epochs stays.")] = None,
+    keep_best: Annotated[int | None, typer.Option(min=0, help="How many of those with the lowest loss stay.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,

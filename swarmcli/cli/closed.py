@@ -52,8 +52,8 @@ def invite(
         str | None,
         typer.Option("--for", metavar="PEER", help="For this peer id alone. Default: for the first peer that uses it."),
     ] = None,
-    days: Annotated[float, typer.Option(help="For how long it holds.")] = 30.0,
-    note: Annotated[str, typer.Option(help="For your own list, and to revoke it by.")] = "",
+    days: Annotated[float, typer.Option(help="For how many days it holds.")] = 30.0,
+    note: Annotated[str, typer.Option(help="A note for your own list; `swarm revoke` takes it, too.")] = "",
     link: Annotated[
         str | None, typer.Option(help="A link of the run. Default: that of its peer on this computer.")
     ] = None,
@@ -86,7 +86,8 @@ def invite(
     terms = (
         f"for the peer {whom.short}… alone"
         if whom
-        else f"for the first peer that uses it: send it to one person, in private; {host.peer_id.short}… must run then"
+        else "for the first peer that uses it: send it to one person, in private; the peer "
+        f"{host.peer_id.short}… must run when that person joins"
     )
     err.print(f"invitation {ticket.invitation.id.hex()}, until {format_moment(until)}, {terms}")
     if needed := data_in_words(loaded):
@@ -116,9 +117,9 @@ def revoke(
     for subject in subjects:
         out.print(f"revoked {describe_subject(subject)}")
     err.print(
-        f"told {plural(told, 'member')}, who tell the others; within a minute no member is connected to it"
+        f"told {plural(told, 'member')}, who tell the others; within a minute no member is connected to those peers"
         if told
-        else "no member could be told; it is noted, and told by the next `swarm members`",
+        else "no member could be told yet; the next `swarm members` tells them",
     )
 
 
@@ -128,7 +129,7 @@ def sign(
     overrides: Overrides,
     run_key: KeyFile = None,
 ) -> None:
-    """Sign a checkpoint with the run key: peers follow whoever comes with it, if it is further than they are.
+    """Sign a checkpoint with the run key: peers at an earlier epoch then follow a peer that begins with it.
 
     \b
     swarm sign my-run.yaml runs/my-run/monitor-1/checkpoints/epoch-000400
@@ -142,7 +143,7 @@ def sign(
     position = position_of(checkpoint, loaded.run_id)
     signature = key.sign_position(digest_of(loaded), *position)
     if not is_owners_position(PeerID.parse(loaded.run_key), signature, digest_of(loaded), *position):
-        raise UsageError("the run key does not sign: its two halves do not belong together")
+        raise UsageError("the two halves of the run key do not belong together, so its signature would not hold")
     try:
         write_file(checkpoint / OWNER, json.dumps({"signature": signature.hex()}).encode())
     except OSError as error:

@@ -46,7 +46,7 @@ class StopOptions(AskedPeers):
 
 @spread
 def pause(options: PauseOptions) -> None:
-    """Let your peers on this computer pause: they hand in what is computed, and leave the processor alone.
+    """Let your peers on this computer pause: they hand in what they have computed, and leave the processor alone.
 
     The others are told, so nobody waits. A pause ends with swarm resume, or at its time.
 
@@ -145,7 +145,7 @@ def _say_what_takes_time(results: list[dict[str, Any]]) -> None:
         if "error" not in result and not sys.stderr.isatty():  # where it is, that is shown all the time
             typer.echo(f"{_who(result)}: {_stopping(result.get('activity'))}", err=True)
     if any(_hands_in(result.get("activity")) for result in results):
-        typer.echo("`swarm stop --now` ends it without handing in; Ctrl-C only ends this waiting", err=True)
+        typer.echo("`swarm stop --now` ends it without handing in; Ctrl-C here only stops waiting", err=True)
 
 
 def _hands_in(activity: Any) -> bool:

@@ -38,7 +38,7 @@ def demo(
     overrides: Overrides,
     recipe: Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="Default: one that needs no data.")] = None,
     directory: Annotated[Path, typer.Option(help="Where the actors leave journals and logs.")] = Path("demo-run"),
-    web: Annotated[int, typer.Option(metavar="PORT", help="Of the dashboard; 0: any free one.")] = 0,
+    web: Annotated[int, typer.Option(metavar="PORT", help="The port of the dashboard; 0: any free one.")] = 0,
     limit: Annotated[float, typer.Option(metavar="SECONDS", help="Give up after this time.")] = 300.0,
 ) -> None:
     """Train with a monitor, three trainers and an auxiliary on this machine; one of them is killed during the run.

@@ -52,11 +52,12 @@ def generate(
     ] = None,
     tokens: Annotated[int, typer.Option("--tokens", "-n", min=1, help="How many tokens at most.")] = 100,
     temperature: Annotated[
-        float, typer.Option("--temperature", "-t", min=0.0, max=10.0, help="How daring: 0 is always the likeliest.")
+        float,
+        typer.Option("--temperature", "-t", min=0.0, max=10.0, help="How daring: at 0 always the likeliest token."),
     ] = 0.8,
-    seed: Annotated[int | None, typer.Option(min=0, help="The same text each time for the same number.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="The same number gives the same text.")] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Take line after line from you; so it is without a PROMPT on a terminal.")
+        bool, typer.Option("--chat", help="Ask you for line after line; so it does on a terminal without a PROMPT.")
     ] = False,
     system: Annotated[str, typer.Option(help="What the model is told before the first turn.")] = "",
     raw: Annotated[
@@ -72,7 +73,7 @@ def generate(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Let a checkpoint's model write on: see what a run has learned.
+    """Have a checkpoint's model continue a text: see what a run has learned.
 
     A model with a chat template is asked and answers; any other one goes on from the text.
 

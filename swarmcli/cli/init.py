@@ -79,7 +79,7 @@ def init(
     change for real size: chat, lora (needs --base-model), sequence-classification, token-classification, seq2seq,
     masked-lm, image-classification.
 
-    Then `swarm validate RECIPE --uplink 10Mbit/s --volunteers 8` tells which way to train fits to your volunteers.
+    Then `swarm validate RECIPE --uplink 10Mbit/s --volunteers 8` tells which way to train suits your volunteers.
 
     Examples:
 

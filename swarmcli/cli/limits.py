@@ -27,13 +27,13 @@ app = typer.Typer(
 
 @dataclass(frozen=True, kw_only=True)
 class ShowOptions(AskedPeers):
-    every: Annotated[bool, typer.Option("--all", help="Also those that are not set, and what each means.")] = False
+    every: Annotated[bool, typer.Option("--all", help="Also those that are not set, and what each does.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeOptions(WhichPeers):
     now_only: Annotated[
-        bool, typer.Option("--now-only", help="Until the peers that run now end; later ones begin as before.")
+        bool, typer.Option("--now-only", help="Only for the peers that run now; later ones begin as before.")
     ] = False
 
 

@@ -20,9 +20,13 @@ Called = Annotated[
 At = Annotated[Path | None, typer.Option("--home", metavar="DIRECTORY", help="Only the peer with this directory.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but warnings and errors.")]
 LastEpoch = Annotated[
-    bool, typer.Option("--last-epoch", help="Its weights, where a run averages them over epochs (ema_decay).")
+    bool,
+    typer.Option(
+        "--last-epoch",
+        help="Take the weights of the last epoch, where the run averages weights over epochs (ema_decay).",
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Say it as JSON, for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 NOBODY = "no peer of yours runs on this computer"
 HOW_TO_JOIN = 'join a run with: swarm join "swarm://…"'

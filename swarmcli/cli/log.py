@@ -149,11 +149,13 @@ def log(
     rounds: Annotated[
         bool, typer.Option("--rounds", help="List the rounds of averaging, and why some failed.")
     ] = False,
-    events: Annotated[bool, typer.Option("--events", help="List what else happened.")] = False,
+    events: Annotated[bool, typer.Option("--events", help="List all other events.")] = False,
     peers: Annotated[bool, typer.Option("--peers", help="List the peers, as they were seen last.")] = False,
-    last: Annotated[int | None, typer.Option("--last", "-n", min=1, help="Only the last so many of each list.")] = None,
+    last: Annotated[
+        int | None, typer.Option("--last", "-n", min=1, help="How many of each list, the latest ones.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is added, until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on printing what is added, until Ctrl-C.")] = False,
 ) -> None:
     """Show what a peer went through: a summary, or the lists that are asked for.
 

@@ -39,7 +39,7 @@ def _state(run: RunRecord, now: float) -> str:
         )
     if run.goes_on(now):
         return f"running for {format_duration(max(0.0, now - run.started))} (process {run.pid})"
-    return f"stopped without closing the journal; its last sign of life is of {day(run.last_seen)}"
+    return f"stopped without closing the journal; it was last written on {day(run.last_seen)}"
 
 
 def _epoch_facts(reader: JournalReader, run: RunRecord) -> list[tuple[str, str]]:

@@ -123,7 +123,7 @@ class PagePorts:
         if is_exposed(self._options.host, self._options.names):
             query = f"?token={token}"
             places = [f"{url}/{query}" for url in self._addresses()] + [
-                f"{name} with /{query} behind it" for name in self._options.names
+                f"{name} with /{query} after it" for name in self._options.names
             ]
             err.print(f"from other computers: {', '.join(places)}", soft_wrap=True)
             err.print("whoever has that link can look; nothing can be changed there")

@@ -58,7 +58,11 @@ Peers = Annotated[
 Host = Annotated[str | None, typer.Option(help="The interface to listen on.")]
 Port = Annotated[int | None, typer.Option(help="The port to listen on; 0: any free one.")]
 NoPortMapping = Annotated[
-    bool, typer.Option("--no-port-mapping", help="Do not ask the router for a port where nobody can dial this machine.")
+    bool,
+    typer.Option(
+        "--no-port-mapping",
+        help="Never ask the router for a port. Default: it is asked if nobody can dial this machine.",
+    ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what the network and the averaging do.")]
 
@@ -97,7 +101,7 @@ class PeerOptions:
             show_default=False,
         ),
     ]
-    name: Annotated[str | None, typer.Option(help="How this peer is called on the dashboard.")] = None
+    name: Annotated[str | None, typer.Option(help="This peer's name on the dashboard.")] = None
     host: Host = None
     port: Port = None
     client_mode: Annotated[
@@ -111,9 +115,11 @@ class PeerOptions:
             help="Pass on the connections of peers that nobody can dial. Default: monitors and auxiliaries do.",
         ),
     ] = None
-    upload: Annotated[str | None, typer.Option(metavar="RATE", help="Send at most so much, for example 2MB/s.")] = None
+    upload: Annotated[str | None, typer.Option(metavar="RATE", help="Send no more than this, for example 2MB/s.")] = (
+        None
+    )
     download: Annotated[
-        str | None, typer.Option(metavar="RATE", help="Receive at most so much, for example 10Mbit/s.")
+        str | None, typer.Option(metavar="RATE", help="Receive no more than this, for example 10Mbit/s.")
     ] = None
     home: Annotated[
         Path | None,
@@ -126,7 +132,7 @@ class PeerOptions:
         typer.Option("--yes", help="Agree to what a link will do on this computer, for scripts that nobody watches."),
     ] = False
     plain: Annotated[
-        bool, typer.Option("--plain", help="Lines instead of a screen that is redrawn; so it is in a pipe, too.")
+        bool, typer.Option("--plain", help="Print lines instead of a screen that is redrawn; a pipe always gets lines.")
     ] = False
     verbose: Verbose = False
 
@@ -204,7 +210,7 @@ class PagedOptions(PeerOptions):
         str | None,
         typer.Option(
             metavar="RUN_ID",
-            help="The run that the checkpoint of --resume is of, if it is not the recipe's own, which begins from it.",
+            help="The run of the checkpoint of --resume, if it is not the recipe's: the recipe's begins from it.",
         ),
     ] = None
     begin_anew: Annotated[
@@ -215,11 +221,14 @@ class PagedOptions(PeerOptions):
         ),
     ] = False
     web: Annotated[
-        int | None, typer.Option(metavar="PORT", parser=_port_of_dashboard, help="Serve the dashboard here.")
+        int | None,
+        typer.Option(
+            metavar="PORT", parser=_port_of_dashboard, help="Serve the dashboard at this port; 0: any free one."
+        ),
     ] = None
     web_host: Annotated[
         str,
-        typer.Option(help="The interface of the dashboard; on another than this machine's own it asks for a token."),
+        typer.Option(help="The interface of the dashboard. On one that others can reach, it asks for a token."),
     ] = "127.0.0.1"
     wheel: Annotated[
         Path | None,
@@ -253,7 +262,7 @@ class JoinOptions(PagedOptions):
         int | None,
         typer.Option(
             metavar="N",
-            help="Train with so many processes of this machine as one peer, for example one for each device.",
+            help="Train with N processes of this machine as one peer, for example one for each device.",
         ),
     ] = None
 
@@ -261,7 +270,7 @@ class JoinOptions(PagedOptions):
 @dataclass(frozen=True, kw_only=True)
 class MonitorOptions(PagedOptions):
     web: Annotated[
-        int, typer.Option(metavar="PORT", parser=_port_of_dashboard, help="Of the dashboard; 0: any free one.")
+        int, typer.Option(metavar="PORT", parser=_port_of_dashboard, help="The port of the dashboard; 0: any free one.")
     ] = 8080
     leave_when_done: Annotated[
         bool, typer.Option("--leave-when-done", help="Leave when the run has finished, instead of at Ctrl-C.")
@@ -301,7 +310,7 @@ def join(options: JoinOptions) -> None:
 @spread
 @interrupted_soon()
 def aux(options: PeerOptions) -> None:
-    """Help without computing gradients: add up the parts of others, on a processor alone.
+    """Help trainers: add up what they have computed; it needs no data and no graphics card.
 
     \b
     swarm aux "swarm://…"

@@ -263,7 +263,7 @@ def _ask(*command: str, strict: bool = True) -> str:
 
 
 app = typer.Typer(
-    help="Have this computer help by itself: from when you log in, also after you log out, and again after a failure.",
+    help="Start a peer whenever you log in; it goes on after you log out, and starts again after a failure.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -275,7 +275,8 @@ ServiceName = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Which
 def install(
     recipe: Annotated[str, typer.Argument(metavar="LINK|RECIPE", help="A link to the run, or its recipe file.")],
     options: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- OPTIONS…]", help="Of swarm join, as you would type them there.")
+        list[str] | None,
+        typer.Argument(metavar="[-- OPTIONS…]", help="Options of swarm join, as you would type them there."),
     ] = None,
     role: Annotated[
         Literal["trainer", "auxiliary", "monitor"], typer.Option(help="What this computer does in the run.")

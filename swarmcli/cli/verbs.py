@@ -21,7 +21,7 @@ _PANELS = {
     "Begin and join runs": {
         "init:init": "Begin a run of your own: write a recipe with comments, and for a closed run its key.",
         "peers:join": "Train with the others: compute gradients, average them, step together.",
-        "peers:aux": "Help without computing gradients: add up the parts of others, on a processor alone.",
+        "peers:aux": "Help trainers: add up what they have computed; it needs no data and no graphics card.",
         "peers:monitor": "Follow the run without computing: serve the dashboard, keep checkpoints, hand out the state.",
         "link:link": "Print the link by which others join a run of this machine.",
         "demo:demo": "Train with a monitor, three trainers and an auxiliary on this machine; one of them is killed "
@@ -29,12 +29,12 @@ _PANELS = {
     },
     "Your peers on this computer": {
         "status:status": "Show what your peers on this computer do, and how their runs go.",
-        "control:pause": "Let your peers on this computer pause: they hand in what is computed, and leave the "
-        "processor alone.",
+        "control:pause": "Let your peers on this computer pause: they hand in what they have computed, and "
+        "leave the processor alone.",
         "control:resume": "Let your peers on this computer go on after a pause.",
         "control:stop": "Let your peers on this computer leave, once they have handed in what they have computed.",
-        "service:app": "Have this computer help by itself: from when you log in, also after you log out, and again "
-        "after a failure.",
+        "service:app": "Start a peer whenever you log in; it goes on after you log out, and starts again after a "
+        "failure.",
         "limits:app": "Show and set how much of this computer your peers may take, and when.",
         "doctor.verb:doctor": "Check all that a peer needs, and say of each fault what helps.",
         "contributions:certificate": "Write a certificate of what you gave, signed by a monitor of the run.",
@@ -43,7 +43,7 @@ _PANELS = {
         "log:log": "Show what a peer went through: a summary, or the lists that are asked for.",
         "checkpoints:app": "Show the checkpoints on this computer, check that they are whole, and remove what need "
         "not stay.",
-        "generate:generate": "Let a checkpoint's model write on: see what a run has learned.",
+        "generate:generate": "Have a checkpoint's model continue a text: see what a run has learned.",
         "export:export": "Write what a peer saw of its run as tables, for spreadsheets and notebooks.",
         "validate:validate": "Check a recipe as `swarm join` would, without meeting peers; or the recipe of a link, "
         "without reading data.",
@@ -54,8 +54,8 @@ _PANELS = {
     "Own a closed run": {
         "closed:invite": "Make a link by which somebody joins a closed run.",
         "closed:revoke": "Take back invitations of a closed run: its members close all connections with those peers.",
-        "closed:sign": "Sign a checkpoint with the run key: peers follow whoever comes with it, if it is further "
-        "than they are.",
+        "closed:sign": "Sign a checkpoint with the run key: peers at an earlier epoch then follow a peer that "
+        "begins with it.",
     },
 }
 VERBS = {
@@ -87,5 +87,5 @@ def help_text() -> str:
         for name, text in told.items():
             first = f"  {name}".ljust(room)
             lines += textwrap.wrap(text, width, initial_indent=first, subsequent_indent=" " * room)
-    last = "Every option is a variable of the environment too: SWARM_JOIN_NAME stands for --name of swarm join."
+    last = "An environment variable can set each option: SWARM_JOIN_NAME stands for --name of swarm join."
     return "\n".join([*lines, "", *textwrap.wrap(last, width)]) + "\n"

@@ -73,10 +73,12 @@ def homes_of(what: str | None, *holding: str) -> list[Path]:
     if not found:
         of_run = f" of the run {run_id}" if run_id else ""
         where = f"in or below {Path(what).absolute()}" if what is not None and not run_id else "on this computer"
-        lacking = " or ".join({LINK: "has given out a link", JOURNAL_NAME: "has left a journal"}[name] for name in holding)
+        lacking = " or ".join(
+            {LINK: "has given out a link", JOURNAL_NAME: "has left a journal"}[name] for name in holding
+        )
         raise UsageError(
-            f"no peer{of_run} {where} {lacking}; name a recipe or the peer's directory, or begin a run with `swarm join "
-            "RECIPE` or `swarm monitor RECIPE`"
+            f"no peer{of_run} {where} {lacking}; name a recipe or the peer's directory, or begin a run "
+            "with `swarm join RECIPE` or `swarm monitor RECIPE`"
         )
     return sorted(found, key=lambda home: (home not in running, not home.name.startswith("monitor"), -written[home]))
 

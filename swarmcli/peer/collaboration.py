@@ -185,7 +185,7 @@ class Collaboration:
         if not found:
             self._hear_of_earlier_life()
             return
-        kept = f"a checkpoint of epoch {epoch_of(found[0])} is here; looking whether somebody stands further"
+        kept = f"a checkpoint of epoch {epoch_of(found[0])} is here; asking whether another peer is further"
         self.peer.events.emit(Noticed("info", kept))
         elsewhere = self.optimizer.call(lambda core: core.succession.furthest())
         if elsewhere is not None and elsewhere >= epoch_of(found[0]):
@@ -237,7 +237,7 @@ class Collaboration:
             text = f"{checkpoint.path} holds no averaged weights: the average begins after its next epoch"
             self.peer.events.emit(Noticed("info", text))
         if differences:
-            self.peer.events.emit(Noticed("info", f"the recipe's settings hold: {differences}"))
+            self.peer.events.emit(Noticed("info", f"the recipe's settings count: {differences}"))
 
     def last_epoch(self) -> int | None:
         """Returns the epoch after which the run ends: the recipe's, or an earlier one that its evaluator has named;

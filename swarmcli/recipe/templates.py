@@ -76,9 +76,9 @@ def _as_yaml(value: Any, *, flow: bool = False) -> str:
 
 _HEAD = "# `swarm schema` lists every key; `swarm validate {file}` checks this file before anybody joins.\n"
 _MADE = "# Its small data are made by: python -m swarmcli.shipped.make_data DIRECTORY/data {made}\n"
-_LORA = "# What the base is, all peers have to agree on: `swarm validate` tells the line frozen_weights, to be added.\n"
+_LORA = "# All peers must have the same base: `swarm validate` prints the line frozen_weights to add here.\n"
 _OUTPUT = "output_dir: runs          # journals, checkpoints and identities of the peers of this computer\n"
-_OWN = "# Of this computer alone, and in no link: each volunteer has a place of its own.\n"
+_OWN = "# Of this computer alone, so links leave it out: each volunteer has a place of its own.\n"
 _PRETRAINED = """\
 # A model of the Hugging Face Hub as it is at this commit, with its own tokenizer.
 base_model: {base_model}

@@ -337,8 +337,8 @@ class TrainingLoop:
         self._bad_steps += 1
         self._model.zero_grad()
         if self._bad_steps >= MOST_BAD_STEPS:
-            scaled = f" (float16, the loss scaled by {self._scaler.scale:g} at last)" if self._scaler else ""
+            scaled = f" (float16, with the loss scaled by {self._scaler.scale:g} at last)" if self._scaler else ""
             raise TrainingError(
-                f"the {what} held no number in {self._bad_steps} steps in a row{scaled}; lower "
+                f"the {what} held no numbers in {self._bad_steps} steps in a row{scaled}; lower "
                 "optimizer.learning_rate, set optimizer.max_grad_norm, or look for broken data"
             )

@@ -193,7 +193,7 @@ def test_an_adapter_is_trained_beside_a_model_of_the_hub(hub: Hub, few_rows: Non
         said("mine", "--template", "lora")
     said("mine", "--template", "lora", "--base-model", "acme/tiny")
     file = Path("mine/recipe.yaml")
-    assert "tells the line frozen_weights" in file.read_text() and "recipes/" not in file.read_text()
+    assert "prints the line frozen_weights" in file.read_text() and "recipes/" not in file.read_text()
     with pytest.raises(RecipeError, match=r"frozen_weights: [0-9a-f]{64}") as told:
         validate(str(file), [], False, False)
     line = "frozen_weights: " + str(told.value).partition("frozen_weights: ")[2][:64]

@@ -41,8 +41,8 @@ def test_another_run_begins_from_it_with_settings_of_its_own_and_others_join(sta
     )
     rate = old.optimizer["param_groups"][0]["lr"]
     assert peer.notices[1] == (
-        "the recipe's settings hold: learning_rate 0.0001 (0.01 in the checkpoint), betas [0.9, 0.95] ([0.9, 0.999] in "
-        f"the checkpoint), weight_decay 0.1 (0.0 in the checkpoint), the rate at epoch {old.epoch} is 0.0001 "
+        "the recipe's settings count: learning_rate 0.0001 (0.01 in the checkpoint), betas [0.9, 0.95] ([0.9, 0.999] "
+        f"in the checkpoint), weight_decay 0.1 (0.0 in the checkpoint), the rate at epoch {old.epoch} is 0.0001 "
         f"({rate:.3g} in the checkpoint)"
     )
     assert min(each.epoch for each in joined.epochs) >= old.epoch
@@ -85,7 +85,7 @@ def test_a_run_that_goes_on_with_a_changed_recipe_says_what_has_changed_and_else
     epoch = load_checkpoint(before).epoch
     peer = start("again", settings=slower, resume=Resume(str(before)))
     peer.reach(epoch + 1)
-    (told,) = [notice for notice in peer.notices if notice.startswith("the recipe's settings hold")]
+    (told,) = [notice for notice in peer.notices if notice.startswith("the recipe's settings count")]
     assert "learning_rate 0.001 (0.01 in the checkpoint)" in told and "betas" not in told
     place = peer.leave_saved()
     assert load_checkpoint(place).optimizer["param_groups"][0]["initial_lr"] == 0.001

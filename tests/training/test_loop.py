@@ -104,7 +104,7 @@ def test_single_bad_losses_do_not_add_up_and_those_that_stay_end_training_with_a
     assert loop.run(threading.Event()).epoch == 2 * 20
     task.spoiled = 10**9
     loop, _, optimizer = make(task)
-    with pytest.raises(TrainingError, match=r"no number in 20 steps in a row; lower optimizer"):
+    with pytest.raises(TrainingError, match=r"no numbers in 20 steps in a row; lower optimizer"):
         loop.run(threading.Event())
     assert optimizer.batch_sizes == []
 

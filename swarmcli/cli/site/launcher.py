@@ -45,7 +45,7 @@ def start_site(recipe: Recipe, home: Path | None, processes: int, arguments: Seq
     """
     if sys.platform == "win32":
         raise SiteError(
-            "--nproc (local.site.processes) asks processes to stop by signals, which Windows has not; leave it out and "
+            "--nproc (local.site.processes) asks processes to stop by signals, which Windows lacks; leave it out and "
             "start one trainer for each device, with local.device: cuda:0, cuda:1, ..."
         )
 
@@ -114,8 +114,8 @@ def run_site(
             life, deaths = life + 1, 1 if given() > before else deaths + 1
             if deaths >= STARTS:
                 raise SiteError(
-                    f"{why}; that was the end number {deaths} of this site without an epoch in between, so it is not "
-                    "started again; look at the lines above, or try fewer processes or a smaller micro_batch_size"
+                    f"{why}; the site has ended {deaths} times without an epoch in between, and is not started again; "
+                    "look at the lines above, or try fewer processes or a smaller micro_batch_size"
                 )
             say(f"{why}; the site starts again from its last state ({deaths} of {STARTS - 1})")
     except SignalException as error:  # between two lives, too: torch's handlers stay

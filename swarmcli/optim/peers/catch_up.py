@@ -249,7 +249,7 @@ class CatchUp:
             raise
         if self.settled and self._claims.mates and self._claims.mates.known.isdisjoint(donors):
             # With no mate to ask, one stranger is enough: two that have begun the same run apart meet like that.
-            text = "that is given up, by the word of peers with which this one has made no round"
+            text = "this peer gives up its own, by the word of peers with which it was in no round"
             self._events.emit(Noticed("warning", f"{reason}: {text}"))
         self._claims.note_taken_over(wanted, donors)
         await to_its_end(self._work.start_over())

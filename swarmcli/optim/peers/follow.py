@@ -289,8 +289,8 @@ class Claims:
             epoch = max(word.position.epoch for word in ahead.values())
             claims = "1 peer claims" if len(ahead) == 1 else f"{len(ahead)} peers claim"
             text = (
-                f"{claims} another lineage, of epoch {epoch}, and nobody with whom this peer has trained bears it out: "
-                f"it stays at epoch {own.position.epoch}"
+                f"{claims} another lineage, of epoch {epoch}, and no peer of its rounds confirms it: "
+                f"this peer stays at epoch {own.position.epoch}"
             )
             self._endpoint.events.emit(Noticed("warning", text))
 
