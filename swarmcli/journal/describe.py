@@ -26,12 +26,13 @@ _FLOODABLE = (
 
 _SHORT_ID = re.compile(r"\b[a-z2-7]{10}\b")
 _LOSS = re.compile(r"(\d+) (samples of this peer are .*)")
-_SUMMED = 10.0  # seconds: a peer that catches up with the run drops batch after batch
+_SUMMED = 10.0  # seconds for which losses are summed: a peer that catches up drops batch after batch
 
 
 @dataclass(frozen=True, slots=True)
 class Line(happened.Event):
-    """An event as people read it. `kind` is one word for programs, `peer` the id of whom it is about or empty."""
+    """An event as people read it. `kind` is one word for programs, `peer` the id of the peer that it is about, or
+    empty."""
 
     level: Literal["detail", "info", "warning", "error"]
     kind: str
@@ -40,19 +41,19 @@ class Line(happened.Event):
 
 
 class Recorder:
-    """Says what is kept of an event, each with its time. Remembers who is present, so that joining and leaving are
-    recorded once, what they are called, and samples that were lost lately, which are told in one sum."""
+    """Says what is kept of an event, with its time. Remembers which peers are present, so that joining and leaving are
+    recorded once; the peers' names; and samples that were lost lately, which are told in one sum."""
 
     def __init__(self) -> None:
         self._names = Recent[str, str](JOURNAL.names)  # by short id
-        self._lost: dict[str, tuple[int, float]] = {}  # what became of samples → how many, and since when
+        self._lost: dict[str, tuple[int, float]] = {}  # what became of lost samples → how many, and since when
         self._first_seen: dict[str, float] = {}
         self._reports = TokenBucket(JOURNAL.reports_per_second, JOURNAL.report_burst)
         self._lines = TokenBucket(JOURNAL.lines_per_second, JOURNAL.burst)
         self._suppressed = 0
 
     def kept(self, event: happened.Event, now: float) -> Iterator[happened.Event]:
-        """The event itself, where it has a table of its own, and its line. `now` is wall-clock seconds."""
+        """Yields the event itself, if it has a table of its own, and its line. `now` is wall-clock seconds."""
         line = describe(event)
         yield from self.losses(now)
         match event:
@@ -89,14 +90,14 @@ class Recorder:
             yield replace(line, text=text, time=now)
 
     def losses(self, now: float = math.inf) -> Iterator[Line]:
-        """Returns the sums that have waited for long enough; without `now` all of them, for nothing follows."""
+        """Yields the sums that have waited long enough; without `now` all of them, since nothing follows."""
         for fate, (samples, since) in list(self._lost.items()):
             if not since <= now < since + _SUMMED:
                 del self._lost[fate]
                 yield Line("warning", "notice", "", f"{samples} {fate}", time=since)
 
     def _allowed(self, event: happened.Event, now: float) -> bool:
-        """Lines whose number strangers decide are bounded."""
+        """Bounds the lines whose number strangers decide."""
         if not isinstance(event, _FLOODABLE) or self._lines.take_now(1, now):
             return True
         self._suppressed += 1
@@ -104,8 +105,8 @@ class Recorder:
 
 
 def with_names(text: str, names: Mapping[str, str], *, alone: bool = False) -> str:
-    """The text with `names` (by short ids) in place of short ids. Anybody may take any name, so the id stays beside it,
-    unless it may stand `alone` and nobody else has it."""
+    """Returns the text with `names` (by short ids) in place of short ids. Anybody may take any name, so the id stays
+    beside it, unless it may stand `alone` and nobody else has it."""
 
     def called(found: re.Match[str]) -> str:
         name = names.get(found[0], found[0])
@@ -116,12 +117,13 @@ def with_names(text: str, names: Mapping[str, str], *, alone: bool = False) -> s
 
 
 def short(peer: str) -> str:
-    """The beginning of a peer id that people are shown."""
+    """Returns the beginning of a peer id that people are shown."""
     return peer[:10]
 
 
 def describe(event: happened.Event) -> Line | None:
-    """A line for an event; None for those that have a table of their own and went well, and for repeated sightings."""
+    """Returns a line for an event; None for events that have a table of their own and went well, and for repeated
+    sightings."""
     match event:
         case happened.PeerConnected(peer, address):
             return Line("detail", "connected", peer, f"connected to {short(peer)} at {address}")
@@ -135,7 +137,8 @@ def describe(event: happened.Event) -> Line | None:
         case happened.PeerSilent(peer, _, _, answers):
             does = "answers again" if answers else "does not answer"
             return Line("info" if answers else "warning", "silent", peer, f"{_who(event)} {does}")
-        case happened.PeerRefused(peer, reason, "membership"):  # what its owner may do about that, its own line says
+        # the removed peer's own log tells its owner what to do
+        case happened.PeerRefused(peer, reason, "membership"):
             return Line("info", "out", peer, f"{short(peer)} is no member any more: {reason.partition(';')[0]}")
         case happened.PeerRefused(peer, reason, what):
             return Line("warning", "refused", peer, f"refused {what} of {short(peer)}: {reason}")
@@ -197,7 +200,7 @@ def _describe_download(event: happened.StateDownloaded) -> Line:
 
 
 def _describe_drift(event: happened.DriftMeasured) -> Line | None:
-    """Peers that agree within the tolerance are no news."""
+    """Peers that agree within the tolerance are not told of."""
     if not event.strays:
         return None
     who = some([short(peer) for peer in event.strays])
@@ -207,7 +210,7 @@ def _describe_drift(event: happened.DriftMeasured) -> Line | None:
 
 
 def describe_sighting(event: happened.PeerSeen) -> Line:
-    """For the first and the last time that a peer is seen; those between are no news."""
+    """Describes the first and the last time that a peer is seen; those between are not told of."""
     if event.gone == "lost":
         return Line("warning", "lost", event.peer, f"{_who(event)} is lost: it said no goodbye")
     if event.gone:

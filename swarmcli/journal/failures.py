@@ -9,24 +9,24 @@ from typing import Literal
 
 from swarmcli.events import RoundFinished
 
-MOST_CAUSES = 200  # the most frequent; their words are others'
+MOST_CAUSES = 200  # the most frequent ones; other peers choose their words
 MAX_CAUSE = 200  # characters
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Rounds that failed, or went on without somebody, for one reason; numbers and peers in it are left out."""
+    """Rounds that failed, or went on without somebody, for one reason, without its numbers and peers."""
 
     reason: str
     what: Literal["round", "left out"]
     count: int
     first: float
     last: float
-    example: str  # as it was said the last time
+    example: str  # the reason as it was last given
 
 
 def count_failures(rounds: Iterable[RoundFinished]) -> list[Failure]:
-    """The most frequent first; `rounds`: the oldest first."""
+    """Returns the most frequent reasons first; `rounds`: the oldest first."""
     found: dict[tuple[str, str], Failure] = {}
     for ended in rounds:
         for each in _failures_of(ended):
@@ -48,7 +48,7 @@ def _failures_of(ended: RoundFinished) -> Iterator[Failure]:
 
 
 def cause_of(reason: str, peers: Iterable[str]) -> str:
-    """A reason without what differs from time to time: peers, addresses and numbers."""
+    """Returns a reason without what differs from time to time: peers, addresses and numbers."""
     for peer in peers:
         if peer:
             reason = reason.replace(peer, "…").replace(peer[:10], "…")

@@ -1,4 +1,4 @@
-"""Checkpoints of one peer: beside a run that does not wait for the disk, and when the peer leaves."""
+"""Checkpoints of one peer: written beside a run that does not wait for the disk, and when the peer leaves."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ ALONE = "no other peer in reach holds the model of this run"
 
 
 def _at_present(collaboration: Collaboration) -> dict[str, Any]:
-    """For model cards, beside what a checkpoint knows itself."""
+    """Returns what a model card tells beside what a checkpoint holds."""
     optimizer, began = collaboration.optimizer, collaboration.peer.home.path / BEGAN
     roles = [optimizer.report().role, *(report.role for report in optimizer.peers().values())]
     return {"trainers": roles.count("trainer"), "began": began.read_text(encoding="utf-8") if began.exists() else ""}
 
 
 def write_card(collaboration: Collaboration, path: Path, measured: Evaluated) -> None:
-    """The model card of a checkpoint anew, with what its model was measured at."""
+    """Writes the model card of a checkpoint again, with what its model was evaluated at."""
     recipe = collaboration.peer.recipe
-    with suppress(OSError, CheckpointError):  # the checkpoint has made way for a better one
+    with suppress(OSError, CheckpointError):  # the checkpoint may have been removed for a better one
         samples = position_of(path, recipe.run_id)[1]
         text = model_card(recipe, epoch_of(path), samples, measured=measured, **_at_present(collaboration))
         write_file(path / "README.md", text.encode())
 
 
 def store_of(collaboration: Collaboration) -> CheckpointStore:
-    """The checkpoints in a peer's home, each with what the task needs beside the model, and a model card."""
+    """Returns the checkpoints in a peer's home, each with what the task needs beside the model, and a model card."""
     peer = collaboration.peer
     recipe, directory = peer.recipe, peer.home.path / "checkpoints"
 
@@ -76,10 +76,10 @@ def store_of(collaboration: Collaboration) -> CheckpointStore:
 
 
 class Evaluation:
-    """Measures models on what the run keeps for that, which is read at the first time."""
+    """Evaluates models on the run's data for that, which is read before the first evaluation."""
 
     def __init__(self, collaboration: Collaboration, stopped: Callable[[], bool]) -> None:
-        """`stopped`: whether the peer is leaving; an evaluation that is under way ends then, without a result."""
+        """`stopped()`: whether the peer is leaving; an evaluation that is under way then ends without a result."""
         self.every = collaboration.peer.recipe.evaluation.every_epochs
         self.evaluations = collaboration.evaluations
         self._optimizer = collaboration.optimizer
@@ -91,17 +91,17 @@ class Evaluation:
         self._told = ""
 
     def is_due(self, epoch: int) -> bool:
-        """Whether this peer measures the model of this epoch for the run."""
+        """Whether this peer evaluates the model of this epoch for the run."""
         due = self.every > 0 and epoch % self.every == 0
         return due and self._optimizer.call(lambda core: self.evaluations.is_appointed())
 
     def __call__(self, model: nn.Module, epoch: int) -> Evaluated | None:
-        """Measures, and tells the others. None where the peer leaves meanwhile, or the data cannot be read: a warning
-        tells that, once. `model` is one that nobody else uses."""
+        """Evaluates, and tells the others. Returns None if the peer leaves meanwhile, or if the data cannot be read; a
+        warning says so, once. Nobody else may use `model`."""
         try:
             self._batches = self._batches or self._task.evaluation_batches()
             result = self._measure(model, epoch)
-        except (SwarmError, OSError, RuntimeError) as error:  # the last is what torch says
+        except (SwarmError, OSError, RuntimeError) as error:  # torch raises the last one
             if str(error) != self._told:
                 self._told = str(error)
                 self._events.emit(Noticed("warning", f"epoch {epoch} was not evaluated: {error}"))
@@ -120,16 +120,16 @@ class Evaluation:
     def _measure(self, model: nn.Module, epoch: int) -> Evaluated | None:
         try:
             return evaluate(self._task, model, self._batches, self._compute, self._stopped, epoch)
-        except torch.OutOfMemoryError:  # beside the training there is no room for a second model on the device
-            if is_adapted(model):  # there is no second one of its base, and that does not move
+        except torch.OutOfMemoryError:  # the device has no room for a second model beside the training
+            if is_adapted(model):  # the base is shared with the training, and does not move
                 raise
             self._compute = Compute(torch.device("cpu"))
             return evaluate(self._task, model, self._batches, self._compute, self._stopped, epoch)
 
 
 class BackgroundCheckpoints:
-    """Writes and evaluates a copy of the state every `every` epochs, in a thread of its own, and at the end what is not
-    written yet.
+    """Writes and evaluates a copy of the state every `every` epochs, in a thread of its own, and when the peer leaves
+    the state that is not written yet.
 
     While one copy is being written or evaluated the next is left out: a slow disk, or a long evaluation, costs
     checkpoints and not rounds.
@@ -154,11 +154,11 @@ class BackgroundCheckpoints:
         """To be made before the run is joined: what the optimizer holds now need not be written, since it is nothing or
         lies at `path`.
 
-        `copy` makes of the optimizer's state what no step changes. `offers`: others may rely on this peer's regular
-        checkpoints. `yields`: this peer writes none where it can rely on another one, and at the
-        end none if another one stays and holds as much. `evaluation`: of each checkpoint, and of what it says is due
-        beside them. `card` describes a checkpoint that was measured. `upload(path, loss, is the best)` hears of each
-        checkpoint and may not block.
+        `copy` copies the optimizer's state so that no step changes it. `offers`: others may rely on this peer's regular
+        checkpoints. `yields`: this peer writes none while it can rely on another one's, and none when it leaves if
+        another peer stays and holds as much. `evaluation` is made of each checkpoint, and when it is due without one.
+        `card` describes a checkpoint that was evaluated. `upload(path, loss, is the best)` hears of each checkpoint and
+        may not block.
         """
         self._store = store
         self._model = model
@@ -170,14 +170,14 @@ class BackgroundCheckpoints:
         self._events = events or Events()
         self._evaluation = evaluation
         self._card, self._upload = card, upload
-        self._measured: tuple[str, Evaluated | None] = "", None  # the last evaluation, and of which lineage
+        self._measured: tuple[str, Evaluated | None] = "", None  # lineage of the last evaluation, and its result
         self._seen = optimizer.local_epoch
-        self._written = self._lineage  # of the last state that need not be written any more
+        self._written = self._lineage  # lineage of the last state that need not be written any more
         self._writer = ThreadPoolExecutor(1, "swarm-checkpoints", initializer=_give_way)
-        self._work: Future[bool] | None = None  # its result: whether this peer is to write a checkpoint now
+        self._work: Future[bool] | None = None  # result: whether this peer has to write a checkpoint now
         self.failed = False  # the last state could not be written
         self.path = path
-        self.outcome = ""  # what became of the last state, for people; empty where there was nothing new
+        self.outcome = ""  # what became of the last state, for people; "": there was nothing new
 
     @property
     def _lineage(self) -> str:
@@ -186,9 +186,9 @@ class BackgroundCheckpoints:
     def look(self) -> None:
         """To be called between steps: begins to write if a multiple of `every` was passed since the last call.
 
-        A peer that yields first finds out, beside its steps, whether another one writes; if it has to write itself it
-        begins a step or two later. Raises what a write that ended meanwhile raised: SiteError, where a process of the
-        site is gone.
+        A peer that yields first finds out, beside its steps, whether another one writes; if not, it begins to write a
+        step or two later. Raises what a write that has ended meanwhile raised: SiteError, if a process of the site is
+        gone.
         """
         epoch = self._optimizer.local_epoch
         writes, passed = self._passed(self._every), epoch != self._seen
@@ -198,13 +198,13 @@ class BackgroundCheckpoints:
         ended, self._work = self._work, None
         try:
             self._begin_what_is_due(epoch, writes, passed, must=ended is not None and ended.result())
-        except (RuntimeError, OSError) as error:  # no thread, no memory; no room for the copy of a site's statistics
+        except (RuntimeError, OSError) as error:  # no thread or memory; or no room for a copy of a site's statistics
             if isinstance(error, SwarmError):
                 raise
             self._events.emit(Noticed("warning", f"no checkpoint of epoch {epoch} is written or evaluated: {error}"))
 
     def keep(self) -> None:
-        """Writes what the optimizer holds, and waits for it."""
+        """Writes what the optimizer holds, and waits until it is written."""
         report = self._optimizer.report()
         self._write(on_host(self._model), self._copy(self._optimizer.state_dict()), report.epoch, report.lineage)
 
@@ -222,16 +222,16 @@ class BackgroundCheckpoints:
         return not self._optimizer.call(lambda core: core.succession.is_elsewhere())
 
     def _begin(self, writes: bool, *, asks: bool) -> None:
-        """`asks`: whether this peer finds out, once it has measured, that it has to write."""
-        taken = self._optimizer.state_dict()  # between two steps; the model has the updates for which this waits
+        """`asks`: whether this peer finds out after the evaluation that it has to write."""
+        taken = self._optimizer.state_dict()  # taken between two steps; this waits until the model has its updates
         report, model = self._optimizer.report(), on_host(self._model)
         state = self._copy(taken) if writes else None
 
         if state is None:
-            self._store.put_averages(model, taken)  # which change when the run goes on
+            self._store.put_averages(model, taken)  # here, since the averages change when the run goes on
 
         def work() -> bool:
-            """Beside the run, with a copy: first the checkpoint is safe, then its loss is measured."""
+            """Runs beside training, with a copy: first it writes the checkpoint, then it evaluates it."""
             path = None
             if state is not None:
                 path = self._write(model, state, report.epoch, report.lineage)
@@ -239,11 +239,12 @@ class BackgroundCheckpoints:
             self._evaluate(model, report.epoch, report.lineage, path)
             return asks and self._must_write()
 
-        # A trainer's team waits at the end of each operation for a thread that another team keeps from its core.
+        # A trainer computes beside this, and its threads wait for each other at the end of each operation: one that
+        # lost its core to another team of threads would hold up all. So beside a trainer this uses one thread.
         self._work = self._writer.submit(on_one_thread if self._yields else on_all_threads, work)
 
     def _evaluate(self, model: nn.Module, epoch: int, lineage: str, path: Path | None) -> None:
-        """Measures once, also where a peer finds out afterwards that it has to write."""
+        """Evaluates each state once, even if this peer finds out afterwards that it has to write it."""
         if self._evaluation is not None and self._measured[0] != lineage:
             self._measured = lineage, self._evaluation(model, epoch)
         result = self._measured[1]
@@ -259,12 +260,12 @@ class BackgroundCheckpoints:
         self.failed = path is None
         if path is not None:
             self.path, self._written = path, lineage
-        if self._offers:  # from one that cannot write the next one takes over
+        if self._offers:  # if this peer cannot write, another one takes over
             self._optimizer.call(lambda core: core.succession.offer(path is not None))
         return path
 
     def __enter__(self) -> Self:
-        self._writer.submit(int).result()  # its thread begins here: later this computer may have none left
+        self._writer.submit(int).result()  # starts the thread now: later this computer may have none left
         if self._offers:
             self._optimizer.call(lambda core: core.succession.offer(True))
         return self
@@ -273,7 +274,7 @@ class BackgroundCheckpoints:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._writer.shutdown(wait=True)
-        # Data that cannot be read on says nothing against the state. Of a site other processes may be gone then.
+        # Unreadable data says nothing against the state. But other processes of a site may be gone then.
         if kind is None or (issubclass(kind, DataError) and self._yields):
             self._keep_last()
 
@@ -283,9 +284,9 @@ class BackgroundCheckpoints:
         optimizer = self._optimizer
         fresh = optimizer.is_averaging or self._lineage != self._written
         if not (fresh or self.path):
-            return  # it holds no more than everybody begins with
+            return  # it holds no more than each peer begins with
         try:
-            state = optimizer.state_dict() if fresh else {}  # an epoch that was about to end has ended now
+            state = optimizer.state_dict() if fresh else {}  # waits for the end of an epoch that is ending
         except OSError as error:
             self.failed = True
             self._events.emit(Noticed("warning", f"the state of epoch {optimizer.local_epoch} was not saved: {error}"))
@@ -321,7 +322,7 @@ class BackgroundCheckpoints:
 
 
 def _give_way() -> None:
-    """The thread that writes and evaluates takes what processor time others leave, where a thread can say so."""
+    """Lowers the priority of the thread that writes and evaluates, where a thread has its own (Linux)."""
     if platform.system() == "Linux":
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
@@ -331,10 +332,11 @@ def _give_way() -> None:
 def saving(
     collaboration: Collaboration, stopped: Callable[[], bool], *, yields: bool
 ) -> Iterator[BackgroundCheckpoints]:
-    """A peer does its part of `checkpoint.every_epochs` in its home while the block lasts, evaluations and uploads with
-    it.
+    """Does the peer's part of `checkpoint.every_epochs` in its home while the block lasts, with evaluations and
+    uploads.
 
-    `stopped`: whether the user has told the peer to leave; it waits for no evaluation and no upload then."""
+    `stopped()`: whether the user has told the peer to leave; then it waits for no evaluation and no upload.
+    """
     peer, every = collaboration.peer, collaboration.peer.recipe.checkpoint.every_epochs
     evaluates = peer.recipe.evaluation.every_epochs
     settings = peer.recipe.checkpoint.upload
@@ -360,7 +362,7 @@ def saving(
         ) as checkpoints:
             begins_with = collaboration.resumed
             if begins_with and not begins_with.resolve().is_relative_to(peer.home.path.resolve()):
-                checkpoints.keep()  # where this peer looks when it starts again, which may be before its first epoch
+                checkpoints.keep()  # the peer looks here when it starts again, which may be before its first epoch
             yield checkpoints
     finally:
         if uploads is not None:
@@ -368,7 +370,7 @@ def saving(
 
 
 def not_saved(place: Path) -> CheckpointError:
-    """The error with which a peer ends whose last state could not be written to `place`."""
+    """Returns the error of a peer whose last state could not be written to `place`."""
     return CheckpointError(
         f"what this peer has learned is not in {place}: see the warning above; the checkpoints there are as they were. "
         "Other peers of the run may have it as well: make room, and join again while one of them is there"

@@ -1,4 +1,4 @@
-"""From a recipe to a model and an optimizer whose steps the whole run takes together: the same for every role."""
+"""Makes of a recipe a model, and an optimizer whose steps the whole run takes together: the same for every role."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ class Collaboration:
     ) -> None:
         """Builds the model (from the checkpoint `resume`, if given) and makes the peer known to the run.
 
-        `task`: one that a script brings, for a recipe with `task: custom`. Peers meet whose recipes agree; that their
-        scripts agree as well is up to them. `compute`: None is what the recipe says for a trainer, and host memory for
-        others: an auxiliary needs no more than the model's shapes there, a monitor all but what computes. `further`
-        arguments of the Optimizer that depend on the model win over the recipe's. Raises RecipeError, DataError or
-        CheckpointError with the fix, before anything is told to others.
+        `task`: one that a script brings, for a recipe with `task: custom`. Peers meet whose recipes agree; whether
+        their scripts agree as well is up to them. `compute`: None is what the recipe says for a trainer, and host
+        memory for others: there an auxiliary needs only the model's shapes, and a monitor holds the model but trains
+        nothing. `further` arguments of the Optimizer that depend on the model win over the recipe's. Raises
+        RecipeError, DataError or CheckpointError with the fix, before others are told anything.
         """
         recipe = peer.recipe
         for note in (*recipe.notes, *peer.limits.notes):
@@ -85,7 +85,7 @@ class Collaboration:
         self.peer = peer
         self.compute: Compute = compute or compute_of(recipe, peer.role)
         peer.governor.compute_on_card(self.compute.device.type != "cpu")
-        self.task: Task  # of an auxiliary there is none
+        self.task: Task  # an auxiliary has none
         self.model: nn.Module
         checkpoint = None
         if task is not None and recipe.task != CUSTOM:
@@ -112,14 +112,14 @@ class Collaboration:
         self.optimizer = Optimizer(**self._options(recipe, auxiliary) | further(self.model))
         try:
             self._take_part(checkpoint)
-        except BaseException:  # nobody has this object yet who could close it
+        except BaseException:  # the caller has no object yet that it could close
             self.optimizer.shutdown()
             raise
 
     def _take_part(self, checkpoint: Checkpoint | None) -> None:
         """Makes this peer known to its run, with what the checkpoint says."""
         peer, recipe = self.peer, self.peer.recipe
-        # Copies: a site's ranks read the settings of a checkpoint with its statistics.
+        # Copies, since loading a checkpoint's statistics at a site overwrites the groups' settings.
         self._settings = [dict(group) for group in self.optimizer.param_groups]
         if checkpoint is None and getattr(self.model, "lacks_weights", False):
             lacking = (
@@ -128,7 +128,7 @@ class Collaboration:
             self.optimizer.call(lambda core: core.catch_up.lack_parameters(lacking))
         if peer.role != "auxiliary":
             self.optimizer.call(lambda core: core.catch_up.note_heard(*peer.heard, begins_anew=peer.begins_anew))
-        peer.governor.when_rates_change(self.optimizer.review_seat)  # also while a batch is computed
+        peer.governor.when_rates_change(self.optimizer.review_seat)  # may call it while a batch is computed
         if peer.role == "trainer" and (limit := peer.limits.limits.link) is not None:
             told = before_joining(self.optimizer.round_bytes, limit, recipe.target_batch_size)
             peer.events.emit(Noticed("info", told))
@@ -164,7 +164,7 @@ class Collaboration:
         )
 
     def _frozen_options(self, digest: str) -> dict[str, Any]:
-        """Weights that come from others are not kept if this computer's user does not lend so much of the disk."""
+        """Weights that come from other peers are kept only if the user's limit for the disk has room for them."""
         recipe, home = self.peer.recipe, self.peer.home.path
         enough = room_for(self.peer.limits, recipe, home) > stored_bytes(recipe, self.model)
         if self.peer.role == "auxiliary":
@@ -175,10 +175,10 @@ class Collaboration:
         return {"frozen_parameters": frozen}
 
     def resume_own(self) -> None:
-        """Goes on from the newest checkpoint in this peer's home, unless a peer is there that stands as far.
+        """Goes on from the newest checkpoint in this peer's home, unless a peer is there that is as far.
 
         To be called before the run is joined; if others begin from other checkpoints at the same moment, the rule for
-        lineages decides. One that cannot be read gives way to the one before it. Raises CheckpointError if none of
+        lineages decides. If a checkpoint cannot be read, the one before it is taken. Raises CheckpointError if none of
         them can be used and no peer is there that hands out the run's state.
         """
         found = checkpoints_below(self.peer.home.path, self.peer.recipe.run_id)
@@ -207,7 +207,8 @@ class Collaboration:
             )
 
     def _hear_of_earlier_life(self) -> None:
-        """A peer that came further before, and left no checkpoint, knows that others may hold the run's state."""
+        """If an earlier process of this home was further and left no checkpoint, others may hold the run's state: notes
+        that."""
         peer = self.peer
         with suppress(JournalError), peer.journal.read() as reader:
             last = reader.epochs(peer.recipe.run_id, limit=1)
@@ -216,12 +217,13 @@ class Collaboration:
                 self.optimizer.call(lambda core: core.catch_up.note_heard(heard, begins_anew=peer.begins_anew))
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Goes on from there. Raises CheckpointError or ValueError if it is of another model."""
+        """Goes on from the checkpoint. Raises CheckpointError or ValueError if it is of another model."""
         self.optimizer.call(lambda core: core.replica.alone(lambda: checkpoint.restore_model(self.model)))
         self._take_over(checkpoint)
 
     def _take_over(self, checkpoint: Checkpoint) -> None:
-        """All but the weights, which are there, with the settings of the recipe. Says what is not as it was."""
+        """Takes over all but the weights, which are loaded, with the settings of the recipe. Says which settings have
+        changed."""
         run_id = self.peer.recipe.run_id
         state, differences = by_recipe(self.peer.recipe, checkpoint, self._settings)
         self.optimizer.load_state_dict(state)
@@ -241,22 +243,22 @@ class Collaboration:
 
     def last_epoch(self) -> int | None:
         """Returns the epoch after which the run ends: the recipe's, or an earlier one that its evaluator has named;
-        None: there is none. From any thread."""
+        None: there is none. Any thread may call it."""
         ends = [end for end in (self.peer.recipe.max_epochs, self.evaluations.ends_at) if end is not None]
         return min(ends, default=None)
 
     def has_ended(self) -> bool:
-        """Whether this peer has come to that epoch."""
+        """Whether this peer has reached that epoch."""
         last = self.last_epoch()
         return last is not None and self.optimizer.local_epoch >= last
 
     def linger(self, seconds: float = 30.0) -> None:
-        """Stays at the end of a run, for peers that are still behind. 0: only says that it does."""
+        """Stays at the end of a run, for peers that are still behind. 0: only says that it stays."""
         self.optimizer.linger(self.optimizer.local_epoch, seconds)
 
     def close(self) -> None:
         async def settle() -> Attestation | None:
-            """Others' word of this peer's part, where a monitor that counts answers at once."""
+            """Returns this peer's contribution as a peer that keeps count has signed it, if one answers at once."""
             standing = await self.accounts.standing()
             await self.accounts.close()
             return standing
@@ -267,7 +269,7 @@ class Collaboration:
 
 
 def keep_accounts(peer: RunPeer, optimizer: Optimizer) -> ContributionReader:
-    """Learns from now on what each peer has given: monitors and trainers that write checkpoints keep count, others ask
+    """From now on learns what each peer has given: monitors and trainers that write checkpoints keep count, others ask
     them."""
     recipe = peer.recipe
 
@@ -291,7 +293,7 @@ def keep_accounts(peer: RunPeer, optimizer: Optimizer) -> ContributionReader:
 
 
 def keep_evaluations(peer: RunPeer, optimizer: Optimizer) -> RunEvaluations:
-    """Hears from now on what is measured of the run's model. What was before this process began is in its journal."""
+    """From now on hears what is measured of the run's model. The journal has what was before this process began."""
     earlier: Sequence[Evaluated] = ()
     with suppress(JournalError), peer.journal.read() as reader:
         earlier = reader.evaluations(peer.recipe.run_id)
@@ -305,7 +307,8 @@ def keep_evaluations(peer: RunPeer, optimizer: Optimizer) -> RunEvaluations:
         if not optimizer.auxiliary:
             optimizer.core.metrics.ends = epoch
 
-    kept, ended = peer.home.path / ENDS, None  # a home may see other runs, or this one with more patience
+    # the digest is kept too: a home may see other runs, or this one with more patience
+    kept, ended = peer.home.path / ENDS, None
     with suppress(OSError, ValueError):
         epoch, _, digest = kept.read_text(encoding="ascii").partition(" ")
         ended = int(epoch) if digest == peer.digest else None
@@ -327,7 +330,7 @@ def keep_evaluations(peer: RunPeer, optimizer: Optimizer) -> RunEvaluations:
 
 
 def owners_word(recipe: Recipe, run_key: str) -> SignedByOwner:
-    """Says whether the run's owner has signed a position with the parameters of a hash."""
+    """Returns a function that says whether the run's owner has signed a position, with parameters of this hash."""
     key, digest = PeerID.parse(run_key), digest_of(recipe)
 
     def signed_by_owner(position: LineagePosition, state: bytes, signature: bytes) -> bool:
@@ -337,7 +340,8 @@ def owners_word(recipe: Recipe, run_key: str) -> SignedByOwner:
 
 
 def compute_of(recipe: Recipe, role: Role) -> Compute:
-    """On what a peer holds its model. Raises RecipeError for a trainer without the device that it asks for."""
+    """Returns the device on which a peer holds its model. Raises RecipeError for a trainer without the device that it
+    asks for."""
     # A quantized base cannot be moved, so a monitor evaluates where a trainer would compute.
     computes = role == "trainer" or (role == "monitor" and is_quantized(recipe))
     return choose_compute(recipe) if computes else Compute(torch.device("cpu"))
@@ -350,7 +354,7 @@ def device_in_words(recipe: Recipe, compute: Compute) -> str:
 
 
 def averager_options(recipe: Recipe) -> dict[str, Any]:
-    """The recipe's options of the averager itself."""
+    """Returns the recipe's options of the averager itself."""
     averaging = recipe.averaging
     return {
         "part_size_bytes": averaging.part_size_bytes,
@@ -366,7 +370,7 @@ def averager_options(recipe: Recipe) -> dict[str, Any]:
 
 
 def mode_options(recipe: Recipe) -> dict[str, Any]:
-    """The recipe's options of what every peer averages, and in which form it travels."""
+    """Returns the recipe's options about what every peer averages, and in which form it travels."""
     averaging, compression = recipe.averaging, recipe.compression
     return {
         "grad_averager": None if recipe.local_updates.enabled else grad_averager(recipe.gradient_averaging),
@@ -380,7 +384,8 @@ def mode_options(recipe: Recipe) -> dict[str, Any]:
 
 
 def timing_options(recipe: Recipe, *, computes: bool) -> dict[str, Any]:
-    """For what this peer waits. A peer that computes nothing has nothing to go on with, and is up to date at once."""
+    """Returns for which work a peer does not wait. A peer that computes nothing has nothing to do meanwhile, so it
+    waits and is up to date at once."""
     return {
         "offload_optimizer": computes and recipe.offloaded,
         "delay_optimizer_step": computes and (recipe.delay.step or recipe.outer.takes_steps),
@@ -390,7 +395,7 @@ def timing_options(recipe: Recipe, *, computes: bool) -> dict[str, Any]:
 
 
 def grad_averager(settings: GradientAveragingSettings) -> Callable[..., Any]:
-    """The averager that the Optimizer takes for the recipe's method."""
+    """Returns the averager that the Optimizer takes for the recipe's method."""
     if settings.method == "plain":
         return GradientAverager
     if settings.method == "topk":
@@ -400,7 +405,7 @@ def grad_averager(settings: GradientAveragingSettings) -> Callable[..., Any]:
 
 
 def make_aggregator(name: str, settings: AggregatorSettings) -> Aggregator:
-    """How the members' tensors become one average in a round."""
+    """Returns what makes one average of the members' tensors in a round."""
     match name:
         case "median":
             return Median()

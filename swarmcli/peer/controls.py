@@ -1,5 +1,4 @@
-"""This peer's user changes it through these while it runs, by command or page: see
-`coordinator_web.control.Controls`."""
+"""By these its user changes a running peer, by command or page: see `coordinator_web.control.Controls`."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from swarmcli.recipe.limit_store import LimitStore
 
 
 class PeerControls:
-    """One peer's. For any thread."""
+    """One peer's. Any thread may call it."""
 
     def __init__(
         self,
@@ -26,8 +25,8 @@ class PeerControls:
         seat: Callable[[], str] = str,
         end_process: Callable[[int], object] = os._exit,
     ) -> None:
-        """`ask_to_stop` hears that the role ends because its user asked for it. `apply` has changed limits hold at
-        once, and then `seat` says why the samples of this trainer cannot count; "": they can."""
+        """`ask_to_stop` hears that the role ends because its user asked for it. `apply` makes changed limits hold at
+        once; then `seat` says why this trainer's samples cannot count; "": they can."""
         self._activity = activity
         self._limits = limits
         self._ask_to_stop = ask_to_stop
@@ -44,7 +43,7 @@ class PeerControls:
         self._activity.hold(asked(until), seconds)
 
     def resume(self) -> None:
-        """Ends the user's pause. What else holds the peer (its battery, say) goes on holding it."""
+        """Ends the user's pause. Other reasons to pause (its battery, say) stay."""
         self._activity.release("asked")
 
     def stop(self, *, now: bool) -> None:
@@ -52,7 +51,7 @@ class PeerControls:
         self._ask_to_stop()
 
     def end(self) -> None:
-        """As a third Ctrl-C does: with no goodbye, and nothing saved."""
+        """Ends the process as a third Ctrl-C does: with no goodbye, and nothing saved."""
         self._end_process(130)
 
     def limits(self) -> Mapping[str, Any]:

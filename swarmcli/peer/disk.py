@@ -16,7 +16,7 @@ from swarmcli.recipe.limits import amount_of
 
 
 def room_for(limits: LimitStore, recipe: Recipe, home: Path) -> float:
-    """Bytes that this peer may still write, by its user's limit; infinite without one."""
+    """Returns how many bytes this peer may still write within its user's limit; infinite without one."""
     limit = limits.limits.disk
     if limit is None:
         return math.inf
@@ -26,8 +26,8 @@ def room_for(limits: LimitStore, recipe: Recipe, home: Path) -> float:
 
 
 def files_of(recipe: Recipe, home: Path) -> list[Path]:
-    """The places that count towards the limit: the peer's own directory, and where the library `datasets` keeps what it
-    downloads for this recipe, by its own variables."""
+    """Returns the places that count towards the limit: the peer's own directory, and where the library `datasets` keeps
+    what it downloads for this recipe, as the library's own variables say."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
     base = Path(os.environ.get("HF_HOME", cache / "huggingface"))
     prepared = Path(os.environ.get("HF_DATASETS_CACHE", base / "datasets")).expanduser()

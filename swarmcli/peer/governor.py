@@ -1,5 +1,5 @@
-"""Keeps a peer within what its user lends: decides each second, from the limits and what the computer tells of itself,
-whether it may run and how much of each thing is its own."""
+"""Keeps a peer within what its user lends: each second it decides, from the limits and what the computer's sensors say,
+whether the peer may run and which share of each thing it may take."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from swarmcli.recipe.limits import Limits, amount_of
 from swarmcli.words import format_size
 
 if TYPE_CHECKING:
-    from swarmcli.training.loop import ComputePace  # it brings torch along
+    from swarmcli.training.loop import ComputePace  # it imports torch
 
 logger = logging.getLogger(__name__)
 
-# Seconds for which a reason holds on behind the last moment at which it was seen: what has just changed tends to change
-# back.
+# Seconds for which a reason holds on after it was last seen: what has just changed tends to change back.
 SETTLE: Mapping[ReasonKind, float] = {
     "battery": 5.0,
     "metered": 5.0,
@@ -34,19 +33,19 @@ SETTLE: Mapping[ReasonKind, float] = {
     "memory": 20.0,
     "disk": 20.0,
 }
-# At the limits themselves a peer would come and go, so one that is held goes on so far within them.
+# At the very limit a peer would pause and go on again and again. So one that pauses goes on only well within it.
 COOLER = 5.0  # °C below the limit
 QUIETER = 0.75  # of BUSY
 LESS = 0.95  # of a limit for memory or disk
-BUSY = 0.25  # of the processors: a computer that other programs use more than that is not idle
-SHORT = 0.02  # of all memory or disk: with less that is free, this computer is short of it; twice that ends it
+BUSY = 0.25  # of the processors: if other programs use more than that, the computer is not idle
+SHORT = 0.02  # of all memory or disk: with less free, this computer is short of it, until twice that is free
 
 
 def judge(
     limits: Limits, readings: Readings, held: Collection[ReasonKind] = ()
 ) -> tuple[dict[ReasonKind, str], list[str]]:
-    """Why the peer may not run now (each completes "paused: …"), but for the hours; and which limits have no effect,
-    since this computer does not tell what they need. `held`: what holds it so far."""
+    """Returns why the peer may not run now, other than hours (each text completes "paused: …"); and which limits have
+    no effect, since this computer does not tell what they need. `held`: the reasons so far."""
     bad: dict[ReasonKind, str] = {}
     unknown: list[str] = []
     if limits.on_battery is False:
@@ -86,7 +85,7 @@ def judge(
             unknown.append(f"this computer does not tell how much {kind} is taken, so {kind} has no effect")
             return
         most = amount_of(limit, whole) or 0.0
-        if kind == "disk":  # each peer has its share of that; memory they take together
+        if kind == "disk":  # each peer has its share of the disk; memory counts for all together
             most /= readings.peers
         if taken > most * (LESS if kind in held else 1):
             bad[kind] = f"{who} {format_size(taken)} of {kind}, and your limit is {format_size(most)}"
@@ -100,7 +99,7 @@ def judge(
 
 
 def outside_hours(limits: Limits, now: float) -> Reason | None:
-    """None: within them."""
+    """Returns why the peer may not run at this hour; None: it may."""
     hours = limits.when
     if hours is None or hours.hold(now):
         return None
@@ -108,28 +107,28 @@ def outside_hours(limits: Limits, now: float) -> Reason | None:
     shown = ""
     if until is not None:
         then = datetime.fromtimestamp(until)
-        day = "" if until - now < 20 * 3600 else f"on {then:%A} "  # within a day the hour says enough
+        day = "" if until - now < 20 * 3600 else f"on {then:%A} "  # within a day the hour is enough
         shown = f", on again {day}at {then:%H:%M}"
     return Reason("hours", f"outside the hours that you lend{shown}", until)
 
 
 @dataclass(frozen=True, slots=True)
 class PeerShare:
-    """One peer takes so much of a computer. None: no limit."""
+    """What one peer may take of a computer. None: no limit."""
 
     upload: float | None = None  # bytes per second
     download: float | None = None
     processor: float = 1.0  # of the time
     gpu: float = 1.0
-    divided: float = 1.0  # the lower rate that the user has set, by this peer's: several peers have it together
+    divided: float = 1.0  # the lower rate that the user has set, divided by this peer's: several peers share it
 
 
 def share_of(limits: Limits, readings: Readings) -> PeerShare:
-    """One peer's share of a computer's limits.
+    """Returns one peer's share of a computer's limits.
 
-    Rates are divided by the peers of this user on the computer. Shares of time are not: the processors' threads are
-    divided among the trainers already, so each may compute half of the time where half of the processors are lent. A
-    graphics card is there for one at a time, so its time is divided. With fewer bytes per second than a peer needs it
+    Rates are divided by the number of this user's peers on the computer. Shares of time are not: the processors'
+    threads are divided among the trainers already, so if half of the processors is lent, each may compute half of the
+    time. A graphics card computes for one peer at a time, so its time is divided. A peer with a rate below LEAST_RATE
     would be lost to the run, so each keeps that much.
     """
 
@@ -158,7 +157,7 @@ class Governor:
         limit_rates: Callable[[float | None, float | None], object],
         notice: Callable[[str], object],
     ) -> None:
-        """`pace`: of this peer's computing. `limit_rates`: gives the link its limits. `notice`: is told what the user
+        """`pace`: of this peer's computing. `limit_rates`: gives the line its limits. `notice`: is told what the user
         should know."""
         self._limits = limits
         self._sensors = sensors
@@ -166,7 +165,7 @@ class Governor:
         self._pace = pace
         self._limit_rates = limit_rates
         self._notice = notice
-        self._heeded = Limits()  # at the last look
+        self._heeded = Limits()  # the limits at the last look
         self._share = PeerShare()
         self._on_card = False
         self._rates_changed: Callable[[float], object] = bool
@@ -185,8 +184,8 @@ class Governor:
         self._thread.join()
 
     def when_rates_change(self, heed: Callable[[float], object]) -> None:
-        """From now on `heed` is called in the governor's thread after each change of the link's limits, and once now:
-        with by how much what the user has set is divided."""
+        """From now on `heed` is called in the governor's thread after each change of the line's limits, and once now.
+        Its argument: by how much the user's rate is divided."""
         self._rates_changed = heed
         heed(self._share.divided)
 
@@ -196,7 +195,7 @@ class Governor:
         self._pace.share = self._share.gpu if on_card else self._share.processor
 
     def look(self) -> None:
-        """Applies the limits as they are now. From any thread: after a change that is to hold at once."""
+        """Applies the limits as they are now. Any thread may call it, after a change that is to hold at once."""
         with self._looking:
             try:
                 self._limits.reload()
@@ -217,7 +216,7 @@ class Governor:
                 self.compute_on_card(self._on_card)
 
     def _hold_on(self) -> None:
-        """While nothing can be read what holds the peer goes on, and does not end by itself."""
+        """While nothing can be read, the reasons that hold the peer go on, and do not end by themselves."""
         for reason in self._activity.status().reasons:
             if reason.kind in SETTLE:
                 self._activity.hold(reason, SETTLE[reason.kind])
@@ -227,9 +226,9 @@ class Governor:
         changed, self._heeded = limits != self._heeded, limits
         bad, unknown = judge(limits, readings, () if changed else held)
         for kind, text in bad.items():
-            # The words stay those of the first moment, or every second were news.
+            # The words stay those of the first moment, or each second would bring news.
             self._activity.hold((not changed and held.get(kind)) or Reason(kind, text), SETTLE[kind])
-        if changed:  # a limit that was raised frees at once
+        if changed:  # a limit that was raised lets the peer go on at once
             for kind in SETTLE.keys() - bad.keys():
                 self._activity.release(kind)
         if (outside := outside_hours(limits, readings.now)) is not None:
@@ -245,5 +244,5 @@ class Governor:
         while not self._ended.wait(1.0):
             try:
                 self.look()
-            except Exception:  # a driver's fault; the limits that hold stay
+            except Exception:  # a driver's fault, say; the limits stay as they are
                 logger.exception("the limits could not be looked after")

@@ -26,18 +26,18 @@ from swarmcli.network.addresses import parse_address
 if TYPE_CHECKING:
     from swarmcli.recipe import Link
 
-CONTACTS = "contacts.json"  # the file in a home with peers that are tried beside the first contacts
-PORT = "port"  # with the port on which this peer listened last
-BEGAN = "began"  # of a run that was begun from another one's checkpoint: which, in words
+CONTACTS = "contacts.json"  # a file in a home: peers that are tried beside the first contacts
+PORT = "port"  # the port on which this peer last listened
+BEGAN = "began"  # if the run began from another run's checkpoint: which, in words
 ENDS = "ends"  # after which epoch the evaluator has ended the run, and of which recipe that is (its digest)
-LINK = "link"  # with the last link that this peer gave out, and below it what else it takes to join
+LINK = "link"  # the last link that this peer gave out, and on the next line what else joining takes
 
 
 class Home:
-    """A claimed directory. The claim lasts until `release` or the end of the process, however that ends."""
+    """A claimed directory. The claim lasts until `release` or the end of the process, however it ends."""
 
     def __init__(self, path: Path, claim: BaseFileLock | None) -> None:
-        """`claim`: None where the process that started this one holds it."""
+        """`claim`: None if the process that started this one holds it."""
         self.path = path
         self._claim = claim
 
@@ -56,7 +56,7 @@ class Home:
 
     @classmethod
     def at(cls, path: Path) -> Home:
-        """Takes exactly this directory; an error if another process holds it."""
+        """Takes exactly this directory. Raises SwarmError if another process holds it."""
         home = cls._try(path)
         if home is None:
             raise SwarmError(f"{path} is in use by another process; give another --home or stop that one")
@@ -80,28 +80,28 @@ class Home:
         return cls(path, claim)
 
     def dashboard_token(self) -> str:
-        """A browser has to bring this to look at the peer's dashboard from elsewhere: drawn once, so that a link to it
-        holds over restarts, and readable by this user alone."""
+        """Returns the token that a browser needs to see the peer's dashboard from elsewhere. It is drawn once, so that
+        a link to the page holds over restarts; only this user can read it."""
         file = self.path / "dashboard.token"
         with suppress(OSError, ValueError):
             if re.fullmatch(r"[\w-]{22,}", kept := file.read_text(encoding="ascii").strip()):  # 128 bits
                 return kept
         token = secrets.token_urlsafe(16)
-        with suppress(OSError):  # a full disk costs no more than another link next time
+        with suppress(OSError):  # with a full disk, the link is another one next time
             write_file(file, token.encode(), private=True)
         return token
 
     def forget_word(self) -> None:
-        """Removes what a script on this machine would go by: where a peer that lives here can be reached."""
+        """Removes the file by which scripts on this machine find the peer that lives here."""
         (self.path / "peer.json").unlink(missing_ok=True)
 
     def leave(self, name: str, text: str) -> None:
-        """For the next life in this home. A full disk costs no more than this."""
+        """Writes a file for the next process in this home. If the disk is full, only this file is lost."""
         with suppress(OSError):
             write_file(self.path / name, text.encode())
 
     def port_before(self) -> int:
-        """Where the peer of this home listened last; 0: nobody knows."""
+        """Returns the port on which the peer of this home last listened; 0: not known."""
         try:
             port = int((self.path / PORT).read_text())
         except (OSError, ValueError):
@@ -121,7 +121,7 @@ class Home:
 
 
 def addresses_in(file: Path, key: str = "") -> list[str]:
-    """The TCP addresses that a peer has left in its home, in all of the file or below a key of it."""
+    """Returns the TCP addresses that a peer has left in a file of its home, in all of it or below a key."""
     try:
         found = json.loads(file.read_text())
         parsed = [parse_address(each) for each in (found[key] if key else found)]
@@ -131,10 +131,10 @@ def addresses_in(file: Path, key: str = "") -> list[str]:
 
 
 def running_beside(me: LocalPeer, living: Callable[[], Sequence[LocalPeer]], seconds: float = 60.0) -> list[str]:
-    """Where the peers of a run listen that this user started before this one, in homes beside its home.
+    """Returns where peers of a run listen that this user started before this one, in homes beside its home.
 
-    It waits so many `seconds` at most for those that are not ready yet. Only peers that began before count: if two
-    begin together, one waits.
+    It waits at most `seconds` for peers that are not ready yet. Only peers that began before this one count, so if two
+    begin together, one waits for the other.
     """
     deadline, own = time.monotonic() + seconds, Path(me.home)
     while True:
@@ -142,14 +142,15 @@ def running_beside(me: LocalPeer, living: Callable[[], Sequence[LocalPeer]], sec
         older = [each for each in beside if each.home != me.home and (each.born, each.pid) < (me.born, me.pid)]
         told = [address for peer in older for address in addresses_in(Path(peer.home, "peer.json"), "addresses")]
         found = [address for address in told if _listens(address)]
-        # A home may hold the word of a life that was killed, so what counts is whether somebody listens there.
+        # A home may hold the file of a process that was killed, so what counts is whether somebody listens there.
         if found or all(Path(peer.home, "peer.json").exists() for peer in older) or time.monotonic() > deadline:
             return found
         time.sleep(0.2)
 
 
 def _listens(address: str) -> bool:
-    """In this network namespace, too: containers may share the directories and not the network."""
+    """Whether somebody listens there, seen from this network namespace: containers may share directories but not the
+    network."""
     where = parse_address(address)
     try:
         with closing(socket.create_connection((where.host, where.port), timeout=2.0)):
@@ -159,12 +160,12 @@ def _listens(address: str) -> bool:
 
 
 def remembered(home: Path) -> list[str]:
-    """Addresses of the peers that the peer of a home knew when it left last."""
+    """Returns addresses of the peers that the peer of a home knew when it last left."""
     return addresses_in(home / CONTACTS)
 
 
 def read_link(home: Path) -> tuple[Link, str]:
-    """The last link that the peer of a home gave out, and what else it takes to join; "" if nothing.
+    """Returns the last link that the peer of a home gave out, and what else joining takes; "": nothing.
 
     Raises OSError and AddressError.
     """

@@ -1,4 +1,4 @@
-"""How a peer is made and joins its run, in two functions; and how it leaves again, the other way round."""
+"""How a peer is made and joins its run, in two functions; and how it leaves, in reverse order."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ReadyPeer:
 
 @contextmanager
 def join_run(recipe: Recipe, role: Role, home: Home, **options: Any) -> Iterator[RunPeer]:
-    """Makes this process a peer of the run while the block lasts, see `ready_peer` and `joined`."""
+    """Makes this process a peer of the run while the block lasts: see `ready_peer` and `joined`."""
     with ready_peer(recipe, role, home, **options) as ready, joined(ready):
         yield ready.peer
 
@@ -81,18 +81,18 @@ def ready_peer(
     patience: float = 30.0,
     begins_anew: bool = False,
 ) -> Iterator[ReadyPeer]:
-    """Makes all that a peer works with; it can be asked, paused and limited, and is not in the network yet. In the end
+    """Makes all that a peer works with: it can be asked, paused and limited, and is not in the network yet. At the end
     everything is given back, whatever happened inside.
 
-    `port`: where it listens if the recipe names none; 0: where it did in its last life in this home, for links name
-    that port, or where that is taken at any free one. `listener` hears this peer's events from the first on, those of
-    joining included. `patience`: seconds for which a newcomer tries its first contacts again before it gives up; a
-    peer whose home knows others of the run tries on until one answers. `begins_anew`: it begins the run from its first
-    epoch if nobody who holds a later one can be reached, and waits for nobody.
+    `port`: where it listens if the recipe names none; 0: the port of the last process in this home, since links name
+    it, or any free one if that is taken. `listener` hears this peer's events from the first on, also those of joining.
+    `patience`: seconds for which a newcomer tries its first contacts again before it gives up; a peer whose home knows
+    others of the run goes on until one answers. `begins_anew`: it begins the run from its first epoch if nobody who
+    holds a later one can be reached, and waits for nobody.
 
-    Raises RecipeError if the user's configuration cannot be used, UsageError for `begins_anew` where the home holds a
-    later epoch, FingerprintError where it holds a state of another recipe, and MembershipError when the run is closed
-    and this peer has no invitation.
+    Raises RecipeError if the user's configuration cannot be used, UsageError for `begins_anew` if the home holds a
+    later epoch, FingerprintError if it holds a state of another recipe, and MembershipError when the run is closed and
+    this peer has no invitation.
     """
     found = checkpoints_below(home.path, recipe.run_id)
     if begins_anew and found:
@@ -101,7 +101,8 @@ def ready_peer(
             "from there, move the directory away, or give the run another run_id"
         )
     limits = LimitStore(recipe)
-    offer, fingerprint = RecipeOffer.of(recipe), fingerprint_of(recipe)  # it reads the tokenizer's files, so once
+    # reads the tokenizer's files, so it is called once
+    offer, fingerprint = RecipeOffer.of(recipe), fingerprint_of(recipe)
     hello, apart = Hello(recipe.run_id, fingerprint, build()), run_apart(recipe, home, has_state=bool(found))
     proved = bool(found) and hello.is_of_home(home.path, agreed_leaves(recipe), apart)
     with ExitStack() as leaving:
@@ -134,7 +135,7 @@ def ready_peer(
         leaving.callback(events.subscribe(summary.note))
         sensors = Sensors(files_of(recipe, home.path), LocalPeers().living)
         governor = Governor(limits, sensors, activity, pace, dht.limit_rates, partial(warn, events))
-        leaving.enter_context(governor)  # before the network: limits hold for the first byte too
+        leaving.enter_context(governor)  # entered before the network: limits hold for the first byte too
         peer = RunPeer(
             recipe=recipe,
             role=role,
@@ -163,8 +164,8 @@ def ready_peer(
 def joined(ready: ReadyPeer) -> Iterator[None]:
     """The peer is in its run while the block lasts; then it says goodbye.
 
-    Raises BootstrapError when a newcomer finds no contact that answers and takes it in, and FingerprintError when they
-    refuse.
+    Raises BootstrapError when a newcomer finds no contact that answers and takes it in, and FingerprintError when the
+    contacts refuse.
     """
     peer, acquaintances = ready.peer, ready.acquaintances
     dht = peer.dht
@@ -210,7 +211,7 @@ def network_of(
     port: int,
     patience: float,
 ) -> DHT:
-    """The peer's place in the network, before it runs."""
+    """Returns the peer's place in the network, not running yet."""
     local = recipe.local
     return DHT(
         (*contacts, *acquaintances.here()) if contacts else (),
@@ -236,7 +237,8 @@ def warn(events: Events, text: str) -> None:
 
 @contextmanager
 def following_revocations(dht: DHT, run_id: str, membership: Membership) -> Iterator[None]:
-    """Follows them, and proofs of lies: the owner's monitor averages nothing, and hears whom to revoke."""
+    """Follows revocations, and proofs of lies: the owner's monitor averages nothing, so it hears here whom to
+    revoke."""
 
     async def begin(dht: DHT, node: DHTNode) -> tuple[Revocations, PeerTrust]:
         revocations = Revocations(node.endpoint, membership)
@@ -280,31 +282,32 @@ async def ask_for_admission(ready: ReadyPeer, admission: Admission) -> None:
     keep = partial(peer.home.leave, HELLO, msgspec.json.encode(ready.hello).decode())
     met = await meet_all(dht, peer.contacts, 10.0)
     peer.links.welcomed = {each: tuple(met[each]) for each in await admission.ask(met)}
-    # Now: they may be gone before this peer has loaded its model.
+    # Asked now: they may be gone before this peer has loaded its model.
     shown = (hear(dht.endpoint, run_id, each, place_of(at[0])) for each, at in peer.links.welcomed.items())
     peer.heard = await asyncio.gather(*shown)
-    if not peer.links.welcomed:  # it has moved, perhaps: others would dial it where it was. 3 s: they may be gone
+    if not peer.links.welcomed:  # perhaps this peer has moved, and others dial its old address. 3 s: they may be gone
         met |= (known := await meet_all(dht, ready.acquaintances.here(), 3.0))
         if met and not ready.proved:
             await admission.ask(known, named=False)
-            others = peer.members.others if ready.newcomer else dict  # these stop nobody who has a state
+            # others than contacts may not stop a peer with a state
+            others = peer.members.others if ready.newcomer else dict
             admission.tasks.spawn(admission.keep_asking(met, others, keep))
             return
     keep()
 
 
 async def meet_all(dht: DHT, addresses: Sequence[str], timeout: float) -> dict[PeerID, list[str]]:
-    """The peers that answer at these addresses, and at which of them each does."""
+    """Returns the peers that answer at these addresses, each with the addresses at which it does."""
     found = await asyncio.gather(*(meet(dht, address, timeout) for address in addresses))
     pairs = [(peer, address) for peer, address in zip(found, addresses, strict=True) if peer is not None]
     return {peer: [where for other, where in pairs if other == peer] for peer, _ in pairs}
 
 
 async def meet(dht: DHT, address: str, timeout: float) -> PeerID | None:
-    """The peer that answers at a contact's address; None: nobody now. The DHT met at least one of them, and keeps
-    probing the others."""
+    """Returns the peer that answers at a contact's address; None: nobody now. The DHT has met at least one contact, and
+    keeps probing the others."""
     named = parse_address(address).peer_id
-    if named is not None and dht.endpoint.is_connected(named):  # another of its addresses leads there
+    if named is not None and dht.endpoint.is_connected(named):  # through another of its addresses
         return named
     try:
         peer = await dht.endpoint.connect(address, timeout=timeout)

@@ -1,7 +1,7 @@
 """The life of a process in a run, from its model to its goodbye.
 
-A trainer computes gradients; a monitor follows with nothing of its own, so that it always holds the state of the run;
-an auxiliary adds up parts of gradients for others.
+A trainer computes gradients; a monitor follows and computes none, so that it always holds the state of the run; an
+auxiliary adds up parts of gradients for others.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def run_trainer(
     resume: Resume | None = None,
     task: Task | None = None,
 ) -> LoopResult:
-    """Trains; what was done stands in the home's summary afterwards, also when training ended by an error.
+    """Trains. Afterwards the home's summary says what was done, also if training ended by an error.
 
-    In the end, by whatever it came, a trainer writes a checkpoint into its home, unless somebody who stays holds as
-    much; `peer.saved` says which. At the last epoch it stays a little while for those who missed the last round.
-    `task`: see Collaboration. Raises CheckpointError, at the very end, if the checkpoint could not be written.
+    At the end, however it came, a trainer writes a checkpoint into its home, unless a peer that stays holds as much;
+    `peer.saved` says which. At the last epoch it stays a little while for peers that missed the last round. `task`: see
+    Collaboration. Raises CheckpointError, at the very end, if the checkpoint could not be written.
     """
     with _holding_the_state(peer, watch, stop, resume, task) as collaboration:
         optimizer = collaboration.optimizer
@@ -72,7 +72,7 @@ def _holding_the_state(
     peer: RunPeer, watch: RunWatch, stop: threading.Event, resume: Resume | None, task: Task | None
 ) -> Iterator[Collaboration]:
     """The model and optimizer of a trainer or a monitor, from the checkpoint that `resume` names or else its own newest
-    one. At the end its summary is written, and it says goodbye."""
+    one. At the end the peer writes its summary and says goodbye."""
     collaboration = Collaboration(peer, resume=resume, task=task)
     collaboration.optimizer.core.catch_up.gives_up = stop.is_set
     with _following(collaboration, watch):
@@ -128,7 +128,7 @@ def train(
     rest: Callable[[], bool] = lambda: False,
     last_epoch: Callable[[], int | None] = lambda: None,
 ) -> LoopResult:
-    """Computes until `stop` is set, the data has ended or the run. `rest`, `last_epoch`: see TrainingLoop."""
+    """Computes until `stop` is set, the data ends or the run ends. `rest`, `last_epoch`: see TrainingLoop."""
     peer, recipe = collaboration.peer, collaboration.peer.recipe
 
     pace = peer.pace.share
@@ -137,7 +137,7 @@ def train(
         nonlocal pace
         peer.processors.take()
         if (share := peer.pace.share) != pace:
-            factor = share / pace  # others need not learn it by and by
+            factor = share / pace  # told at once, so others need not learn the new pace step by step
             collaboration.optimizer.call(lambda core: core.tracker.performance_ema.scale(factor))
             pace = share
         on_step()
@@ -175,9 +175,8 @@ def run_monitor(
 ) -> None:
     """Follows the run, writes its checkpoints and hands out its state, until told to stop.
 
-    After the last epoch it goes on to serve state and dashboard, for those who come late; with `leave_when_done` only
-    for a little while, as trainers do. Raises CheckpointError, at the very end, if the last checkpoint could not be
-    written.
+    After the last epoch it goes on serving state and dashboard, for peers that come late; with `leave_when_done` only a
+    little while, as trainers do. Raises CheckpointError, at the very end, if the last checkpoint could not be written.
     """
     with _holding_the_state(peer, watch, stop, resume, task) as collaboration:
         optimizer = collaboration.optimizer
@@ -200,7 +199,7 @@ def run_monitor(
                 collaboration.linger()
             else:
                 collaboration.linger(0.0)
-                while not stop.wait(1.0):  # in pieces: on Windows Ctrl-C does not end a wait
+                while not stop.wait(1.0):  # waits in pieces: on Windows Ctrl-C does not end a wait
                     pass
         checkpoints.require()
         peer.saved = checkpoints.outcome

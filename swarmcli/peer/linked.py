@@ -1,15 +1,15 @@
 """Runs that were joined by a link: where their files lie on this computer, and to what a person agreed.
 
     <data directory>/<run id>-<beginning of the fingerprint>/
-        recipe.yaml     what the contact handed out, checked, with what is this computer's own beside it
+        recipe.yaml     what the contact handed out, checked, with this computer's own settings beside it
         agreed.json     role → hash of the recipe that somebody agreed to in that role
         invitation      to a closed run, from the link; readable by this user alone
         data/           for what a recipe reads and no link brings
         models/         config and tokenizer of a saved model, as a peer of the run handed them out
         <run id>/       the peers: trainer-1, monitor-1, …
 
-The recipe is written when somebody has agreed, never before. From then on it is a recipe like any other. The files of
-a model lie there while somebody decides, since its size is found out by them, and go again if the answer is no.
+The recipe is written when somebody has agreed, never before. From then on it is a recipe like any other. A model's
+files come before somebody decides, since its size is computed from them, and are removed if the answer is no.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from swarmcli.recipe.ticket import Ticket
 from swarmcli.run.asking import Visitor
 
 if TYPE_CHECKING:
-    from swarmcli.optim.config import Role  # which brings torch along: a link that cannot be read is refused before
+    from swarmcli.optim.config import Role  # it imports torch: a link that cannot be read is refused before that
 
 RECIPE = "recipe.yaml"
 AGREED = "agreed.json"
@@ -45,15 +45,15 @@ class LinkedRun:
     def __init__(self, link: Link) -> None:
         self.link = link
         self.path = data_directory() / f"{link.run_id}-{link.fingerprint[:8]}"
-        self.brought: dict[Path, int] = {}  # the files of a model that came for this link, and their sizes
+        self.brought: dict[Path, int] = {}  # a model's files that came for this link → their sizes
 
     @property
     def recipe(self) -> Path:
         return self.path / RECIPE
 
     def kept(self) -> str | None:
-        """The recipe of an earlier time, if it still is the one that the link speaks of. Nobody has to be asked for it
-        then: the fingerprint says that it has not changed."""
+        """Returns the recipe that was kept earlier, if it still is the one of the link. Nobody need be asked for it
+        then: the fingerprint proves that it has not changed."""
         try:
             if digest_of(load_recipe(self.recipe)) == self.link.fingerprint:
                 return self.recipe.read_text(encoding="utf-8")
@@ -62,9 +62,9 @@ class LinkedRun:
         return None
 
     def visitor(self) -> Visitor | None:
-        """The visitor that looks at the link's run if it is closed: a peer of it on this computer, or the holder of the
+        """Returns who looks at the link's run if it is closed: a peer of it on this computer, or the holder of the
         link. None: neither is known here. Raises MembershipError, IdentityError."""
-        if self.recipe.exists():  # then this computer has joined, and a bearer's invitation is taken up
+        if self.recipe.exists():  # then this computer has joined, and has used a bearer's invitation
             with suppress(MembershipError, RecipeError):
                 if (recipe := load_recipe(self.recipe)).access == "invite":
                     return of_recipe(recipe)
@@ -73,7 +73,7 @@ class LinkedRun:
         return visiting(self.link.ticket, self.link.fingerprint, self.path / self.link.run_id)
 
     def text_of(self, recipe: Recipe) -> str:
-        """The text that is kept of a recipe that has been handed out: with the paths of this computer, and the
+        """Returns the text that is kept of a recipe that was handed out: with the paths of this computer, and the
         contact."""
         values = json.loads(recipe.source[0])
         own = {
@@ -82,7 +82,7 @@ class LinkedRun:
             "local": {"data_dir": DATA},
         }
         text = json.dumps(values | own, ensure_ascii=False, indent=1) + "\n"
-        # YAML, as which this is read again, takes these within a text for no characters, or for ends of lines.
+        # YAML refuses these characters within a text, or takes them for ends of lines, and this is read again as YAML.
         return re.sub("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]", lambda each: f"\\u{ord(each[0]):04x}", text)
 
     def bring(self, files: Mapping[Path, bytes]) -> None:
@@ -97,10 +97,10 @@ class LinkedRun:
             raise self._unwritable(error) from error
 
     def forget(self) -> None:
-        """Takes away again what `bring` put there, unless it is kept, by this process or another one."""
+        """Removes what `bring` wrote, unless this process or another one keeps the run."""
         for path in () if self.recipe.exists() else self.brought:
             path.unlink(missing_ok=True)
-            with suppress(OSError):  # something else lies there
+            with suppress(OSError):  # the directory holds something else
                 for above in (path.parent, path.parent.parent, self.path):
                     above.rmdir()
         self.brought = {}
@@ -124,7 +124,7 @@ class LinkedRun:
         return SwarmError(f"{self.path} cannot be written ({error.strerror}); set {VARIABLE} to another directory")
 
     def keep_invitation(self, ticket: Ticket) -> None:
-        """Writes down what the link brings for a closed run, for the peers that begin here. Raises SwarmError."""
+        """Writes down the link's invitation to a closed run, for the peers that begin here. Raises SwarmError."""
         try:
             keep_ticket(self.path, ticket)
         except OSError as error:
@@ -139,8 +139,8 @@ class LinkedRun:
 
 
 def visitor_of(run: Link | Recipe | None) -> Visitor | None:
-    """The visitor that looks at a run if it is closed; None: nobody in particular. Raises MembershipError,
-    IdentityError."""
+    """Returns who looks at a run if it is closed; None: it is open, or nobody who may look is known here. Raises
+    MembershipError, IdentityError."""
     if isinstance(run, Recipe):
         return of_recipe(run) if run.access == "invite" else None
     return LinkedRun(run).visitor() if run is not None else None

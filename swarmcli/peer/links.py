@@ -1,4 +1,4 @@
-"""The link by which others join through one peer: to whom it leads, and where it is left."""
+"""The link by which others join through one peer: to whom it leads, and where it is written."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from swarmcli.recipe.offered import needs_in_words, offered_contents, offered_fi
 class RecipeOffer:
     """A recipe as links hand it out."""
 
-    text: str = ""  # "": it cannot travel
-    digest: str = ""  # its hash, as in links; likewise
-    contents: str = ""  # of its saved model and tokenizer
+    text: str = ""  # "": the recipe cannot travel
+    digest: str = ""  # the recipe's hash, as in links; "" likewise
+    contents: str = ""  # see `offered_contents`
     files: Mapping[str, Path] = field(default_factory=dict)
-    why_not: str = ""  # it cannot travel
+    why_not: str = ""  # why the recipe cannot travel; "": it can
 
     @classmethod
     def of(cls, recipe: Recipe) -> RecipeOffer:
@@ -44,7 +44,7 @@ class RecipeOffer:
 
 
 class RunLinks:
-    """Those of one peer."""
+    """One peer's links."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class RunLinks:
         )
 
     def link(self) -> Link | None:
-        """The link by which most others can join: through those peers that most can dial, this one among them or not,
-        and of these first through those that stay. None: see `why_none`. From any thread; it may be another one from
+        """Returns the link by which most others can join: it names the peers that most others can dial, perhaps without
+        this one, first those that stay longest. None: see `why_none`. Any thread may call it; the link may change from
         call to call."""
         if not (self._offer.text and self._dht.is_alive()):
             return None
@@ -77,16 +77,16 @@ class RunLinks:
         most = [peer for peer, places in found.items() if scope_of_places(places) == widest][:MOST_PEERS]
         if not most:
             return None
-        # In a closed run the peer that comes first binds invitations: that is no matter of what others say of
-        # themselves.
+        # In a closed run the first peer binds invitations, so what others say of themselves must not decide which that
+        # is.
         first, *others = most if self.recipe.access == "invite" else sorted(most, key=stays_less)
         further = tuple((peer, found[peer][:OTHER_PLACES]) for peer in others)
         return Link(first, found[first], self.recipe.run_id, self._offer.digest, others=further)
 
     def _named_by_links(self, stays_less: Callable[[PeerID], Any]) -> Iterator[tuple[PeerID, Sequence[str]]]:
-        """This peer, the contacts that took it in, and others of the run where this peer has dialed them: nobody is
-        sent to an address by hearsay. What others say of themselves orders these, and drives out neither this peer nor
-        whom its user has named."""
+        """Yields this peer, the contacts that took it in, and others of the run that this peer has dialed itself: a
+        link sends nobody to an address by hearsay. What others say of themselves orders only these others, so it drives
+        out neither this peer nor a contact that its user has named."""
         endpoint = self._dht.endpoint
         yield self._dht.peer_id, endpoint.direct_addresses
         for contact, addresses in self.welcomed.items():
@@ -99,28 +99,28 @@ class RunLinks:
                 yield peer, [address for address in endpoint.first_hand(peer) if is_direct(address)]
 
     def _stays_less(self, others: Mapping[PeerID, PeerReport], peer: PeerID) -> tuple[bool, float, bool, PeerID]:
-        """By this links name monitors and auxiliaries first, then the trainers that have computed longest; this peer
-        before its like."""
+        """A key to sort by: monitors and auxiliaries first, then the trainers that have computed most; this peer before
+        its equals."""
         report = others.get(peer)
         role = self._role if peer == self._dht.peer_id else report.role if report else "trainer"
         samples = self._summary.samples if peer == self._dht.peer_id else report.samples if report else 0
         return role == "trainer", -samples if role == "trainer" else 0.0, peer != self._dht.peer_id, peer
 
     def has_another_link(self) -> bool:
-        """Whether the link has changed since it was told: what others can dial is found out while a peer runs."""
+        """Whether the link has changed since `tell`: who can be dialed is found out while a peer runs."""
         return self.link() != self._told
 
     def tell(self, dashboard: str = "") -> bool:
-        """Leaves word in the home, while this peer lives, of how it can be reached: for scripts on this machine. The
-        link stays there, unless it leads nowhere any more. Returns whether people should hear of it, since the link
-        that was told before does less."""
+        """Writes into the home, while this peer lives, how it can be reached: for scripts on this machine. The link
+        stays in the home, unless it leads nowhere any more. Returns whether people should hear of the new link, since
+        the old one leads nowhere, or is for others."""
         addresses, link, before = self._dht.get_visible_addresses(), self.link(), self._told
         told = {"peer": self._dht.peer_id.text, "addresses": addresses, "dashboard": dashboard, "link": str(link or "")}
         if link:
             write_file(self._home.path / LINK, f"{link}\n{needs_in_words(self.recipe)}\n".encode())
         else:
             (self._home.path / LINK).unlink(missing_ok=True)
-        write_file(self._home.path / "peer.json", json.dumps(told).encode())  # last: a script waits for it
+        write_file(self._home.path / "peer.json", json.dumps(told).encode())  # written last: a script waits for it
         self._told = link
         if link is None or before is None:
             return link is not before

@@ -11,7 +11,7 @@ from swarmcli.run.counting import ContributionReader
 
 
 class RunMembers:
-    """The members of the run, and what each has given: nobody, until this peer takes part. From any thread."""
+    """The members of the run, and what each has given: none, until this peer takes part. Any thread may call it."""
 
     def __init__(self) -> None:
         self._optimizer: Optimizer | None = None
@@ -21,13 +21,13 @@ class RunMembers:
         self._optimizer, self._accounts = optimizer, accounts
 
     def others(self) -> Mapping[PeerID, PeerReport]:
-        """Returns the report of each of the others."""
+        """Returns the report of each other peer."""
         return {} if self._optimizer is None else self._optimizer.peers()
 
     def contributions(self) -> Sequence[Contribution]:
-        """Most samples first."""
+        """Returns the contributions, most samples first."""
         return () if self._accounts is None else self._accounts.contributions()
 
     def rests_on(self) -> str:
-        """Whose count the contributions are, in a sentence."""
+        """Says whose count the contributions are, in a sentence."""
         return "" if self._accounts is None else self._accounts.rests_on()

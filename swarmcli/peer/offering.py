@@ -1,10 +1,11 @@
-"""The recipe on its way from a peer of the run to the holder of a link.
+"""Brings the recipe from a peer of the run to the holder of a link.
 
 Every peer whose recipe can travel answers `run.recipe`; the connection is authenticated, so the text comes from the
 peer that the link names. What it says beyond the recipe (how fast the run goes) is its word alone, and only shown.
 
-A saved model's config comes with it, and the hashes of the tokenizer's files. These are asked for piece by piece by
-`run.file`, once the link has proved the hashes: so it does not matter which peer gives them.
+The answer also has a saved model's config, and the hashes of the tokenizer's files. The newcomer checks the hashes
+against the link, and then asks for these files piece by piece by `run.file`: so it does not matter which peer gives
+them.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ from swarmcli.version import build, unlike
 from swarmcli.words import printable
 
 if TYPE_CHECKING:
-    from swarmcli.optim.config import Role  # it brings torch along
+    from swarmcli.optim.config import Role  # it imports torch
 
 T = TypeVar("T")
 METHOD, FILE_METHOD = "run.recipe", "run.file"
 PIECE = 256 << 10  # bytes of a file in one answer; both ends have to agree
-MAX_PEERS = 1 << 20  # of each role that a run may be said to have
-# Seconds for which a volunteer waits.
+MAX_PEERS = 1 << 20  # peers of one role that an answer may name
+# How long a volunteer waits, in seconds.
 RECIPE_SECONDS = 15.0  # for the dial, and as long for the recipe
 PIECE_SECONDS = 30.0  # for one answer with a piece of a file …
 FILES_SECONDS = 900.0  # … and for all of them
-HEAD_START = 20.0  # of the peer that answered first, before another one is asked for files beside it
+HEAD_START = 20.0  # for the peer that answered first, before another one is asked for files as well
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_PEERS)]
 
@@ -70,12 +71,12 @@ class RecipeOffered(msgspec.Struct, frozen=True):
 
     recipe: Annotated[str, msgspec.Meta(max_length=MAX_OFFERED)]  # checked again in bytes
     epoch: int = 0
-    epoch_seconds: float = 0.0  # that one takes lately; 0: not known
-    trainers: Count = 0  # that take part, as the answering peer sees it; all 0: not known
+    epoch_seconds: float = 0.0  # how long an epoch takes lately; 0: not known
+    trainers: Count = 0  # peers that take part, as the answering peer sees it; all 0: not known
     monitors: Count = 0
     auxiliaries: Count = 0
     contents: Annotated[str, msgspec.Meta(max_length=MAX_OFFERED)] = ""  # of saved models, see `offered_contents`
-    version: Version = ""  # of its swarm
+    version: Version = ""  # of swarm
 
     @property
     def going(self) -> RunEstimate:
@@ -91,7 +92,7 @@ class FileWanted(msgspec.Struct, frozen=True):
 
 
 class FilePiece(msgspec.Struct, frozen=True):
-    """PIECE bytes, or those up to the end."""
+    """PIECE bytes, or the rest of the file."""
 
     size: Annotated[int, msgspec.Meta(ge=0, le=MOST_FILES_BYTES)]  # of the whole file
     data: Annotated[bytes, msgspec.Meta(max_length=PIECE)]
@@ -110,14 +111,14 @@ class RecipeService:
         contents: str = "",
         files: Mapping[str, Path] | None = None,
     ) -> None:
-        """`text`: what `offered` made of the recipe; `contents` and `files`: likewise `offered_contents` and
-        `offered_files`. `roles`: of all peers of the run, this one included."""
+        """`text`, `contents`, `files`: what `offered`, `offered_contents` and `offered_files` made of the recipe.
+        `roles`: of all peers of the run, also this one."""
         self._run_id = run_id
         self._contents, self._files = contents, dict(files or {})
         self._text = text
         self._roles = roles
         self._epoch = 0
-        self._seconds = deque[float](maxlen=8)  # the middle one is the pace: epochs that wait, or are short, are not
+        self._seconds = deque[float](maxlen=8)  # their median is the pace, since some epochs wait, or are short
         endpoint.serve(METHOD, RecipeWanted, self._answer)
         if self._files:
             endpoint.serve(FILE_METHOD, FileWanted, self._give)
@@ -159,14 +160,14 @@ class RecipeService:
 def fetch_recipe(
     link: Link, directory: Path, bring: Callable[[Mapping[Path, bytes]], object] = bool
 ) -> tuple[Recipe, RecipeOffered]:
-    """The recipe that a link speaks of, from whichever of its peers hands it out first, checked by `read_offered`.
+    """Returns the recipe of a link, from whichever of its peers hands it out first, checked by `read_offered`.
 
     `bring` gets the files of its saved model and tokenizer, whole and checked, by their places below `directory`.
 
-    For a thread without a loop. Raises BootstrapError when none of the peers answers at any of its addresses; for the
-    peer that came furthest FingerprintError when it is in no run or in another one, and RecipeError as `read_offered`
-    does; MembershipError for an invitation that is not for this computer, and RecipeError where the recipe has another
-    owner than the invitation.
+    For a thread without a loop. Raises BootstrapError when none of the peers answers at any of its addresses. If some
+    do, it raises the error of one: FingerprintError if that peer is in no run or in another one, and RecipeError as
+    `read_offered` does. Raises MembershipError for an invitation that is not for this computer, and RecipeError if the
+    recipe has another owner than the invitation.
     """
     visitor = visiting(link.ticket, link.fingerprint, directory / link.run_id) if link.ticket is not None else None
     thread = LoopThread.acquire()
@@ -185,7 +186,7 @@ Fetched = tuple[Recipe, RecipeOffered, dict[Path, bytes]]
 
 
 async def _ask_each(link: Link, visitor: Visitor | None, directory: Path) -> Fetched:
-    """Asks all of the link's peers at once; one that is gone, slow or false costs nothing where another one answers."""
+    """Asks all of the link's peers at once; one that is gone, slow or lies costs nothing if another one answers."""
 
     failures: list[SwarmError] = []
     got: dict[str, bytes] = {}  # the tokenizer's files by their names, whoever gave them
@@ -220,8 +221,8 @@ async def _ask_each(link: Link, visitor: Visitor | None, directory: Path) -> Fet
 
 
 async def fetch_files(endpoint: Endpoint, link: Link, wanted: Mapping[str, str], got: dict[str, bytes]) -> None:
-    """Gets the files of these names and SHA-256 that are not in `got` yet, from the first peer that the link names.
-    Raises SwarmError for a peer that gives others, too many bytes, or gives them too slowly."""
+    """Gets the files of these names and SHA-256 that are not in `got` yet, from the first peer of the link. Raises
+    SwarmError for a peer that gives other files or too many bytes, or gives them too slowly."""
     try:
         async with asyncio.timeout(FILES_SECONDS):
             for name, digest in wanted.items():
@@ -239,7 +240,7 @@ async def fetch_files(endpoint: Endpoint, link: Link, wanted: Mapping[str, str],
 
 
 async def _fetch_file(endpoint: Endpoint, link: Link, name: str, most: int) -> bytes:
-    """Each answer has as much as it can, so there are no more of them than an honest peer needs."""
+    """Each answer must have as many bytes as it can, so a peer cannot stretch a file over more answers than needed."""
     data, size = bytearray(), -1
     while len(data) != size:
         question = FileWanted(link.run_id, name, len(data))
@@ -253,7 +254,8 @@ async def _fetch_file(endpoint: Endpoint, link: Link, name: str, most: int) -> b
 
 @asynccontextmanager
 async def _in_turn(turn: asyncio.Lock, patience: float) -> AsyncIterator[None]:
-    """One after the other, but nobody waits longer than `patience` seconds: the one before may be slow on purpose."""
+    """One caller after the other, but none waits longer than `patience` seconds: the one before may be slow on
+    purpose."""
     mine = False
     with suppress(TimeoutError):
         async with asyncio.timeout(patience):
@@ -275,8 +277,8 @@ async def _recipe_from(endpoint: Endpoint, link: Link) -> RecipeOffered:
 
 @asynccontextmanager
 async def _met(link: Link, visitor: Visitor | None) -> AsyncIterator[Endpoint]:
-    """A connection to the first peer that the link names, by an identity of its own for this one question unless a
-    visitor of a closed run asks. What fails in the block is told as of the recipe."""
+    """A connection to the first peer of the link, with an identity made for this one question unless a visitor of a
+    closed run asks. Errors in the block are raised in the words of the recipe's fetch."""
     identity, membership = (visitor.identity, visitor.membership) if visitor else (Identity.generate(), None)
     endpoint = Endpoint(TCPTransport(identity), client_mode=True, membership=membership)
     try:
@@ -292,7 +294,7 @@ async def _met(link: Link, visitor: Visitor | None) -> AsyncIterator[Endpoint]:
             f"{link.peer_id.short} answers, but hands out no recipe: its run is not one that links can join, or its "
             "version of swarm is older; ask for a new link, or for the recipe file"
         ) from None
-    except NetworkError as error:  # of the call, and of the connection, which the contact may end
+    except NetworkError as error:  # of the call, or of the connection, which the contact may end
         raise SwarmError(
             f"the recipe did not come from {link.peer_id.short}: {printable(str(error))}; try again"
         ) from None
@@ -317,7 +319,7 @@ async def _dial(endpoint: Endpoint, addresses: Sequence[str]) -> None:
 
 
 async def _first(attempts: Iterable[Coroutine[Any, Any, T | None]]) -> T | None:
-    """The result of the first attempt that does not fail, which is to bring None; the others end."""
+    """Returns the result of the first attempt that succeeds (one that fails returns None); cancels the others."""
     tasks = [asyncio.create_task(attempt) for attempt in attempts]
     try:
         for task in asyncio.as_completed(tasks):

@@ -1,4 +1,4 @@
-"""Makes the loop of a role obey its peer's Activity: it pauses, says how far it is with that, and goes on or leaves."""
+"""Makes the loop of a role obey its peer's Activity: it pauses, says how far the pause is, and goes on or leaves."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from swarmcli.peer.activity import Activity, PendingWork
 
 
 class Pauses:
-    """A context manager, around the loop. While it is entered the optimizer hears of a pause the moment that somebody
-    asks for it, so the swarm does too, whatever the loop is at. A wish to stop is a pause that ends with the role: what
-    was computed is handed in first, if that can be within the time for which the peer is to stay. A wish to stop at
-    once, or one before or behind the loop, ends the role after its present step.
-    """
+    """A context manager around the loop. While it is entered, the optimizer hears of a pause, and so the swarm does,
+    the moment that somebody asks for it, whatever the loop is doing. A request to stop is a pause at whose end the role
+    ends: first the peer hands in what was computed, if that is possible within the time for which it is to stay. A
+    request to stop at once, or one before or after the loop, ends the role after its present step."""
 
     def __init__(
         self,
@@ -29,8 +28,8 @@ class Pauses:
         after_step: Callable[[], object] = lambda: None,
         say: Callable[[str], object] = lambda text: None,
     ) -> None:
-        """The role ends when `stop` is set, which a wish to stop comes to, or at its `last_epoch`. `after_step` is
-        called after each step of a pause, `say` with what people should know of samples that nobody takes."""
+        """The role ends when `stop` is set, as a request to stop does in the end, or at its `last_epoch`. `after_step`
+        is called after each step of a pause, `say` with what people should know of samples that nobody takes."""
         self._activity, self._optimizer, self._stop = activity, optimizer, stop
         self._last_epoch = last_epoch
         self._after_step = after_step
@@ -53,14 +52,14 @@ class Pauses:
         self._heed()
 
     def rest(self) -> bool:
-        """Returns at once, with False, if the peer may work. Otherwise hands in what was computed, waits until the
-        pause is over or the role ends, and comes into step with the run."""
+        """Returns False at once if the peer may work. Otherwise hands in what was computed, waits until the pause is
+        over or the role ends, and comes into step with the run."""
         if not self._rests:
             return self._follow()
         while self._rests and not self._leaves():
             self._step()
             self._resting = True
-            self._activity.status()  # tells how far the pause is
+            self._activity.status()  # tells listeners how far the pause is
             self._after_step()
         self._resting = False
         if not self._is_over and not self._optimizer.auxiliary:
@@ -68,14 +67,15 @@ class Pauses:
         return True
 
     def _follow(self) -> bool:
-        """While the samples of this peer cannot count: follows the run, and computes nothing. Whether it has."""
+        """While this peer's samples cannot count, follows the run and computes nothing. Returns whether it has
+        followed."""
         follows = False
         while self._optimizer.seat_lost and not (self._rests or self._stop.is_set() or self._is_over):
             follows = True
             self._step()
             self._after_step()
         if follows and not self._is_over:
-            self._optimizer.load_state_from_peers()  # at once, if it only followed
+            self._optimizer.load_state_from_peers()  # returns at once if this peer has only followed
         return follows
 
     def _heed(self) -> None:
@@ -89,7 +89,8 @@ class Pauses:
             self._optimizer.pause(leaving=status.state == "stopping")
 
     def _leaves(self) -> bool:
-        """Whether the role ends here: its user wants that, and nothing is left to hand in, or nobody to take it."""
+        """Whether the role ends here: its user wants that, and there is nothing left to hand in, or nobody who takes
+        it."""
         if self._activity.status().state != "stopping":
             return False
         if why := self._activity.why_leave():

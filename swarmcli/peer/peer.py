@@ -1,4 +1,4 @@
-"""A member of a run, with which a role works: a home, a place in the network, a journal, and what came of it all."""
+"""A member of a run, with which a role works: a home, a place in the network, a journal, and how it ended."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class RunPeer:
     recipe: Recipe
     role: Role
     home: Home
-    contacts: Sequence[str]  # whom it joined by, where it was told of any
+    contacts: Sequence[str]  # first contacts, if it was told of any
     begins_anew: bool  # it begins the run from its first epoch if nobody who holds a later one can be reached
     fingerprint: Mapping[str, str]  # of the recipe
-    digest: str  # likewise, as in links; "": it cannot travel
+    digest: str  # of the recipe, as in links; "": the recipe cannot travel
     processors: ProcessorShare
     dht: DHT
     description: PeerDescription
@@ -54,8 +54,8 @@ class RunPeer:
     governor: Governor
     members: RunMembers
     links: RunLinks
-    heard: Sequence[Heard | None] = ()  # what the first contacts have shown of how far the run is
-    standing: Attestation | None = None  # of this peer's part, by a monitor; known when it leaves
+    heard: Sequence[Heard | None] = ()  # how far the run is, as the first contacts have shown
+    standing: Attestation | None = None  # this peer's contribution, signed by a monitor; known when it leaves
     saved: str = ""  # what became of this peer's state when it left, in words
     outcome: str = "done"  # how this peer's part in the run ended, for the journal
 
@@ -74,17 +74,17 @@ class RunPeer:
 
     @property
     def port(self) -> int:
-        """The port on which this peer listens, whether others can dial it or not; 0: it does not."""
+        """The port on which this peer listens, whether others can dial it or not; 0: none."""
         return self.dht.endpoint.listen_port
 
     def stand(self, standing: Attestation) -> None:
-        """A monitor has told of this peer's part: what it signed stays in the home, for a certificate."""
+        """Keeps in the home what a monitor has signed of this peer's contribution, for a certificate."""
         self.standing = standing
-        with suppress(SwarmError):  # a full disk costs no more than this
+        with suppress(SwarmError):  # if the disk is full, only this file is lost
             ContributionCertificate.make(standing).write(self.home.path / FILE)
 
     def leave_summary(self, optimizer: Optimizer) -> None:
-        """Writes down what this peer did and where it stands; a full disk costs the summary only."""
+        """Writes down what this peer did and where it stands; if the disk is full, only the summary is lost."""
         summary = self.summary
         summary.epoch = optimizer.local_epoch
         summary.digest = "" if optimizer.auxiliary else optimizer.state_digest()

@@ -1,7 +1,8 @@
 """Peers of one machine share its processors: each takes so many threads that together they have one per core.
 
 Teams of threads that do not fit onto the cores wait for each other at the end of every operation. Two trainers with two
-threads each on two cores took five times as long for a step as with one thread each."""
+threads each on two cores took five times as long for a step as with one thread each.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +23,19 @@ from swarmcli.threads import count_threads_by
 
 
 class ProcessorShare:
-    """How many threads are this process's share, as long as other peers of this machine come and go.
+    """How many threads are this process's share, while other peers of this machine come and go.
 
-    All threads that torch would take, less one for each core that other programs keep busy, are divided by the
-    trainers; what is left over goes to the oldest of them. A monitor, which computes now and then, takes as many as one
-    trainer more would get.
+    The threads that torch would take, less one for each core that other programs keep busy, are divided among the
+    trainers; the remainder goes to the oldest of them. A monitor, which computes now and then, takes as many as a
+    further trainer would get.
     """
 
     def __init__(
         self, peers: LocalPeers, entry: RegistryEntry, threads: int, *, shared: bool = True, every: float = 1.0
     ) -> None:
-        """`entry`: this process's among them. `threads`: how many there are for all; with `shared` false, for this
-        process alone. `every`: seconds between two looks at who is there; one takes about 0.1 ms for
-        each peer."""
+        """`entry`: this process's in the registry. `threads`: how many there are for all; if `shared` is False, for
+        this process alone. `every`: seconds between two looks at which peers are there; one takes about 0.1 ms for each
+        peer."""
         self._peers = peers
         self.entry = entry
         self._all = self._count = threads
@@ -44,7 +45,7 @@ class ProcessorShare:
         self._others = OthersUse()
 
     def count(self) -> int:
-        """From any thread."""
+        """Returns how many threads are this process's share now. Any thread may call it."""
         now = time.monotonic()
         if now >= self._looked + self._every:
             self._looked = now
@@ -66,17 +67,17 @@ class ProcessorShare:
         return min(self._all, max(1, each + (place < rest)))
 
     def take(self) -> None:
-        """Gives this thread, between two steps, as many threads for its arithmetic as its share is now."""
+        """Sets torch's threads to this process's present share. To be called between two steps."""
         if torch.get_num_threads() != (count := self.count()):
             torch.set_num_threads(count)
 
 
 @contextmanager
 def sharing_processors(recipe: Recipe, role: Role, home: Path, every: float = 1.0) -> Iterator[ProcessorShare]:
-    """Shows this process to the other peers of the machine while the block lasts, and gives its share.
+    """Shows this process to the other peers of the machine while the block lasts, and yields its share.
 
-    `local.threads` and OMP_NUM_THREADS are a person's own choice: then nothing is divided here. `every`:
-    see ProcessorShare.
+    `local.threads` and OMP_NUM_THREADS are a person's own choice: then nothing is divided here. `every`: see
+    ProcessorShare.
     """
     peers, me = LocalPeers(), LocalPeer.here(role, recipe.run_id, home)
     shared = recipe.local.threads is None and "OMP_NUM_THREADS" not in os.environ

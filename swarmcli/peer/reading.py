@@ -1,5 +1,5 @@
-"""Tells the run's peers which pieces of the data this one has read, and hears it of them. The rules are those of
-training/shared_pass.py."""
+"""Tells the run's peers which pieces of the data this one has read, and hears which they have read.
+training/shared_pass.py has the rules."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from swarmcli.training.task import SharesPasses
 
 logger = logging.getLogger(__name__)
 
-PERIOD = 15.0  # seconds between two words, and two looks at the others'
-EXPIRATION = 86_400.0  # seconds: what a peer has read stays read when it has left …
-THERE = 60.0  # … and what it had in hand is free again, so many seconds after its last word
+PERIOD = 15.0  # seconds between two records of this peer, and two looks at the others'
+EXPIRATION = 86_400.0  # seconds: what a peer has read stays read after it has left …
+THERE = 60.0  # … but what it had in hand is free again so many seconds after its last record
 MOST_HEARD = 256  # peers
 
 
@@ -51,8 +51,7 @@ class ReadingExchange:
         await self._tasks.close()
 
     async def exchange(self) -> None:
-        """Says what this peer has read, and hears it of the others. Others' words stay as they were where nobody
-        answers."""
+        """Tells what this peer has read, and hears what others have. If nobody answers, what was heard before stays."""
         try:
             if (own := self._shared.says()).sources:
                 await self._board.publish(own.model_copy(update={"time": self._clock.now()}))
@@ -71,7 +70,7 @@ class ReadingExchange:
 
 @contextmanager
 def reading_together(collaboration: Collaboration) -> Iterator[None]:
-    """The streams of this peer read what others have not read, if its task can choose."""
+    """Has the streams of this peer read what others have not read, if its task can choose."""
     task, dht, recipe = collaboration.task, collaboration.peer.dht, collaboration.peer.recipe
     if not isinstance(task, SharesPasses):
         yield

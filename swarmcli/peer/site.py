@@ -58,8 +58,8 @@ from swarmcli.training.resumed import Resume, resumed_place
 def leading_options(
     recipe: Recipe, commands: LeaderCommands, model: nn.Module, sums: list[SiteAccumulator]
 ) -> dict[str, Any]:
-    """For rank 0's Optimizer, made while the other ranks call `following`. Its accumulator goes into `sums`, unless it
-    makes local updates. Raises SiteError when a rank does not come."""
+    """Returns options for rank 0's Optimizer; the other ranks call `following` meanwhile. Its accumulator goes into
+    `sums`, except with local updates. Raises SiteError when a rank does not come."""
     options: dict[str, Any] = {}
     if recipe.local.site.zero:
         around = partial(SiteOptimizer, commands=commands, shared=SharedModel(commands.site, model))
@@ -89,21 +89,21 @@ def following(recipe: Recipe, site: Site, model: nn.Module, stop: threading.Even
 
 
 def trained_parameters(recipe: Recipe, model: nn.Module) -> list[nn.Parameter]:
-    """In the order of the optimizer."""
+    """Returns them in the order of the optimizer."""
     return [parameter for group in parameter_groups(recipe, model) for parameter in group["params"]]
 
 
 class Introduction(msgspec.Struct, frozen=True):
-    """Rank 0 tells the others of a site this of the peer that they are together."""
+    """What rank 0 tells the other ranks of a site about the peer that they are together."""
 
     peer_id: bytes
-    home: str  # the name of its directory
+    home: str  # the name of the peer's directory
 
 
 @contextmanager
 def form_site(recipe: Recipe, local_rank: int, store: Path | None = None) -> Iterator[tuple[Site, Compute]]:
-    """Meets the other processes, each on its device. `store`: see Site.form. Raises RecipeError, or SiteError when
-    they do not come."""
+    """Meets the site's other processes, each on its device. `store`: see Site.form. Raises RecipeError, or SiteError
+    when they do not come."""
     compute = choose_compute(recipe, local_rank)
     with Site.form(timeout=recipe.local.site.timeout, device=compute.device, store=store) as site:
         yield site, compute
@@ -121,8 +121,8 @@ def run_site_leader(
 ) -> LoopResult:
     """Trains as rank 0 until the run has ended or a process of the site was told to stop; otherwise as `run_trainer`.
 
-    `restarted`: goes on from the state of the life before. Raises SiteError when the site has lost a process, or one
-    of them has failed, and CheckpointError, when the site has been left, if the run's result could not be written.
+    `restarted`: goes on from the state of the site's last start. Raises SiteError when the site has lost a process, or
+    one of them has failed; and CheckpointError, at the very end, if the run's result could not be written.
     """
     place = resumed_place(peer.recipe, resume, peer.home.path) if resume else None
     site.share(Introduction, Introduction(bytes(peer.peer_id), peer.home.path.name))
@@ -153,7 +153,7 @@ def run_site_leader(
             with pauses:
                 result = _lead(collaboration, leader, state, watch)
         except BaseException:
-            leader.break_off()  # before the optimizer is left, which may wait for what the other ranks have
+            leader.break_off()  # before the optimizer shuts down, which may wait for what the other ranks have
             raise
         finally:
             peer.leave_summary(optimizer)
@@ -185,9 +185,9 @@ def _lead(
 
 
 def run_site_member(recipe: Recipe, site: Site, compute: Compute, stop: threading.Event, *, home: Path | None) -> None:
-    """Computes for rank 0 until that lets this process go. Raises SiteError when the site is broken.
+    """Computes for rank 0 until rank 0 lets this process go. Raises SiteError when the site is broken.
 
-    `home`: the directory of the site on this machine; None: where rank 0 has its own, if it is this machine.
+    `home`: the directory of the site on this machine; None: where rank 0 has its own, if it is on this machine.
     """
     introduction = site.share(Introduction, Introduction(b"", ""))  # rank 0's
     home = home or recipe.output_dir / recipe.run_id / introduction.home
@@ -222,5 +222,6 @@ def run_site_member(recipe: Recipe, site: Site, compute: Compute, stop: threadin
 
 
 def stream_seed_of(recipe: Recipe, introduction: Introduction, rank: int) -> int:
-    """The seed of the stream of data of a rank but 0: unlike those of the others and of all other peers."""
+    """Returns the seed of the data stream of a rank other than 0: unlike those of the other ranks and of all other
+    peers."""
     return stream_seed(recipe.seed, introduction.peer_id + rank.to_bytes(4, "big"))

@@ -1,4 +1,4 @@
-"""The model of a checkpoint on the Hugging Face Hub, beside a run that never waits for that."""
+"""Uploads the models of checkpoints to the Hugging Face Hub, beside a run that never waits for that."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from swarmcli.training import STREAM
 from swarmcli.words import first_words
 
 OF_TRAINING = (MANIFEST, TRAINING, OWNER, STREAM)  # of no use to users of the model
-STAGED = "upload-"  # in the home: what is sent, under names that last as long as that takes
+STAGED = "upload-"  # directories in the home with the files that are being sent, until they are sent
 
-Send = Callable[[Path, str], str]  # a directory and what to say of it; where it is now
+Send = Callable[[Path, str], str]  # (directory, commit message) → where the model is now
 
 
 class Uploads:
-    """Sends the models of checkpoints, one at a time, in a thread that ends with its process, so that nobody who leaves
-    waits for it.
+    """Sends the models of checkpoints, one at a time, in a daemon thread, so that a peer that leaves does not wait for
+    it.
 
-    A newer one takes the place of one that waits. One that fails is told of, and the next checkpoint is tried again.
+    A newer model replaces one that waits. If one fails, a warning says so, and the next checkpoint is tried again.
     """
 
     def __init__(self, home: Path, send: Send, events: Events) -> None:
         self._home, self._send, self._events = home, send, events
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._waiting: tuple[Path, str] | None = None  # what is sent next, and what to say of it
+        self._waiting: tuple[Path, str] | None = None  # what is sent next, and its commit message
         self._sending = ""
-        for left in home.glob(f"{STAGED}*"):  # by a process that was killed
+        for left in home.glob(f"{STAGED}*"):  # of a process that was killed
             shutil.rmtree(left, ignore_errors=True)
 
     def offer(self, checkpoint: Path, loss: float | None = None) -> None:
-        """To be called while the checkpoint is there; it may go at once afterwards. Raises nothing."""
+        """To be called while the checkpoint is there; it may be removed right afterwards. Raises nothing."""
         epoch = epoch_of(checkpoint)
         message = f"epoch {epoch}" + ("" if loss is None else f", evaluation loss {loss:.4f}")
         try:
@@ -60,7 +60,7 @@ class Uploads:
     def close(self, stopped: Callable[[], bool]) -> None:
         """Waits for what was offered, unless `stopped` says that the user does not."""
         while (thread := self._thread) is not None and not stopped():
-            thread.join(0.2)  # in pieces: a signal sets what `stopped` looks at
+            thread.join(0.2)  # waits in pieces: a signal changes what `stopped` returns
         if self._thread is not None:
             text = f"{self._sending} was not uploaded; the checkpoint is on this computer"
             self._events.emit(Noticed("info", text))
@@ -70,7 +70,7 @@ class Uploads:
             directory, message = staged
             try:
                 told = Noticed("info", without_tokens(f"{message} is at {self._send(directory, message)}"))
-            except Exception as error:  # of the library, of the network below it, and of the disk: many kinds
+            except Exception as error:  # from the library, the network below it, and the disk: many kinds
                 told = Noticed("warning", without_tokens(f"{message} is not uploaded: {first_words(error)}"))
             shutil.rmtree(directory, ignore_errors=True)
             self._events.emit(told)
@@ -86,8 +86,8 @@ class Uploads:
 
 
 def _stage(checkpoint: Path, directory: Path) -> None:
-    """The files of the model under further names, which outlive the checkpoint and take no room; copies where the file
-    system has no such names."""
+    """Gives the model's files further names (hard links), which outlive the checkpoint and take no room; copies them
+    where the file system has no hard links."""
     for file in checkpoint.iterdir():
         if file.is_file() and file.name not in OF_TRAINING and not file.name.startswith("."):
             try:
@@ -97,8 +97,8 @@ def _stage(checkpoint: Path, directory: Path) -> None:
 
 
 def hub(settings: UploadSettings) -> Send:
-    """Sends to the repository of a recipe, which is made if need be. The token is that of `hf auth login` or HF_TOKEN;
-    huggingface_hub finds it, and nobody here looks at it."""
+    """Returns a function that sends to the recipe's repository, which is made if need be. The token is that of `hf auth
+    login` or HF_TOKEN; huggingface_hub finds it, and nothing here reads it."""
 
     def send(directory: Path, message: str) -> str:
         try:
@@ -117,7 +117,7 @@ def hub(settings: UploadSettings) -> Send:
 
 
 def without_tokens(text: str) -> str:
-    """The words of a library, without what only its user may know."""
+    """Returns a library's words without tokens, which only its user may know."""
     secret = os.environ.get("HF_TOKEN", "")
     if len(secret) > 4:
         text = text.replace(secret, "…")
