@@ -1,7 +1,9 @@
-"""The directory of a peer's checkpoints: putting one in, the links beside them, and removing what need not stay.
+"""The directory of a peer's checkpoints: puts one in, keeps the links beside them, and removes those that need not
+stay.
 
-Every step leaves the directory usable if the process is killed in it. A checkpoint that has its name is whole; a link
-names one that is there; what else such a process leaves begins with a dot, and goes when the next one is written.
+Each step leaves the directory usable if the process is killed in it. A checkpoint that has its name is whole, and a
+link names one that exists. Whatever else a killed process leaves begins with a dot, and is removed when the next
+checkpoint is written.
 """
 
 from __future__ import annotations
@@ -32,14 +34,14 @@ class Keep:
 
 
 def kept(losses: Mapping[int, float | None], rules: Keep, latest: int | None = None) -> dict[int, tuple[str, ...]]:
-    """Why each epoch stays, in words; one that may go is not in it.
+    """Returns why each epoch stays, in words; an epoch that may go is not in it.
 
-    `losses`: of every checkpoint by its epoch; None: it was not evaluated. `latest` was written last, and stays: a run
-    that was set back writes it beside those of later epochs.
+    `losses`: each checkpoint's by its epoch; None: not evaluated. `latest`: the one that was written last, which stays:
+    a run that was set back writes it beside those of later epochs.
     """
     why: dict[int, tuple[str, ...]] = {}
-    # The first one of each stretch of epochs stays, from the first multiple on: not every run writes one at a multiple,
-    # since a peer may be handed several epochs at once.
+    # In each stretch of `every` epochs the first checkpoint stays, from the first multiple on: not every run writes one
+    # at a multiple, since a peer may get several epochs at once.
     lasting = sorted((epoch for epoch in losses if rules.every and epoch >= rules.every), reverse=True)
     firsts = {epoch // rules.every: epoch for epoch in lasting}
     stays: Sequence[tuple[str, Iterable[int]]] = (
@@ -54,7 +56,7 @@ def kept(losses: Mapping[int, float | None], rules: Keep, latest: int | None = N
 
 
 def best_epochs(losses: Mapping[int, float | None], count: int) -> list[int]:
-    """Those with the lowest losses, the best first; of equal ones the later."""
+    """Returns the epochs with the lowest losses, the best first; of equal ones the later."""
     measured = [(loss, -epoch) for epoch, loss in losses.items() if loss is not None and math.isfinite(loss)]
     return [-negative for _, negative in sorted(measured)[:count]]
 
@@ -65,7 +67,7 @@ def _newest(epochs: Collection[int], count: int, latest: int | None) -> list[int
 
 
 class CheckpointDirectory:
-    """The checkpoints in one directory, of one process that writes them. `tell` hears what went wrong beside them."""
+    """The checkpoints in one directory, which one process writes. `tell` hears what went wrong beside them."""
 
     def __init__(self, path: Path, keep: Keep | None = None, tell: Callable[[str], object] = lambda text: None) -> None:
         """`keep`: None is what its last writer had."""
@@ -74,20 +76,21 @@ class CheckpointDirectory:
         self._tell = tell
 
     def all(self) -> list[Path]:
-        """The checkpoints that there are, the oldest epoch first."""
+        """Returns the checkpoints, the oldest epoch first."""
         if not self.path.is_dir():
             return []
         return sorted((path for path in self.path.iterdir() if NAME.fullmatch(path.name)), key=epoch_of)
 
     def partial(self, epoch: int) -> Path:
-        """Where the checkpoint of an epoch is filled, before `put`."""
+        """Returns where the checkpoint of an epoch is filled, before `put`."""
         return self.path / f".epoch-{epoch:06d}-{os.getpid()}"
 
     def put(self, partial: Path) -> Path:
-        """Gives what was filled, and flushed to the disk, its name; `latest` names it then. Raises OSError.
+        """Gives a checkpoint that was filled, and flushed to the disk, its name; then `latest` names it. Raises
+        OSError.
 
-        Over a checkpoint of the same epoch too, of a run that was resumed before it. A directory cannot be exchanged
-        for another at once on every system, so the older one makes way under a name by which it can still be read.
+        It may replace a checkpoint of the same epoch, of a run that was resumed before it. Not every system can
+        exchange directories in one step, so the older one is moved to a name by which it can still be read.
         """
         place = self.path / f"epoch-{epoch_of(partial):06d}"
         if place.exists():
@@ -100,7 +103,7 @@ class CheckpointDirectory:
 
     def _replace(self, place: Path, partial: Path) -> None:
         aside = place.with_name(place.name + REPLACED)
-        self._move(BEST, [place], self._best(place))  # by a loss that was another's
+        self._move(BEST, [place], self._best(place))  # its loss belongs to the older checkpoint
         self._move(LATEST, [place], partial)
         try:
             place.rename(aside)
@@ -117,7 +120,7 @@ class CheckpointDirectory:
         discard(aside)
 
     def mend(self) -> None:
-        """Puts right what a killed process left, and says beside the checkpoints which ones stay."""
+        """Repairs what a killed process left, and writes the rules by which checkpoints stay beside them."""
         if not self.path.is_dir():
             return
         for aside in self.path.glob(f"epoch-*{REPLACED}"):
@@ -134,27 +137,27 @@ class CheckpointDirectory:
                 self._undo_copy(link)
         self._point(LATEST, self._newest())
         self._point(BEST, self._best())
-        for left in self.path.glob(".*-*"):  # nobody but this process writes here: its home is locked
+        for left in self.path.glob(".*-*"):  # only this process writes here: its home is locked
             if left.is_dir() and not left.is_symlink():
                 shutil.rmtree(left, ignore_errors=True)
             else:
                 with suppress(OSError):
                     left.unlink()
         if rules_of(self.path) != self.keep:
-            with suppress(OSError):  # a full disk costs no more than the words of a list
+            with suppress(OSError):  # if the disk is full, only a list lacks these words
                 write_file(self.path / RULES, f"{json.dumps(asdict(self.keep))}\n".encode())
 
     def _undo_copy(self, link: Path) -> None:
-        """`scp -r` makes a directory of a link, a checkpoint that would stay old under this name. Where only that was
-        copied it gets its own name. A directory that is no checkpoint is somebody's own, and stays."""
+        """`scp -r` makes a directory of a link: a copy of the checkpoint, which would stay old under this name. If only
+        the copy came, it gets its own name. A directory that is no checkpoint is somebody's own, and stays."""
         with suppress(CheckpointError):
             place = self.path / f"epoch-{read_manifest(link)['epoch']:06d}"
             with suppress(OSError):
-                link.rename(place)  # fails where that is there
+                link.rename(place)  # fails if that exists
             discard(link)
 
     def remember_loss(self, place: Path, loss: float, samples: int, metrics: Mapping[str, float] | None = None) -> bool:
-        """Writes down what a checkpoint was evaluated at; whether it is the best one now."""
+        """Writes down the loss of a checkpoint's evaluation; returns whether it is the best one now."""
         measured = {"loss": loss if math.isfinite(loss) else None, "samples": samples, "metrics": dict(metrics or {})}
         text = json.dumps(measured) + "\n"
         try:
@@ -167,13 +170,14 @@ class CheckpointDirectory:
         return best == place
 
     def prune(self, written: Path | None = None) -> list[Path]:
-        """Removes what need not stay, and says what that was. `written` stays; None: what `latest` names."""
+        """Removes checkpoints that need not stay, and returns them. `written` stays; None: the one that `latest`
+        names."""
         gone = self.to_go(written)
         self.remove(gone)
         return gone
 
     def to_go(self, written: Path | None = None) -> list[Path]:
-        """The checkpoints that need not stay."""
+        """Returns the checkpoints that need not stay."""
         name = written.name if written is not None else self.linked(LATEST)
         last = epoch_of(Path(name)) if name is not None and NAME.fullmatch(name) else None
         found = self.all()
@@ -181,7 +185,7 @@ class CheckpointDirectory:
         return [path for path in found if epoch_of(path) not in staying]
 
     def remove(self, paths: Iterable[Path]) -> None:
-        """The links move on first, to what is left."""
+        """Moves the links to what is left, and then removes the checkpoints."""
         going = list(paths)
         left = [path for path in self.all() if path not in going]
         self._move(LATEST, going, left[-1] if left else None)
@@ -190,7 +194,7 @@ class CheckpointDirectory:
             discard(path)
 
     def _move(self, name: str, going: Collection[Path], to: Path | None) -> None:
-        """A link that names one of those that go names another from now on, or is no more."""
+        """A link that names one of those that go names `to` from now on; None: the link is removed."""
         if self.linked(name) in {path.name for path in going}:
             self._point(name, to)
             if self.linked(name) in {path.name for path in going}:  # the disk is full
@@ -198,8 +202,8 @@ class CheckpointDirectory:
                     (self.path / name).unlink()
 
     def _newest(self) -> Path | None:
-        """The checkpoint that `latest` names, or a later epoch that was written after it: its writer was killed before
-        it moved the link."""
+        """Returns the checkpoint that `latest` names, or a later epoch that was written after it: a writer may be
+        killed before it moves the link."""
         found = self.all()
         named = next((path for path in found if path.name == self.linked(LATEST)), None)
         if named is None:
@@ -213,7 +217,7 @@ class CheckpointDirectory:
         return self.path / f"epoch-{best[0]:06d}" if best else None
 
     def linked(self, link: str) -> str | None:
-        """The name that a link holds; None: there is no such link."""
+        """Returns the name that a link holds; None: there is no such link."""
         path = self.path / link
         try:
             if path.is_symlink():
@@ -223,9 +227,10 @@ class CheckpointDirectory:
             return None
 
     def _point(self, name: str, place: Path | None) -> None:
-        """The link names this checkpoint from now on; None: it goes. It is replaced at once, by a rename.
+        """The link names this checkpoint from now on; None: the link is removed. A rename replaces it in one step.
 
-        Where the file system has no symbolic links it is a text file that holds the name. Where that fails it stays.
+        Where the file system has no symbolic links, it is a text file that holds the name. If that fails, the link
+        stays as it is.
         """
         link = self.path / name
         if self.linked(name) == (place.name if place else None):
@@ -238,7 +243,8 @@ class CheckpointDirectory:
             temporary.unlink(missing_ok=True)
             try:
                 temporary.symlink_to(place.name, target_is_directory=True)
-            except (OSError, NotImplementedError):  # Windows lets few users make links: a file with the name stands in
+            # Windows lets few users make links: a file with the name replaces it
+            except (OSError, NotImplementedError):
                 write_file(temporary, f"{place.name}\n".encode())
             temporary.replace(link)
             flush(self.path)
@@ -249,7 +255,7 @@ class CheckpointDirectory:
 
 
 def rules_of(directory: Path) -> Keep:
-    """The rules that the last writer of a directory left there, or those of a recipe that sets none."""
+    """Returns the rules that the last writer of a directory left there, or those of a recipe that sets none."""
     found = _small_json(directory / RULES)
     match found:
         case {"newest": int(newest), "every": int(every), "best": int(best)} if min(newest, every, best) >= 0:
@@ -258,10 +264,10 @@ def rules_of(directory: Path) -> Keep:
 
 
 def loss_of(place: Path) -> float | None:
-    """The loss at which a checkpoint was evaluated; None: it was not."""
+    """Returns the loss at which a checkpoint was evaluated; None: it was not evaluated."""
     found = _small_json(place / EVALUATION)
     loss = found.get("loss") if isinstance(found, dict) else None
-    with suppress(OverflowError):  # of a whole number with hundreds of digits
+    with suppress(OverflowError):  # a whole number with hundreds of digits
         return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
     return None
 

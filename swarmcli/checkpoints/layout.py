@@ -34,11 +34,11 @@ from typing import Any
 from swarmcli.errors import CheckpointError
 
 FORMAT = 1
-SHARDED_FORMAT = 2  # of former versions: a site's statistics lie in SHARDS
+SHARDED_FORMAT = 2  # former versions': a site's statistics are in SHARDS
 MANIFEST = "checkpoint.json"
 MODEL = "model.safetensors"
-ADAPTER = "adapter_model.safetensors"  # in its place where an adapter alone is trained …
-ADAPTER_CONFIG = "adapter_config.json"  # … and what it is: both as the library peft reads them
+ADAPTER = "adapter_model.safetensors"  # in place of MODEL if only an adapter is trained …
+ADAPTER_CONFIG = "adapter_config.json"  # … and its config; the library peft reads both
 TRAINING = "training.safetensors"
 CONFIG = "config.json"
 SHARDS = "shards"
@@ -46,20 +46,21 @@ EVALUATION = "evaluation.json"
 LATEST = "latest"
 BEST = "best"
 OWNER = "owner.json"  # the signature of the run's owner, if there is one
-DIGEST = "digest"  # of the rest of checkpoint.json
+DIGEST = "digest"  # over the rest of checkpoint.json
 
 NAME = re.compile(r"epoch-(\d{6,})")
-# A checkpoint that makes way for another of its epoch is as good as any until that has its name.
+# A checkpoint that another of its epoch replaces can be read under this name until the other one has its name.
 REPLACED = ".replaced"
 _READABLE = re.compile(rf"{NAME.pattern}({re.escape(REPLACED)})?")
-_LINKED = re.compile(rf"\.?{NAME.pattern}(-\d+|{re.escape(REPLACED)})?")  # what a link names, while a save goes on too
+# what a link may name, also while a save goes on
+_LINKED = re.compile(rf"\.?{NAME.pattern}(-\d+|{re.escape(REPLACED)})?")
 
 
 def find_checkpoint(path: Path) -> Path:
-    """A checkpoint itself, or the newest one in a directory that holds some, at any depth below it.
+    """Returns a checkpoint itself, or the newest one at any depth below a directory.
 
-    So `--resume` may name a checkpoint, the link to one, a peer's directory or the whole output_dir. CheckpointError
-    when none is there.
+    So `--resume` may name a checkpoint, the link to one, a peer's directory or the whole output_dir. Raises
+    CheckpointError when there is none.
     """
     if path.name in (LATEST, BEST):
         path = _followed(path)
@@ -72,9 +73,9 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def checkpoints_below(path: Path, run_id: str | None = None) -> list[Path]:
-    """The checkpoints below a directory, at any depth, the newest first; with `run_id` without those that say that they
-    are of another run. Whether they can be read shows when they are loaded."""
-    # Unlike Path.rglob, this goes on where a directory is removed meanwhile: a peer's store does that beside us.
+    """Returns the checkpoints below a directory, at any depth, the newest first; with `run_id`, without those that say
+    that they are of another run. Whether they can be read shows when they are loaded."""
+    # Unlike Path.rglob, this goes on if a directory is removed meanwhile, as a peer that writes checkpoints does.
     places = (Path(directory) for directory, _, names in os.walk(path) if MANIFEST in names)
     found = [place for place in places if _READABLE.fullmatch(place.name)]
     if run_id is not None:
@@ -83,12 +84,12 @@ def checkpoints_below(path: Path, run_id: str | None = None) -> list[Path]:
 
 
 def newest_first(found: Iterable[Path]) -> list[Path]:
-    """Checkpoints by their epochs, those of one epoch by when they were written."""
+    """Sorts checkpoints by their epochs, those of one epoch by when they were written."""
     return sorted(found, key=lambda place: (epoch_of(place), _changed_at(place)), reverse=True)
 
 
 def _changed_at(place: Path) -> float:
-    """0 for what is gone."""
+    """Returns 0 for a checkpoint that is gone."""
     try:
         return place.stat().st_mtime
     except OSError:
@@ -96,7 +97,7 @@ def _changed_at(place: Path) -> float:
 
 
 def epoch_of(place: Path) -> int:
-    """The epoch of a checkpoint, by the name of its directory."""
+    """Returns the epoch of a checkpoint, by the name of its directory. Raises CheckpointError."""
     found = _LINKED.fullmatch(place.name)
     if found is None:
         raise CheckpointError(f"{place} is not called like a checkpoint; name it epoch- and six digits")
@@ -111,10 +112,11 @@ def _run_of(place: Path) -> str | None:
 
 
 def _followed(link: Path) -> Path:
-    """The checkpoint that a link names now: all that is read is of this one, also when the link moves on meanwhile."""
+    """Returns the checkpoint that a link names now, so that all is read from one checkpoint, even if the link moves
+    meanwhile."""
     if not link.is_file():
         return link.resolve()
-    try:  # without symbolic links it is a file that holds the name
+    try:  # without symbolic links, it is a file that holds the name
         with link.open(encoding="utf-8") as file:
             name = file.read(100).strip()
     except (OSError, ValueError) as error:
@@ -154,7 +156,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def position_of(path: Path, run_id: str) -> tuple[int, int, bytes, bytes]:
-    """Epoch, samples, lineage and SHA-256 of the parameters of a checkpoint. Raises CheckpointError."""
+    """Returns epoch, samples, lineage and SHA-256 of the parameters of a checkpoint. Raises CheckpointError."""
     manifest = read_manifest(path)
     if manifest["run_id"] != run_id:
         raise CheckpointError(f"{path} belongs to the run {manifest['run_id']!r}, not to {run_id!r}")
@@ -167,12 +169,13 @@ def position_of(path: Path, run_id: str) -> tuple[int, int, bytes, bytes]:
 
 
 def weights_file(manifest: Mapping[str, Any]) -> str:
-    """The name of the file with what is trained."""
+    """Returns the name of the file with what is trained."""
     return ADAPTER if ADAPTER in manifest["sha256"] else MODEL
 
 
 def averaged_file(name: str) -> str:
-    """The file beside MODEL or ADAPTER with the average over epochs, by transformers' name for such a variant."""
+    """Returns the name of the file beside MODEL or ADAPTER with the average over epochs, as transformers names such a
+    variant."""
     return name.replace(".safetensors", ".ema.safetensors")
 
 
@@ -182,7 +185,7 @@ def check_files(path: Path, manifest: Mapping[str, Any]) -> None:
         file = path / Path(name).name
         try:
             found = file_digest(file)
-        except (OSError, ValueError) as error:  # a name may be one that no file can have
+        except (OSError, ValueError) as error:  # ValueError: no file can have such a name
             why = getattr(error, "strerror", None) or error
             raise CheckpointError(f"{file} cannot be read: {why}; use an older checkpoint") from error
         if found != digest:
@@ -190,7 +193,7 @@ def check_files(path: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def manifest_digest(manifest: Mapping[str, Any]) -> str:
-    """SHA-256 over the content of a checkpoint.json, without the digest itself."""
+    """Returns SHA-256 over the content of a checkpoint.json, without the digest itself."""
     return hashlib.sha256(json.dumps(manifest).encode()).hexdigest()
 
 

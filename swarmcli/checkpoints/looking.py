@@ -1,4 +1,4 @@
-"""Lists directories of checkpoints, and checks whether what is there is whole."""
+"""Lists directories of checkpoints, and checks whether checkpoints are whole."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from swarmcli.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """One checkpoint, as its directory shows without reading the tensors."""
+    """One checkpoint, as far as its directory shows without reading tensors."""
 
     path: Path
-    run_id: str  # "" where that cannot be read
+    run_id: str  # "": it cannot be read
     epoch: int
     written: float  # seconds since 1970
     bytes: int
     loss: float | None  # on text that nobody trains on; None: it was not measured
-    kept: tuple[str, ...]  # why it stays; empty: it goes with the next one that is written, or with `prune`
+    kept: tuple[str, ...]  # why it stays; empty: it is removed when the next one is written, or by `prune`
     latest: bool  # whether the link of that name leads here
     best: bool
-    problem: str = ""  # why it cannot be used; "" where nothing is missing. What is in the files `verify` tells
+    problem: str = ""  # why it cannot be used; "": nothing is missing. `verify` looks into the files
 
 
 def listing(directory: Path) -> list[CheckpointInfo]:
-    """All checkpoints below a directory; those beside each other stand together, the newest first.
+    """Returns all checkpoints below a directory; those in one directory stand together, the newest first.
 
-    Nothing is raised: what cannot be read is told in `problem`, and what goes away meanwhile is left out.
+    Raises nothing: `problem` tells what cannot be read, and checkpoints that are removed meanwhile are left out.
     """
     found: dict[Path, list[Path]] = {}
     for path in checkpoints_below(directory):
@@ -70,7 +70,7 @@ def _described(checkpoints: CheckpointDirectory, paths: Iterable[Path]) -> list[
 
 
 def _looked_at(path: Path) -> tuple[str, str]:
-    """The run, and what is wrong as far as sizes tell."""
+    """Returns the run, and what is wrong as far as sizes tell."""
     try:
         manifest = read_manifest(path)
         for name, size in dict(manifest.get("bytes") or {}).items():  # earlier versions wrote none
@@ -85,16 +85,16 @@ def _looked_at(path: Path) -> tuple[str, str]:
 
 
 def verify(path: Path) -> str:
-    """Reads all of a checkpoint; what is wrong with it, "" where all is as it was written.
+    """Reads all of a checkpoint; returns what is wrong with it, "" if all is as it was written.
 
-    Takes as long as its files are large. Those that a site of a former version wrote on several machines have to lie
-    here.
+    Takes time in proportion to the size of its files. If a site of a former version wrote files on several machines,
+    all have to be here.
     """
     try:
         manifest = read_manifest(path)
         check_files(path, manifest)
         if manifest["format"] == SHARDED_FORMAT:
-            # Imported here: it takes torch, and only former versions wrote such.
+            # Imported here: it imports torch, and only former versions wrote shards.
             from swarmcli.files.old_shards import read_shards
 
             read_shards(path / SHARDS, manifest["shards"])

@@ -1,4 +1,4 @@
-"""The local log of one peer: what it went through, in one SQLite file that others may read meanwhile."""
+"""The local log of one peer: what happened to it, in one SQLite file that others may read meanwhile."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ JOURNAL_NAME = "journal.sqlite"
 
 class Journal:
     """Keeps what it hears in `path`. Recording never blocks and never fails: a thread of its own writes within a
-    second, and while it cannot (disk full, read-only, locked) the newest rows wait in memory, one warning is
-    emitted, and writing is tried again. A process that is killed leaves a readable file without its last second."""
+    second. While it cannot write (disk full, read-only, locked), the newest rows wait in memory, one warning is
+    emitted, and it tries again. A process that is killed leaves a readable file without its last second."""
 
     def __init__(
         self,
@@ -37,13 +37,13 @@ class Journal:
         clock: Callable[[], float],
         size: int = JOURNAL.size,
     ) -> None:
-        """Begins a new run in the journal at `path`, which is made if need be, its directory too.
+        """Begins a new run in the journal at `path`; makes the file and its directory if need be.
 
-        `clock` gives wall-clock seconds. The file stays below `size` bytes: the oldest rows give way.
+        `clock` gives wall-clock seconds. The file stays below `size` bytes: the oldest rows are removed.
 
         Raises JournalError where no journal can ever be: the file is another program's, damaged, or from a newer
         version; the path is a directory or leads through a file. A disk that is full, read-only or locked is no error
-        here: it is one later on, and may pass.
+        here: the same may happen later, and may pass.
         """
         _make_sure_of(path)
         now = clock()
@@ -51,38 +51,39 @@ class Journal:
         self.run = replace(run, pid=os.getpid(), started=now, last_seen=now)
         self.clock = clock
         self._recorder = Recorder()
-        self._recording = threading.Lock()  # around the recorder: several threads emit
+        self._recording = threading.Lock()  # guards the recorder: several threads emit
         self._buses: list[Events] = []
         self._unsubscribe: list[Callable[[], None]] = []
         self._writer = Writer(Store(path, self.run, size), clock, self._notice)
 
     def listen(self, events: Events) -> None:
-        """Records all that is emitted there from now on, until `close`."""
+        """Records all events that are emitted there from now on, until `close`."""
         self._buses.append(events)
         self._unsubscribe.append(events.subscribe(self.record))
 
     def record(self, event: Event) -> None:
-        """Records one event, from any thread."""
+        """Records one event. Any thread may call it."""
         with self._recording:
             kept = list(self._recorder.kept(event, self.clock()))
         for each in kept:
             self._writer.put(each)
 
     def read(self) -> JournalReader:
-        """A view of the file as it is; close it soon. Raises JournalError when the file cannot be read."""
+        """Returns a view of the file as it is; close it soon. Raises JournalError when the file cannot be read."""
         self._writer.begun.wait(JOURNAL.busy)
         return JournalReader(self.path)
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Waits until all that was recorded is in the file; False if that could not be, or not in `timeout` seconds."""
+        """Waits until all that was recorded is in the file; returns False if it cannot be written, or not in `timeout`
+        seconds."""
         return self._writer.flush(timeout)
 
     def statistics(self) -> JournalStatistics:
         return self._writer.statistics()
 
     def close(self, outcome: str = "done", timeout: float = 10.0) -> None:
-        """Stops listening, writes what is left and how the run ended, ends the thread. Idempotent. Gives up after
-        `timeout` seconds if the disk does not take it."""
+        """Stops listening, writes what is left and how the run ended, and ends the thread. Idempotent. Gives up after
+        `timeout` seconds if the disk takes no more."""
         while self._unsubscribe:
             self._unsubscribe.pop()()
         with self._recording:

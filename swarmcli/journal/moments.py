@@ -1,5 +1,5 @@
-"""How a run went over time, for charts, in one table: a row spans 4 s at first and twice as much each time that it has
-grown twice as old.
+"""How a run went over time, for charts, in one table. A row spans 4 s at first, and twice as much each time that its
+age has doubled.
 
 So the last two hours are known to 4 s, a day to a minute, a month to half an hour, a year to five hours and ten years
 to 36 hours, in 17,000 rows: few enough to be read as a whole for any chart.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SCALES = tuple(4 << power for power in range(16))  # seconds that a row may span
 
-# In format 6 each of four scales had a row of its own for the same moment: of those the finest counts.
+# Format 6 had a row for the same moment in each of four scales: the finest one counts.
 _FINER = """
 WITH oldest AS MATERIALIZED (SELECT run_id, scale, min(first) AS first FROM main.moments GROUP BY run_id, scale)
 """
@@ -62,7 +62,7 @@ class Moment:
 
 
 def make(db: Database) -> None:
-    """Makes the table, where it is missing."""
+    """Makes the table, if it is missing."""
     key = {"run_id": str, "scale": int, "slot": int}
     sums = {"count": int, "alive": int, "trainers": int, "rate": float, "epoch": int, "loss": float, "losses": int}
     db.table("moments").create({**key, "first": float, "last": float, **sums}, pk=tuple(key), if_not_exists=True)
@@ -76,15 +76,16 @@ def add_moments(db: Database, run_id: str, observed: Sequence[RunObserved]) -> N
         slot = int(each.time // SCALES[0])
         db.execute(_OBSERVED, (run_id, SCALES[0], slot, each.time, each.time, *sums))
         for scale in SCALES[:-1]:
-            slots = 2 * (int(each.time // scale - JOURNAL.moments) // 2)  # whole pairs that are too old for this scale
+            # whole pairs of rows that are too old for this scale
+            slots = 2 * (int(each.time // scale - JOURNAL.moments) // 2)
             if db.execute(_MERGED, (run_id, scale, slots)).rowcount:
                 db.execute(f"DELETE {_OLD}", (run_id, scale, slots))
 
 
 def read_moments(query: Query, run_id: str, *, begin: float | None, by: Axis, points: int) -> list[Moment]:
-    """At most `points` moments from a time or an epoch on (None: from the first), oldest first."""
+    """Returns at most `points` moments from a time or an epoch on (None: from the first), oldest first."""
     if by == "epoch" and begin is not None:
-        # From when that one began, as exactly as that is still known.
+        # From the beginning of that epoch, as exactly as it is still known.
         ((begin,),) = query("SELECT min(first) FROM moments WHERE run_id = ? AND epoch >= ?", (run_id, begin))
         if begin is None:
             return []
@@ -93,7 +94,7 @@ def read_moments(query: Query, run_id: str, *, begin: float | None, by: Axis, po
         return []
     first = first if begin is None else max(first, begin)
     low = int(first // SCALES[0])
-    slots = max(1, math.ceil((int(last // SCALES[0]) - low + 1) / points))  # of the finest scale, in a point
+    slots = max(1, math.ceil((int(last // SCALES[0]) - low + 1) / points))  # slots of the finest scale in one point
     rows = query(
         "SELECT min(first), max(scale), max(epoch), sum(alive) * 1.0 / sum(count), sum(trainers) * 1.0 / sum(count), "
         "sum(rate) / sum(count), CASE WHEN sum(losses) THEN sum(loss) / sum(losses) END FROM moments "

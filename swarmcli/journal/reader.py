@@ -33,10 +33,10 @@ R = TypeVar("R", bound=RunRecord | Event)
 
 
 class JournalReader:
-    """A read-only view of one journal file. May be used from any thread, by one at a time; a context manager.
+    """A read-only view of one journal file. Any thread may use it, one at a time; a context manager.
 
-    Everything but `runs` speaks of one run id, over all starts of this peer in it. Rows come oldest first; with a
-    `limit`, the newest that many. Every method raises JournalError when the file cannot be read.
+    Everything but `runs` is about one run id, over all starts of this peer in it. Rows come oldest first; with a
+    `limit`, only so many of the newest. Every method raises JournalError when the file cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,12 +45,12 @@ class JournalReader:
         self._connection.row_factory = sqlite3.Row
 
     def runs(self) -> list[RunRecord]:
-        """Every start of this peer that the file knows of."""
+        """Returns every start of this peer that the file knows of."""
         return [self._row(RunRecord, row) for row in self._query("SELECT * FROM runs ORDER BY id")]
 
     def epochs(self, run_id: str, *, after: int = -1, limit: int | None = None) -> list[EpochAdvanced]:
-        """Epochs above `after`, by number; one that was come to more than once as it was the last time that its step
-        was taken here: a later download of the same state tells nothing about it."""
+        """Returns epochs above `after`, by number. An epoch that was reached more than once is as it was when it was
+        last stepped here: a later download of the same state tells nothing about it."""
         rows = self._query(
             "SELECT epochs.* FROM curve CROSS JOIN epochs ON epochs.id = curve.row "
             "WHERE curve.run_id = ? AND curve.epoch > ? ORDER BY curve.epoch DESC LIMIT ?",
@@ -59,11 +59,11 @@ class JournalReader:
         return [self._row(EpochAdvanced, row) for row in reversed(rows)]
 
     def chart(self, run_id: str, *, after: int = -1, limit: int | None = None) -> list[EpochAdvanced]:
-        """The epochs above `after` up to the last that this peer has reached, by number; thinned out evenly to `limit`
-        at most, the last one kept.
+        """Returns the epochs above `after`, up to the last that this peer has reached, by number; thinned out evenly to
+        at most `limit`, the last one kept.
 
-        `loss` is the swarm's as `EpochLoss` told it, or else this peer's own. Epochs of which
-        only reports tell have no samples. What a report claims of an epoch to come is left out: anybody can claim that.
+        `loss` is the swarm's as `EpochLoss` told it, or else this peer's own. Epochs known only from reports have no
+        samples. What a report claims about an epoch to come is left out: anybody can claim that.
         """
         within = f"FROM curve WHERE run_id = ? AND epoch > ? AND epoch <= {_REACHED}"
         edges = [
@@ -77,12 +77,12 @@ class JournalReader:
         count = last - first + 1
         if limit is None or count <= limit:
             return self._charted(run_id, first - 1, last, -1)
-        # The last epoch of every piece is found by the index: a million others are not read.
+        # The index finds the last epoch of every piece: a million others are not read.
         ends = [first - 1, *(last - i * count // limit for i in reversed(range(limit)))]
         return [row for low, high in pairwise(ends) for row in self._charted(run_id, low, high, 1)]
 
     def _charted(self, run_id: str, above: int, last: int, limit: int) -> list[EpochAdvanced]:
-        """The last so many epochs above one and up to another."""
+        """Returns the last `limit` epochs above `above` and up to `last`."""
         rows = self._query(
             f"{_CURVE} WHERE run_id = ? AND curve.epoch > ? AND curve.epoch <= ? ORDER BY curve.epoch DESC LIMIT ?",
             (run_id, above, last, limit),
@@ -98,29 +98,30 @@ class JournalReader:
         return own if row["told_loss"] is None else replace(own, loss=row["told_loss"])
 
     def evaluations(self, run_id: str, *, after: int = -1, limit: int | None = None) -> list[Evaluated]:
-        """Returns the evaluations of epochs above `after`, by number; of an epoch measured more than once, the last."""
+        """Returns the evaluations of epochs above `after`, by number; for an epoch that was evaluated more than once,
+        the last."""
         latest = "id IN (SELECT max(id) FROM evaluations WHERE run IN ({runs}) AND epoch > ? GROUP BY epoch)"
         return self._rows(Evaluated, latest, (run_id, after), "epoch", limit)
 
     def contributions(self, run_id: str) -> list[Contribution]:
-        """Returns what each peer has given, by one that keeps count; most samples first, among equals who has added up
-        or stayed more."""
+        """Returns what each peer has given, if this peer keeps count; most samples first, among equals the one that has
+        reduced or stayed more."""
         order = "samples, reduced_bytes, uptime, peer"
         return self._rows(Contribution, "run_id = ?", (run_id,), order, None)[::-1]
 
     def counted(self, run_id: str) -> ContributionsCounted | None:
-        """Returns up to which epoch that goes; None: none was counted."""
+        """Returns up to which epoch contributions were counted; None: none was counted."""
         return next(iter(self._rows(ContributionsCounted, "run_id = ?", (run_id,), "run_id", 1)), None)
 
     def rounds(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[RoundFinished]:
-        """Rounds whose row id is above `after`."""
+        """Returns rounds whose row id is above `after`."""
         return self._rows(RoundFinished, "run IN ({runs}) AND id > ?", (run_id, after), "id", limit)
 
     def events(
         self, run_id: str, *, after: int = 0, limit: int | None = None, details: bool = True, without: str = ""
     ) -> list[Line]:
-        """Lines whose row id is above `after`; without `details`, only those that people should read. `without`: a kind
-        that is left out."""
+        """Returns lines whose row id is above `after`; without `details`, only those that people should read.
+        `without`: a kind that is left out."""
         where = "run IN ({runs}) AND id > ? AND kind != ?" + ("" if details else " AND level != 'detail'")
         index = "" if details else "INDEXED BY events_told"
         return self._rows(Line, where, (run_id, after, without), "id", limit, index)
@@ -128,12 +129,13 @@ class JournalReader:
     def added(
         self, run_id: str, name: str, *, after: int, limit: int | None = None
     ) -> list[EpochAdvanced] | list[RoundFinished] | list[Line]:
-        """Rows of the list `name` ("epochs", "rounds" or "events") whose row id is above `after`, by id."""
+        """Returns rows of the list `name` ("epochs", "rounds" or "events") whose row id is above `after`, by id."""
         return self._rows(_LISTED[name], "run IN ({runs}) AND id > ?", (run_id, after), "id", limit)
 
     def peers(self, run_id: str, peer: str | None = None) -> list[PeerSeen]:
-        """The last that was known of each peer, or of one, by when it was first seen; `time` is when last. Its epoch is
-        the highest it was seen at: who starts anew or leaves reports 0, and that says nothing about how far it came."""
+        """Returns what was last known of each peer, or of one, by when it was first seen; `time` is when it was last
+        seen. Its epoch is the highest at which it was seen: a peer that starts anew or leaves reports 0, which does not
+        say how far it came."""
         latest: dict[str, PeerSeen] = {}
         which = "" if peer is None else "AND peer = ?"
         sought = (run_id,) if peer is None else (run_id, peer)
@@ -146,7 +148,7 @@ class JournalReader:
         return sorted(latest.values(), key=lambda seen: (seen.first_seen, seen.peer))
 
     def departed(self, run_id: str, since: float) -> list[PeerSeen]:
-        """Peers that left, or were lost, since a moment; the latest first."""
+        """Returns peers that left, or were lost, since a moment; the latest first."""
         rows = self._query(
             "SELECT * FROM peers INDEXED BY peers_gone WHERE gone != '' AND time >= ? "
             f"AND run IN ({_RUNS}) ORDER BY time DESC LIMIT 200",
@@ -164,7 +166,7 @@ class JournalReader:
         return [self._row(EpochReported, row) for row in reversed(rows)]
 
     def rounds_of(self, run_id: str, peer: str) -> list[RoundFinished]:
-        """The last rounds, among the last 2000 of all, in which a peer was; the newest first."""
+        """Returns a peer's last rounds, among the last 2000 of all; the newest first."""
         rows = self._query(
             f"SELECT * FROM (SELECT * FROM rounds NOT INDEXED WHERE run IN ({_RUNS}) ORDER BY id DESC LIMIT 2000) "
             "WHERE instr(members, ?) OR instr(left_out, ?) LIMIT 50",
@@ -173,8 +175,9 @@ class JournalReader:
         return [self._row(RoundFinished, row) for row in rows]
 
     def failures(self, run_id: str) -> list[Failure]:
-        """Why the latest rounds that failed or went on without somebody did so, the most frequent first."""
-        # The plus keeps SQLite from the index by runs, which would have it sort all of them.
+        """Returns why rounds failed or went on without somebody, for the latest such rounds; the most frequent reason
+        first."""
+        # The plus keeps SQLite from using the index by runs, with which it would sort all rounds.
         where = f"+run IN ({{runs}}) AND ({sums.TROUBLED.replace('{}', '{{}}')})"
         return count_failures(self._rows(RoundFinished, where, (run_id,), "id", JOURNAL.rounds_counted, ""))
 
@@ -186,18 +189,18 @@ class JournalReader:
         by: Axis = "time",
         points: int = 300,
     ) -> list[Moment]:
-        """How the run went from a time or an epoch on, see `moments.read_moments`."""
+        """Returns how the run went from a time or an epoch on, see `moments.read_moments`."""
         return read_moments(self._query, run_id, begin=begin, by=by, points=points)
 
     def totals(self, run_id: str) -> Totals:
-        """Sums over the whole run, rows that gave way for want of room included."""
+        """Returns sums over the whole run, also over rows that were removed for want of room."""
         names = ", ".join(each.name for each in fields(Totals))
         rows = self._query(f"SELECT {names} FROM totals WHERE run_id = ?", (run_id,))
         return Totals(*rows[0]) if rows else Totals()
 
     def every(self, run_id: str, name: str) -> Iterator[EpochAdvanced] | Iterator[RoundFinished] | Iterator[Line]:
-        """All rows of the list `name` ("epochs" as in `chart`, "rounds" or "events"), read while they are taken; the
-        reader has to stay open so long."""
+        """Yields all rows of the list `name` ("epochs" as in `chart`, "rounds" or "events"), read while they are taken;
+        the reader has to stay open meanwhile."""
         after = -1 if name == "epochs" else 0
         while True:
             found = self._next(run_id, name, after)
@@ -245,7 +248,7 @@ class JournalReader:
     def _query(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
         try:
             return self._connection.execute(sql, parameters).fetchall()
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # it quotes damaged text, or finds some
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # UnicodeDecodeError: a text in the file is damaged
             raise JournalError(f"{self.path} cannot be read: {error}") from error
 
     def close(self) -> None:
@@ -260,7 +263,7 @@ class JournalReader:
 
 _RUNS = "SELECT id FROM runs WHERE run_id = ?"
 _LISTED: Mapping[str, type[Any]] = {"epochs": EpochAdvanced, "rounds": RoundFinished, "events": Line}
-_REACHED = "(SELECT reached FROM totals WHERE run_id = ?)"  # beyond it there are claims alone
+_REACHED = "(SELECT reached FROM totals WHERE run_id = ?)"  # beyond it there are only claims
 _CURVE = (
     "SELECT epochs.*, curve.epoch AS number, curve.peers AS tellers, curve.told, curve.loss AS told_loss FROM curve "
     "LEFT JOIN epochs ON epochs.id = curve.row"
@@ -274,7 +277,8 @@ def _connect(path: Path) -> sqlite3.Connection:
         try:
             return _open(path, "mode=ro")
         except sqlite3.OperationalError as error:
-            # Where no file can be made beside the journal (a read-only medium) its index for readers cannot be either.
+            # If no file can be made beside the journal (a read-only medium), its index for readers cannot be made
+            # either.
             if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
                 raise
             return _open(path, "immutable=1")
@@ -292,7 +296,7 @@ def _open(path: Path, mode: str) -> sqlite3.Connection:
             raise JournalError(f"{path} cannot be read: it is empty; its run has not written anything yet")
         if version == 6:
             connection.executescript(f"{READ_FORMAT_6}; {sums.READ_FORMAT_6};")
-        # Until it is written again a former format holds others' word beside what its writer has seen: see the writer.
+        # Until it is written again, a former format also holds what others told its writer: see the writer.
         names = [row[1] for row in connection.execute("PRAGMA table_info(contributions)")] if version < VERSION else []
         if names:
             seen = [f"coalesce(own_{each}, 0) AS {each}" if f"own_{each}" in names else each for each in names]

@@ -1,8 +1,8 @@
-"""Sums made as rows come in, so that nobody has to read a million of them again: sums of a run, and the loss of the
-swarm by epoch.
+"""Sums that are made as rows come in, so that nobody has to read a million rows again: sums of a run, and the swarm's
+loss by epoch.
 
-They are added up in the transaction of the rows themselves: what is in the file agrees whatever died meanwhile. Rows
-that retention deletes are not subtracted.
+They are added up in the transaction of the rows themselves, so the file agrees with itself whatever dies meanwhile.
+Rows that retention deletes are not subtracted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from swarmcli.events import EpochLoss
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
-TROUBLED = "outcome != 'committed' OR left_out != '{}'"  # of rounds: they failed, or went on without somebody
+# a condition on rounds: they failed, or went on without somebody
+TROUBLED = "outcome != 'committed' OR left_out != '{}'"
 
 # In format 6 triggers added up what peers reported, weighted by the rates that they claimed.
 LOSS_OF_FORMAT_6 = "loss_sum / nullif(weight, 0)"
@@ -24,28 +25,29 @@ READ_FORMAT_6 = f"CREATE TEMP VIEW curve AS SELECT *, {LOSS_OF_FORMAT_6} AS loss
 
 
 def make(db: Database) -> None:
-    """Makes the tables of sums, and the indices of lists, where they are missing."""
+    """Makes the tables of sums, and the indices of lists, if they are missing."""
     rounds = ("rounds_committed", "rounds_failed", "rounds_undecided", "bytes_sent", "bytes_received")
     sums = dict.fromkeys(("epochs", "own_samples", *rounds), 0) | {"reached": -1}
     totals = {"run_id": str, **dict.fromkeys(sums, int)}
     db.table("totals").create(totals, pk="run_id", not_null=sums, defaults=sums, if_not_exists=True)
-    # One row per epoch: which row of `epochs` tells of it best; the swarm's loss, how many told theirs, and since when.
+    # One row per epoch: the row of `epochs` that tells most of it; the swarm's loss, how many peers told theirs, and
+    # since when.
     counts = {"stepped": 0, "peers": 0}
     curve = {"run_id": str, "epoch": int, "row": int, "stepped": int, "loss": float, "peers": int, "told": float}
     db.table("curve").create(curve, pk=("run_id", "epoch"), not_null=counts, defaults=counts, if_not_exists=True)
-    # Lists show the newest rows that people should read, what went wrong, and who left lately.
+    # For lists of the newest rows that people should read, of what went wrong, and of peers that left lately.
     db.execute("CREATE INDEX IF NOT EXISTS events_told ON events (id) WHERE level != 'detail'")
     db.execute(f"CREATE INDEX IF NOT EXISTS rounds_troubled ON rounds (id) WHERE {TROUBLED}")
     db.execute("CREATE INDEX IF NOT EXISTS peers_gone ON peers (time) WHERE gone != ''")
 
 
 def begin(db: Database, run_id: str) -> None:
-    """For the row of a start: its run's sums begin at nothing, if it is the first one."""
+    """For the row of a start: the sums of its run begin at 0, if this is the run's first start."""
     db.table("totals").insert({"run_id": run_id}, pk="run_id", ignore=True)
 
 
 def add_epochs(db: Database, run_id: str, count: int) -> None:
-    """Adds up the newest so many rows of `epochs`."""
+    """Adds up the newest `count` rows of `epochs`."""
     newest = "SELECT id, epoch, samples > 0 AS stepped, coalesce(own_samples, 0) AS own FROM epochs"
     for row in reversed(list(db.query(f"{newest} ORDER BY id DESC LIMIT ?", [count]))):
         new = {**row, "run_id": run_id}
@@ -64,7 +66,7 @@ def add_epochs(db: Database, run_id: str, count: int) -> None:
 
 
 def add_rounds(db: Database, run_id: str, count: int) -> None:
-    """Adds up the newest so many rows of `rounds`."""
+    """Adds up the newest `count` rows of `rounds`."""
     db.execute(
         """
         UPDATE totals SET
@@ -83,7 +85,7 @@ def add_rounds(db: Database, run_id: str, count: int) -> None:
 
 
 def put_losses(db: Database, run_id: str, losses: Sequence[EpochLoss]) -> None:
-    """Writes losses, and leaves out what is no number: a curve shows this peer's own there."""
+    """Writes losses, but none that is not finite: there a curve shows this peer's own."""
     for each in losses:
         if math.isfinite(each.loss):
             db.execute(

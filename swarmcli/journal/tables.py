@@ -1,7 +1,7 @@
 """The tables of a journal, one per type of value, and how a value becomes a row and comes back.
 
-sqlite-utils makes and writes them, in the writer's thread alone: verbs that only read start without it. `time` and
-every other moment is wall-clock seconds since 1970 as this peer's clock showed them.
+sqlite-utils makes and writes them, in the writer's thread alone, so verbs that only read start without it. `time` and
+every other moment is wall-clock seconds since 1970 by this peer's clock.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ if TYPE_CHECKING:
     from sqlite_utils import Database
 
 APPLICATION_ID = 0x53574A4C  # "SWJL", in the header of the SQLite file
-# The format of the tables; a journal of another one is refused by name. A column that is only added, for a field with a
-# default, changes nothing about it: each swarm reads the other's, and this one adds the column where it writes.
+# The format of the tables; a journal of another format is refused by its number. A new column, for a field with a
+# default, does not change the format: versions of swarm read each other's files, and one that knows the column adds it
+# when it writes.
 VERSION = 9
-CONVERTED = (6, 7)  # are read as they are, and become VERSION where they are written
+CONVERTED = (6, 7)  # read as they are, and converted to VERSION when they are written
 
 MAX_INTEGER = 2**63 - 1  # what SQLite can hold
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One start of one peer. Whoever opens a journal says the first five fields, the journal the others; `finished`
-    stays None when the process died without closing it."""
+    """One start of one peer. Whoever opens a journal gives the first five fields, the journal fills in the others;
+    `finished` stays None if the process died without closing it."""
 
     run_id: str
     role: str
@@ -58,14 +59,14 @@ class RunRecord:
     id: int = 0
 
     def goes_on(self, now: float) -> bool:
-        """Whether a live process writes it: there is no end, and the last sign of life is younger than 15 s. Where the
-        clock was set meanwhile the next sign, a moment later, says so again."""
+        """Whether a live process writes the journal: there is no end, and the last sign of life is younger than 15 s.
+        If the clock was set meanwhile, the next sign, a moment later, is right again."""
         return self.finished is None and abs(now - self.last_seen) < 15
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over everything that the journal holds of one run."""
+    """Sums over everything that the journal knows of one run."""
 
     epochs: int = 0
     own_samples: int = 0
@@ -86,9 +87,9 @@ class Row(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A row with the same key is replaced. But columns in `keep` stay, those in `highest` never fall, those in `added`
-    are summed up, and an empty text leaves one in `filled`. Rows whose key is `id` are numbered by it, and but for
-    those of `runs` only ever added."""
+    """How rows are written. A row replaces one with the same key. But columns in `keep` stay, those in `highest` never
+    fall, those in `added` are summed up, and an empty text leaves one in `filled` as it is. Rows whose key is `id` are
+    numbered by it and, except for those of `runs`, are only ever added."""
 
     name: str
     hints: Mapping[str, Any]  # field → its type; a field is a column
@@ -98,16 +99,16 @@ class Table:
     added: tuple[str, ...] = ()
     filled: tuple[str, ...] = ()
     index: tuple[str, ...] = ()
-    least: tuple[str, ...] = ()  # beyond JOURNAL.most_rows those with the least of these go; none: it has no such bound
+    least: tuple[str, ...] = ()  # beyond JOURNAL.most_rows, rows with the least of these are removed; (): no such bound
 
     @property
     def columns(self) -> dict[str, type]:
-        """Each with the type as which SQLite stores it. Lists and mappings are texts, JSON."""
+        """The columns, each with the type that SQLite stores. Lists and mappings are stored as JSON."""
         columns = {name: _stored_as(hint) for name, hint in self.hints.items()}
         return columns if self.name == "runs" else {"run": int, **columns}
 
     def make(self, db: Database) -> None:
-        """Makes the table, or of one that is there the columns that the swarm which made it did not know."""
+        """Makes the table; adds missing columns to one that an older swarm made."""
         table = db.table(self.name)
         table.create(self.columns, pk=self.key[0] if len(self.key) == 1 else self.key, if_not_exists=True)
         there = table.columns_dict
@@ -118,10 +119,10 @@ class Table:
             table.create_index(self.index, if_not_exists=True)
 
     def put(self, db: Database, rows: Iterable[dict[str, Any]]) -> None:
-        """Adds rows, or replaces those of the same key as far as they may be."""
+        """Adds rows, or merges them with those of the same key."""
         if self.key == ("id",):
-            db.table(self.name).insert_all(({**row, "id": None} for row in rows), pk="id")  # SQLite numbers them
-        elif not self.keep:  # those that keep nothing raise nothing and add nothing up either
+            db.table(self.name).insert_all(({**row, "id": None} for row in rows), pk="id")  # SQLite numbers the rows
+        elif not self.keep:  # a table without `keep` has no `highest` and no `added` either
             db.table(self.name).upsert_all(rows, pk=self.key)
         else:
             for row in rows:
@@ -149,8 +150,8 @@ class Table:
 
     @property
     def _bound(self) -> str:
-        """The statement that deletes what is beyond so many rows."""
-        beyond = f"max(0, (SELECT count(*) FROM {self.name}) - ?)"  # a negative limit would be none
+        """The statement that deletes rows beyond JOURNAL.most_rows."""
+        beyond = f"max(0, (SELECT count(*) FROM {self.name}) - ?)"  # SQLite takes a negative limit for none
         return (
             f"DELETE FROM {self.name} WHERE rowid IN "
             f"(SELECT rowid FROM {self.name} ORDER BY {', '.join(self.least)} LIMIT {beyond})"
@@ -159,7 +160,7 @@ class Table:
 
 def _table(name: str, kind: type[Any], **layout: tuple[str, ...]) -> Table:
     hints = get_type_hints(kind)
-    # A row with a key is known by that.
+    # A row with a key of its own needs no id.
     return Table(name, {f.name: hints[f.name] for f in fields(kind) if f.name != "id" or "key" not in layout}, **layout)
 
 
@@ -193,7 +194,7 @@ TABLES: Mapping[type[Any], Table] = {
 
 
 def to_row(value: RunRecord | Event) -> dict[str, Any]:
-    """The fields as values that SQLite takes whatever a peer put into them."""
+    """Returns the fields as values that SQLite takes, whatever a peer has put into them."""
     return {name: _clean(getattr(value, name)) for name in TABLES[type(value)].hints}
 
 
@@ -214,8 +215,8 @@ def _clean(value: Any) -> Any:
 
 
 def from_row(kind: type[R], row: Row) -> R:
-    """The inverse of `to_row`; a number that was not finite comes back as 0.0 where None is not allowed. What a swarm
-    before this one knew nothing of is as by default."""
+    """The inverse of `to_row`; a number that was not finite comes back as 0.0 where None is not allowed. Fields that an
+    older swarm did not know have their defaults."""
     known = row.keys()
     return kind(**{name: _restore(hint, row[name]) for name, hint in TABLES[kind].hints.items() if name in known})
 
@@ -231,8 +232,8 @@ def _restore(hint: Any, stored: Any) -> Any:
 
 
 def version_of(connection: sqlite3.Connection, path: Path) -> int:
-    """VERSION or one of CONVERTED; 0 for an empty file. Raises JournalError for what is no journal, or of another
-    version."""
+    """Returns VERSION or one of CONVERTED; 0 for an empty file. Raises JournalError for a file that is no journal, or
+    has another format."""
     try:
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()

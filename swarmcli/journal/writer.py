@@ -1,6 +1,6 @@
-"""The thread that writes the journal, so that nobody who records something waits for a disk; and the file as it sees
-it: opened, laid out or converted, written in transactions. All of that goes through sqlite-utils, which this thread
-imports."""
+"""The thread that writes the journal, so that nobody who records something waits for a disk; and the file as this
+thread sees it: opened, laid out or converted, written in transactions. All of that goes through sqlite-utils, which
+only this thread imports."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class JournalStatistics:
     waiting: int
-    failing: str  # why nothing can be written at the moment; "" when all is well
+    failing: str  # why nothing can be written at the moment; "": all is well
 
 
 class Writer:
-    """Takes records from any thread and commits them in batches on its own.
+    """Takes records from any thread and commits them in batches in its own.
 
     While writing fails, records wait in memory, at most `capacity` of them. `notice(level, text)` is called once when
     writing begins to fail and once when it works again, from the writer's thread with no lock held.
@@ -52,7 +52,7 @@ class Writer:
         capacity: int = 50_000,
     ) -> None:
         """`interval`: seconds from a record's arrival to its commit at most, while the disk works. `capacity`: records
-        kept in memory while nothing can be written; the oldest give way."""
+        kept in memory while nothing can be written; beyond it the oldest are lost."""
         self._store = store
         self._clock = clock
         self._notice = notice
@@ -60,12 +60,12 @@ class Writer:
         self._waiting: deque[Event] = deque(maxlen=capacity)
         self._changed = threading.Condition()
         self._statistics = JournalStatistics(0, "")
-        self._lost = 0  # records that gave way in memory, of which no notice has told
+        self._lost = 0  # records lost from memory that no notice has told of yet
         self._warned_at: float | None = None
         self._asked = 0  # flushes asked for
         self._answered = 0  # flushes after which an attempt was made
         self._outcome: str | None = None  # how the run ended, once it has
-        self.begun = threading.Event()  # a first attempt was made: where the disk works, the file has its tables
+        self.begun = threading.Event()  # after the first attempt: if the disk works, the file has its tables
         self._thread = threading.Thread(target=self._run, name="swarm-journal", daemon=True)
         self._thread.start()
 
@@ -77,7 +77,8 @@ class Writer:
             self._waiting.append(record)
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Waits until what was put before is written; False if it could not be, or not in `timeout` seconds."""
+        """Waits until what was put before is written; returns False if it cannot be written, or not in `timeout`
+        seconds."""
         with self._changed:
             self._asked += 1
             mine = self._asked
@@ -90,8 +91,8 @@ class Writer:
             return replace(self._statistics, waiting=len(self._waiting))
 
     def close(self, outcome: str, timeout: float = 10.0) -> bool:
-        """Writes what is left and how the run ended, if that is possible within `timeout` seconds, and ends the
-        thread. Idempotent; False if something stayed unwritten."""
+        """Writes what is left and how the run ended, if that is possible within `timeout` seconds, and ends the thread.
+        Idempotent; returns False if something stayed unwritten."""
         with self._changed:
             if self._outcome is None:
                 self._outcome = outcome
@@ -110,11 +111,11 @@ class Writer:
                     )
                 outcome, asked = self._outcome, self._asked
                 work = bool(self._waiting) or asked > self._answered or outcome is not None
-            if work or abs(self._clock() - attempt_at) >= 5.0:  # without work a sign of life
+            if work or abs(self._clock() - attempt_at) >= 5.0:  # even without work: a sign of life
                 attempt_at = self._clock()
                 self._write_all(outcome)
                 if outcome is None and not self._statistics.failing and abs(attempt_at - tidied_at) >= 30.0:
-                    # While more has to go, the next rows that come are written first.
+                    # While more rows have to go, new rows are written in between.
                     tidied_at = attempt_at if self._store.tidy() else float("-inf")
             self.begun.set()
             with self._changed:
@@ -130,7 +131,7 @@ class Writer:
                 self._store.write(batch, self._clock(), outcome)
             except (sqlite3.Error, OSError, JournalError) as error:
                 self._put_back(batch)
-                self._store.close()  # whatever broke, the next attempt begins with the file as it is then
+                self._store.close()  # whatever broke, the next attempt opens the file again
                 told = set_aside(self._store.path) if is_broken(error) else ""
                 if told:
                     self._notice("warning", told)
@@ -142,7 +143,7 @@ class Writer:
                 return
 
     def _put_back(self, batch: list[Event]) -> None:
-        """Back to the front, as far as newer records left room there: the oldest give way."""
+        """Puts a batch back to the front. If newer records left no room, the oldest are lost."""
         with self._changed:
             room = (self._waiting.maxlen or 0) - len(self._waiting)
             lost = max(0, len(batch) - room)
@@ -171,7 +172,7 @@ class Writer:
 
 
 class Store:
-    """Used by one thread at a time, the writer's. Errors of SQLite come out as they are: the writer retries."""
+    """Used by one thread at a time, the writer's. Errors of SQLite pass through: the writer retries."""
 
     def __init__(self, path: Path, run: RunRecord, size: int = JOURNAL.size) -> None:
         """`size`: bytes that the journal may take, see `retention`."""
@@ -179,26 +180,26 @@ class Store:
         self._retention = Retention(size)
         self._db: Database | None = None
         self._file: tuple[int, int] = (0, 0)
-        self.run = run  # its id is that of the row in the file that was written last
+        self.run = run  # `id`: the number of its row in the file, 0 before it has one
 
     def write(self, batch: Sequence[Event], now: float, outcome: str | None = None) -> None:
-        """Adds all records in one transaction, or none of them. `now` becomes the run's last sign of life, and with
-        an `outcome` its end."""
+        """Adds all records in one transaction, or none. `now` becomes the run's last sign of life and, with an
+        `outcome`, its end."""
         db = self._open()
         run = replace(self.run, last_seen=now)
         if outcome is not None:
             run = replace(run, finished=now, outcome=outcome)
-        db.execute("BEGIN IMMEDIATE")  # no other writer comes in between
+        db.execute("BEGIN IMMEDIATE")  # no other writer can come in between
         with db.conn:
             run = _put_run(db, run)
-            # Rows of one kind are added together: that is ten times as fast, and their order in each table stays.
+            # Rows of one kind are added together, which is ten times as fast; their order in each table stays.
             for kind, alike in groupby(sorted(batch, key=lambda record: type(record).__name__), key=type):
                 _put(db, kind, list(alike), run)
         self.run = run
 
     def tidy(self) -> bool:
-        """Lets old rows give way where the journal is too large; false: more have to. What fails here is tried again
-        at the next time, and loses nothing."""
+        """Removes old rows if the journal is too large; returns False if more have to go. An error loses nothing: the
+        next call tries again."""
         try:
             return not self._retention.trim(self._open())
         except (sqlite3.Error, OSError, JournalError) as error:
@@ -208,7 +209,7 @@ class Store:
 
     def _open(self) -> Database:
         if self._db is not None and self._file != _identity(self.path):
-            self.close()  # somebody took the file away under us; a new one begins with the run's own row
+            self.close()  # somebody removed the file; a new one begins with the run's own row
             self.run = replace(self.run, id=0)
         if self._db is None:
             self._db = open_for_writing(self.path)
@@ -225,12 +226,13 @@ def is_broken(error: BaseException | None) -> bool:
     """Whether a journal's file is damaged, as after a power cut: trying again cannot help, and nothing reads it."""
     if isinstance(error, JournalError):
         error = error.__cause__
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what it says beside
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code, without the extended one
     return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def set_aside(path: Path) -> str:
-    """Moves a damaged journal out of the way: a run needs none. Returns what people should hear; "": it stays."""
+    """Moves a damaged journal out of the way, since a run needs none. Returns what people should hear; "": it could not
+    be moved."""
     aside = path.with_name(f"{path.name}.damaged")
     for end in ("-wal", "-shm", ""):
         with suppress(OSError):
@@ -249,15 +251,16 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def open_for_writing(path: Path) -> Database:
-    """Opens or makes a journal. Raises JournalError for a file that is something else, sqlite3.Error for a disk that
-    is full, read-only or locked."""
-    from sqlite_utils import Database  # here, since it loads pandas where that is installed
+    """Opens or makes a journal. Raises JournalError for a file that is something else, sqlite3.Error for a disk that is
+    full, read-only or locked."""
+    from sqlite_utils import Database  # imported here: it loads pandas if that is installed
 
     with ExitStack() as on_error:
         connection = sqlite3.connect(path, timeout=JOURNAL.busy, check_same_thread=False)
         on_error.callback(connection.close)
         version = version_of(connection, path)
-        db = Database(connection, recursive_triggers=False, execute_plugins=False)  # a plugin is no part of a run
+        # plugins of sqlite-utils are not part of a run
+        db = Database(connection, recursive_triggers=False, execute_plugins=False)
         if version == 0:
             db.executescript("PRAGMA auto_vacuum=INCREMENTAL; PRAGMA journal_mode=WAL")
         db.execute("BEGIN IMMEDIATE")  # a process that is killed meanwhile, or an error, leaves the file as it was
@@ -265,14 +268,14 @@ def open_for_writing(path: Path) -> Database:
             if 0 < version < VERSION:
                 _convert(db, version)
             _lay_out(db)
-        db.execute("PRAGMA synchronous=NORMAL")  # a killed process loses nothing by that, a power cut seconds
+        db.execute("PRAGMA synchronous=NORMAL")  # a killed process loses nothing; a power cut may lose seconds
         db.execute(f"PRAGMA journal_size_limit={JOURNAL.wal_bytes}")
         on_error.pop_all()
     return db
 
 
 def _lay_out(db: Database) -> None:
-    """Makes what is missing. Two that open a new file at once both come here, so what is there already stays."""
+    """Makes what is missing. If two processes open a new file at once, both come here, so what is there stays."""
     for table in TABLES.values():
         table.make(db)
     sums.make(db)
@@ -282,9 +285,9 @@ def _lay_out(db: Database) -> None:
 
 
 def _convert(db: Database, version: int) -> None:
-    """Formats 6 and 7: a table of contributions held beside what its writer saw what others had told it, which goes;
-    triggers added up, and the sums were in tables WITHOUT ROWID, which sqlite-utils cannot insert into or transform:
-    they are made anew."""
+    """Converts formats 6 and 7. Their table of contributions also held what others had told its writer: that is
+    removed. Their triggers added up the sums, in tables WITHOUT ROWID, which sqlite-utils cannot insert into or
+    transform: these are made anew."""
     given = db.table("contributions")
     seen = [name for name in given.columns_dict if name.startswith("own_")] if given.exists() else []
     if seen:
@@ -297,7 +300,7 @@ def _convert(db: Database, version: int) -> None:
         db.execute(moments.CONVERT_FORMAT_6)
         db.execute("DROP INDEX IF EXISTS moments_by_epoch")
         computed = {("curve", "loss"): sums.LOSS_OF_FORMAT_6}
-    db.execute("DROP TABLE IF EXISTS failures")  # counted where they are read
+    db.execute("DROP TABLE IF EXISTS failures")  # failures are counted when they are read
     names = ("totals", "curve", "moments")
     for name in names:
         db.rename_table(name, f"former_{name}")
@@ -310,7 +313,7 @@ def _convert(db: Database, version: int) -> None:
 
 
 def _put_run(db: Database, run: RunRecord) -> RunRecord:
-    """Writes the row of this start, and gives it a number the first time."""
+    """Writes the row of this start, and numbers it the first time."""
     row = to_row(run)
     if run.id:
         db.table("runs").upsert(row, pk="id")

@@ -1,7 +1,7 @@
-"""Asks a running peer of this user, over its API on this computer, with the token that lies beside its entry.
+"""Asks a running peer of this user, over its API on this computer, with the token beside its entry in the registry.
 
-Plain HTTP over the loopback by Python's own client: no proxy, no redirect, no other host can come between. The process
-at the other end is checked to be the peer's before the token goes out: its entry is removed when it has died.
+Plain HTTP over the loopback by Python's own client: no proxy, no redirect, no other host can come between. Before the
+token goes out, the process at the other end is checked to be the peer's: a dead peer's entry is removed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from swarmcli.errors import ControlError
 from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.words import printable
 
-SECONDS = 10.0  # to wait for an answer
+SECONDS = 10.0  # seconds to wait for an answer
 
 
 def get(peer: LocalPeer, path: str, *, registry: LocalPeers | None = None, timeout: float = SECONDS) -> Any:
@@ -45,8 +45,8 @@ def ask(
     timeout: float = SECONDS,
     most: int = 16 << 20,
 ) -> Any:
-    """One request. `timeout`: seconds for each answer of the other end. `most`: bytes of an answer; the longest is
-    a list of a thousand peers. Raises ControlError that says what helps."""
+    """Makes one request. `timeout`: seconds that each read may wait. `most`: bytes of an answer; the longest is a list
+    of a thousand peers. Raises ControlError that says what helps."""
     if not peer.lives:
         raise ControlError(f"{peer.label} has just ended")
     if peer.port is None:
@@ -81,7 +81,7 @@ def _read(peer: LocalPeer, status: int, answer: bytes, most: int) -> Any:
 
 
 def _why(answer: bytes) -> str:
-    """The words of a refusal: of our own routes in JSON, of what stands before them as text."""
+    """Returns the words of a refusal: our own routes answer in JSON, what stands before them in plain text."""
     try:
         told = json.loads(answer)["detail"]
     except (ValueError, KeyError, TypeError, RecursionError):

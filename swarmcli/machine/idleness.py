@@ -1,8 +1,8 @@
-"""For how long nobody has used keyboard and mouse.
+"""How long nobody has used keyboard and mouse.
 
-On Linux and the like several may know: the desktop (GNOME's and KDE's own services, the X server), the
-login manager, and the terminals. The one that saw somebody last is right: a user who works in a terminal over the
-network leaves the desktop idle, and the other way round.
+On Linux and similar systems several may know: the desktop (GNOME's and KDE's own services, the X server), the login
+manager, and the terminals. The one that saw somebody last is right: a user who works in a terminal over the network
+leaves the desktop idle, and the other way round.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import psutil
 
 
 def answer_of(*command: str) -> str | None:
-    """The output of the program; None: it is not there, fails, or does not answer in time."""
+    """Returns the output of a program; None: it is missing, fails, or does not answer in time."""
     program = shutil.which(command[0])
     if program is None:
         return None
@@ -44,7 +44,7 @@ def answer_of(*command: str) -> str | None:
 
 
 def seconds_without_input() -> float | None:
-    """None: unknown."""
+    """Returns the seconds since somebody last used keyboard or mouse; None: unknown."""
     if sys.platform == "win32":
         return _of_windows()
     if sys.platform == "darwin":
@@ -84,8 +84,8 @@ def of_milliseconds(answer: str | None) -> float | None:
 
 
 def of_loginctl(answer: str | None, now: float) -> float | None:
-    """Reads the login manager's word: the desktop tells it when it has become idle, which is minutes late, and never
-    too early. A user who is not idle by its word may have been so for a while: that is unknown."""
+    """Reads what the login manager says: the desktop tells it when it has become idle, minutes late but never too
+    early. A user who is not idle by this may still have been idle for a while: that is unknown."""
     told = dict(line.partition("=")[::2] for line in (answer or "").splitlines())
     since = told.get("IdleSinceHint", "0")
     if told.get("IdleHint") != "yes" or not since.isdecimal() or int(since) == 0:
@@ -100,7 +100,7 @@ def of_ioreg(answer: str | None) -> float | None:
 
 
 def _of_terminals() -> float | None:
-    """A terminal is read when somebody types: the moment of that is the file's."""
+    """A terminal's access time is when somebody last typed there."""
     found = []
     for terminal in {user.terminal for user in psutil.users() if user.terminal}:
         with suppress(OSError):

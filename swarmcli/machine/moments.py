@@ -23,7 +23,7 @@ TIME = re.compile(r"(\d{1,2})(?::(\d{2})(?::(\d{2}))?)?\s*(am|pm)?")
 
 
 def duration(text: str) -> float:
-    """Seconds, from one or more numbers with units: "2h", "90 min", "1h 30m". Raises UsageError."""
+    """Returns the seconds of one or more numbers with units: "2h", "90 min", "1h 30m". Raises UsageError."""
     rest, total = text.strip().lower(), 0.0
     while rest and (piece := PIECE.match(rest)) and piece[2] in SECONDS:
         total += float(piece[1].replace(",", ".")) * SECONDS[piece[2]]
@@ -34,7 +34,8 @@ def duration(text: str) -> float:
 
 
 def moment(text: str, now: float | None = None, zone: tzinfo | None = None) -> float:
-    """The next moment that is called so, in seconds since 1970. Raises UsageError for what cannot be read or is over.
+    """Returns the next moment of this name, in seconds since 1970. Raises UsageError for what cannot be read or is
+    past.
 
     `now`: seconds since 1970; None: this moment. `zone`: None is this computer's, with its summer time.
     """
@@ -49,7 +50,8 @@ def moment(text: str, now: float | None = None, zone: tzinfo | None = None) -> f
 
 
 def _moments(text: str, now: datetime) -> list[float]:
-    """All that may be meant: each time of day comes today and tomorrow, and twice in the night that is set back."""
+    """Returns all moments that may be meant: a time of day today and tomorrow, and both times in a night in which
+    clocks are set back."""
     day, _, rest = text.strip().lower().rpartition(" ")
     if rest in ("am", "pm"):  # "8 pm" is one word
         day, _, hour = day.rpartition(" ")
@@ -70,7 +72,8 @@ def _moments(text: str, now: datetime) -> list[float]:
 
 
 def _dated(text: str, zone: tzinfo | None) -> list[float]:
-    """As ISO 8601 writes it, or nothing. A day alone is none: its begin or its end might be meant."""
+    """Returns the moment of an ISO 8601 text, or nothing. A day alone is none: its beginning or its end might be
+    meant."""
     if len(text.strip()) <= len("2026-12-24"):
         return []
     try:

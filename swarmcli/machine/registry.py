@@ -1,8 +1,8 @@
 """The running peers of one user on one computer: since when and where each runs, and how it is asked and controlled.
 
-Each process writes files of its own and no others, whole or not at all, and names them by its id and birth, which no
-other process ever shares and no set clock changes; so nothing here needs a lock. The next one that looks removes the
-files of a process that died. What lies there and is not this user's own regular file is not read.
+Each process writes only files of its own, whole or not at all, and names them by its process id and birth, which no
+other process ever shares and no change of the clock alters; so nothing here needs a lock. Whoever looks removes the
+files of processes that died. A file that is not this user's own regular file is not read.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ logger = logging.getLogger(__name__)
 VARIABLE = "SWARM_RUNTIME_DIR"
 OF_USERS = Path("/run/user")  # where Linux has a directory for each user who is logged in
 MAX_BYTES = 1 << 16  # of a file
-OURS = re.compile(r"(\d{1,10})-(\d{15,19})\.(?:json|token|writing|wishes)")  # and of former versions
+OURS = re.compile(r"(\d{1,10})-(\d{15,19})\.(?:json|token|writing|wishes)")  # also files of former versions
 LOOPBACK = re.compile(r"http://127\.0\.0\.1:(\d{1,5})")  # no other computer, and no name that leads elsewhere
 
 
 class LocalPeer(msgspec.Struct, frozen=True):
-    """One process. Those of a site have the same home, and one of them speaks for all."""
+    """One process. The processes of a site have the same home, and one of them speaks for all."""
 
     pid: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
     started: Annotated[float, msgspec.Meta(ge=0, lt=1e12)]  # seconds since 1970, for people
@@ -60,12 +60,12 @@ class LocalPeer(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """How a person may call it: by its name, or its home's."""
+        """Its name for a person: the peer's, or its home's."""
         return self.name or Path(self.home).name
 
     @property
     def port(self) -> int | None:
-        """The port of its API; None: it has none, or names another place than this computer."""
+        """The port of its API; None: it has none, or names another computer."""
         found = LOOPBACK.fullmatch(self.api)
         return int(found[1]) if found and int(found[1]) < 1 << 16 else None
 
@@ -84,12 +84,12 @@ class LocalPeers:
 
     @property
     def is_own(self) -> bool:
-        """Whether the directory is there, and nobody but this user can write into it."""
+        """Whether the directory exists, and only this user can write into it."""
         return is_own_directory(self.directory)
 
     @contextmanager
     def entered(self, peer: LocalPeer) -> Iterator[RegistryEntry]:
-        """Shows the peer to others while the block lasts. Where that fails it is said, and all else goes on."""
+        """Shows the peer to others while the block lasts. If that fails, a warning says so, and all else goes on."""
         entry = RegistryEntry(self, peer)
         try:
             entry.renew()
@@ -103,9 +103,10 @@ class LocalPeers:
                     self._file(peer, suffix).unlink(missing_ok=True)
 
     def living(self) -> list[LocalPeer]:
-        """The processes that run at this moment, the oldest first. Removes the files of those that do not.
+        """Returns the processes that run at this moment, the oldest first. Removes the files of others.
 
-        None, if the directory is not this user's own: another owner could write there anything."""
+        Returns none if the directory is not this user's own: another owner could write anything there.
+        """
         if not self.is_own:
             return []
         found = []
@@ -121,7 +122,7 @@ class LocalPeers:
         return sorted(found, key=lambda peer: (peer.born, peer.pid))
 
     def peers(self) -> list[LocalPeer]:
-        """Those of `living` that are peers of a run: one process for each home, the one that can be asked."""
+        """Returns the peers among them: one process for each home, the one that can be asked."""
         by_home: dict[str, LocalPeer] = {}
         for process in self.living():
             known = by_home.get(process.home)
@@ -130,8 +131,8 @@ class LocalPeers:
         return list(by_home.values())
 
     def token(self, peer: LocalPeer) -> str:
-        """The token that this peer's API asks for. Raises ControlError with the fix if there is none that could be
-        trusted."""
+        """Returns the token that this peer's API asks for. Raises ControlError with the fix if there is none that can
+        be trusted."""
         file = self._file(peer, ".token")
         try:
             return _read_own(file, private=True).decode("ascii").strip()
@@ -144,7 +145,8 @@ class LocalPeers:
             ) from error
 
     def write(self, peer: LocalPeer, token: str) -> None:
-        """Writes the peer's files, the token first: a reader of an API finds the token too. Raises OSError."""
+        """Writes the peer's files, the token first, so that a reader that finds an API also finds the token. Raises
+        OSError."""
         make_private(self.directory)
         if token:
             self._write(peer, ".token", token.encode("ascii"))
@@ -166,24 +168,24 @@ class LocalPeers:
 
 
 class RegistryEntry:
-    """This process's own files, by which others see it. For any thread."""
+    """This process's own files, by which others see it. Any thread may call it."""
 
     def __init__(self, registry: LocalPeers, peer: LocalPeer) -> None:
         self._registry = registry
         self._token = ""
         self._writing = threading.Lock()
-        self._written = False  # as it is now
+        self._written = False  # whether the files are written as they are now
         self.peer = peer
 
     def renew(self) -> None:
-        """Writes it again if it is gone: old files of temporary directories are removed. Raises OSError."""
+        """Writes the files again if they are gone: temporary directories lose old files. Raises OSError."""
         with self._writing:
             if not (self._written and self._registry.has(self.peer, token=bool(self._token))):
                 self._registry.write(self.peer, self._token)
                 self._written = True
 
     def announce(self, *, name: str, api: str, token: str) -> None:
-        """From now on the peer can be asked there by anyone with the token. Raises OSError; `renew` tries again."""
+        """From now on anyone with the token can ask the peer there. Raises OSError; `renew` tries again."""
         with self._writing:
             self.peer, self._token = msgspec.structs.replace(self.peer, name=name[:200], api=api), token
             self._write()
@@ -195,9 +197,10 @@ class RegistryEntry:
 
 
 def birth_of(pid: int) -> int:
-    """A number that a process keeps, and that grows from one to the next, whatever becomes of the clock: on Linux the
-    ticks from the computer's start to its own, below a mark of that start. Other systems keep a process's moment by
-    the clock as it was then: it stays too, but the clock may be set between two births. Raises psutil.Error."""
+    """Returns a number that a process keeps and that grows from one process to the next, even if the clock is set: on
+    Linux, the ticks from the computer's start to the process's, below a mark of that start. On other systems it is the
+    moment of the process's start by the clock of then: that stays too, but the clock may be set between two births.
+    Raises psutil.Error."""
     try:
         ticks = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
         mark = crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes()) & 0x7FFFF
@@ -207,7 +210,7 @@ def birth_of(pid: int) -> int:
 
 
 def is_running(pid: int, born: int) -> bool:
-    """Whether the process that was born so, and no later one with its number, runs. A zombie does not."""
+    """Whether the process of this birth runs, and not a later one with its number. A zombie does not run."""
     try:
         return birth_of(pid) == born and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.AccessDenied:
@@ -217,40 +220,42 @@ def is_running(pid: int, born: int) -> bool:
 
 
 def runtime_directory() -> Path:
-    """Where this user's peers find each other: $SWARM_RUNTIME_DIR, or below what the platform has for such files."""
+    """Returns where this user's peers find each other: $SWARM_RUNTIME_DIR, or below what the platform has for such
+    files."""
     if chosen := os.environ.get(VARIABLE):
         return Path(chosen).expanduser().resolve()
     if base := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(base) / "swarm"
     if not hasattr(os, "getuid"):
         return temporary_directory() / f"swarm-{getpass.getuser()}"
-    # Programs that cron or sudo start are not told of it, and should see the same peers.
+    # Programs that cron or sudo start lack XDG_RUNTIME_DIR, and should see the same peers.
     if is_own_directory(own := OF_USERS / str(os.getuid())):
         return own / "swarm"
     return temporary_directory() / f"swarm-{os.getuid()}"
 
 
 def temporary_directory() -> Path:
-    """As tempfile finds it, which finds none while the disk is full: then where it was before, for who only reads."""
+    """Returns tempfile's directory. tempfile finds none while the disk is full: then where it usually is, for commands
+    that only read."""
     with suppress(FileNotFoundError):
         return Path(tempfile.gettempdir())
     return Path(next(filter(None, map(os.environ.get, ("TMPDIR", "TEMP", "TMP"))), "/tmp"))
 
 
 def make_private(directory: Path) -> None:
-    """Makes a directory that this user alone can use. Raises OSError if it is somebody else's."""
+    """Makes a directory that only this user can use. Raises OSError if it is somebody else's."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not hasattr(os, "getuid"):  # Windows, where it lies below the user's own directory
+    if not hasattr(os, "getuid"):  # Windows: it lies below the user's own directory
         return
     found = directory.lstat()
-    # In a directory for all, anybody may have made this one before, or a link in its place.
+    # In a shared directory, anybody may have made this one before, or a link in its place.
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise PermissionError(f"{directory} is not this user's directory; set {VARIABLE} to another")
     directory.chmod(0o700)
 
 
 def is_own_directory(directory: Path) -> bool:
-    """Whether it is there, no link, and nobody but this user can write into it."""
+    """Whether it exists, is no link, and only this user can write into it."""
     try:
         found = directory.lstat()
     except OSError:
@@ -261,7 +266,7 @@ def is_own_directory(directory: Path) -> bool:
 
 
 def _read(file: Path) -> LocalPeer | None:
-    """None: just removed, of another version, or not what such a file should be."""
+    """Returns None for a file that was just removed, is of another version, or not what such a file should be."""
     try:
         peer = msgspec.json.decode(_read_own(file), type=LocalPeer)
     except (OSError, ValueError):
@@ -270,7 +275,8 @@ def _read(file: Path) -> LocalPeer | None:
 
 
 def _read_own(file: Path, *, private: bool = False) -> bytes:
-    """The bytes of a small regular file of this user's, which nobody else can write, or (`private`) read. OSError."""
+    """Returns the bytes of a small regular file of this user's, which nobody else can write or (`private`) read. Raises
+    OSError."""
     flags = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
     descriptor = os.open(file, os.O_RDONLY | flags)  # a link is refused, and a pipe does not hold this up
     with os.fdopen(descriptor, "rb") as stream:

@@ -1,8 +1,8 @@
 """Reads what a computer tells of itself: its power, network, keyboard, heat, memory and disk, and what else computes on
 it.
 
-Each reading may be None: this computer does not tell. Nothing is guessed. Only what a limit asks for is read, and what
-takes a program or a walk over files is read seldom.
+Each reading may be None: this computer does not tell. Nothing is guessed. Only what a limit asks for is read; a reading
+that starts a program or walks over files is taken seldom.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """One moment. None: unknown, or nobody asked."""
+    """The readings of one moment. None: unknown, or no limit asks for it."""
 
     now: float  # seconds since 1970
     on_battery: bool | None = None
@@ -55,11 +55,11 @@ class Readings:
 
 
 class Sensors:
-    """Those of this computer, for one peer. For one thread."""
+    """This computer's sensors, for one peer. For one thread."""
 
     def __init__(self, files: Sequence[Path] = (), processes: Callable[[], Sequence[LocalPeer]] = tuple) -> None:
-        """`files`: what the limit for the disk counts; the first is on the disk that is looked at. `processes`: those
-        of this user's peers on this computer, see LocalPeers."""
+        """`files`: what the limit for the disk counts; the disk of the first one is looked at. `processes`: those of
+        this user's peers on this computer, see LocalPeers."""
         self._processes = processes
         self._files = files
         self._others = OthersUse()
@@ -69,7 +69,7 @@ class Sensors:
         self._disk = Seldom(30.0, lambda: float(sum(map(bytes_below, self._files))))
 
     def read(self, limits: Limits) -> Readings:
-        """The readings that these limits ask for. Never raises."""
+        """Takes the readings that these limits ask for. Never raises."""
         processes = _known(self._processes) or ()
         homes = {each.home for each in processes}
         found = Readings(
@@ -97,7 +97,7 @@ class Sensors:
 
 
 class Seldom(Generic[T]):
-    """A reading that is taken at most once in so many seconds. One that fails is unknown."""
+    """A reading that is taken at most once in so many seconds. If it fails, the value is unknown."""
 
     def __init__(self, seconds: float, read: Callable[[], T], clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._read, self._clock = seconds, read, clock
@@ -114,7 +114,7 @@ class Seldom(Generic[T]):
 def _known(read: Callable[[], T]) -> T | None:
     try:
         return read()
-    except Exception as error:  # of drivers and foreign programs anything may come; a peer does not end for it
+    except Exception as error:  # drivers and other programs may raise anything; a peer does not end for it
         logger.debug("a sensor cannot be read: %s", error)
         return None
 
@@ -126,19 +126,20 @@ def on_battery() -> bool:
 
 
 def hottest() -> float | None:
-    """The highest temperature of processors and graphics cards, as far as the system and NVIDIA's program tell."""
-    sensors: dict[str, list[Any]] = getattr(psutil, "sensors_temperatures", dict)()  # of Linux and FreeBSD alone
+    """Returns the highest temperature of processors and graphics cards, as far as the system and NVIDIA's program
+    tell."""
+    sensors: dict[str, list[Any]] = getattr(psutil, "sensors_temperatures", dict)()  # only on Linux and FreeBSD
     found = [each.current for of_one in sensors.values() for each in of_one]
     cards = answer_of("nvidia-smi", "--query-gpu=temperature.gpu", "--format=csv,noheader,nounits") or ""
     found += [float(line) for line in cards.split() if line.isdecimal()]
-    return max((degrees for degrees in found if -50 < degrees < 150), default=None)  # broken ones show nonsense
+    return max((degrees for degrees in found if -50 < degrees < 150), default=None)  # broken sensors show nonsense
 
 
 class OthersUse:
-    """The share of all processors that is used, but not by these processes; smoothed."""
+    """The share of all processors that is used by other processes than the given ones; smoothed."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, smoothed: float = 10.0) -> None:
-        """`smoothed`: seconds over which it is averaged, for a program that starts is nobody at work."""
+        """`smoothed`: seconds over which it is averaged: a program that starts does not mean that somebody works."""
         self._smoothed = smoothed
         self._clock = clock
         self._before: tuple[float, float, dict[int, float]] | None = None
@@ -146,12 +147,12 @@ class OthersUse:
         self._smooth: float | None = None
 
     def read(self, own: Iterable[int]) -> float | None:
-        """None: at the first time, and where the system does not tell."""
+        """Returns None at the first call, and where the system does not tell."""
         times = _known(lambda: psutil.cpu_times())
         if times is None:
             return None
         idle = times.idle + getattr(times, "iowait", 0.0)
-        # A guest's time is within user's and nice's already.
+        # user and nice already contain the time of guests.
         total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         of_own = {pid: seconds for pid in own if (seconds := _processor_time(pid)) is not None}
         now, before = self._clock(), self._before
@@ -177,7 +178,7 @@ def _processor_time(pid: int) -> float | None:
 
 
 def memory_of(pid: int) -> int | None:
-    """Bytes that a process takes; None: it is gone, or somebody else's."""
+    """Returns the bytes that a process takes; None: it is gone, or somebody else's."""
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
@@ -185,7 +186,7 @@ def memory_of(pid: int) -> int | None:
 
 
 def bytes_below(path: Path) -> int:
-    """That the files of a directory take on the disk; what goes away meanwhile counts nothing."""
+    """Returns the bytes that the files of a directory take on the disk; files that go away meanwhile count nothing."""
     total = 0
     for directory, _, names in os.walk(path):
         for name in names:
@@ -196,8 +197,7 @@ def bytes_below(path: Path) -> int:
 
 
 def is_metered() -> bool | None:
-    """Whether the network is one that is paid by volume. None: unknown, as on macOS, which tells its own programs
-    alone."""
+    """Whether the network is paid by volume. None: unknown, as on macOS, which tells only its own programs."""
     if sys.platform == "win32":
         cost = answer_of("powershell", "-NoProfile", "-NonInteractive", "-Command", _WINDOWS)
         return {"Unrestricted": False, "Fixed": True, "Variable": True}.get((cost or "").strip())

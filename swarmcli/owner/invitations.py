@@ -31,7 +31,7 @@ HOW = "ask its owner for a link with an invitation (`swarm invite`) and join by 
 
 
 def key_file(recipe: Recipe) -> Path:
-    """Where `swarm init` puts the run key, beside the recipe."""
+    """Returns where `swarm init` puts the run key, beside the recipe."""
     return recipe.directory / f"{recipe.run_id}.run-key"
 
 
@@ -40,16 +40,16 @@ def membership_of(
 ) -> Membership | None:
     """Returns what makes this peer a member of a closed run; None for an open one.
 
-    It is what lies in its home, or the invitation that its link has brought, whichever holds longer; beside the run
-    key a peer invites itself. Raises MembershipError where there is nothing that holds, IdentityError for a key or an
-    invitation that cannot be read, RecipeError.
+    That is the pass in its home, or the invitation that its link has brought, whichever holds longer; beside the run
+    key a peer invites itself. Raises MembershipError if none of them is valid, IdentityError for a key or an invitation
+    that cannot be read, and RecipeError.
     """
     if recipe.access == "open":
         return None
     run = run_of(recipe)
     file = home / MEMBERSHIP
     remembered = read_remembered(file)
-    # Everyone would refuse one made for a recipe that was changed, or read by a version with other keys.
+    # Everyone would refuse a revocation made for the recipe before a change, or by a version with other keys.
     remembered.revoked = {each.subject: each for each in remembered.revoked.values() if each.is_genuine(run)}
     if keep:
         remembered.save = lambda: write_private(file, _dump(remembered))
@@ -78,13 +78,13 @@ def membership_of(
 
 
 def run_of(recipe: Recipe) -> ClosedRun:
-    assert recipe.run_key is not None  # the recipe's own rules see to that where access is by invitation
+    assert recipe.run_key is not None  # the recipe's rules demand it if access is by invitation
     return ClosedRun(PeerID.parse(recipe.run_key), digest_of(recipe))
 
 
 def of_recipe(recipe: Recipe) -> Visitor:
-    """By what this computer has for a closed run: the run key, or the invitation of a peer that does not run just now.
-    Raises MembershipError where there is neither, IdentityError for a key that others may read."""
+    """Returns who looks at a closed run from this computer: the holder of the run key, or a peer of the run that does
+    not run just now. Raises MembershipError if there is neither, IdentityError for a key that others may read."""
     if key_file(recipe).exists():
         return _visitor(recipe, recipe.directory, Identity.generate())
     why = "this computer has no peer of it; ask its owner for a link with an invitation (`swarm invite`)"
@@ -107,8 +107,9 @@ def _visitor(recipe: Recipe, home: Path, identity: Identity) -> Visitor:
 
 
 def visiting(ticket: Ticket, recipe: str, homes: Path) -> Visitor:
-    """By a ticket: as the key of the link itself, which its host lets look and binds to nobody; or for an invitation to
-    a certain peer as that peer, whose identity lies in one of the homes. Raises MembershipError, IdentityError."""
+    """Returns who looks at a closed run by a ticket. For a bearer's ticket, it is the key in the link: its host lets
+    that key look and binds it to nobody. For a certain peer's, it is that peer, whose identity is in one of the homes.
+    Raises MembershipError, IdentityError."""
     identity = ticket.bearer or _identity_of(ticket.invitation.holder, homes)
     remembered = Remembered(card=ticket.card(recipe, identity.peer_id))
     return Visitor(identity, Membership(ticket.run(recipe), identity, remembered, time.time))
@@ -127,12 +128,12 @@ def _identity_of(peer: PeerID, homes: Path) -> Identity:
 
 
 def keep_ticket(directory: Path, ticket: Ticket) -> None:
-    """For the peers that begin in this directory. Raises OSError."""
+    """Writes the ticket down for the peers that begin in this directory. Raises OSError."""
     write_private(directory / INVITATION, ticket.encode())
 
 
 def read_remembered(file: Path) -> Remembered:
-    """Reads what a home holds; nothing where there is no such file. Raises MembershipError for one that cannot be read:
+    """Reads what a home holds; nothing if there is no such file. Raises MembershipError for a file that cannot be read:
     a host that went on without what it has bound would bind invitations again."""
     try:
         if file.stat().st_size > 4 << 20:  # all revocations that a peer keeps take two million bytes
@@ -163,7 +164,7 @@ def _of_owner(recipe: Recipe, run: ClosedRun, identity: Identity, now: Callable[
         raise MembershipError(
             f"{file} is not the key of this run: the recipe's run_key is {run.key}, the file's {key.public}"
         )
-    return key.invite(run.recipe, identity.peer_id, int(now()) + 365 * 86_400)  # anew at each start
+    return key.invite(run.recipe, identity.peer_id, int(now()) + 365 * 86_400)  # made anew at each start
 
 
 def _of_link(recipe: Recipe, run: ClosedRun, identity: Identity) -> Pass | None:
@@ -180,7 +181,7 @@ def _of_link(recipe: Recipe, run: ClosedRun, identity: Identity) -> Pass | None:
 
 
 def _fits(card: Pass, run: ClosedRun, identity: Identity) -> bool:
-    """Whether it is this run's, and this peer can show it."""
+    """Whether the pass is this run's, and this peer can show it."""
     peer = identity.peer_id
     return card.invitation.is_genuine(run) and (card.invitation.holder == peer or card.is_claimed_by(peer, run))
 
@@ -197,7 +198,7 @@ def _dump(remembered: Remembered) -> str:
 
 
 def write_private(file: Path, text: str) -> None:
-    """Readable by this user alone from the first byte on."""
+    """Writes a file that only this user can read, from the first byte on."""
     write_file(file, text.encode(), private=True)
 
 

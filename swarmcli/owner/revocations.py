@@ -1,9 +1,8 @@
-"""How the owner's revocations reach every member of a closed run, and what becomes of them there.
+"""How the owner's revocations reach every member of a closed run, and what they do there.
 
-A peer that learns of one tells all peers that it is connected with, so a revocation that reaches one member is with all
+A peer that learns of a revocation tells all peers that it is connected with, so one that reaches one member reaches all
 connected ones after a few round trips. A peer that was away learns it with its next connection: two peers that connect
-tell each other all they know. Nobody's word counts here but the owner's signature, and a home keeps what its peer has
-learned.
+tell each other all they know. Only the owner's signature counts here, and a home keeps what its peer has learned.
 """
 
 from __future__ import annotations
@@ -25,36 +24,37 @@ from swarmcli.network.task_owner import TaskOwner
 logger = logging.getLogger(__name__)
 
 METHOD = "run.revoked"
-MOST_TOLD = 256  # in one call: about 27 KiB. Two peers that connect tell each other all that they know
-LOOK_SECONDS = 20.0  # between two looks whether the own invitation has ended, and who is still to be told
+MOST_TOLD = 256  # revocations in one call: about 27 KiB
+LOOK_SECONDS = 20.0  # seconds between two looks: has this peer's invitation ended, and who is still to be told
 
 
 class Revoked(msgspec.Struct, frozen=True):
-    """Revocations of the owner, as far as the sender knows."""
+    """The owner's revocations that the sender knows."""
 
     revocations: Annotated[tuple[Revocation, ...], msgspec.Meta(max_length=MOST_TOLD)]
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """The answer: what the answerer knows besides."""
+    """The answer: revocations that the answerer knows besides."""
 
     known: Annotated[tuple[Revocation, ...], msgspec.Meta(max_length=MOST_TOLD)] = ()
 
 
 class Revocations:
-    """Tells and learns revocations, at one endpoint, until `close`."""
+    """Tells and learns revocations at one endpoint, until `close`."""
 
     def __init__(self, endpoint: Endpoint, membership: Membership) -> None:
         self._endpoint = endpoint
         self._membership = membership
         self._ended = False  # whether the end of this peer's membership was told
-        self._untold: set[PeerID] = set()  # who did not answer: it hung for a moment, on a connection that may stand
+        # peers that did not answer: one may have hung for a moment, and stay connected
+        self._untold: set[PeerID] = set()
         self._tasks = TaskOwner()
         self._tasks.hear(self._endpoint.events, self._note)
 
     def start(self) -> None:
         self._endpoint.serve(METHOD, Revoked, self._answer)
-        # With those from before it is this end's to begin: they saw the connection when nobody here could answer.
+        # This end tells the peers that were connected before: when they saw the connection, nothing here could answer.
         self._tell_all(self._endpoint.connected(), self._known)
         self._tasks.keep(self._endpoint.events, self._look_again_and_again)
 
@@ -81,8 +81,8 @@ class Revocations:
         return [peer for peer in await asyncio.gather(*map(tell_one, peers)) if peer is not None]
 
     async def take_up(self, revocations: Iterable[Revocation], source: PeerID | None = None) -> int:
-        """Learns what is new, passes it on, and ends the connections that it ends. Returns how many were new. Raises
-        ValueError for one that is not the owner's, after what came before it."""
+        """Learns new revocations, passes them on, and ends connections with revoked peers. Returns how many were new.
+        Raises ValueError for one that the owner has not signed, after it has learned those before it."""
         new: list[Revocation] = []
         try:
             new += self._membership.learn(revocations)
@@ -109,7 +109,7 @@ class Revocations:
         connected = self._endpoint.connected()
         leaving = [peer for peer in connected if self._membership.objection(peer)]
         self._tell_all([peer for peer in connected if peer not in (source, *leaving)], new)
-        try:  # whoever has to go hears why, so that it ends instead of looking for the others
+        try:  # a revoked peer hears why, so that it ends instead of looking for the others
             async with asyncio.timeout(1.0):
                 await self.tell(leaving, new)
         except TimeoutError:

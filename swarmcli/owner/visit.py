@@ -1,8 +1,8 @@
-"""The owner of a closed run at the command line, while the run goes on: it looks who takes part, and revokes.
+"""The owner of a closed run at the command line, while the run goes on: it looks which peers take part, and revokes.
 
-The owner's command is a member for a moment, by an invitation that it signs itself. It computes nothing and listens
-nowhere. Beside the run key lies a ledger of what that key has signed, so that an invitation can be revoked by its
-number or its note, and so that a revocation is told again by each later command.
+The owner's command is a member for a moment, by an invitation that it signs itself. It computes nothing and does not
+listen. Beside the run key there is a ledger of what that key has signed, so that an invitation can be revoked by its
+number or its note, and so that each later command tells of a revocation again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Invited:
 
     id: str
     until: int
-    peer: str = ""  # for whom it is; "": for the bearer
+    peer: str = ""  # the peer that it is for; "": a bearer
     note: str = ""
 
 
@@ -48,11 +48,13 @@ class InvitationLedger:
 
     file: Path
     invited: list[Invited] = field(default_factory=list)
-    revoked: list[str] = field(default_factory=list)  # subjects; each command signs them anew, for the recipe as it is
+    # subjects; each command signs them again, for the recipe as it is then
+    revoked: list[str] = field(default_factory=list)
 
     @classmethod
     def beside(cls, key: Path) -> InvitationLedger:
-        """Raises UsageError for one that cannot be read: what it would forget could not be revoked by name."""
+        """Reads the ledger. Raises UsageError if it cannot be read: invitations that it forgets could not be revoked by
+        name."""
         file = key.with_name(f"{key.name}.ledger")
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
@@ -78,19 +80,20 @@ class InvitationLedger:
 
 @dataclass(frozen=True, slots=True)
 class RunMember:
-    """A peer of a closed run, as the owner's command has found it. Texts are the peer's own."""
+    """A peer of a closed run, as the owner's command has found it. Its texts are the peer's own."""
 
     peer: str
     name: str = ""
     role: str = ""
     epoch: int = 0
-    invitation: str = ""  # which it has shown; "": this command could not reach it
+    invitation: str = ""  # the invitation that it has shown; "": this command could not reach it
     until: int = 0
     ended: str = ""  # why it is no member any more
 
 
 def load_key(recipe: Recipe, file: Path | None) -> tuple[RunKey, Path]:
-    """The run's key and its file. Raises UsageError for an open run, IdentityError, MembershipError for another key."""
+    """Returns the run's key and its file. Raises UsageError for an open run, IdentityError for a key that cannot be
+    used, MembershipError for another run's key."""
     if recipe.access == "open":
         raise UsageError(
             f"the run {recipe.run_id} is open: whoever has its link takes part (`swarm link`); a closed one says "
@@ -113,7 +116,7 @@ class Visit:
         self._contacts = contacts
 
     def do(self, action: Callable[[DHTNode, Membership], Awaitable[T]]) -> T:
-        """Raises BootstrapError when no contact answers."""
+        """Runs `action` as a member. Raises BootstrapError when no contact answers."""
         dht = DHT(self._contacts, start=False, client_mode=True, port_mapping=False, startup_timeout=15.0)
         try:
             digest = digest_of(self.recipe)
@@ -142,15 +145,15 @@ class Visit:
             report = reports.get(peer)
             if report is not None:
                 node.endpoint.learn(peer, report.addresses)
-            with suppress(NetworkError, ValueError):  # the answer does not matter, the greeting before it does
-                # It may have to be dialed through a relay.
+            with suppress(NetworkError, ValueError):  # only the greeting before the answer matters
+                # A relay may be needed to dial it.
                 await node.endpoint.call(peer, METHOD, Revoked(()), Taken, timeout=8.0)
 
         await asyncio.gather(*map(meet, everybody))
         return [_member(peer, reports.get(peer), membership) for peer in everybody]
 
     async def tell(self, node: DHTNode, membership: Membership) -> int:
-        """Tells all members with whom this command is connected everything that is revoked; returns how many know."""
+        """Tells all members that this command is connected with about all revocations; returns how many know them."""
         revocations = Revocations(node.endpoint, membership)
         try:
             return len(await revocations.tell(node.endpoint.connected(), self.revocations))
@@ -158,7 +161,7 @@ class Visit:
             await revocations.close()
 
     async def revoke(self, words: Sequence[str], node: DHTNode, membership: Membership) -> tuple[list[bytes], int]:
-        """Revokes whom these words mean; returns these subjects, and how many members were told. Raises UsageError."""
+        """Revokes what these words name; returns the subjects, and how many members were told. Raises UsageError."""
         members = await self.members(node, membership)
         subjects = [subject_named(word, self.ledger, members) for word in words]
         for subject in subjects:  # in the ledger first: if nobody is reached, the next command tells it
@@ -166,21 +169,21 @@ class Visit:
         return subjects, await self.tell(node, membership)
 
     async def look(self, node: DHTNode, membership: Membership) -> list[RunMember]:
-        """Returns the members that take part. On the way it tells everybody what is revoked."""
+        """Returns the members that take part; also tells everybody about revocations."""
         members = await self.members(node, membership)
         await self.tell(node, membership)
         return members
 
     async def look_with_tables(self, node: DHTNode, membership: Membership) -> tuple[list[RunMember], AskedTables]:
-        """The same, and what each has given."""
+        """The same, and what each member has given."""
         return await self.look(node, membership), await ask_for_tables(node, self.recipe.run_id)
 
 
 def subject_named(word: str, ledger: InvitationLedger, members: Sequence[RunMember]) -> bytes:
-    """Returns the subject that a text names: a peer id, the number of an invitation, the beginning of one of the
-    two, the name of a peer that takes part, or a note. Raises UsageError where that is nothing, or more than one.
+    """Returns the subject that a text names: a peer id, the number of an invitation, the beginning of one of the two,
+    the name of a peer that takes part, or a note. Raises UsageError if it names nothing, or more than one.
 
-    A peer chooses its own name: one that takes the note of another's invitation does not stand in for that one.
+    A peer chooses its own name: a peer named like the note of another's invitation does not stand in for that one.
     """
     for parse in (PeerID.parse, _number):
         try:
@@ -192,7 +195,7 @@ def subject_named(word: str, ledger: InvitationLedger, members: Sequence[RunMemb
     named: dict[bytes, str] = {PeerID.parse(each.peer): each.peer for each in called}
     noted = dict(_in_ledger(word, begins, ledger))
     if named and all(each.peer in noted.values() or each.invitation in noted.values() for each in called):
-        noted = {}  # the notes are of these very members
+        noted = {}  # the notes belong to these very members
     found = named | noted
     if len(found) == 1:
         return next(iter(found))
