@@ -36,14 +36,15 @@ class PeerDescription:
 
 @dataclass(frozen=True, slots=True)
 class RefreshOptions:
-    """How often the progress keys are read. Between the bounds, more often the sooner the epoch ends."""
+    """How often this peer reads the progress keys: the sooner the epoch ends, the more often, within the bounds.
+    Periods and expirations are seconds."""
 
     min_refresh_period: float = 0.5
     max_refresh_period: float = 10.0
     default_refresh_period: float = 3.0  # while nobody else is there
-    expected_drift_peers: float = 3.0  # so many may join before the epoch ends
-    expected_drift_rate: float = 0.2  # or this fraction of those that are there
-    metadata_expiration: float = 60.0  # reports live so long, and are repeated at half of it
+    expected_drift_peers: float = 3.0  # so many peers may join before the epoch ends …
+    expected_drift_rate: float = 0.2  # … or this fraction of those that are there
+    metadata_expiration: float = 60.0  # of a report, which is repeated after half of that
 
     def __post_init__(self) -> None:
         for name in ("min_refresh_period", "max_refresh_period", "default_refresh_period", "metadata_expiration"):
@@ -59,19 +60,19 @@ class RefreshOptions:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Terms that the peers of a run agree on, and how long one of them waits. Times are seconds and upper bounds."""
+    """What the peers of a run agree on, and how long one of them waits. Times are seconds and upper bounds."""
 
     run_id: str  # peers with the same one train together
     target_batch_size: int  # samples of all peers together that make an epoch
-    matchmaking_time: float = 15.0  # how long an epoch that is over waits for others who should be in its round
+    matchmaking_time: float = 15.0  # how long the end of an epoch waits for others that should be in its round
     averaging_timeout: float = 60.0  # how long a round that failed is tried again
-    load_state_timeout: float = 600.0  # for which a newcomer looks for the state while nothing of it comes
+    load_state_timeout: float = 600.0  # how long a newcomer looks for the state while nothing of it comes
     description: PeerDescription = field(default_factory=PeerDescription)  # what people see of this peer
     fingerprint: Mapping[str, str] = field(default_factory=dict)  # key → hash; groups admit only equal ones
     tracker: RefreshOptions = field(default_factory=RefreshOptions)
     performance_ema_alpha: float = 0.1
-    client_mode: bool | None = None  # as if nobody could dial this peer; None: as the DHT
-    proceed_alone: bool = False  # with own gradients when no round comes about, although others are there
+    client_mode: bool | None = None  # True: says that nobody can dial this peer; None: as the DHT
+    proceed_alone: bool = False  # steps with its own gradients if no round comes about, although others are there
     verbose: bool = False  # the progress of the swarm goes to the log at level INFO
 
     def __post_init__(self) -> None:
@@ -88,7 +89,7 @@ class OptimizerConfig:
 
     @cached_property
     def terms(self) -> str:
-        """A short digest of the fingerprint: equal for peers that may train together."""
+        """A digest of the fingerprint in 16 characters: equal for peers that may train together."""
         return hashlib.sha256(json.dumps(sorted(self.fingerprint.items())).encode()).hexdigest()[:16]
 
 

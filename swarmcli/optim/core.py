@@ -1,8 +1,9 @@
 """OptimizerCore: the collaborative optimizer on the event loop.
 
-An epoch, as `step` tells it: gradients add up; every count goes to the leader of the group that forms while the
-epoch is computed; when the swarm has enough, the leader begins the round and each member freezes the mean of its
-gradients, weighted by its samples; all step with the average, and are at the next epoch of the next lineage.
+An epoch, as `step` tells it: a peer adds up gradients and tells its count of samples to the leader of its group, which
+forms while the epoch is computed. When the swarm has enough samples, the leader begins the round, and each member
+freezes the mean of its gradients, weighted by its samples. All step with the average, and are at the next epoch of the
+next lineage.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from swarmcli.tasks import beside
 class OptimizerCore(Participant):
     """One trainer or follower of a run.
 
-    With every peer honest and in step it equals one process that steps with the whole batch. A peer whose lineage
-    another one beats downloads that one's state and starts over. The optimizer gets the averaged gradients; the user's
-    own are left as they were.
+    If every peer is honest and in step, training equals one process that steps with the whole batch. A peer whose
+    lineage another one beats downloads that one's state and starts over. The optimizer gets the averaged gradients; the
+    user's own gradients stay as they were.
     """
 
     def __init__(self, peer: PeerContext, trained: Trained, mode: Mode | None = None) -> None:
@@ -59,9 +60,9 @@ class OptimizerCore(Participant):
         self.seat = RunSeat(self, self._group, self.catch_up, self.exchange, self.replica)
         self.succession = Succession(self)
         self._end = EpochEnd(peer, self.work, keeper, self._group, self.survey, self.metrics)
-        self._last_seen = self.position  # at the end of the last step
+        self._last_seen = self.position  # at the end of the last `step`
         self._last_moment = LastMoment(self.tracker)
-        self.global_steps = 0  # with gradients of this peer in them
+        self.global_steps = 0  # steps with an average that holds gradients of this peer
 
     @property
     def position(self) -> LineagePosition:
@@ -82,18 +83,19 @@ class OptimizerCore(Participant):
     # the story of an epoch
 
     async def step(self, batch_size: int, scale: float | None = None, weight: float | None = None) -> bool:
-        """Takes in the parameters' gradients, means over `batch_size` samples; ends the epoch when it is time.
-        `weight`: of these gradients in the average, if the number of samples is not.
+        """Takes in the parameters' gradients, means over `batch_size` samples; ends the epoch when it is time. Returns
+        whether this peer is at another position than after the last `step`.
 
-        With `scale` the gradients are those of losses multiplied by it; see GradientWork.accumulate for their overflow.
-        Returns whether the epoch is another one than after the last step. A step that only accumulates waits for no
-        one. With `batch_size=0` nothing is accumulated: the peer waits (at most `IDLE_WAIT`) for the epoch's end and
-        takes part in it with what it has, a follower with nothing. If another lineage leads, its state is downloaded
-        and the gradients, whose parameters are gone, are dropped. A round that fails leaves what was accumulated for
-        the next one. Cancelling the call leaves the end of an epoch under way running. While this peer pauses, see
-        `pause`.
+        `weight`: of these gradients in the average, if that is not the number of samples. `scale`: the losses were
+        multiplied by it; see GradientWork.accumulate for overflows.
+
+        A step that only accumulates waits for nobody. With `batch_size=0` nothing is accumulated: the peer waits at
+        most `IDLE_WAIT` for the epoch's end and takes part in it with what it has, a follower with nothing. If another
+        lineage leads, this peer downloads its state and drops the gradients, whose parameters are gone. If a round
+        fails, what was accumulated stays for the next one. Cancelling the call does not cancel the end of an epoch
+        that is under way. While this peer pauses, see `pause`.
         """
-        if not self._end.under_way:  # otherwise the scheduler may be at work, and the step under way looks itself
+        if not self._end.under_way:  # otherwise the scheduler may be at work, and the end checks the rates itself
             self.replica.state.check_rates()
         try:
             if not self.is_averaging and self.seat.spoils_rounds() and (batch_size or self.work.samples):
@@ -118,18 +120,19 @@ class OptimizerCore(Participant):
             if await self._epoch_is_over(batch_size):
                 self._end.begin(self._tasks, self._end_epoch())
                 await self._end.may_compute()
-                if self._end.under_way:  # from here on this peer computes, whatever it waited for
+                if self._end.under_way:  # the end goes on, but from here on this peer computes
                     self.tracker.performance_ema.resume(loop_time())
             return self.position != self._last_seen
         finally:
             self._last_seen = self.position
 
     async def join(self) -> bool:
-        """Sees to it that this peer is on the lineage that leads; returns whether its state changed for that.
+        """Brings this peer to the lineage that leads. Returns whether its state changed for that.
 
-        Cheap while nothing points to the contrary, or a round has begun: the next step ends that, and looks then.
-        Raises StateDownloadError if a newcomer gets no state, and FingerprintError, which names the keys, if the others
-        refuse this peer. Without effect while this peer pauses; one that is asked to pause meanwhile gives up.
+        It is cheap if nothing tells that another lineage leads, or if a round has begun: the next step ends that, and
+        looks then. Raises StateDownloadError if a newcomer gets no state, and FingerprintError, which names the keys,
+        if the others refuse this peer. Without effect while this peer pauses; a pause that is asked for meanwhile ends
+        it.
         """
         if self.pausing.is_asked:
             return False
@@ -156,8 +159,8 @@ class OptimizerCore(Participant):
         return changed
 
     async def _look_around(self, reason: str) -> tuple[bool, bool]:
-        """Brings this peer to the lineage that leads. Whether its state is another one for that, and whether it is in
-        step: it is not if it is asked to pause meanwhile."""
+        """Brings this peer to the lineage that leads. Returns whether its state changed for that, and whether it is in
+        step: not if it was asked to pause meanwhile."""
         began, before, generation = loop_time(), self.position, self.replica.generation
         lacked = not self.frozen.frozen.held
         found = await self.pausing.unless_asked(self._come_into_step(reason))
@@ -196,23 +199,24 @@ class OptimizerCore(Participant):
 
     @property
     def has_handed_in(self) -> bool:
-        """Whether nothing that was computed before a pause is on its way to a round, nor could come to one soon."""
+        """Whether nothing that this peer computed before its pause is on its way to a round, or could be soon."""
         if self._end.under_way or self._group.begun:
             return False
-        # In its first seconds a peer has read no reports yet, and knows the others by the rounds that it was in.
+        # In its first seconds a peer has read no reports yet, and knows the others only by the rounds that it was in.
         mates = filter(self.node.endpoint.is_connected, self.work.averager.finder.memory.last_members)
         return self.pausing.away or not self.directory.anyone_computes([*self._group.members, *mates])
 
     async def _has_to_hand_in(self) -> bool:
-        """Whether this peer, which pauses, goes on with the end of the epoch: it has samples that a round can use."""
-        await self._end.over()  # where ends are delayed there would be another one under way each time
+        """Whether this peer, which pauses, still has to bring samples to the end of the epoch, where a round can use
+        them."""
+        await self._end.over()  # with delayed ends each step would find another one under way
         if self._group.begun:
             return True  # the others wait for it
         if self.pausing.away or not self.work.samples or not self.catch_up.settled:
             return False
         if not self.reason_to_look():
             return True
-        # Nothing is downloaded for a pause: where the run has gone elsewhere, that waits until this peer is back.
+        # This peer downloads nothing while it pauses: if the run has gone elsewhere, that waits until it is back.
         answers = await self.survey.survey()
         return await self.claims.decide(Claim(self.position), answers) == self.position
 
@@ -241,8 +245,9 @@ class OptimizerCore(Participant):
         self._group.report(self._rule.told(samples))
 
     async def _epoch_is_over(self, batch_size: int) -> bool:
-        """Whether the round has begun, or this peer alone has enough. `batch_size`: of the step that asks. While the
-        end of the last epoch is under way it is not, unless this step has nothing to compute or the next is over."""
+        """Whether the round has begun, or this peer alone has enough samples. `batch_size`: of the step that asks.
+        While the end of the last epoch is under way the answer is no, unless this step has nothing to compute or this
+        epoch seems to be over, too (`EpochEnd.is_ahead`)."""
         if self._end.under_way:
             if batch_size and not self._end.is_ahead:
                 return False
@@ -253,18 +258,18 @@ class OptimizerCore(Participant):
             return True
         if not batch_size:
             begun = await self._group.wait_until_begun(IDLE_WAIT)
-            if not begun and self.pausing.is_asked:  # who leaves stays only while somebody computes: others leave, too
+            if not begun and self.pausing.is_asked:  # it stays only while somebody computes, and others may pause, too
                 await self.directory.refresh()
             return begun
         if self.mode.timing is Timing.DELAYED_AVERAGING:
-            return False  # whether this batch is the epoch's last or one more, the trainer computes meanwhile
+            return False  # the trainer computes during the round, so one batch more costs nobody time
         if patience := self._last_moment.patience(batch_size):
             self._last_moment.was_answered(await self._group.wait_until_begun(patience))
         return self._group.begun
 
     async def _replaced_meanwhile(self) -> bool:
-        """Waits until the trainer may compute; whether its last gradients are of parameters that changed for that, or
-        under it: it had stopped waiting for the end of an epoch, which goes on."""
+        """Waits until the trainer may compute. Returns whether the parameters have changed under its last gradients: by
+        the end of an epoch for which it waited here, or for which it had stopped waiting when it was interrupted."""
         before, under_it = self.position, self._end.abandoned
         if under_it:
             await self._end.over()
@@ -275,7 +280,7 @@ class OptimizerCore(Participant):
         return replaced or under_it
 
     async def _end_epoch(self) -> None:
-        """Once it has stepped, this peer is at the next epoch: its group begins to form, and the others hear of it."""
+        """Ends the epoch. Once this peer has stepped, its next group begins to form, and the others hear of it."""
         with self.tracker.pause_updates() if self.mode.timing is Timing.AT_ONCE else nullcontext():
             if (advanced := await self._end.run(self.seat.spoils_rounds)) is not None:
                 committed = advanced.committed
@@ -294,10 +299,10 @@ class OptimizerCore(Participant):
     def _begin_epoch(self) -> None:
         with self.tracker.pause_updates():
             self.tracker.update_epoch(self.position.epoch)
-            self._report_samples()  # there are some already where the trainer did not wait
+            self._report_samples()  # a trainer that did not wait has some already
 
     def reason_to_look(self) -> str:
-        """Why this peer should find out which lineage leads; empty if it need not."""
+        """Why this peer should find out which lineage leads; "" if it need not."""
         if not self.catch_up.settled:
             return "joining the run"
         if not self.frozen.frozen.held:
@@ -318,8 +323,8 @@ class OptimizerCore(Participant):
 
     def report(self, **more: Any) -> PeerReport:
         phase = self.phase
-        # A trainer that stopped calling `step` while a round began is nobody to wait for, once that round is over: it
-        # is joining, until it steps again and finds out where the run is.
+        # A trainer that no longer called `step` when a round began is nobody to wait for once that round is over: it
+        # reports that it is joining, until it steps again and finds out where the run is.
         lost = phase == "training" and self._group.is_overdue(self.config.averaging_timeout)
         if lost or self.replica.state.torn:
             phase = "joining"
@@ -339,10 +344,11 @@ class OptimizerCore(Participant):
         )
 
     async def linger(self, until_others_at: int, timeout: float) -> bool:
-        """Stays to hand out the state, without computing, until nobody who can be reached is behind that epoch.
+        """Hands out the state, without computing, until nobody who can be reached is behind the epoch
+        `until_others_at`, for `timeout` seconds at most. Returns False if time was up.
 
-        For the end of training: peers that missed the last round still find its outcome, and the model gets the last
-        parameters where its steps are delayed. False: time was up.
+        For the end of training: peers that missed the last round still get its outcome, and the model gets the last
+        parameters if steps are delayed.
         """
         await self._end.over()
         await self.replica.publish()
@@ -359,10 +365,10 @@ class OptimizerCore(Participant):
     # checkpoints
 
     async def state_dict(self) -> dict[str, Any]:
-        """The optimizer's, with the scheduler and where this peer stands under "swarm". Parameters are not in it.
+        """Returns the optimizer's state, with scheduler and position under "swarm". Parameters are not in it.
 
-        Waits for the end of an epoch under way, and for an average of states under way; the model then computes with
-        the parameters that they gave.
+        Waits for the end of an epoch, and for an average of states, that is under way; the model then has the
+        parameters that follow from them.
         """
         await self._end.over()
         await self._keeper.averaging.apply(wait=True)
@@ -372,19 +378,19 @@ class OptimizerCore(Participant):
         return {**saved, "swarm": swarm}
 
     async def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on from `state_dict`, once the model's parameters of that moment have been restored.
+        """Goes on from `state_dict`; restore the model's parameters of that moment first.
 
         The next step joins the run anew: a run that is further leads, one that is behind follows this peer. Raises
-        ValueError if the parameters are not those that the state belongs to, or the state is of another optimizer;
-        nothing has changed then.
+        ValueError if the state does not belong to these parameters, or is of another optimizer; then nothing has
+        changed.
         """
         await self._end.over()
         swarm = state_dict.get("swarm")
         swarm = swarm if isinstance(swarm, Mapping) else {}
         standing = Saved.read(swarm.get("standing"))
         owners = bytes.fromhex(str(swarm.get("parameters", ""))), bytes.fromhex(str(swarm.get("owner", "")))
-        await self.frozen.look()  # whatever becomes of this, the model may have the checkpoint's by now
-        frozen = swarm.get(TERM, self.frozen.frozen.digest)  # former versions tell nothing
+        await self.frozen.look()  # even if this call fails, the model may hold the checkpoint's frozen weights by now
+        frozen = swarm.get(TERM, self.frozen.frozen.digest)  # earlier versions did not save it
         if frozen != self.frozen.frozen.digest:
             raise ValueError(
                 f"{TERM}: the checkpoint is of a model with other frozen weights than this run's: {frozen!r:.80}, not "

@@ -1,4 +1,4 @@
-"""Refuses what frameworks do to the gradients of one peer before they call `step`, and would go wrong in silence."""
+"""Refuses what frameworks do to one peer's gradients before they call `step`, and what would go wrong in silence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from swarmcli.errors import OptimizerError
 
-# By package: the variable of its frames, and the attributes of that, which tell of clipping.
+# Package → the variable in its frames, then the attributes that lead from that to its norm for clipping.
 _CLIPPING = {
     "transformers": ("self", "args", "max_grad_norm"),
     "lightning": ("trainer", "gradient_clip_val"),
@@ -27,17 +27,18 @@ _UNPREPARED = (
 
 
 def refuse_partial_sums() -> None:
-    """Raises OptimizerError within accelerate's `accumulate()`, but for the batch that ends an accumulation: accelerate
-    has divided the losses by their number, and steps what it has prepared behind the last one alone."""
+    """Raises OptimizerError within accelerate's `accumulate()`, except at the batch that ends an accumulation: there
+    accelerate has divided each loss by the number of batches, and steps only what it has prepared, after the last one.
+    """
     state = sys.modules.get("accelerate.state")
     if state is not None and state.GradientState._shared_state.get("sync_gradients") is False:
         raise OptimizerError(_UNPREPARED)
 
 
 def look_at_callers(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
-    """Raises OptimizerError if what calls `step` is a Trainer of transformers, trl or Lightning that clips gradients
-    (clipped batches have another average than one process gets that clips the whole batch), or has an Accelerator that
-    was handed the model of these parameters and not the optimizer."""
+    """Raises OptimizerError if the caller of `step` is a Trainer of transformers, trl or Lightning that clips gradients
+    (the average of clipped batches is not the clipped average), or has an Accelerator that was given the model of these
+    parameters but not the optimizer."""
     for frame, _ in walk_stack(None):
         variable, *names = _CLIPPING.get(str(frame.f_globals.get("__name__")).partition(".")[0], ("",))
         if norm := reduce(lambda owner, name: getattr(owner, name, None), names, frame.f_locals.get(variable)):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ScaledSteps:
-    """The steps of one core whose gradients may be of scaled losses, for its Optimizer and a GradScaler."""
+    """Steps one core with gradients that may be of scaled losses; between its Optimizer and a GradScaler."""
 
     def __init__(
         self,
@@ -27,25 +27,26 @@ class ScaledSteps:
         *,
         gradients_are_sums: bool,
     ) -> None:
-        """`parameters` are the model's; `run` waits for what is to be done with the core."""
+        """`parameters`: the model's. `run` calls an action with the core and waits for its result.
+        `gradients_are_sums`: the gradients are reused as buffers."""
         self.gradients_are_sums = gradients_are_sums
         self._core = core
         self._parameters = parameters
         self._run = run
         self.begun = False  # gradients have come with a scaler, so none may come without
-        self._told = (0, 0)  # overflows and global steps that a scaler knows of
+        self._told = (0, 0)  # overflows and global steps of which a scaler has been told
 
     def step(self, batch: Weighed, scaler: GradScaler | None) -> None:
-        """One step of the core. GradScalerError: the gradients come without the scaler that there was so far."""
+        """One step of the core. Raises GradScalerError if there was a scaler so far, and now there is none."""
         core = self._core
         if scaler is not None and scaler.is_enabled():
             scale = scaler.scale_of(self)
             if not self.begun:
                 self.begun, self._told = True, (core.work.given_up.count, core.global_steps)
-            # Kept, so that what happens in a call that is interrupted is told after the next one.
+            # Counted from what was told last: so what happens in an interrupted call is told after the next one.
             overflows, steps = self._told
             self._run(lambda core: core.step(batch.samples, scale, batch.weight))
-            # Read once: a delayed global step may end at any moment, also right behind an earlier one.
+            # Read once: a delayed global step may end at any moment, even right after another.
             self._told = core.work.given_up.count, core.global_steps
             scaler.note_step(self, overflow=self._told[0] > overflows, global_steps=self._told[1] - steps)
         elif self.begun and batch.samples:
@@ -54,7 +55,7 @@ class ScaledSteps:
             self._run(lambda core: core.step(batch.samples, weight=batch.weight))
 
     def batch_gradients(self) -> list[torch.Tensor]:
-        """Those that the last backward pass wrote; with reused buffers the sums that it added to."""
+        """The gradients that the last backward pass wrote; with reused buffers the sums to which it added them."""
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
     @property
@@ -74,11 +75,11 @@ class TakesScaledGradients(Protocol):
 
 @dataclass(slots=True)
 class _Since:
-    """Remembers what became of one Optimizer's local steps since the last update."""
+    """What has happened in one Optimizer's local steps since the last update."""
 
     intake: ScaledSteps
     steps: int = 0
-    unscaled: bool = False  # the user did it for the batch that comes next
+    unscaled: bool = False  # the user has unscaled the gradients of the batch that comes next
     overflow: bool = False
     global_steps: int = 0
 
@@ -92,12 +93,12 @@ class GradScaler(torch.amp.GradScaler):
 
         scaler.scale(loss).backward()
         scaler.step(optimizer)        # a local step: optimizer.step(grad_scaler=scaler)
-        scaler.update()               # moves the scale only where a global step has ended, or gradients overflowed
+        scaler.update()               # changes the scale only after a global step, or if gradients overflowed
 
-    Peers choose their scales independently: what they average has been unscaled. A batch whose gradients are not
-    finite resets what this peer, and only it, has accumulated in the epoch, and `update` lowers its scale at once.
-    `growth_interval` counts global steps. Gradients are unscaled once: as they are added to separate sums, or, in
-    reused buffers, when the epoch ends; there the scale stands still while the buffers hold anything.
+    Each peer has a scale of its own: what they average has been unscaled. If a batch's gradients are not finite, this
+    peer alone drops what it has accumulated in the epoch, and `update` lowers its scale at once. `growth_interval`
+    counts global steps. Gradients are unscaled once: when they are added to separate sums, or, in reused buffers, when
+    the epoch ends; the scale does not change while reused buffers hold gradients.
 
     Calls in an order that would step with wrongly scaled gradients raise GradScalerError.
     """
@@ -113,16 +114,16 @@ class GradScaler(torch.amp.GradScaler):
     ) -> None:
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
         self._in_global_step = False
-        self._since: dict[int, _Since] = {}  # the last update; by the intake's id
+        self._since: dict[int, _Since] = {}  # id of an intake → its steps since the last update
 
     # the calls that torch's scaler has
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divides the gradients by the scale, to clip or look at them before `step`; at most once for each.
+        """Divides the gradients by the scale, so that you can clip or look at them before `step`; once for each batch.
 
-        Of the collaborative Optimizer these are the gradients of one batch. GradScalerError: they have been unscaled,
-        lie in reused buffers (which hold those of other batches too), or are float16 (small ones would vanish; the
-        Optimizer's own sums are float32).
+        For the collaborative Optimizer it takes the gradients of one batch. Raises GradScalerError if they have been
+        unscaled, lie in reused buffers (which hold those of other batches too), or are float16 (small ones would
+        vanish; the Optimizer's own sums are float32).
         """
         if not (self.is_enabled() and isinstance(optimizer, TakesScaledGradients)):
             return super().unscale_(optimizer)
@@ -143,9 +144,10 @@ class GradScaler(torch.amp.GradScaler):
         self._of(intake).unscaled = True
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """A local step of the collaborative Optimizer, which takes the scaled gradients in; of others as in torch.
+        """A local step of the collaborative Optimizer, which takes in the scaled gradients; for others as in torch.
 
-        `args` and `kwargs` go to `optimizer.step`; no closure, since its gradients would come after the check.
+        `kwargs` go to `optimizer.step`. Raises GradScalerError for a closure, whose gradients would come after the
+        check.
         """
         if not (self.is_enabled() and isinstance(optimizer, TakesScaledGradients)):
             return super().step(optimizer, *args, **kwargs)
@@ -156,8 +158,8 @@ class GradScaler(torch.amp.GradScaler):
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """Lowers the scale after an overflow, raises it after `growth_interval` global steps without one.
 
-        After a local step that ended no epoch it changes nothing. GradScalerError: no step was taken since the last
-        update, a global step is running, or `new_scale` is set under gradients that reused buffers hold.
+        After a local step that ended no epoch it changes nothing. Raises GradScalerError if no step was taken since the
+        last update, if a global step is running, and for a `new_scale` while reused buffers hold gradients.
         """
         if not self.is_enabled():
             return
@@ -173,10 +175,10 @@ class GradScaler(torch.amp.GradScaler):
             self._since.clear()
             return
         stepped = any(since.steps for since in self._since.values())
-        while self._report_found() or not stepped:  # as often as the Optimizer has had most global steps
+        while self._report_found() or not stepped:  # once for each global step of the Optimizer that had the most
             try:
                 super().update()
-            except AssertionError as error:  # torch's way to say so
+            except AssertionError as error:  # as torch says it
                 raise GradScalerError(f"update() without a step before it: {error}") from error
             stepped = True
         for since in self._since.values():
@@ -185,7 +187,7 @@ class GradScaler(torch.amp.GradScaler):
     # what it knows beyond torch's
 
     def are_grads_finite(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the gradients that `optimizer` would step with, or take in, are all finite. Changes nothing."""
+        """Whether all gradients with which `optimizer` would step, or which it would take in, are finite."""
         if isinstance(optimizer, TakesScaledGradients):
             return all_finite(_intake_of(optimizer).batch_gradients())
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -193,14 +195,15 @@ class GradScaler(torch.amp.GradScaler):
 
     @contextmanager
     def running_global_step(self) -> Iterator[None]:
-        """For loops that average gradients themselves: inside, `step(inner_optimizer)` uses the swarm's average.
+        """For loops that average gradients themselves: inside the block `step(inner_optimizer)` uses the swarm's
+        average.
 
         with averager.use_averaged_gradients(), scaler.running_global_step():
             scaler.step(inner_optimizer)
         scaler.update()
 
-        Averages of float16 parameters may then be unscaled as they are. Blocks do not nest, and the collaborative
-        Optimizer, which takes its global steps by itself, cannot be stepped inside.
+        Inside it float16 averages may be unscaled as they are. Blocks do not nest, and the collaborative Optimizer,
+        which takes its global steps by itself, cannot step inside. Raises GradScalerError for either.
         """
         if self._in_global_step:
             raise GradScalerError("running_global_step(): a global step is running already")
@@ -213,10 +216,8 @@ class GradScaler(torch.amp.GradScaler):
     # for the Optimizer
 
     def scale_of(self, intake: ScaledSteps) -> float:
-        """Returns what the gradients of the batch that comes next were multiplied with.
-
-        GradScalerError: inside a global step, or nothing was ever scaled.
-        """
+        """Returns the factor of the gradients of the batch that comes next. Raises GradScalerError inside a global
+        step, and if nothing was ever scaled."""
         if not self.is_enabled():
             return 1.0
         if self._in_global_step:
@@ -226,7 +227,7 @@ class GradScaler(torch.amp.GradScaler):
         return 1.0 if self._of(intake).unscaled else self.get_scale()
 
     def note_step(self, intake: ScaledSteps, *, overflow: bool, global_steps: int) -> None:
-        """After a local step: whether gradients were given up because they overflowed, and how many epochs ended."""
+        """A local step is over: it may have dropped gradients that overflowed, and has ended so many epochs."""
         since = self._of(intake)
         since.steps += 1
         since.unscaled = False
@@ -237,7 +238,8 @@ class GradScaler(torch.amp.GradScaler):
         return self._since.setdefault(id(intake), _Since(intake))
 
     def _report_found(self) -> bool:
-        """Tells torch's arithmetic of each Optimizer that has come to an end of something; whether one has."""
+        """Hands an overflow or one global step of each Optimizer that has any to torch's arithmetic. Returns whether
+        there was one."""
         ended = [(key, since) for key, since in self._since.items() if since.may_update]
         for key, since in ended:
             found = torch.full((), float(since.overflow), dtype=torch.float32, device=self._device)
@@ -268,7 +270,8 @@ def _intake_of(optimizer: TakesScaledGradients) -> ScaledSteps:
 
 
 def check_grad_scaler(grad_scaler: object) -> None:
-    """Raises OptimizerError for torch's plain scaler, which would scale by every local step; TypeError for others."""
+    """Raises OptimizerError for torch's plain scaler, which takes each local step for a global one; TypeError for
+    anything else that is no GradScaler."""
     if grad_scaler is None or isinstance(grad_scaler, GradScaler):
         return
     if isinstance(grad_scaler, torch.amp.GradScaler):

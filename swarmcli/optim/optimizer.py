@@ -46,16 +46,17 @@ T = TypeVar("T")
 class Optimizer(torch.optim.Optimizer):
     """Wraps the user's optimizer: with default options the same as synchronous training with `target_batch_size`.
 
-    An *epoch* is the interval between two synchronizations, in which all peers together process
-    `target_batch_size` samples; not a pass over the data. The scheduler is stepped once per epoch.
+    An *epoch* is the time in which all peers together process `target_batch_size` samples, not a pass over the data.
+    The scheduler steps once per epoch.
 
-    `optimizer` is a torch optimizer, or a factory that makes one of `params`; `scheduler` likewise an object, or a
-    factory that takes the optimizer. Waiting in any method may be interrupted (KeyboardInterrupt); the end of an
-    epoch that is under way then comes to its end by itself. As a context manager it leaves the run at the block's end.
+    `optimizer` is a torch optimizer, or a factory that makes one of `params`; `scheduler` is an object too, or a
+    factory that takes the optimizer. Waiting in any method may be interrupted (KeyboardInterrupt); the end of an epoch
+    that is under way then goes on by itself. As a context manager it leaves the run at the block's end.
     """
 
-    # Torch's plain GradScaler hands itself to such an optimizer's step, or sets `grad_scale`, and leaves the gradients
-    # as they are. Of all others it unscales the gradients at each batch: with reused buffers the same ones repeatedly.
+    # Torch's plain GradScaler hands itself to the `step` of such an optimizer, or sets `grad_scale`, and leaves the
+    # gradients alone. For any other it unscales the gradients at each batch: in reused buffers the same ones
+    # repeatedly.
     _step_supports_amp_scaling = True
     grad_scale = property(fset=refuse_plain_scaler)
 
@@ -106,11 +107,14 @@ class Optimizer(torch.optim.Optimizer):
     ) -> None:
         """Makes the peer known to the run; it joins at its first step, or when `load_state_from_peers` is called.
 
-        Times are seconds and upper bounds. docs/optimizer.md tells what each argument does.
-        `description` is what people see of this peer, `fingerprint` maps each key that the peers of a run must agree
-        on to a hash; groups refuse another one; of `frozen_parameters` those count that are not trained, and whoever
-        joins with others than `frozen_digest` downloads them; `make_accumulator` is for one of several processes
-        that are one peer. Raises ValueError or TypeError, which name the argument, for what cannot work together.
+        Times are seconds and upper bounds. docs/optimizer.md tells what each argument does; of some it says little:
+        description        what people see of this peer
+        fingerprint        key on which the peers of a run must agree → hash; groups refuse a peer with another one
+        frozen_parameters  the model's parameters; those count that are not trained
+        frozen_digest      of the run's; a peer whose own have another one downloads them
+        make_accumulator   makes what sums the gradients; a process of a site has another one
+
+        Raises ValueError or TypeError, which name the argument, for what cannot work together.
         """
         check_flags(auxiliary=auxiliary, delay_state_averaging=delay_state_averaging, verbose=verbose)
         if isinstance(extra_tensors, torch.Tensor) or isinstance(average_opt_statistics, str):
@@ -173,7 +177,7 @@ class Optimizer(torch.optim.Optimizer):
             ),
         )
         self.dht, self.run_id, self.auxiliary, self.batch_size_per_step = dht, run_id, auxiliary, batch_size_per_step
-        # An auxiliary's parameters count by their shapes alone.
+        # Of an auxiliary's parameters only the shapes count.
         self.opt, placement = place_optimizer(optimizer, params, offload=offload and not auxiliary)
         self.scheduler = make_scheduler(scheduler, self.opt, optimizer)
         if max_grad_norm is not None:
@@ -195,7 +199,7 @@ class Optimizer(torch.optim.Optimizer):
             trained = Trained(self.opt, self.scheduler, extra_tensors, placement, frozen, make_accumulator)
             self._core = core = OptimizerCore(peer, trained, self.mode)
             self.scaled_steps = ScaledSteps(core, self._parameters, self._run, gradients_are_sums=reuse_grad_buffers)
-        # Reports of the others, whose claims count, and how far the epoch is: for looking, from any thread.
+        # What others report, whose claims count, and how far the epoch is. Any thread may look.
         self.directory, self.claims, self.tracker = self._core.directory, self._core.claims, self._core.tracker
         self._stepping, self._stepped = threading.Lock(), False
         self._runner: CoreRunner[OptimizerCore | AuxiliaryCore] = CoreRunner("the optimizer", shutdown_timeout)
@@ -216,7 +220,7 @@ class Optimizer(torch.optim.Optimizer):
         directory: Path | None,
         averaged: Sequence[torch.Tensor],
     ) -> FrozenWeights | None:
-        """None for an auxiliary that is told the digest, or has no values to find it out."""
+        """The frozen weights; None for an auxiliary that is told the digest, or has no values to compute it from."""
         self.frozen_digest = digest
         if self.auxiliary and (digest or any(parameter.is_meta for parameter in self._parameters)):
             return None
@@ -239,18 +243,20 @@ class Optimizer(torch.optim.Optimizer):
     ) -> Any:
         """Adds the present gradients, means over `batch_size` samples (None: `batch_size_per_step`).
 
-        `weight`: what they are a mean over, where that is no number of samples, such as the tokens that count: in the
+        `weight`: what they are a mean over, if that is no number of samples, such as the tokens that count. In the
         average each peer's gradients have their weight (None: the batch size), while samples make up the epoch.
 
-        When the swarm has enough samples, the gradients are averaged and the optimizer steps; `local_epoch` is
-        another one then. Otherwise the call waits for no one. With a closure its loss is returned and noted. With
-        `batch_size=0` nothing is added: the call waits about a second for the epoch's end and takes part in it
-        (a follower calls this in a loop). An auxiliary calls `step()`, which waits and assists likewise.
+        When the swarm has enough samples, the gradients are averaged and the optimizer steps; then `local_epoch` has
+        changed. Otherwise the call waits for nobody. With a `closure` it returns and notes the loss. With
+        `batch_size=0` it adds nothing, waits about a second for the epoch's end, and takes part in it (a follower calls
+        this in a loop). An auxiliary calls `step()`, which waits and assists in the same way.
 
-        `grad_scaler`: the gradients are of losses that it scaled (`grad_scaler.step(optimizer)` calls this). One that
-        is not finite resets what this peer has accumulated; the others go on. Once there was a scaler, no batch may
-        come without (GradScalerError); torch's plain one is refused. IdentityError: another process has this peer's
-        key, and was there first.
+        `grad_scaler`: the gradients are of losses that it scaled (`grad_scaler.step(optimizer)` calls this). If one is
+        not finite, this peer drops what it has accumulated; the others go on.
+
+        Raises GradScalerError for a batch without a scaler after one with it; OptimizerError for torch's plain scaler,
+        for a second thread, and after `shutdown`; IdentityError if another process has this peer's key, and was there
+        first.
         """
         if not self._stepping.acquire(blocking=False):
             raise OptimizerError("another thread is in step(): one at a time")
@@ -282,7 +288,7 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-            if loss is not None and batch.weight:  # torch's own take closures that return nothing, as Lightning gives
+            if loss is not None and batch.weight:  # as in torch, a closure may return nothing: Lightning's does
                 self._core.metrics.note_loss(float(torch.as_tensor(loss).detach()), batch.weight)
         assert self.scaled_steps is not None
         if grad_scaler is None and not self.scaled_steps.begun:
@@ -293,13 +299,13 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def note_loss(self, loss: float, samples: float) -> None:
-        """For loops without a closure: the mean loss over so many samples, or tokens if these are the steps' weights,
-        for the others to see. Not averaged."""
+        """For loops without a closure: tells the others the mean loss over so many samples, or tokens if these are the
+        weights of `step`. It is only shown, not averaged."""
         self.core.metrics.note_loss(loss, samples)
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Zeroes the gradients of the model's parameters. Not with reuse_grad_buffers: there the gradients are what is
-        accumulated."""
+        """Zeroes the gradients of the model's parameters. Raises OptimizerError with reuse_grad_buffers, where the
+        gradients are the sums of the epoch."""
         if self.mode.reuse_grad_buffers:
             raise OptimizerError("zero_grad: with reuse_grad_buffers the gradients are the sums of the epoch so far")
         for parameter in self._parameters:
@@ -308,7 +314,7 @@ class Optimizer(torch.optim.Optimizer):
             else:
                 parameter.grad = parameter.grad.detach().zero_()
 
-    # what torch's schedulers, trainers and hooks see: groups, statistics and hooks of the inner optimizer, which steps
+    # what torch's schedulers, trainers and hooks see: groups, statistics and hooks of the user's optimizer, which steps
     # once per epoch
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -333,15 +339,15 @@ class Optimizer(torch.optim.Optimizer):
         return self.opt.defaults
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Torch's own way would leave every Optimizer of the process broken."""
+        """Raises TypeError: torch's own way would leave every Optimizer of the process broken."""
         raise TypeError("an Optimizer belongs to its process and peer, it is not copied or pickled: use state_dict()")
 
-    # what does the work, for those who ask more of it than is below
+    # the core, for what the methods below do not offer
 
     @property
     def core(self) -> OptimizerCore:
-        """The core of a trainer or follower. It belongs to the loop's thread: others only look, and change it by
-        `call`. Raises OptimizerError for an auxiliary."""
+        """The core of a trainer or follower. It belongs to the loop's thread: other threads only look, or use `call` to
+        change it. Raises OptimizerError for an auxiliary."""
         if isinstance(self._core, AuxiliaryCore):
             raise OptimizerError("an auxiliary holds no parameters and computes no progress")
         return self._core
@@ -352,7 +358,7 @@ class Optimizer(torch.optim.Optimizer):
     def call(self, action: Callable[[OptimizerCore], T]) -> T: ...
     def call(self, action: Callable[[OptimizerCore], Any]) -> Any:
         """Calls `action` with the core on the loop's thread; returns its result, awaited if it is a coroutine. Raises
-        OptimizerError for an auxiliary, and where this optimizer or the DHT under it has been shut down."""
+        OptimizerError for an auxiliary, and after this optimizer or its DHT has been shut down."""
 
         async def act(core: OptimizerCore) -> Any:
             result = action(core)
@@ -365,7 +371,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def local_epoch(self) -> int:
-        """The number of steps that this peer's parameters have behind them, since the run began."""
+        """The epochs that this peer's parameters have behind them since the run began."""
         return self._core.position.epoch
 
     @property
@@ -399,15 +405,17 @@ class Optimizer(torch.optim.Optimizer):
         return dict(self._core.directory.others)
 
     def is_synchronized_with_peers(self) -> bool:
-        """Whether, by what the others last reported, no other lineage leads."""
+        """Whether no other lineage leads, as the others last reported. Raises OptimizerError as `call` does."""
         return self.call(lambda core: not core.reason_to_look())
 
     def load_state_from_peers(self) -> bool:
-        """Joins the run if need be; whether a state was downloaded for that. Raises StateDownloadError."""
+        """Joins the run if need be. Returns whether this peer's state changed for that. Raises StateDownloadError if no
+        donor gave a state, FingerprintError if the others refuse this peer."""
         return self.call(lambda core: core.join())
 
     def linger(self, until_others_at: int, timeout: float) -> bool:
-        """See OptimizerCore.linger: hands out the state until nobody who can be reached is behind that epoch."""
+        """Hands out the state until nobody who can be reached is behind that epoch, for `timeout` seconds at most.
+        Returns False if time was up. See OptimizerCore.linger."""
         return self.call(lambda core: core.linger(until_others_at, timeout))
 
     def state_digest(self) -> str:
@@ -419,7 +427,7 @@ class Optimizer(torch.optim.Optimizer):
         return self.call(lambda core: core.state_dict())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on from there; restore the model's parameters first. See OptimizerCore.load_state_dict."""
+        """Goes on from `state_dict`; restore the model's parameters first. See OptimizerCore.load_state_dict."""
         self.call(lambda core: core.load_state_dict(state_dict))
 
     # pausing
@@ -427,28 +435,28 @@ class Optimizer(torch.optim.Optimizer):
     def pause(self, *, leaving: bool = False) -> None:
         """From now on this peer computes nothing: the others hear of it at once, and no round waits for it to compute.
 
-        May be called from any thread, also while another one computes a batch or waits in `step`: a download or a wait
-        for the run ends. Returns at once. The loop goes on to call `step`, first with the batch that was under way,
-        then with `batch_size=0`, which brings what was computed to the round that ends the epoch; `has_handed_in` says
-        when that is over. Without such steps nothing is handed in. `leaving`: others hear that it will not come back.
+        Any thread may call it, even while another one computes a batch or waits in `step`: a download or a wait for the
+        run ends. Returns at once. The loop goes on to call `step`, first with the batch that was under way, then with
+        `batch_size=0`: such steps bring what was computed to the round that ends the epoch, and without them nothing is
+        handed in. `has_handed_in` says when that is over. `leaving`: others hear that this peer will not come back.
         """
         self._soon(lambda core: core.pause(leaving=leaving))
 
     def resume(self) -> None:
-        """Ends a pause, from any thread. Before its next batch the loop calls `load_state_from_peers`, which brings the
-        model to where the run is by now."""
+        """Ends a pause; any thread may call it. Before its next batch the loop calls `load_state_from_peers`, which
+        brings the model to where the run is by then."""
         self._soon(lambda core: core.resume())
 
     @property
     def seat_lost(self) -> SeatLost | None:
-        """Why this trainer's samples cannot count at present, in figures; None: they can. Meanwhile this peer follows
-        the run, and what it computes is dropped: the loop calls `step(batch_size=0)` instead. From any thread."""
+        """Why this trainer's samples cannot count at present, in figures; None: they can. Meanwhile this peer only
+        follows the run, and drops what it computes: the loop calls `step(batch_size=0)` instead. From any thread."""
         return None if self.auxiliary else self.core.seat.lost
 
     def review_seat(self, divided: float = 1.0) -> SeatLost | None:
         """Finds out at once whether this trainer's samples can count, as after a change of its limits, and returns
-        `seat_lost`; otherwise each step does. `divided`: what the user has set, by this peer's limits. From any thread
-        but the loop's; without effect after `shutdown`."""
+        `seat_lost`. Without it the next step finds out. `divided`: the user's limit divided by this peer's part of it.
+        From any thread but the loop's; without effect after `shutdown`."""
 
         def review(core: OptimizerCore) -> None:
             core.seat.divided = divided
@@ -460,34 +468,34 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def seconds_to_send(self) -> float:
-        """That sending takes in each round by the limits which the user has set; 0: there are none. From any thread."""
+        """Seconds that sending takes in each round within the user's limits; 0: there are none. From any thread."""
         return 0.0 if self.auxiliary else self.core.seat.seconds
 
     @property
     def downloading(self) -> str:
-        """The state that this peer downloads to come into step, in words: how much it is, how far, how long it takes;
-        "": it downloads none. From any thread."""
+        """The download that brings this peer into step, in words: how much it is, how far, how long it takes; "": there
+        is none. From any thread."""
         if self.auxiliary:
             return ""
         return self.core.frozen.on_its_way or self.core.exchange.on_its_way
 
     @property
     def round_bytes(self) -> int:
-        """That a trainer sends in each round, and receives; 0: not known to an auxiliary."""
+        """Bytes that a trainer sends in each round, and receives; 0: an auxiliary does not know it."""
         return 0 if self.auxiliary else self.core.seat.nbytes
 
     @property
     def has_handed_in(self) -> bool:
-        """For a peer that pauses: returns whether nothing that it has computed is on its way to a round, or can soon
-        be.
+        """For a peer that pauses: whether nothing that it has computed is on its way to a round, or can soon be.
 
-        Samples that it keeps then (`local_progress`), since nobody else computes, count when the run goes on.
+        If nobody else computes, it keeps its samples (`local_progress`), and they count when the run goes on.
         """
         return self._core.has_handed_in
 
     def _soon(self, action: Callable[[OptimizerCore | AuxiliaryCore], None]) -> None:
-        """On the loop, after all that was asked for before. Without effect once this optimizer has been shut down."""
-        with suppress(RuntimeError):  # it has, or the loop has ended
+        """Calls `action` on the loop, after all earlier calls. Without effect once this optimizer has been shut
+        down."""
+        with suppress(RuntimeError):  # it has been shut down, or the loop has ended
             self._runner.call(action, wait=False)
 
     # life
@@ -496,7 +504,7 @@ class Optimizer(torch.optim.Optimizer):
         return self._runner.is_alive and self.dht.is_alive()
 
     def shutdown(self) -> None:
-        """Leaves the run and withdraws what this peer said about itself. The DHT is left running. Idempotent."""
+        """Leaves the run and withdraws what this peer said about itself. The DHT keeps running. Idempotent."""
         self._runner.shutdown()
 
     def __enter__(self) -> Optimizer:
@@ -520,11 +528,11 @@ class Optimizer(torch.optim.Optimizer):
 
 @contextmanager
 def in_order(devices: Iterable[torch.device], cuda: Any = torch.cuda) -> Iterator[None]:
-    """Orders the work of other threads on these CUDA devices: what the block has them do comes after all that this
-    thread has given to the devices, and before what it gives to them afterwards.
+    """Orders the work of other threads on these CUDA devices: what they do for the block comes after all that this
+    thread has given to the devices so far, and before what it gives to them afterwards.
 
-    Other threads work on a device's default stream. A loop may compute on a stream of its own, which neither waits for
-    that one nor the other way around: gradients would be read before they are there. `cuda`: a double in tests.
+    Other threads work on a device's default stream. A loop may compute on a stream of its own, and neither of the two
+    waits for the other: gradients would be read before they are there. `cuda`: a double in tests.
     """
     pairs = [(cuda.current_stream(device), cuda.default_stream(device)) for device in devices]
     pairs = [(own, others) for own, others in pairs if own != others]

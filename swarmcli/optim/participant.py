@@ -1,4 +1,4 @@
-"""Trainers, followers and auxiliaries of a run have this in common: they see each other, form groups, and pause."""
+"""What trainers, followers and auxiliaries of a run have in common: they see each other, form groups, and pause."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Participant(ABC):
     _averagers: Sequence[_Service]
 
     def __init__(self, peer: PeerContext, mode: Mode | None) -> None:
-        """`mode`: synchronous training without options, unless given."""
+        """`mode`: None: synchronous training without options."""
         self.node = node = peer.node
         self.config = config = peer.config
         self.mode = mode or Mode()
@@ -84,7 +84,7 @@ class Participant(ABC):
     @property
     @abstractmethod
     def position(self) -> LineagePosition:
-        """Where this peer's parameters stand, or those of the peers that it helps."""
+        """The position of this peer's parameters, or of the peers that it helps."""
 
     @property
     def is_averaging(self) -> bool:
@@ -95,27 +95,27 @@ class Participant(ABC):
 
     def pause(self, *, leaving: bool = False) -> None:
         """From now on this peer is to compute nothing, and the others hear of it at once. Idempotent. `leaving`: they
-        hear too that it will not come back, so no one counts on it to hand out its state.
+        also hear that it will not come back, so nobody counts on it to hand out its state.
 
-        Its user goes on to call `step`: with the batch that was under way, if there is one, which counts; then without
-        samples. Such a step brings what was computed to the round that ends the epoch. When a round has taken it, or
-        there was nothing, the peer withdraws: it is in no group, and further steps only wait a moment.
+        The caller goes on to call `step`: with the batch that was under way, if there is one, which counts; then
+        without samples. Such steps bring what was computed to the round that ends the epoch. When a round has taken it,
+        or if there was nothing, the peer withdraws: it is in no group, and further steps only wait a moment.
         """
         self.leaving |= leaving
         self.pausing.ask()
         self.tracker.rest(True)
 
     def resume(self) -> None:
-        """This peer may compute again. A trainer joins then, which finds out where the run is. Idempotent."""
+        """This peer may compute again. A trainer then joins, and so finds out where the run is. Idempotent."""
         self.pausing.end()
 
     @property
     def has_handed_in(self) -> bool:
-        """Whether nobody counts on this peer, which pauses, any more."""
+        """For a peer that pauses: whether nobody counts on it any more."""
         return self.pausing.away
 
     async def _rest(self) -> None:
-        """A step while this peer pauses and nothing is on its way: it withdraws, or waits a moment."""
+        """A step while this peer pauses and has nothing on its way to a round: it withdraws, or waits a moment."""
         if self.pausing.away:
             await self.pausing.wait(IDLE_WAIT)
             return
@@ -126,7 +126,7 @@ class Participant(ABC):
 
     @abstractmethod
     async def _settle(self) -> None:
-        """Brings to its end what others still count on."""
+        """Waits until what others still count on has ended."""
 
 
 class Pausing:
@@ -136,8 +136,7 @@ class Pausing:
                           └────────────────────────ended────────────────────────────────────────────────────▶
 
     A peer that pauses computes nothing. While it has samples that no round has taken, it stays in its group, so that
-    they count; then it withdraws, and nobody waits for it. It returns as a peer that has been away: it asks where the
-    run is.
+    they count; then it withdraws, and nobody waits for it. When it returns, it asks where the run is.
 
     It belongs to one event loop.
     """
@@ -148,7 +147,7 @@ class Pausing:
         self._asked_by: set[Cause] = set()
         self.away = False  # it has withdrawn, and has not found out since where the run is
         self.away_since = 0.0  # loop time
-        self._ends = set[asyncio.Timeout]()  # of works that a pause ends
+        self._ends = set[asyncio.Timeout]()  # the time limits of work that a pause ends
         self._ended = asyncio.Event()
 
     @property
@@ -158,7 +157,7 @@ class Pausing:
 
     @property
     def told(self) -> Pause:
-        """The word that others are told."""
+        """The word that others hear of it."""
         if self.away:
             return "paused" if self.is_asked else "returning"
         return "pausing" if self.is_asked else ""
@@ -174,7 +173,7 @@ class Pausing:
             self._changed()
 
     def end(self, cause: Cause = "user") -> None:
-        """It may go on, for this cause. Idempotent."""
+        """This cause is over: the peer may compute unless there is another. Idempotent."""
         asked_before = self.is_asked
         self._asked_by.discard(cause)
         if asked_before and not self.is_asked:
@@ -182,13 +181,13 @@ class Pausing:
             self._changed()
 
     def withdraw(self) -> None:
-        """It takes part in nothing any more."""
+        """The peer takes part in nothing any more."""
         if not self.away:
             self.away, self.away_since = True, loop_time()
             self._changed()
 
     def come_back(self) -> float:
-        """It is in step with the run again. Returns for how many seconds it was not."""
+        """The peer is in step with the run again. Returns the seconds for which it was away."""
         if not self.away:
             return 0.0
         self.away = False
@@ -196,14 +195,14 @@ class Pausing:
         return loop_time() - self.away_since
 
     async def wait(self, seconds: float) -> None:
-        """Until the pause ends, at most so long."""
+        """Waits until the pause ends, for so many seconds at most."""
         await set_within(self._ended, seconds)
 
     async def unless_asked(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Returns the result of `work`; None, and the work is cancelled, if a pause is asked for before it ends.
 
-        It runs in the caller's task: in one of its own, what ends at once would give way to others all the same, who
-        then read reports of a peer that is about to be in step again.
+        It runs in the caller's task. With a task of its own, other tasks would run first even if the work ends at once,
+        and report that this peer is not in step, just before it is.
         """
         try:
             async with asyncio.timeout(0.0 if self.is_asked else None) as end:

@@ -1,4 +1,4 @@
-"""A trainer's seat in its run: what others and its user hear of it, and what a download shows of its line."""
+"""A trainer's seat in its run: what others and the user hear of it, and what a download shows of its line."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from swarmcli.optim.peers.exchange import StateExchange
 from swarmcli.optim.state.lineage import Claim
 from swarmcli.optim.state.replica import Replica
 
-MOST_BEHIND = 2  # epochs, for a state on which a trainer computes
+MOST_BEHIND = 2  # epochs by which the state of a trainer that computes may be behind the run
 LOOK_AT_LINE = 5.0  # seconds of a download
-LOOKS_AT_LINE = 4  # the quickest of the last ones counts, also where a download ends and the next begins
-# A line that was seen to be too slow is tried again after so many seconds, then twice as many each time, up to these: a
-# try costs the others TRIAL of an epoch at most, or the donor a part of a state.
+LOOKS_AT_LINE = 4  # the quickest of so many counts, even if one download ends and the next begins
+# A line that was seen to be too slow is tried again after so many seconds, then after twice as many each time, up to
+# the longest. A try costs the others TRIAL of an epoch at most, or the donor a part of a state.
 FIRST_RETRY, LONGEST_RETRY = 60.0, 960.0
-EXPLAINED = 4.0  # times what a limit asks for, that it explains: control messages pass first
+EXPLAINED = 4.0  # times the seconds that a limit asks for are explained by it: control messages pass first
 
 
 class RunSeat:
-    """The seat of one trainer or follower, reviewed as its run goes on: `lost` is None while its samples count. Belongs
-    to the event loop."""
+    """The seat of one trainer or follower, reviewed as its run goes on: `lost` is None while its samples can count. It
+    belongs to the event loop."""
 
     def __init__(
         self, core: Participant, group: PreformedGroup, catch_up: CatchUp, exchange: StateExchange, replica: Replica
     ) -> None:
         self.lost: SeatLost | None = None
-        self.tries = False  # its line was seen to be too slow, and no round has shown since that it is not any more
-        self.divided = 1.0  # what its user has set, by the limits of this peer
-        self.seconds = 0.0  # that sending takes by these limits
+        self.tries = False  # its line was too slow, it is tried again, and no round has shown yet how it is now
+        self.divided = 1.0  # the user's limit divided by this peer's part of it
+        self.seconds = 0.0  # that sending takes in a round within that limit
         self._finder = group.averager.finder
-        self.nbytes = self._finder.round_bytes  # that a round sends, and as much comes in, at most
+        self.nbytes = self._finder.round_bytes  # most bytes that this peer sends in a round, or receives
         self._core, self._group, self._catch_up = core, group, catch_up
         self._exchange, self._replica = exchange, replica
         self._limit = math.inf  # bytes per second, at the last review
-        self._retry = 0.0  # seconds for which what this peer has seen of its line counts
-        self._until = math.inf  # loop time
+        self._retry = 0.0  # seconds for which what this peer has seen of its line counts …
+        self._until = math.inf  # … and the loop time when they are over
         self._downloads = deque[float](maxlen=LOOKS_AT_LINE)  # bytes per second that came in
-        self._caught_up: list[float] = []  # bytes per second that came, each time since the last round with this peer
+        self._caught_up: list[float] = []  # bytes per second, each time it caught up since its last round
         self._since = 0.0  # loop time from which samples do not count
-        self._latest = 0, 0.0  # the epoch of the run, as far as this peer knows, and since when, by the loop's time
+        self._latest = 0, 0.0  # the epoch of the run, as far as this peer knows, and since when (loop time)
 
     @property
     def rate(self) -> float:
-        """Samples per second of this peer, as others are told: 0 where they cannot count."""
+        """Samples per second of this peer, as it tells others: 0 while they cannot count."""
         core = self._core
         return 0.0 if core.pausing.told or self.lost else core.tracker.performance_ema.samples_per_second
 
@@ -61,16 +61,16 @@ class RunSeat:
         if core.config.description.role != "trainer":
             return False
         self.review_in_run()
-        # Where the run has gone on without it, and nobody gives it that state, what it computed would be worthless. A
-        # claim that is no reason to follow is none to stand still either: one stranger could hold up a lone trainer.
+        # If the run has gone on without it, and nobody gives it that state, what it computes is worthless. A claim that
+        # is no reason to follow is no reason to stop either: one stranger could hold up a lone trainer.
         return (
             self.lost is not None or core.claims.leading(Claim(core.position)).epoch > core.position.epoch + MOST_BEHIND
         )
 
     def review_in_run(self, *, stays: bool = False) -> None:
-        """Finds out anew whether this trainer's samples can count, and says so where that has changed: others hear that
-        it computes nothing, its user hears why. See `averaging/seats.py`. `stays`: it goes on with what it does now,
-        even if it cannot follow the run."""
+        """Finds out anew whether this trainer's samples can count, and says so if that has changed: others hear that it
+        computes nothing, the user hears why. See `averaging/seats.py`. `stays`: it does not pause now, even if it
+        cannot follow the run."""
         core = self._core
         latest = core.claims.leading(Claim(core.position)).epoch
         if latest != self._latest[0]:
@@ -96,7 +96,8 @@ class RunSeat:
             core.directory.announce()
 
     def _saw_the_other(self) -> bool:
-        """Whether what this peer saw of its line was another one's: of a pair, the other one is limited by its user."""
+        """Whether what this peer saw of its line may have been another's: of two senders, one has a limit of its
+        user."""
         group, reports = self._group.last, self._core.directory.others
         senders = {peer for peer, bid in group.bids.items() if bid.sends} if group is not None else set()
         if len(senders) != 2:
@@ -110,21 +111,22 @@ class RunSeat:
         self._caught_up.clear()
 
     def tell_that_samples_count(self) -> None:
-        """Once a round has shown that a line that was tried again is quick enough."""
+        """Tells the user that the samples count again. After a try that waits for a round to show it."""
         self._spare_line(math.inf)
         text = "this computer's samples count again: it computes"
         self._core.node.endpoint.events.emit(Noticed("info", text))
 
     def _spare_line(self, rate: float) -> None:
-        """A line of so many bytes per second is left to averaging and states, or this peer would come too late to each
-        group: others' records alone would take a quarter of 10 kB/s."""
+        """Leaves a line of so many bytes per second to averaging and states: otherwise this peer would come too late to
+        each group. Others' records alone would take a quarter of 10 kB/s."""
         core = self._core
         core.node.rest(rate < math.inf)
         core.directory.spare(rate)
         core.tracker.spare(rate)
 
     async def watch_line(self) -> None:
-        """Downloads show this peer's line: a newcomer need not spoil a round to learn that it is too slow."""
+        """Measures this peer's line while it downloads: so a newcomer need not spoil a round to learn that its line is
+        too slow."""
         core, replica = self._core, self._replica
         endpoint, generation = core.node.endpoint, replica.generation
         while core.config.description.role == "trainer":
@@ -132,12 +134,12 @@ class RunSeat:
             await asyncio.sleep(LOOK_AT_LINE)
             rate = (endpoint.passed().received - before) / LOOK_AT_LINE
             if self._exchange.on_its_way and self.note_download(rate):
-                # It takes the first state in any case; if it needs another one by then, it cannot follow the run.
+                # It completes its first state in any case; if it then needs another one, it cannot follow the run.
                 self.review_in_run(stays=not core.pausing.away and replica.generation == generation)
 
     @property
     def sending(self) -> float:
-        """Seconds that a round takes to send on this peer's line, as others are told; 0: nothing has shown that yet."""
+        """Seconds that this peer's line takes to send in a round, as it tells others; 0: nothing has shown that yet."""
         return float(f"{self._finder.bid(self._core.config.target_batch_size).seconds:.2g}")
 
     @property
@@ -146,7 +148,7 @@ class RunSeat:
         return NOISE < self.sending <= EXPLAINED * self._finder.seconds_by_limits
 
     def note_download(self, rate: float) -> bool:
-        """So many bytes per second came in while this peer downloaded. Returns whether that shows its line by now."""
+        """While this peer downloaded, `rate` bytes per second came in. Returns whether that shows its line by now."""
         self._downloads.append(rate)
         if len(self._downloads) < LOOKS_AT_LINE or not any(self._downloads):
             return False
@@ -154,14 +156,14 @@ class RunSeat:
         return True
 
     def note_catching_up(self, rate: float) -> None:
-        """It came to where the run was once more, by so many bytes per second. If that was the second time since it
-        was in a round, these show its line, where a round takes longer to receive than an epoch lasts."""
+        """This peer has caught up with the run, at `rate` bytes per second. If it has done so twice since it was in a
+        round, that shows its line: a round seems to take longer to receive than an epoch lasts."""
         self._caught_up.append(rate)
         if len(self._caught_up) > 1:
             self._note_receiving(max(self._caught_up))
 
     def note_round(self) -> bool:
-        """It is in step, and its samples count. Returns whether it was tried if its line is quick enough for that."""
+        """A round has counted this peer's samples. Returns whether that was a try of a line that had been too slow."""
         self._caught_up.clear()
         tried, self.tries, self._retry = self.tries, False, 0.0
         return tried
@@ -169,14 +171,14 @@ class RunSeat:
     def _note_receiving(self, rate: float) -> None:
         self._finder.lines.receiving = min(self._finder.round_bytes / rate, MAX_SECONDS)
         if self._until < math.inf:
-            self._until = loop_time() + self._retry  # it has been seen now
+            self._until = loop_time() + self._retry  # from now: this is what the line shows now
 
     def _review(self, epoch_age: float) -> bool:
         """Decides anew. Returns whether this peer has lost its seat or got it back.
 
-        A peer that has met nobody goes by what those who compute now say of their lines and samples per second.
-        `epoch_age`: seconds since the present epoch began: if those who have seats do not end it, everybody's samples
-        count.
+        A peer that has been in no group goes by what trainers that compute now say of their lines and samples per
+        second. `epoch_age`: seconds since the present epoch began. If those with seats do not end it in time,
+        everybody's samples count.
         """
         core, finder, lines = self._core, self._finder, self._finder.lines
         own_id, target, link = core.node.peer_id, core.config.target_batch_size, core.node.endpoint.rates
@@ -186,7 +188,7 @@ class RunSeat:
         bids |= {p: Bid(seconds=report.sending) for p, report in others.items() if report.sending or p not in bids}
         self.seconds, self.nbytes = finder.seconds_by_limits, finder.round_bytes
         before, self._limit = self._limit, link.lower or math.inf
-        # The figures of this line are old, or come from a time with a limit: the next round shows how it is now.
+        # What was seen of this line is old, or was seen under a lower limit: the next round shows how it is now.
         if loop_time() >= self._until or self._limit > before:
             self._forget()
             self._until, self.tries = math.inf, True

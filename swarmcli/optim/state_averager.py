@@ -1,4 +1,4 @@
-"""Names that scripts for hivemind import from its module of this name."""
+"""What scripts written for hivemind import from its module of this name."""
 
 from torch.optim.lr_scheduler import LRScheduler
 

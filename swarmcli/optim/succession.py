@@ -1,4 +1,4 @@
-"""Peers agree on who keeps the run's state: one of them writes checkpoints, and a peer that leaves asks who stays."""
+"""How peers agree on who keeps the run's state: one writes checkpoints, and a peer that leaves asks who stays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Succession:
-    """One trainer or follower tells the others of its checkpoints, and asks them of theirs."""
+    """One trainer's or follower's part in that: it tells the others of its checkpoints, and asks them about theirs."""
 
     def __init__(self, core: Participant) -> None:
         self.offered = False  # whether it writes checkpoints, see PeerReport.keeps
@@ -26,10 +26,10 @@ class Succession:
             self._core.directory.announce()
 
     async def is_elsewhere(self) -> bool:
-        """Whether a peer that can be reached, is no further behind than a round and comes before this one writes
-        checkpoints: a monitor comes before a trainer, and the smaller id before the greater.
+        """Whether a peer that comes before this one, can be reached and is at most one round behind writes checkpoints.
+        A monitor comes before a trainer, and the smaller id before the greater.
 
-        Everybody finds the same one as soon as everybody knows the same peers; until then two may write, never nobody.
+        Everybody finds the same peer as soon as everybody knows the same peers; until then two may write, never nobody.
         """
 
         def rank(peer: PeerID, role: Role) -> tuple[bool, bytes]:
@@ -46,11 +46,11 @@ class Succession:
         return found is not None
 
     async def leave(self, *, relies: bool = True) -> tuple[PeerID, int] | None:
-        """This peer is about to leave and, if it `relies` on others to keep its state, tells everyone so who asks. Who
-        can be reached, stays, and holds its state or one that beats it, and the epoch of that; None: nobody answers so
-        within seconds.
+        """This peer is about to leave. Returns a peer that can be reached, stays, and holds this peer's state or one
+        that beats it, and the epoch of that state; None: nobody answers so within seconds.
 
-        The order matters: of two that leave at once, the one that asks second is told by the first that it leaves too.
+        `relies`: this peer relies on others to keep its state, and tells everyone who asks that it leaves. It says so
+        before it asks: of two that leave at once, the second to ask then hears from the first that it leaves too.
         """
         core = self._core
         core.leaving, own = relies, core.position
@@ -61,7 +61,7 @@ class Succession:
         return None if found is None else (found[0], found[1].epoch)
 
     async def furthest(self) -> int | None:
-        """The furthest epoch at which somebody who can be reached trains or hands out its state; None: nobody does."""
+        """The highest epoch at which a peer that can be reached holds the leading state; None: nobody does."""
         words = await self._core.survey.survey()
         if not words:
             return None

@@ -1,1 +1,1 @@
-"""When an epoch is over, the group that ends it, how the end goes, and what is due for the states then."""
+"""When an epoch is over, the group that ends it, how the end goes, and when states are averaged or repaired."""

@@ -1,8 +1,8 @@
 """When an epoch is over, how long a step waits for that, and how it ends: with a round, or by this peer alone.
 
-A batch that the epoch does not need is computed while all others wait for it: with one batch per epoch every epoch
-would take twice as long. So a trainer that has reported its samples stays for a moment when, by their rates, the others
-will have done the rest before it would be half through with another batch (`LastMoment`).
+If a trainer computes a batch that the epoch does not need, all others wait for it: with one batch per epoch every epoch
+would take twice as long. So a trainer that has reported its samples waits for a moment if, by their rates, the others
+do the rest before it would be half through with another batch (`LastMoment`).
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 # How long a step waits for the end of an epoch
 LOOK_AROUND = 1.0  # seconds between looks whether anybody is left to wait for
-LAST_CALL = 1.5  # seconds to wait for a round that should begin, by what the others reported
-OF_A_BATCH = 0.5  # computed meanwhile: if the others need less for the rest, this peer waits for them
-MOST_EPOCHS = 64  # that pass at most until reports are believed again
+LAST_CALL = 1.5  # seconds to wait for a round that, as the others reported, should begin
+OF_A_BATCH = 0.5  # of another batch: if the others do the rest in less time than that takes, this peer waits for them
+MOST_EPOCHS = 64  # after which reports are believed again at the latest
 
 
 class LastMoment:
     """How long a step that has just reported its samples waits for the round to begin.
 
-    Reports are claims. Each time in a row that no round followed from them, they are believed more seldom: so a peer
-    that always reports enough costs the others a wait in one epoch of MOST_EPOCHS, and no more.
+    Reports are claims. Each time in a row that no round follows from them, this peer believes them more seldom: so a
+    peer that always reports enough costs the others no more than a wait in one of MOST_EPOCHS epochs.
     """
 
     def __init__(self, tracker: ProgressTrackerCore) -> None:
@@ -50,14 +50,14 @@ class LastMoment:
         self._in_vain = Backoff[None](first=1, longest=MOST_EPOCHS)  # epochs without a wait
 
     def patience(self, batch_size: int) -> float:
-        """Seconds, at most those of another batch; 0: it does not wait."""
+        """Seconds to wait, at most those of another batch; 0: none."""
         rate, left = self._tracker.performance_ema.samples_per_second, self._tracker.seconds_to_round
         batch = batch_size / rate if rate > 0 else 0.0
         waits = left < OF_A_BATCH * batch and not self._in_vain.rests(None, self._tracker.local_progress.epoch)
         return min(batch, left + LAST_CALL) if waits else 0.0
 
     def was_answered(self, begun: bool) -> None:
-        """The wait is over; whether the round began. If not, no wait follows in the same epoch."""
+        """The wait is over, and the round has `begun` or not. If not, no wait follows in the same epoch."""
         if begun:
             self._in_vain.clear()
         else:
@@ -65,10 +65,10 @@ class LastMoment:
 
 
 class EpochEnd:
-    """The end of one epoch after the other: a round, the step with its average, and what is due for the states.
+    """Ends one epoch after the other: with a round, the step with its average, and what is due for the states.
 
-    Once begun, an end goes on whoever stops waiting for it. The trainer may compute when the mode's timing says so, at
-    the latest when the end is over.
+    Once begun, an end goes on even if the trainer stops waiting for it. The trainer may compute when the mode's timing
+    says so, at the latest when the end is over.
     """
 
     def __init__(
@@ -82,31 +82,32 @@ class EpochEnd:
     ) -> None:
         self._task: asyncio.Task[None] | None = None  # until somebody has waited for its end
         self._released = asyncio.Event()
-        self.abandoned = False  # the trainer was interrupted while it waited for an end: what it computes is of either
+        self.abandoned = False  # the trainer was interrupted while it waited: its parameters may be old, new, or mixed
         self._own_id, self._config, self._events = peer.node.peer_id, peer.config, peer.events
         self._timing, self._rule = keeper.mode.timing, keeper.rule
         self._work, self._replica, self._keeper = work, work.replica, keeper
         self._group, self._survey, self._metrics = group, survey, metrics
         self._claims, self._directory = survey.claims, survey.directory
         self._frozen: Weighed | None = None
-        self._starts = True  # until it has ended an epoch
-        self._share = 1.0  # of the last round's samples that were this peer's; until one is known, an epoch's all
-        self._said_alone = False  # since the last round with others
+        self._starts = True  # until this peer has ended an epoch
+        self._share = 1.0  # this peer's part of the last round's samples; 1 before its first round
+        self._said_alone = False  # since its last round with others
 
     @property
     def under_way(self) -> bool:
-        """Whether an end goes on, or nobody has heard yet what it raised."""
+        """Whether an end goes on, or has raised an error that nobody has got yet."""
         return self._task is not None
 
     def begin(self, tasks: TaskOwner, work: Coroutine[Any, Any, None]) -> None:
-        """Begins an end: `work` calls `run`, and takes up what comes of it."""
+        """Begins an end. `work` calls `run`, and acts on the outcome."""
         self._released.clear()
         self._task = tasks.spawn(work)
-        # At its end in any case: a task that is cancelled before its first step runs no `finally` of its own.
+        # A callback, since a task that is cancelled before its first step runs no `finally` of its own.
         self._task.add_done_callback(lambda _: self._released.set())
 
     async def may_compute(self) -> None:
-        """Returns when the trainer may go on: at once if no end is under way. Raises what an end that is over did."""
+        """Returns when the trainer may go on: at once if no end is under way. Raises what an end that is over
+        raised."""
         if self._task is not None:
             try:
                 await self._released.wait()
@@ -117,7 +118,7 @@ class EpochEnd:
                 await self.over()
 
     async def over(self) -> None:
-        """Returns when no end is under way. What it raised is raised once, to whoever next waits."""
+        """Returns when no end is under way. What an end raised is raised here, once."""
         task, self.abandoned = self._task, False
         if task is not None:
             try:
@@ -127,21 +128,21 @@ class EpochEnd:
 
     @property
     def has_enough(self) -> bool:
-        """Whether this peer may end the epoch by itself: its own samples make one, as a rule."""
+        """Whether this peer may end the epoch by itself, see `EpochRule.suffices`."""
         samples = self._work.samples if self._frozen is None else self._frozen.samples
         return self._rule.suffices(samples)
 
     @property
     def is_ahead(self) -> bool:
-        """Whether, while an end is under way, the next epoch is over too, as far as this peer can tell: it has
-        accumulated its part, as large as in the last round."""
+        """While an end is under way: whether the next epoch seems to be over too, since this peer has accumulated as
+        large a part of it as it had in the last round."""
         return self._work.samples >= self._share * self._config.target_batch_size
 
     async def run(self, hopeless: Callable[[], bool] = lambda: False) -> Advanced | None:
-        """Tries until a round commits, nobody is left to average with, or waiting longer would only cost time.
-        `hopeless`: whether, after a round that failed, no other one is to be waited for.
+        """Tries until a round commits, or waiting longer would only cost time. `hopeless`: whether this peer is to wait
+        for no other round after one that failed.
 
-        None: no round committed, and what was accumulated stays for the next one.
+        Returns None if no round committed: what was accumulated stays for the next one.
         """
         began = loop_time()
         try:
@@ -152,7 +153,7 @@ class EpochEnd:
             await self._work.restore()
 
     async def _average(self, began: float, hopeless: Callable[[], bool]) -> RoundResult | None:
-        """The round; None: there was none."""
+        """Returns the committed round; None: there is none."""
         deadline = began + self._config.matchmaking_time
         while True:
             outcome = await self._attempt(began)
@@ -179,7 +180,7 @@ class EpochEnd:
         return outcome if isinstance(outcome, RoundResult) else None
 
     async def _attempt(self, began: float) -> Outcome | None:
-        """A round with the others if it has begun, or by itself if nobody else is there; None: neither."""
+        """A round with the others if it has begun, or alone if nobody else is there; None: neither."""
         if self._group.begun:
             outcome = await self._average_together()
         elif self.has_enough and await self._is_alone(patient=loop_time() - began < self._config.matchmaking_time / 2):
@@ -193,7 +194,7 @@ class EpochEnd:
         if not isinstance(outcome, RoundResult):
             undecided = isinstance(outcome, RoundUndecided)
             self._metrics.note_outcome("undecided" if undecided else "failed", str(outcome))
-            # If everybody else is gone, this is what a goodbye looks like. Who goes without one is told of by name.
+            # If all others have left in good order, this is no cause for a warning.
             if any(self._directory.is_there(peer) for peer in self._claims.holders()):
                 then = self._work.if_undecided if undecided else "this peer's samples wait for the next round"
                 left = f"; {then}" if self._frozen is not None and self._frozen.samples else ""
@@ -202,8 +203,8 @@ class EpochEnd:
         return outcome
 
     async def _is_alone(self, patient: bool) -> bool:
-        """Whether nobody is left to wait for. A quick peer must not run away from those who take in the last round a
-        moment later, or who were started with it; one that stays behind for long is waited for no more."""
+        """Whether nobody is left to wait for. A quick peer must not run away from peers that get the last round's
+        average a moment later, or were started with it. `patient`: it still waits for peers that are behind."""
         if self._rule.several:
             return True
         looking = self._survey.surroundings(self._replica.position, starts=self._starts)
@@ -213,8 +214,8 @@ class EpochEnd:
         return surroundings == "alone" or (surroundings == "followed" and not patient)
 
     async def _helpers_begin(self) -> bool:
-        """Whether the round begins with auxiliaries alone. One that leads hears of this peer's samples a moment later,
-        and if this peer had stepped by itself by then, the round would fail there."""
+        """Whether the round begins with auxiliaries alone. An auxiliary that leads hears of this peer's samples a
+        moment later: if this peer had stepped by itself by then, the round would fail there."""
         reports = [self._directory.others.get(peer) for peer in self._work.averager.finder.company]
         helped = any(report is not None and report.role == "auxiliary" for report in reports)
         return self._group.begun or (helped and await self._group.wait_until_begun(LOOK_AROUND))
@@ -228,7 +229,7 @@ class EpochEnd:
         return outcome
 
     async def _average_alone(self) -> Outcome:
-        """Nobody else can be reached, so what this peer has is the swarm's average."""
+        """Takes what this peer has as the swarm's average: nobody else can be reached."""
         handed = await self._freeze()
         if not (handed.samples and self.has_enough):
             return RoundFailed("this peer has no samples any more")
@@ -244,7 +245,8 @@ class EpochEnd:
         )
 
     def _mention_the_unreachable(self) -> None:
-        """Two peers behind firewalls, above all, would otherwise train apart without a word."""
+        """Warns if this peer steps alone though others report: otherwise two peers that cannot dial each other would
+        train apart, and nobody would know."""
         others = sum(not self._directory.is_away(peer) for peer in self._claims.credible())
         if others and not (self._said_alone or self._rule.several):
             self._said_alone = True
@@ -259,8 +261,8 @@ class EpochEnd:
         self._events.emit(Noticed("warning", text))
 
     async def _freeze(self) -> Weighed:
-        """Fixes this peer's gradients: they stay the same over all attempts. A delayed trainer computes further batches
-        with the parameters that the last epoch gave, from here on or once these gradients are averaged."""
+        """Fixes this peer's gradients: they stay the same over all attempts. If steps are delayed, the trainer goes on,
+        with the parameters of the last epoch, from here on or once these gradients are averaged."""
         first = self._frozen is None
         if first:
             await self._replica.check()
@@ -281,7 +283,7 @@ class EpochEnd:
         if handed and counted and committed.total_samples:  # a sum of small shares rounds to 0
             self._share = handed / committed.total_samples
         lost = 0
-        if handed and (not counted or self._own_id in committed.left_out):  # what is lost is not handed in again
+        if handed and (not counted or self._own_id in committed.left_out):  # nobody hands in again what is lost
             lost = handed - min(handed, round(committed.samples.get(self._own_id, 0.0)))
             reason = committed.left_out.get(self._own_id, "not named among the contributors")
             self._warn(f"{lost} samples of this peer are not in the average: {reason}")

@@ -31,26 +31,26 @@ logger = logging.getLogger(__name__)
 
 
 # How several groups end an epoch, in seconds
-CALM = 30.0  # without more peers than one group may hold, after which one group ends the epochs again
-LEFT_BEHIND = 1.0  # for which a peer looks for others that are left over, once the rest has gone on
+CALM = 30.0  # with no more peers than one group may hold, after which one group ends the epochs again
+LEFT_BEHIND = 1.0  # for which a peer without a group looks for others, once the rest has gone on
 
-# How a peer keeps its place in the group of its lineage, in seconds
+# How a peer stays in the group of its lineage, in seconds
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 1.0  # between a group that fell apart and the next, twice as long each time
-PATIENCE_WITH_BEGUN = 60.0  # for which a lineage's round that began without this peer keeps it from another
+PATIENCE_WITH_BEGUN = 60.0  # for which this peer enters no other round of a lineage after one began without it
 
 
 class EpochRule:
     """When an epoch is over for one peer. `samples` are its own, towards the next round.
 
-    As long as all peers of a lineage fit into one group, its leader knows what all of them have. With more of them (one
-    group holds `size`) the progress reports say when the epoch is over, and several groups end it, one after the
-    other, within moments. A peer for which no group has room steps with its own gradients when nobody has come for
-    `patience` seconds; the averaging of states brings it back.
+    As long as all peers of a lineage fit into one group, its leader knows the samples of all. With more peers than
+    `size` the progress reports say when the epoch is over, and several groups end it, each within moments of the
+    others. A peer for which no group has room steps with its own gradients when nobody has come for `patience` seconds;
+    the averaging of states brings it back.
 
-    The number of peers changes while a run goes on, and each peer goes by its own count until a round begins. Where
-    counts differ that costs moments: a leader that sums up samples also begins when a member says that the reports
-    suffice. What the round means for the lineage its members decide together (`are_several`). Where two groups decide
-    differently, their lineages part, and the rule for lineages brings them together again.
+    The number of peers changes while a run goes on, and each peer goes by its own count until a round begins. If counts
+    differ, that costs moments: a leader that sums up samples also begins when a member says that the reports suffice.
+    The round's members decide together what it means for the lineage (`are_several`). If two groups decide differently,
+    their lineages part, and the rule for lineages brings them together again.
     """
 
     def __init__(
@@ -60,41 +60,44 @@ class EpochRule:
         others: Callable[[], Sized] = tuple,
         patience: float = math.inf,
     ) -> None:
-        """`others`: the peers that are there beside this one."""
+        """`size`: the most members of a group; None: no bound. `others` returns the other peers that are there.
+        `patience`: seconds."""
         self.target = tracker.target_batch_size
         self._tracker, self._size, self._others, self._patience = tracker, size, others, patience
-        self._crowded_at = -math.inf  # loop time; when there were last more than fit into one group
-        self._over = -1, 0.0  # which epoch has been seen to be over, and since when (loop time)
+        self._crowded_at = -math.inf  # loop time when there last were more peers than fit into one group
+        self._over = -1, 0.0  # the epoch that reports have said to be over, and since when (loop time)
 
     @property
     def several(self) -> bool:
-        """Whether, as far as this peer can tell, several groups end the epoch: more peers are there than fit into one,
-        or were CALM seconds ago, since going back to one group costs everyone a download."""
+        """Whether, as far as this peer can tell, several groups end the epoch: there are more peers than fit into one
+        group, or were within the last CALM seconds, since going back to one group costs everyone a download."""
         if self._size is not None and 1 + len(self._others()) > self._size:
             self._crowded_at = loop_time()
         return loop_time() - self._crowded_at < CALM
 
     def told(self, samples: int) -> float:
-        """Returns what the leader of the group hears; it begins the round when its members' sum reaches the target."""
+        """Returns the progress that the leader of the group hears from this peer; it begins the round when the sum over
+        its members reaches the target."""
         if not self.several:
             return samples
         return self.target if self._seconds_over >= 0 else 0.0
 
     def suffices(self, samples: int) -> bool:
-        """Whether this peer may end the epoch although no round begins."""
+        """Whether this peer may end the epoch by itself, although no round begins."""
         if not self.several:
             return samples >= self.target
         left_behind = self._tracker.global_epoch > self._tracker.local_progress.epoch
         return self._seconds_over >= min(LEFT_BEHIND if left_behind else math.inf, self._patience)
 
     def excuses(self, own: LineagePosition, leading: LineagePosition) -> bool:
-        """Whether this peer may stay on its way although another position leads: another group has ended this epoch a
-        moment earlier."""
+        """Whether this peer need not follow the position that leads: another group has ended this epoch a moment
+        earlier.
+        """
         return self.several and leading == own.by_epoch(self.target)
 
     @property
     def _seconds_over(self) -> float:
-        """Since the reports said that this epoch is over; -inf: they have not."""
+        """Seconds since the reports said that this epoch is over; -inf: they have not."""
         tracker, epoch = self._tracker, self._tracker.local_progress.epoch
         if self._over[0] != epoch and (tracker.accumulated_enough_samples or tracker.global_epoch > epoch):
             self._over = epoch, loop_time()
@@ -102,11 +105,11 @@ class EpochRule:
 
 
 class PreformedGroup:
-    """Keeps this peer in a group of its lineage. Progress goes to the group's leader, who says when to begin.
+    """Keeps this peer in a group of its lineage, and tells its progress to the group's leader, who begins the round.
 
-    One task, `_forming`, ends when a round begins with this peer; `contribute` brings that round to its end. A group
-    that falls apart is formed again, with growing pauses, until a round commits, this peer loses sight of an outcome or
-    hears that the others have begun without it (`undecided`), or the group is closed.
+    One task, `_forming`, ends when a round begins with this peer; `contribute` brings that round to its end. If a group
+    falls apart, this forms another, with growing pauses, until a round commits, until this peer cannot learn an outcome
+    or hears that the others have begun without it (`undecided`), or until the group is closed.
     """
 
     def __init__(
@@ -122,27 +125,27 @@ class PreformedGroup:
         self._forming: asyncio.Task[None] | None = None
         self._control: StepControl | None = None  # of the search under way, then of the round
         self._clock = averager.node.endpoint.clock
-        self._begun_at = 0.0  # swarm time; of the last round that began
+        self._begun_at = 0.0  # swarm time when the last round began
         self._samples = 0.0
-        self._enough_since = math.inf  # since when the reports of all have had enough samples for the epoch
-        self._gives_up_after = config.matchmaking_time  # seconds from then, the leader; doubled each time
-        self._missed = b"", 0.0  # the lineage whose round began without this peer, since when
+        self._enough_since = math.inf  # loop time since when all reports together have enough samples for the epoch
+        self._gives_up_after = config.matchmaking_time  # seconds later this peer gives up its leader; doubles each time
+        self._missed = b"", 0.0  # the lineage whose round began without this peer, and since when (loop time)
         self._over = False  # this peer leaves the run
         self.undecided = ""  # why this peer has to find out where the run is
-        self.refused: FingerprintError | None = None  # by everyone else in the run
-        self.position: LineagePosition | None = None  # whose group is kept
-        self._since = 0.0  # swarm time; the others still were at this position, as far as this peer knew
-        self._pauses: Iterator[float] = iter(())  # between groups that fall apart
+        self.refused: FingerprintError | None = None  # the error, if all others in the run refuse this peer
+        self.position: LineagePosition | None = None  # for which this keeps a group
+        self._since = 0.0  # swarm time when the others, as far as this peer knew, still were at this position
+        self._pauses: Iterator[float] = iter(())  # before another group is formed
         self.last: Group | None = None  # the last one that began with this peer
-        self._queue: tuple[bytes, Sequence[PeerID]] = b"", ()  # of which lineage, who leads next; see RoundRequest
+        self._queue: tuple[bytes, Sequence[PeerID]] = b"", ()  # lineage, `queue` of its next round; see RoundRequest
 
     def open(self, position: LineagePosition, note: MemberNote | None = None, since: float | None = None) -> None:
-        """Begins to form a group of this lineage, unless one is kept already. The former one must be closed. Without
-        effect after `leave`.
+        """Begins to form a group of this lineage, unless one is forming already. Close the group of an earlier position
+        first. Without effect after `leave`.
 
         `note`: what every member of the group is to know of this peer.
-        `since`: the swarm time at which this peer asked where the others are; None: now. They may have stepped before
-        it opens the group: who began to look for the next one since then has had this one's round.
+        `since`: swarm time at which this peer asked where the others are; None: now. They may have stepped before it
+        opens the group: a peer that has begun to look for the next group since then has had this one's round.
 
         Raises FingerprintError once all others have refused this peer.
         """
@@ -167,27 +170,30 @@ class PreformedGroup:
             forming.cancel()
             await asyncio.wait([forming])
         if control is not None:
-            control.cancel()  # without effect on one that has ended
+            control.cancel()  # without effect if its round has ended
         self.position = None
 
     async def leave(self) -> None:
-        """Closes for good: a step that is under way while this peer leaves the run opens no other group."""
+        """Closes for good: even a step that is under way while this peer leaves the run opens no other group."""
         self._over = True
         await self.close()
 
     def report(self, samples: float) -> None:
-        """This peer has so many samples of the epoch by now; the leader learns it in the background."""
+        """This peer has so many samples of the epoch by now. The leader hears of them in the background."""
         self._samples = samples
         if self._control is not None:
             self._control.report(samples)
         self._heed_reports()
 
     def _heed_reports(self) -> None:
-        """A leader hears of samples before they are reported. So where the reports have enough of them and no round
-        begins, whoever has them has no seat, or the leader does not begin: the one gets its seat back, the other is
-        given up in the end: by the reports of those with whom this peer has come here or is in a group, since strangers
-        could say so for ever, and ever more seldom within a lineage, since these may lie as well. They also count the
-        samples of who was killed, until that report is a minute old."""
+        """Acts on reports of enough samples if no round begins.
+
+        The leader hears of samples before they are in reports. So either a suspect without a seat has them: it gets its
+        seat back. Or the leader does not begin: this peer gives it up in the end. For that only reports of peers count
+        with which this peer was in the last round or is in a group, since strangers could report enough for ever; and
+        it happens more and more seldom within a lineage, since these may lie as well. A report of a killed peer counts,
+        too, until it is a minute old.
+        """
         position = self.position
         if self.begun or position is None:
             return
@@ -209,32 +215,33 @@ class PreformedGroup:
 
     @property
     def begun(self) -> bool:
-        """Whether the round has begun, so that the others wait for this peer's gradients."""
+        """Whether the round has begun: the others wait for this peer's gradients."""
         control = self._control
         return control is not None and control.group is not None
 
     def is_overdue(self, seconds: float) -> bool:
-        """Whether a round began so long ago and this peer has not begun its part, or the outcome was lost here. A round
-        under way may take many times as long where links are slow. For any thread."""
+        """Whether a round began more than `seconds` ago and this peer has not begun its part, or whether it has to find
+        out where the run is. Once it takes part, a round may take many times as long on slow lines. For any thread."""
         control = self._control
         waits = control is not None and control.group is not None and not control.began_allreduce
         return bool(self.undecided) or (waits and self._clock.now() > self._begun_at + seconds)
 
     @property
     def members(self) -> list[PeerID]:
-        """The members of the group that this peer is in at present, itself among them."""
+        """The members of this peer's present group, itself among them; none before a group has begun."""
         group = self._control.group if self._control is not None else None
         return [member.peer_id for member in group.members] if group is not None else []
 
     async def wait_until_begun(self, timeout: float) -> bool:
-        """Waits at most so long. Raises FingerprintError if all others refuse this peer."""
+        """Waits for the round to begin, `timeout` seconds at most. Returns whether it has. Raises FingerprintError if
+        all others refuse this peer."""
         if self.refused is not None:
             raise self.refused
         self._heed_reports()
         if self._control is not None:
             self._control.hurry()
         if self._forming is None or (self._forming.done() and not self.begun):
-            await asyncio.sleep(timeout)  # no group forms: whoever asks again and again takes no whole processor
+            await asyncio.sleep(timeout)  # no group forms: a caller that asks in a loop must not fill a processor
         else:
             await asyncio.wait([self._forming], timeout=timeout)
         return self.begun
@@ -251,8 +258,9 @@ class PreformedGroup:
             await asyncio.wait([task])
 
     async def contribute(self, handed: Weighed) -> Outcome:
-        """Lets the round that has begun use the averager's tensors as they are now; waits for its outcome. If it is
-        dead, the group forms again. Cancelling this leaves the round as it is: another call waits for its outcome."""
+        """Lets the round that has begun use the averager's tensors as they are now, and waits for its outcome. If the
+        round is dead, another group forms. Cancelling this coroutine does not cancel the round: another call can wait
+        for its outcome."""
         control, position = self._control, self.position
         if control is None or control.group is None or position is None:
             return RoundFailed("the group fell apart before it began")
@@ -270,7 +278,7 @@ class PreformedGroup:
         return outcome
 
     async def _form(self, position: LineagePosition, pause: float = 0.0) -> None:
-        """Forms one group after the other, until a round begins, or has begun without this peer."""
+        """Forms one group after the other, until a round begins with this peer, or has begun without it."""
         while True:
             await asyncio.sleep(pause)
             try:
@@ -290,12 +298,13 @@ class PreformedGroup:
             except AveragingError as error:
                 logger.debug("no group of epoch %d: %s", position.epoch, error)
                 pause = next(self._pauses)
-            except Exception as error:  # as after a round that failed: otherwise no group would form any more
+            except Exception as error:  # goes on as after a round that failed: otherwise no group would ever form again
                 tell_fault("the group that ends the epoch", error, self.averager.node.endpoint.events)
                 pause = AFTER_A_FAULT
 
     def _request(self, position: LineagePosition) -> RoundRequest:
-        # Two rounds of one lineage would fork it. But who merely says that he has begun holds nobody up for good.
+        # Two rounds of one lineage would fork it. But a peer that only says it has begun may not hold up others for
+        # ever.
         lineage, since = self._missed
         patient = lineage != position.lineage or loop_time() < since + PATIENCE_WITH_BEGUN
         return RoundRequest(

@@ -1,8 +1,8 @@
 """Keeps the states of a run's peers together: when they are averaged, and what happens to one that has drifted away.
 
-every n epochs     the states are averaged after each n-th epoch, in the background where that is delayed
-by sketches        members of the last round report sketches of their parameters; after each epoch this peer compares,
-                   and downloads the others' state if its own is further away than the tolerance
+every n epochs     the states are averaged after each n-th epoch, in the background if that is delayed
+by sketches        peers report sketches of their parameters; after each epoch this peer compares its own with those of
+                   the round's members, and downloads the others' state if its own is further away than the tolerance
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class StateKeeper:
-    """One peer's part in keeping all states together. Its coroutines are called while the trainer waits."""
+    """One peer's part in keeping all states together. Call its coroutines only while the trainer waits."""
 
     def __init__(
         self, peer: PeerContext, mode: Mode, replica: Replica, rule: EpochRule, directory: PeerDirectory
     ) -> None:
-        """The averager of the states is like that of the gradients (`peer.averaging`), with its own codec. `directory`
-        knows the others.
+        """The averager of the states has the options of that of the gradients (`peer.averaging`), but its own codec.
+        `directory` knows the others.
 
         Raises OptimizerError for statistics that cannot be averaged.
         """
@@ -37,26 +37,27 @@ class StateKeeper:
         own = state_config(config.run_id, peer.averaging, options.compression)
         self.averaging = StateAveraging(node, own, replica, options.statistics, config.fingerprint)
         self.monitor = DriftMonitor(node.peer_id, peer.events, config.run_id, replica, options.tolerance)
-        self.strayed = False  # this peer's state has to be replaced by the others', and its position says so
+        self.strayed = False  # the others' state has to replace this peer's, and its position says so
         self._node, self.replica, self.mode = node, replica, mode
         self.rule, self._directory = rule, directory
         self._delay = options.delay
 
     @property
     def gathered(self) -> MemberNote | None:
-        """Tells the members of the next group about this peer and its state; None: nothing."""
+        """What the members of the next group are to know of this peer and its state; None: nothing."""
         if self.mode.target_group_size is None:
             return None
         return MemberNote(several=self.rule.several, apart=self.replica.state.apart)
 
     async def look(self) -> None:
-        """Before a group opens: how this peer's state compares will be reported, unless all are averaged regularly."""
+        """Before a group opens: makes the sketch that this peer will report, unless all states are averaged
+        regularly."""
         self.strayed = False
         if self.mode.average_state_every(self.replica.state.apart) is None:
             await self.monitor.look()
 
     async def after_epoch(self, committed: RoundResult, weight: float) -> None:
-        """Once this peer has stepped: what is due is averaged or repaired. `weight` was its own in that epoch."""
+        """After this peer's step: averages or repairs the state, if that is due. `weight`: its own in that epoch."""
         every = self.mode.average_state_every(committed.several)
         if not committed.several and (committed.apart or self.replica.state.apart):
             await self._unite(committed)
@@ -75,20 +76,20 @@ class StateKeeper:
         self.averaging.drop()
 
     async def _unite(self, committed: RoundResult) -> None:
-        """Several groups ended the epochs so far and one has ended this: everyone takes over one member's state, for
-        the statistics of all differ. Later than this, they would only drift apart again."""
+        """Several groups ended the epochs so far, and one has ended this: everyone takes over one member's state, since
+        the statistics of all differ. Without that they would only drift further apart."""
         self.averaging.drop()
-        # The first member, alike for everyone: all of them have the same list. Without one, this peer ended it alone.
+        # The first member: all members have the same list. Without a list this peer has ended the epoch alone.
         if self._node.peer_id in (committed.members or (self._node.peer_id,))[:1]:
             self.replica.state.apart = False
         else:
             await self.replica.change(self._go_astray)
 
     async def _average(self, committed: RoundResult, own: float) -> None:
-        # The last one, if it has taken a whole epoch: two at a time would need memory for two more states.
+        # Ends the last averaging, if that has taken a whole epoch: two at a time would need memory for two more states.
         await self.averaging.apply(wait=True)
         position, weight = self.replica.position, self.mode.state_weight(own)
-        # Nobody knows who is in the other groups, if there are several: all who are known are expected then.
+        # If there are several groups, nobody knows who is in the others: then all peers that are known are expected.
         mates = tuple(self._directory.at_work()) if committed.several else committed.members + committed.helpers
         occasion = Occasion(position.lineage, position.epoch, weight, mates, several=committed.several)
         await self.averaging.begin(occasion, changes=self._delay)
@@ -102,7 +103,7 @@ class StateKeeper:
             await self.replica.change(self._go_astray)
 
     def _go_astray(self) -> None:
-        """Under a position that the others' beats, so that this peer follows them as any other lineage that leads."""
+        """Takes a position that the others' beats, so that this peer follows them like any other lineage that leads."""
         state = self.replica.state
         state.position = state.position.astray(self._node.peer_id)
         self.monitor.drop()

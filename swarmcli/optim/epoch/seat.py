@@ -1,4 +1,4 @@
-"""Whether this trainer's samples can count: what its group will decide about its seat, found out before it computes."""
+"""Why a trainer's samples cannot count, in words for people: after its group has met, and before it joins."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ RULE = "your samples count only if you send them faster than the others could co
 class SeatLost:
     """Why this trainer computes nothing, in figures.
 
-    nbytes   that it would send in a round, and receive
-    limit    bytes per second that its user lets it have; None: the others have seen how long it takes
-    divided  what that user has set, by this limit: several peers of one user share it
+    nbytes   bytes that it would send in a round, and receive
+    limit    bytes per second that its user lets it have; None: its line has been seen to be too slow
+    divided  the user's limit divided by this peer's part of it: several peers of one user share it
     follows  it gets each average in time; otherwise it is away, as in a pause
     """
 
@@ -29,7 +29,7 @@ class SeatLost:
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """Says, for people, why its samples cannot count."""
         needs = roughly(self.reason.seconds)
         cause = "your line has been seen to need"
         if self.limit:
@@ -42,7 +42,7 @@ class SeatLost:
 
     @property
     def remedy(self) -> str:
-        """Says what this computer does now, and what helps: what its user can do, and what the run's owner."""
+        """Says what this computer does now, and what its user and the run's owner can do."""
         does = "follows the run and computes nothing"
         if not self.follows:
             does = "waits, since it could not even follow the run"
@@ -54,11 +54,12 @@ class SeatLost:
 
 
 def before_joining(nbytes: int, limit: float | None, target: float, epoch: float = 0.0) -> str:
-    """Tells people what a trainer should know of the rounds of a run before it joins. A round sends `nbytes`, the user
-    lets `limit` bytes per second pass (None: all), `target` samples make an epoch of so many seconds (0: unknown).
+    """Says what people should know of a run's rounds before a trainer joins. A round sends `nbytes`, the user allows
+    `limit` bytes per second (None: all), `target` samples make an epoch of `epoch` seconds (0: unknown).
 
-    That its samples cannot count is told where it is certain: a single other trainer has the least to lose by waiting.
-    The rule is that of `averaging/seats.py`: an epoch is to end sooner with this trainer than without it.
+    It says that samples cannot count only if that is certain: it reckons with a single other trainer, which has the
+    least to lose by waiting. The rule is that of `averaging/seats.py`: an epoch is to end sooner with this trainer than
+    without it.
     """
     sends = f"a round sends {format_size(nbytes)}"
     if limit is None:

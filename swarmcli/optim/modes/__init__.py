@@ -1,4 +1,4 @@
-"""The ways to train, one file for each, and which of them the Optimizer's `grad_averager` chooses.
+"""The ways to train, one file for each, and which one the Optimizer's `grad_averager` chooses.
 
 A new way is a subclass of Mode, which is synchronous training, in a file here, a line in MODES, and a key or a value
 of the recipe. A new way to average gradients (`gradient_averaging.method`) is a GradientMethod in `optim/gradients`
@@ -32,10 +32,12 @@ WITH_OUTER: Mapping[Any, type[Mode]] = {GradientAverager: OuterSteps, Sparse: Sp
 
 
 def choose_mode(grad_averager: Callable[..., Any] | None, outer: Outer | None = None, **common: Any) -> Mode:
-    """The mode that an averager class, what its `get_factory` returned, or None stands for; `Sparse`, or a partial of
-    it, is one itself; with `outer`, outer steps.
-    `common`: the options that all modes have. Raises TypeError for anything else, and for options that the mode does
-    not have; ValueError for options that cannot work together."""
+    """Returns the mode for an averager class, for what its `get_factory` returned, for None, or for `Sparse` or a
+    partial of it; with `outer`, one of outer steps. `common`: the options that all modes have.
+
+    Raises TypeError for anything else, and for options that the mode does not have; ValueError for options that cannot
+    work together.
+    """
     kind: Any = grad_averager
     options: dict[str, Any] = {}
     if isinstance(grad_averager, partial):

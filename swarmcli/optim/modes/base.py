@@ -1,4 +1,4 @@
-"""Options and events of all ways to train: when the trainer waits, what becomes of states, what is trained and told."""
+"""What all ways to train share: when the trainer waits, options of states, what is trained, and what people hear."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class Timing(Enum):
-    """For what of an epoch's end the trainer waits; the rest goes on while it computes (arXiv 2101.06840).
+    """How long the trainer waits at the end of an epoch; the rest goes on while it computes (arXiv 2101.06840).
 
-    Where anything is delayed, gradients of an epoch belong to the parameters of the epoch before: staleness one.
+    If anything is delayed, the gradients of an epoch belong to the parameters of the epoch before: staleness one.
     """
 
     AT_ONCE = "at once"  # until this peer has stepped
     DELAYED_STEP = "delayed step"  # until the gradients are averaged
-    DELAYED_AVERAGING = "delayed averaging"  # until the gradients are in the averager's hands
+    DELAYED_AVERAGING = "delayed averaging"  # until the averager has the gradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +37,13 @@ class StateOptions:
     """When and how the peers' states are averaged, and how a state travels to a newcomer."""
 
     average_every: int | None = None  # epochs; None: every one with local updates or several groups, otherwise never
-    delay: bool = True  # training goes on meanwhile, and what was learned meanwhile is added to the average
-    statistics: tuple[str, ...] = ()  # of the optimizer, by name, that are averaged with the parameters
-    # Distance between parameters, relative to their norm, above which they are repaired; rounding on unlike processors
-    # stays far below it.
+    delay: bool = True  # training goes on meanwhile, and what is learned meanwhile is added to the average
+    statistics: tuple[str, ...] = ()  # names of the optimizer's statistics that are averaged with the parameters
+    # Distance between parameters, relative to their norm, above which a peer takes over the others'; rounding on unlike
+    # processors stays far below it.
     tolerance: float = 1e-3
-    compression: CompressionBase = field(default_factory=NoCompression)  # of states, or of what local updates move
-    load_compression: CompressionBase = field(default_factory=NoCompression)
+    compression: CompressionBase = field(default_factory=NoCompression)  # of averaged states, or of local updates
+    load_compression: CompressionBase = field(default_factory=NoCompression)  # of a state that a newcomer downloads
 
     def __post_init__(self) -> None:
         every = self.average_every
@@ -60,7 +60,7 @@ AS_USUAL = StateOptions()
 
 
 class Trained:
-    """The training of one peer: the parameters of `placement` by `optimizer`, which steps in place."""
+    """What one peer trains: `optimizer` steps the parameters of `placement` in place."""
 
     def __init__(
         self,
@@ -71,9 +71,9 @@ class Trained:
         frozen: FrozenWeights | None = None,
         make_accumulator: Callable[..., GradientAccumulator] = GradientAccumulator,
     ) -> None:
-        """`placement` says where the model's parameters are if the optimizer's are others; `frozen` are those of the
-        model that nobody trains, if the optimizer does not have them all. `make_accumulator(parameters, reuse=…)` makes
-        what sums their gradients (`reuse`: in their own `.grad`); of a site that is another one."""
+        """`placement`: where the model's parameters are; None: they are the optimizer's own. `frozen`: weights of the
+        model that nobody trains; None: those among the optimizer's parameters. `make_accumulator(parameters, reuse=…)`
+        makes what sums the gradients (`reuse`: in their own `.grad`); a site has another one."""
         self.optimizer, self.scheduler, self.extra_tensors = optimizer, scheduler, extra_tensors
         self.placement = placement or InPlace([p for group in optimizer.param_groups for p in group["params"]])
         self.frozen = frozen or frozen_of(self.placement.model_parameters)
@@ -86,18 +86,18 @@ class Advanced:
 
     committed: RoundResult
     own_samples: int  # of this peer, in the average
-    seconds: float  # that the end took
+    seconds: float  # that the end of the epoch took
     norms: StepNorms | None = None  # of the step; None: the mode averages no gradients
 
 
 def tell_lost(events: Events, samples: float, why: str = "they are of parameters that the run has left") -> None:
-    """No round will count so many samples of this peer any more."""
+    """Warns that no round will count so many samples of this peer any more."""
     if samples > 0:
         events.emit(Noticed("warning", f"{samples:.0f} samples of this peer are lost: {why}"))
 
 
 class GivenUp:
-    """Counts how often gradients that are not finite were given up, and says so: once for each row of such batches, for
+    """Counts how often gradients that are not finite were dropped, and warns: once for each row of such batches, since
     a model that has diverged gives no others."""
 
     def __init__(self, events: Events) -> None:
@@ -106,7 +106,7 @@ class GivenUp:
         self._said = False
 
     def note(self, samples: int, scale: float | None = None) -> None:
-        """So many samples were dropped; `scale`: of their losses."""
+        """So many samples were dropped. `scale`: the factor of their losses; None: they were not scaled."""
         self.count += 1
         if not self._said:
             scaled = "" if scale is None else f", scaled by {scale:g},"
@@ -115,5 +115,5 @@ class GivenUp:
         self._said = True
 
     def end(self) -> None:
-        """A batch was sound."""
+        """A batch had finite gradients."""
         self._said = False

@@ -1,4 +1,4 @@
-"""A way to train, as one object: what it refuses, the work that it builds for each epoch, and what follows for a run.
+"""A way to train, as one object: the options that it refuses, the work that it builds, and what a round means for it.
 
 `Mode` itself is synchronous training: gradients add up over an epoch, and all step with their mean over the swarm.
 """
@@ -36,24 +36,24 @@ if TYPE_CHECKING:
     from swarmcli.optim.state.lineage import LineagePosition
     from swarmcli.optim.state.norms import StepNorms
 
-# Bytes. The trainer waits in every step: adding so much takes 2 ms, less than a busy machine needs to hand it to
-# another thread and back.
+# Bytes that are added in the loop's thread. It takes 2 ms, for which the trainer waits in every step: a busy machine
+# takes longer to hand work to another thread and back.
 ACCUMULATE_HERE = 32 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
     """A way to train that all peers of a run share, with its options. Others are subclasses in files of their own,
-    named in `modes/__init__.py`. Raises ValueError for options that cannot work together, with the reason.
+    which `modes/__init__.py` names. Raises ValueError for options that cannot work together, with the reason.
 
-    Here all peers hold the same parameters, which step once per epoch with the average of everyone's gradients.
+    Here all peers hold the same parameters, and step once per epoch with the average of everyone's gradients.
     """
 
     timing: Timing = Timing.AT_ONCE
     reuse_grad_buffers: bool = False  # the parameters' gradients are the sums: no other buffer
     share_gradients: bool = False  # the last average is part of the state that newcomers download
     local: ClassVar[bool] = False  # each peer steps at every batch, and parameters are averaged in place of gradients
-    target_group_size: int | None = None  # where more peers are there, several groups end each epoch; None: never
+    target_group_size: int | None = None  # if there are more peers, several groups end each epoch; None: never
     state: StateOptions = AS_USUAL
 
     def __post_init__(self) -> None:
@@ -66,11 +66,11 @@ class Mode:
             )
 
     def method(self, means: Sequence[torch.Tensor], beside: Sequence[torch.Tensor] = ()) -> GradientMethod:
-        """How the gradients are averaged, and `beside` as they are."""
+        """How the `means` of gradients are averaged; `beside` are tensors that are averaged as they are."""
         return GradientMethod(means, beside)
 
     def build(self, peer: PeerContext, trained: Trained) -> GradientWork:
-        """Makes a trainer's work in its epochs."""
+        """Makes the work of one trainer, for all its epochs."""
         parameters = [p for p in trained.placement.model_parameters if p.requires_grad]
         accumulator = trained.make_accumulator(parameters, reuse=self.reuse_grad_buffers)
         buffers = Buffers(trained.extra_tensors)
@@ -91,9 +91,9 @@ class Mode:
         parameters: Sequence[torch.Tensor],
         buffers: Sequence[torch.Tensor] = (),
     ) -> AveragerCore:
-        """Makes the averager of an auxiliary, which reduces for the trainers. `parameters`, `buffers`: tensors that are
-        never touched, of the shapes of the trainers' ones. It needs to know what travels: no sums, nor what a peer
-        keeps of its own."""
+        """Makes the averager of an auxiliary, which reduces for the trainers. `parameters`, `buffers`: tensors that
+        nobody ever touches, of the shapes of the trainers'. It has tensors only for what travels, not for sums or what
+        a peer keeps for itself."""
         trained = [each for each in parameters if each.requires_grad]
         with torch.device("meta"):
             means = [torch.empty(each.shape, dtype=sum_type(each.dtype)) for each in trained]
@@ -102,39 +102,41 @@ class Mode:
         return averager_of(method, tensors, node, self.configured(config))
 
     def room_for_riders(self, trained: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Tensors like those statistics of an inner optimizer that are averaged in the same rounds."""
+        """Tensors of the shapes of those statistics of an inner optimizer that are averaged in the same rounds."""
         return []
 
     def brings(self, epoch: int) -> bool:
-        """Whether the round that ends this epoch, the first being 0, averages anything; otherwise it only counts."""
+        """Whether the round that ends this epoch (the first is 0) averages anything; otherwise it only counts
+        samples."""
         return True
 
     def configured(self, config: AveragerConfig) -> AveragerConfig:
-        """The configuration of its averager, from that of the run's gradients."""
+        """The options of this mode's averager, made from those of an averager of gradients."""
         return config
 
     def after(self, position: LineagePosition, committed: RoundResult, target_batch_size: int) -> LineagePosition:
-        """Where a round leads that was committed at `position`. Where several groups ended the epoch, peers differ by
+        """Where a round that was committed at `position` leads. If several groups ended the epoch, peers differ by
         design, and their lineage only counts epochs."""
         if committed.several:
             return position.by_epoch(target_batch_size)
         return position.after(committed.round_id, committed.total_samples)
 
     def average_state_every(self, several: bool) -> int | None:
-        """Epochs; None: when sketches of the peers' parameters part. `several`: groups ended the last one."""
+        """After how many epochs states are averaged; None: never, sketches decide when one is replaced. `several`:
+        several groups ended the last epoch."""
         every = self.state.average_every
         return 1 if every is None and several else every
 
     def state_weight(self, weight: float) -> float:
-        """The weight of a peer whose gradients weighed so much in the epoch, when states are averaged after it."""
+        """A peer's weight in the averaging of states after an epoch in which its gradients had `weight`."""
         return 1.0
 
 
 def averager_of(
     method: GradientMethod, tensors: Sequence[torch.Tensor], node: DHTNode, config: AveragerConfig
 ) -> AveragerCore:
-    """Averages `tensors`, which are like those of the method, as it says. Raises ValueError for options of `config`
-    that leave it no choice."""
+    """Makes the averager of `tensors`, which have the shapes of the method's own, as the method says. Raises ValueError
+    for options of `config` that do not go with the method."""
     if method.compression is not None:
         options = config.allreduce
         if not isinstance(options.compression, NoCompression):
@@ -153,11 +155,11 @@ class GradientWork:
     """Takes in batches, brings their gradients to the round that ends the epoch, and steps with the outcome.
 
     Its coroutines exclude each other where they must: `accumulate` may be called while what was frozen is on its way.
-    `replica` is what steps, `averager` the one whose group ends the epoch, and `given_up` counts batches, or all that
-    had been accumulated, whose gradients were not finite.
+    `replica` is what steps, the group of `averager` ends the epoch, and `given_up` counts how often gradients that were
+    not finite were dropped: those of a batch, or all that had been accumulated.
     """
 
-    # Tells people what becomes of this peer's samples if it does not know a round's outcome; see `set_aside`.
+    # What becomes of this peer's samples if it does not know a round's outcome, in words for people; see `set_aside`.
     if_undecided = "this peer's samples wait for the next round, unless the run goes on from this one"
 
     def __init__(
@@ -169,7 +171,7 @@ class GradientWork:
         method: GradientMethod,
         beside: Sequence[Buffers | Riders],
     ) -> None:
-        """`beside`: what is averaged in the same round."""
+        """`beside`: what else is averaged in the same round."""
         self.replica = replica
         self.method = method
         self._mode = mode
@@ -178,21 +180,21 @@ class GradientWork:
         self._target = peer.config.target_batch_size
         self._gradients, self._beside = accumulator, beside
         self.given_up = GivenUp(peer.events)
-        self._handed: Weighed | None = None  # on its way; None: nothing is
+        self._handed: Weighed | None = None  # what was frozen, until the outcome is known; None: nothing
         self._nbytes = sum(parameter.nbytes for parameter in accumulator.parameters)
         self._freeze_bytes = max(self._nbytes, OFFLOAD_FROM) if accumulator.waits else self._nbytes
 
     @property
     def samples(self) -> int:
-        """Accumulated for the next round; those frozen to the present one are not among them."""
+        """Samples that are accumulated for the next round, without those frozen for the present one."""
         return self._gradients.samples
 
     async def accumulate(self, batch_size: int, scale: float | None = None, weight: float | None = None) -> None:
-        """Takes in the present gradients of the parameters, means over `batch_size` samples that have this weight in
-        the average (None: as many as they are). ValueError: they do not fit.
+        """Takes in the present gradients of the parameters, means over `batch_size` samples. `weight`: theirs in the
+        average (None: the number of samples). `scale`: the losses were multiplied by it. ValueError: they do not fit.
 
-        A batch with a gradient that is not finite is dropped, and `given_up` counts it. With `scale` the losses were
-        multiplied by it; then all that this peer has accumulated for the round may be given up with it.
+        A batch with a gradient that is not finite is dropped, and `given_up` counts it; with `scale` all that this peer
+        has accumulated for the round may be dropped with it.
         """
         self.replica.placement.check_trained()
         taken = self._gradients.samples
@@ -207,8 +209,7 @@ class GradientWork:
         """Fixes what the averager averages, and returns its samples and its weight.
 
         Gradients that come from now on belong to the next round. Called again before the outcome is known, it changes
-        nothing and returns the same. Gradients that are not finite are worth nothing to anybody: they are dropped, all
-        of them, and said to be.
+        nothing and returns the same. If the gradients are not finite, all of them are dropped, and `given_up` says so.
         """
         if self._handed is None:
             async with self.averager.tensors():
@@ -226,16 +227,19 @@ class GradientWork:
         return handed
 
     async def restore(self) -> None:
-        """The round is dead: what was frozen counts for the next one. Without effect if nothing was."""
+        """The round is dead: what was frozen counts for the next one. Without effect if nothing was frozen."""
         if self._handed is not None:
             async with self.averager.tensors():
                 await self.replica.change(self._gradients.restore)  # the trainer may add samples at this moment
             self._handed = None
 
     async def set_aside(self) -> None:
-        """The round is undecided: it may have counted what was frozen. A lineage goes on from one round of a position,
-        and gradients are of one position: they count for the next round of this one, and are gone if the run turns out
-        to go on from that round, whose record says what it counted. Without effect if nothing was frozen."""
+        """The round is undecided: it may have counted what was frozen. Without effect if nothing was frozen.
+
+        A lineage goes on from one round of a position, and gradients belong to one position. So they may count for the
+        next round of this position; if the run turns out to go on from the undecided round, they are dropped, and its
+        record says how many of them it counted.
+        """
         if self._handed is not None:
             async with self.averager.tensors():
                 await self.replica.change(self._set_aside)
@@ -252,7 +256,7 @@ class GradientWork:
 
     async def advance(self, committed: RoundResult) -> StepNorms | None:
         """Steps with the averager's tensors; from here on the replica is at the next epoch of the next lineage. Returns
-        how far the step went; None where no gradients are averaged.
+        the norms of the step; None if no gradients are averaged.
 
         If the round counted any share of what was frozen, all of it is used up: no round gets the rest.
         """
@@ -265,10 +269,10 @@ class GradientWork:
         return norms
 
     async def replay(self, averages: Sequence[torch.Tensor], committed: RoundResult) -> None:
-        """Steps with a round that this peer missed; gradients of former parameters, accumulated or frozen, are
-        dropped."""
+        """Steps with a round that this peer missed. Drops gradients, accumulated or frozen, of the parameters
+        before."""
 
-        async with self.averager.tensors() as tensors:  # they hold the averages during a step
+        async with self.averager.tensors() as tensors:  # a step takes the averages from these
 
             def replay() -> None:
                 for tensor, average in zip(tensors, averages, strict=True):
@@ -283,16 +287,14 @@ class GradientWork:
         await self._go_on()
 
     async def pass_by(self, wanted: LineagePosition) -> bool:
-        """Goes to `wanted` with the parameters as they are, where lineages only count epochs.
-
-        Gradients of epochs that are over, accumulated or frozen, are dropped. False, and nothing changed: it leads
-        elsewhere.
+        """Takes the position `wanted` with the parameters as they are, if that only counts epochs from here. Drops
+        gradients, accumulated or frozen. Returns False, and changes nothing, if `wanted` is of another lineage.
         """
         path = [self.replica.position]
         while path[-1].epoch < wanted.epoch:
             path.append(path[-1].by_epoch(self._target))
         if self._mode.target_group_size is None or path[-1] != wanted:
-            return False  # where one group ends all epochs, whoever claims such a lineage has not come to it by rounds
+            return False  # if one group ends all epochs, no round has led anybody to such a lineage
         for position in path[1:]:
             await self.replica.change(partial(self.replica.state.end_epoch, position))
         self.replica.state.apart = True
@@ -300,14 +302,14 @@ class GradientWork:
         return True
 
     async def drop(self) -> None:
-        """Drops what was accumulated or frozen: it belongs to parameters that are gone."""
+        """Drops what was accumulated or frozen, which belongs to parameters that are gone, and warns."""
         async with self.averager.tensors():
             self._forget_aside(0.0)
             tell_lost(self._events, await on_executor(self._nbytes, self._drop))
         await self._go_on()
 
     async def start_over(self) -> None:
-        """The state has been replaced by another peer's: drops all that belonged to the former one."""
+        """Another peer's state has replaced this peer's: drops all that belonged to the old one."""
         await self.drop()
         async with self.averager.tensors():
             lost = await on_executor(self._nbytes, self.method.reset_own)
@@ -315,11 +317,11 @@ class GradientWork:
             self._events.emit(Noticed("warning", lost))
 
     def _travels(self) -> Sequence[torch.Tensor]:
-        """The tensors that the round averages which ends the present epoch."""
+        """The tensors that the round at the end of the present epoch averages."""
         return self.method.tensors
 
     async def _go_on(self) -> None:
-        """The epoch is another one, perhaps."""
+        """Called when the epoch may have changed."""
 
     def _step(self, position: LineagePosition, committed: RoundResult, *, missed: bool = False) -> StepNorms | None:
         counted = not missed and committed.samples.get(self._own_id, 0.0) > 0
@@ -331,21 +333,21 @@ class GradientWork:
         return self.replica.state.step(self._descent(committed), position)
 
     def _forget_aside(self, counted: float) -> None:
-        """No other round of this position will be heard of. The run goes on from one that has counted so many samples
-        of an undecided round here; 0: from another round, as far as this peer knows."""
+        """This peer leaves the position. `counted`: how many samples that it set aside have counted, because the run
+        goes on from the round that was undecided here; 0: it goes on from another one, as far as this peer knows."""
         self.method.forget_aside(counted=counted > 0)
 
     def _drop_former(self, counted: float) -> None:
-        """This peer has accumulated gradients of parameters before a round that it makes up for, and that has counted
-        so many samples of it."""
+        """Drops gradients of the parameters before a round that this peer replays, and warns. `counted`: samples of
+        this peer that the round has counted."""
         tell_lost(self._events, self._drop() - counted)
 
     def _descent(self, committed: RoundResult) -> Sequence[torch.Tensor]:
-        """The optimizer steps with this: here the average, in which equal weights count alike, whosever they are."""
+        """What the optimizer steps with: here the average of the gradients."""
         return self.method.averaged
 
     def _drop(self) -> int:
-        """Returns the number of samples that are dropped."""
+        """Drops what was accumulated or frozen. Returns its number of samples."""
         samples = self._gradients.samples + self._gradients.handed_in.samples
         self._gradients.reset()
         self._handed = None

@@ -14,7 +14,7 @@ from swarmcli.optim.modes.gradients import Mode
 
 @dataclass(frozen=True, kw_only=True)
 class LowRank(Mode):
-    """For the options see Rank."""
+    """Synchronous training with a low-rank method. Rank explains the options."""
 
     averager_rank: int
     min_compression_ratio: float = 0.5

@@ -1,9 +1,9 @@
 """Outer steps: every peer steps by itself, a round averages how far they went, and an anchor steps with that. Local
-updates are the preset in which the anchor goes where the peers are on average.
+updates are the preset in which the anchor goes to the average of where the peers are.
 
-DiLoCo (arXiv 2311.08105) with rounds that end by the swarm's samples. To the run it is synchronous training of the
-anchor: lineages, downloads, replays and checkpoints are of anchors, equal at all peers. The statistics of the inner
-optimizer are each peer's own: a newcomer begins with empty ones at the anchor.
+This is DiLoCo (arXiv 2311.08105) with rounds that end by the swarm's samples. To the run it is synchronous training of
+the anchor: lineages, downloads, replays and checkpoints are of anchors, equal at all peers. Each peer has its own
+statistics of the inner optimizer: a newcomer begins with empty ones at the anchor.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ OuterOptimizer: TypeAlias = Literal["nesterov", "sgd", "adam"] | Callable[[Any],
 
 @dataclass(frozen=True, slots=True)
 class Outer:
-    """Outer steps, as all peers of a run take them. Raises ValueError or TypeError, which name the option.
+    """How all peers of a run take outer steps. Raises ValueError or TypeError, which name the option.
 
-    `inner_batch_size` samples make an inner step of a peer, in one batch or in several; None: each batch makes one, and
-    peers count by their samples alone. `target_batch_size` samples of the swarm make an outer step. `optimizer` is a
-    factory that takes parameters, or a name, for which `lr` and `momentum` (Adam's first beta) count, by default
+    `inner_batch_size` samples of a peer make an inner step, in one batch or in several; None: each batch makes one, and
+    a peer's weight is its samples. `target_batch_size` samples of the swarm make an outer step. `optimizer` is a
+    factory that takes parameters, or a name, with `lr` and `momentum` (Adam's first beta), by default
 
         sgd        1.0, 0     the anchor goes where the peers went on average: best where there are few rounds
         nesterov   0.7, 0.9   as in the paper, for runs of very many rounds
@@ -68,12 +68,12 @@ class Outer:
 
     @property
     def rates(self) -> tuple[float, float]:
-        """`lr` and `momentum`, where they are None what is usual for the optimizer."""
+        """`lr` and `momentum`, or the optimizer's defaults where they are None."""
         lr, momentum = {"sgd": (1.0, 0.0), "nesterov": (0.7, 0.9)}.get(str(self.optimizer), (0.1, 0.9))
         return lr if self.lr is None else self.lr, momentum if self.momentum is None else self.momentum
 
     def make(self, parameters: Any) -> torch.optim.Optimizer:
-        """The outer optimizer of these parameters."""
+        """Makes the outer optimizer of these parameters."""
         if callable(self.optimizer):
             return self.optimizer(parameters)
         lr, momentum = self.rates
@@ -111,8 +111,8 @@ class OuterSteps(Mode):
         buffers, riders = Buffers(trained.extra_tensors), Riders(trained.optimizer, self.state.statistics)
         differences = Differences(place, trained.optimizer, self.outer.inner_batch_size)
         method = self.method(differences.means, [*buffers.means, *riders.means])
-        # The anchor's: with the statistics and settings of the optimizer that makes a local update, or with those of
-        # the outer optimizer and the settings of the inner one, whose statistics are each peer's own.
+        # The anchor's state: for local updates with the statistics and settings of the inner optimizer; otherwise with
+        # those of the outer one and only the settings of the inner one, whose statistics each peer has for itself.
         inner, outer = trained.optimizer, place.optimizer
         state = TrainingState(
             peer.config.run_id,
@@ -129,10 +129,10 @@ class OuterSteps(Mode):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalUpdates(OuterSteps):
-    """Outer steps of plain SGD with rate 1, where each batch makes an inner step: after each epoch, or each n-th, peers
-    go on from the mean of where they are, by samples, and what they learned meanwhile stays on top of it.
+    """Outer steps of plain SGD with rate 1, where each batch makes an inner step. After each epoch, or each n-th, peers
+    go on from the mean of where they are, weighted by samples; what they learned meanwhile is added to it.
 
-    There are no outer statistics, and newcomers get the inner ones of whoever hands out the state.
+    There are no outer statistics, and newcomers get the donor's inner statistics.
     """
 
     outer: Outer = Outer(None)
@@ -158,11 +158,11 @@ class LocalUpdates(OuterSteps):
 
 @dataclass(frozen=True, kw_only=True)
 class SparseOuterSteps(Sparse, OuterSteps):
-    """SparseLoCo (arXiv 2508.15706): of the differences the largest numbers travel, and no outer momentum is beside
-    the residuals, which are of what outer steps have not moved yet: it would move that once more.
+    """SparseLoCo (arXiv 2508.15706): of the differences the largest numbers travel; residuals keep the rest for later
+    rounds. There is no outer momentum beside them: it would apply again what has been sent.
 
     Differences are divided by their steps, so residuals are in units of inner_batch_size times a distance. Raises
-    ValueError for a momentum and for adam; an optimizer that a factory makes is taken as it is.
+    ValueError for a momentum and for adam; an optimizer that a factory makes is not checked.
     """
 
     def __post_init__(self) -> None:
@@ -182,7 +182,7 @@ class Riders:
         """Raises OptimizerError or ValueError for statistics that cannot be averaged."""
         self._slots = list(statistic_slots(optimizer, names))
         self.means = [slot.copied() for slot in self._slots]  # what the round averages
-        self._before: list[torch.Tensor] = []  # as they went into the round
+        self._before: list[torch.Tensor] = []  # the statistics as they went into the round
 
     def load(self) -> None:
         self._before = [slot.copied() for slot in self._slots]
@@ -190,7 +190,7 @@ class Riders:
             mean.copy_(before)
 
     def finish(self, counted: bool) -> None:
-        """Not `counted`: the round is made up for; statistics are each peer's own, and stay."""
+        """Applies the round's averages. Not `counted`: this peer replays the round, and its own statistics stay."""
         before, self._before = self._before, []
         if before and counted:
             for slot, mean, then in zip(self._slots, self.means, before, strict=True):
@@ -198,21 +198,21 @@ class Riders:
 
 
 class OuterWork(GradientWork):
-    """GradientWork of differences. The model computes with what the peer has learned, the replica steps the anchor."""
+    """GradientWork for differences. The model computes with what the peer has learned; the replica steps the anchor."""
 
     _gradients: Differences
     _mode: OuterSteps
     if_undecided = "this peer's samples count if the run goes on from it, and are lost otherwise"
-    _aside = Weighed()  # of a round of this position of which nobody could say whether it was committed
+    _aside = Weighed()  # what this peer handed in to a round of this position that is undecided
 
     def _add(self, batch_size: int, scale: float | None, weight: float | None) -> bool:
-        if self._mode.local:  # before its own step is noted: the end under way may look too late
+        if self._mode.local:  # before this step is noted: an end that is under way may look too late
             self.replica.state.check_rates()
         return self._gradients.add(batch_size, scale, weight)
 
     async def accumulate(self, batch_size: int, scale: float | None = None, weight: float | None = None) -> None:
         self.replica.placement.check_trained()
-        # The end of an epoch steps the anchor beside the trainer: an inner step never begins at half of that.
+        # The end of an epoch may step the anchor meanwhile: an inner step never begins in the middle of that.
         if await self.replica.change(partial(self._add, batch_size, scale, weight)):
             self.given_up.end()
         else:
@@ -251,9 +251,9 @@ class OuterWork(GradientWork):
         return norms
 
     async def set_aside(self) -> None:
-        """The round is undecided: it may have counted what was frozen. What a peer has learned outlives the position,
-        so no other round gets that: if the run turns out to go on from that round, its record says what it counted;
-        otherwise these samples are told as lost."""
+        """The round is undecided: it may have counted what was frozen. What a peer has learned stays in its model at
+        the next position too, so no other round may get it. If the run turns out to go on from that round, its record
+        says what it counted; otherwise this peer warns that these samples are lost."""
         if self._handed is not None:
             self._tell_aside(0.0)
             self._aside = self._handed
@@ -273,10 +273,11 @@ class OuterWork(GradientWork):
         tell_lost(self._events, aside.samples - counted, why)
 
     def _drop_former(self, counted: float) -> None:
-        """Nothing: what the model has learned stays on top of the anchor."""
+        """Drops nothing: what the model has learned stays on top of the anchor."""
 
     def _descent(self, committed: RoundResult) -> Sequence[torch.Tensor]:
-        """How far the peers went, each inner step counting by its weight."""
+        """How far the peers went on average. With `inner_batch_size` the round averages differences per inner step;
+        this multiplies them by the mean number of steps."""
         inner_batch = self._mode.outer.inner_batch_size
         if inner_batch is None:
             return self.method.averaged

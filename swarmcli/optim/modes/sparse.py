@@ -1,4 +1,4 @@
-"""Synchronous training with the largest gradients of each chunk, in few bits."""
+"""Synchronous training in which only the largest gradients of each chunk travel, in few bits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swarmcli.optim.modes.gradients import Mode
 
 @dataclass(frozen=True, kw_only=True)
 class Sparse(Mode):
-    """For `k` and `bits` see TopK, for `decay` (0 to 1) SparseMethod. Raises ValueError, which names the option."""
+    """TopK explains `k` and `bits`, SparseMethod `decay` (0 to 1). Raises ValueError, which names the option."""
 
     k: int = 64
     bits: int = 2

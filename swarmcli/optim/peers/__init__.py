@@ -1,1 +1,1 @@
-"""The peers of the run and how far they are: the directory of reports, progress, and how those behind catch up."""
+"""The peers of a run and how far they are: the directory of reports, progress, and how a peer catches up."""
