@@ -257,7 +257,10 @@ class OptimizerCore(Participant):
         if self._group.begun or self._end.has_enough:
             return True
         if not batch_size:
+            began = loop_time()
             begun = await self._group.wait_until_begun(IDLE_WAIT)
+            if self.config.description.role == "monitor" and not self.directory.trainers():
+                self.metrics.leave_out(loop_time() - began)  # the run has not begun, or all trainers are away
             if not begun and self.pausing.is_asked:  # it stays only while somebody computes, and others may pause, too
                 await self.directory.refresh()
             return begun

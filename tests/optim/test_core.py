@@ -69,6 +69,20 @@ async def test_an_epoch_tells_all_alike_who_gave_what_and_how_far_its_step_went(
 
 
 @simulated
+async def test_a_monitor_that_waits_for_the_first_trainer_does_not_count_that_as_an_epoch() -> None:
+    async with Swarm() as swarm:
+        monitor = await swarm.trainer(seed=1, role="monitor")
+
+        async def come_later() -> None:
+            await asyncio.sleep(600)
+            trainer = await swarm.trainer(seed=1, pace=1.0)
+            await trainer.train(3)
+            assert monitor.epochs[0].seconds < trainer.epochs[0].seconds + 15, "reports are some seconds late"
+
+        await together(monitor.follow(3), come_later())
+
+
+@simulated
 async def test_a_jump_of_the_gradient_is_told() -> None:
     async with Swarm() as swarm:
         trainer = await swarm.trainer(seed=1)
