@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -86,8 +86,9 @@ class EpochHistory:
     def shares(self, rates: Mapping[str, float]) -> dict[str, float]:
         """Returns each peer's share, 0 to 1, of the samples that all computed over the last epochs.
 
-        A report counts samples since the peer's start, so what a peer computed is how much its count grew; a peer that
-        reported once is not in the result. While nobody has reported twice, `rates` (of peers that are there) decide.
+        A report counts samples since the peer's start, so what a peer computed is how much its count grew. One that has
+        reported once gets one epoch at its rate: this peer hears of its own epochs first, and would else have all of
+        them. While nobody has reported twice, `rates` (of peers that are there) decide.
         """
         with self._lock:
             if self._grown is None:
@@ -95,17 +96,21 @@ class EpochHistory:
             return self._grown or _parts(rates)
 
     def _parts_of_growth(self) -> dict[str, float]:
-        least: dict[str, int] = {}
-        most: dict[str, int] = {}
-        twice: set[str] = set()
+        told: dict[str, list[EpochReported]] = {}
         for epoch, reports in self._reports.items():
             if self._reached - RECENT_EPOCHS < epoch <= self._reached:
                 for peer, report in reports.items():
-                    if peer in least:
-                        twice.add(peer)
-                    least[peer] = min(least.get(peer, report.samples), report.samples)
-                    most[peer] = max(most.get(peer, report.samples), report.samples)
-        return _parts({peer: most[peer] - least[peer] for peer in least if peer in twice})
+                    told.setdefault(peer, []).append(report)
+        if all(len(reports) == 1 for reports in told.values()):
+            return {}
+        last = self.lengths[-1] if self.lengths else 0.0
+        return _parts({peer: _computed(reports, last) for peer, reports in told.items()})
+
+
+def _computed(reports: Sequence[EpochReported], last: float) -> float:
+    """The samples that one peer computed between these reports; `last`: seconds of the last epoch."""
+    counts = [report.samples for report in reports]
+    return max(counts) - min(counts) if len(counts) > 1 else min(counts[0], reports[0].samples_per_second * last)
 
 
 def _forget(by_epoch: dict[int, Any], reached: int) -> None:

@@ -38,8 +38,10 @@ def test_it_tells_the_same_as_going_through_everything() -> None:
         recent = [each for each in shown if each.epoch > epoch - RECENT_EPOCHS]
         counts = {peer: [each.samples for each in recent if each.peer == peer] for peer in "abcdef"}
         grown = {peer: max(each) - min(each) for peer, each in counts.items() if len(each) > 1}
-        total = sum(grown.values())
-        shares = {peer: each / total for peer, each in grown.items()} if total else {"a": 1.0}
+        once = {each.peer: each for each in recent if len(counts[each.peer]) == 1}
+        paced = {peer: min(each.samples, 8.0 * each.samples_per_second) for peer, each in once.items() if grown}
+        total = sum(grown.values()) + sum(paced.values())
+        shares = {peer: each / total for peer, each in (grown | paced).items()} if total else {"a": 1.0}
         assert history.shares({"a": 1.0}) == pytest.approx(shares)
 
 

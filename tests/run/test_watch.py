@@ -153,6 +153,15 @@ def test_shares_are_what_the_counts_of_samples_grew_by() -> None:
     assert [peer.share for peer in watch.look().peers] == [0.25, 0.75]
 
 
+def test_a_peer_whose_second_report_is_on_its_way_has_a_share() -> None:
+    optimizer = FakeOptimizer(0, epoch=2)
+    optimizer.others = {BOB: told("bob", 2)}
+    watch = watching(optimizer)
+    reports = ((TRAINER, 1, 80), (BOB, 1, 240), (TRAINER, 2, 160))
+    hear(watch, ended(2), *(EpochReported(peer.text, epoch, 2.0, count, 30.0) for peer, epoch, count in reports))
+    assert [peer.share for peer in watch.look().peers] == [0.25, 0.75], "not all of it for the one that is heard first"
+
+
 def test_a_peer_is_shown_with_how_it_is_connected_how_its_last_round_went_and_when_it_was_heard_of() -> None:
     optimizer = FakeOptimizer(0, epoch=7)
     ways = {"direct": (False, False), "punched": (False, True), "relayed": (True, False)}
