@@ -81,7 +81,7 @@ function createRound(round) {
   const node = row(
     time,
     outcome,
-    cell("Epoch", "number", round.epoch >= 0 ? count(round.epoch) : "–"),
+    cell("At epoch", "number", round.epoch >= 0 ? count(round.epoch) : "–"),
     cell("Took", "number", duration(took(round))),
     cell("Peers", "number", gave === members ? plural(members, "member") : `${count(gave)} contributed, ${plural(members, "member")}`),
     cell("Sent, received", "number", `${bytes(round.bytes_sent)}, ${bytes(round.bytes_received)}`),

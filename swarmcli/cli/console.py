@@ -113,7 +113,7 @@ def epoch_line(record: EpochAdvanced) -> str:
 
 def round_line(record: RoundFinished) -> str:
     """A member that contributed nothing is no failure: an auxiliary only reduces."""
-    where = f" of epoch {record.epoch}" if record.epoch >= 0 else ""
+    where = f" at epoch {record.epoch}" if record.epoch >= 0 else ""
     peers = plural(len(record.members), "peer")
     if len(record.contributors) != len(record.members):
         peers = f"{len(record.contributors)} contributed, {plural(len(record.members), 'member')}"

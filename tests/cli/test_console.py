@@ -85,7 +85,7 @@ ROUND = RoundFinished(
 def test_an_epoch_says_what_it_knows_and_a_round_who_was_in_it_and_why_it_failed() -> None:
     line = epoch_line(replace(EPOCH, loss=None, samples=0))
     assert line == "epoch 3  taken over from another peer", "nobody here knows how long it took"
-    assert round_line(ROUND) == "round of epoch 2 committed  2 peers  0.2 s  2.0 MB sent, 999 B received"
+    assert round_line(ROUND) == "round at epoch 2 committed  2 peers  0.2 s  2.0 MB sent, 999 B received"
     failed = replace(ROUND, outcome="failed", reason="b\x1b died", contributors=("a",), epoch=-1)
     assert round_line(failed) == "round failed: b died  1 contributed, 2 members  0.2 s  2.0 MB sent, 999 B received"
     assert event_line(Line("info", "x", "", "hello")) == "hello"

@@ -122,7 +122,7 @@ def test_a_peer_that_was_killed_while_the_journals_owner_was_away_is_not_counted
         ),
         (
             "rounds",
-            ["round of epoch 0 committed  2 peers", "failed: bob was killed", "bob (bbbbbbbbbb): silent"],
+            ["round at epoch 0 committed  2 peers", "failed: bob was killed", "bob (bbbbbbbbbb): silent"],
         ),
         ("events", ["warning: ", "bob (bbbbbbbbbb): its recipe differs in seed", "checkpoint of epoch 12"]),
         ("peers", ["bbbbbbbbbb, trainer, epoch 1, 12.5 samples/s"]),

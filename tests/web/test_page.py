@@ -43,7 +43,9 @@ def test_the_epoch_rises_on_an_open_page(serve: Serve, open_page: Open) -> None:
         f"epoch 42: {run.epochs()[-1].loss:.4f}, on data kept aside {kept_aside:.4f}, gradient 1.23, update 0.0625",
     )
     expect_text(page, "#loss-sub", re.compile(r"^on data kept aside, epoch 40: loss [\d.]+, accuracy 0\.75\d*"))
-    assert page.locator("#rounds tr").first.locator("td").nth(2).inner_text() == "41"
+    epoch = page.locator("#rounds tr").first.locator("td").nth(2)  # by this round the run came to 42
+    assert (epoch.inner_text(), epoch.get_attribute("data-label")) == ("41", "At epoch")
+    assert page.locator("section.rounds th").nth(2).inner_text() == "At epoch"
 
 
 def test_sizes_and_durations_read_as_in_a_terminal(serve: Serve, open_page: Open) -> None:

@@ -32,7 +32,7 @@ from swarmcli.peer.home import Home
 from swarmcli.recipe import Recipe
 
 MEETING = "meeting"  # a directory in the home, new for each life of the site
-STARTS = 6  # in a row that a site may die without having ended an epoch
+STARTS = 6  # in a row that a site may die before an epoch counts samples of it
 # Seconds for which the launcher waits for processes that it has asked to stop: the longest stay for the round that
 # takes their samples, and two minutes to save.
 STOPPING = 720
@@ -69,7 +69,7 @@ def start_site(recipe: Recipe, home: Path | None, processes: int, arguments: Seq
 
 
 def samples_in_journal(home: Path, run_id: str) -> int:
-    """That the peer of a home has given to the epochs which it has ended, in all its lives."""
+    """Returns how many samples of a home's peer epochs have counted, in all its lives."""
     with suppress(JournalError), JournalReader(home / JOURNAL_NAME) as journal:
         return journal.totals(run_id).own_samples
     return 0
@@ -114,8 +114,9 @@ def run_site(
             life, deaths = life + 1, 1 if given() > before else deaths + 1
             if deaths >= STARTS:
                 raise SiteError(
-                    f"{why}; the site has ended {deaths} times without an epoch in between, and is not started again; "
-                    "look at the lines above, or try fewer processes or a smaller micro_batch_size"
+                    f"{why}; the site has ended {deaths} times and no epoch has counted samples of it in between, so "
+                    "it is not started again; look at the lines above, or try fewer processes or a smaller "
+                    "micro_batch_size"
                 )
             say(f"{why}; the site starts again from its last state ({deaths} of {STARTS - 1})")
     except SignalException as error:  # between two lives, too: torch's handlers stay

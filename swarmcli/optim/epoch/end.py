@@ -198,7 +198,7 @@ class EpochEnd:
             if any(self._directory.is_there(peer) for peer in self._claims.holders()):
                 then = self._work.if_undecided if undecided else "this peer's samples wait for the next round"
                 left = f"; {then}" if self._frozen is not None and self._frozen.samples else ""
-                self._warn(f"the round of epoch {self._replica.position.epoch} gave no result: {outcome}{left}")
+                self._warn(f"the round at epoch {self._replica.position.epoch} gave no result: {outcome}{left}")
             self._directory.announce()
         return outcome
 

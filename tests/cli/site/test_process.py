@@ -150,7 +150,7 @@ def test_epochs_between_deaths_make_a_site_worth_starting_again(
         raise ChildFailedError("swarm", {1: ProcessFailure(1, 1234, -9, "")})
 
     monkeypatch.setattr(launcher, "launch", die)
-    with pytest.raises(SiteError, match="the site has ended 6 times"):
+    with pytest.raises(SiteError, match="the site has ended 6 times and no epoch has counted"):
         launcher.run_site(tmp_path, 2, [], bool, partial(samples_in_journal, tmp_path, "small"))
     with JournalReader(tmp_path / JOURNAL_NAME) as journal:
         assert journal.epochs("small", limit=1)[-1].epoch == 20 + 5

@@ -178,7 +178,7 @@ def test_a_failed_round_is_tried_again_with_the_same(timing: Timing) -> None:
     assert story.told.count("publish") == 1
     assert "take back" not in story.told[: story.told.index("advance")]
     waits = "this peer's samples wait for the next round"
-    assert story.warnings == [f"the round of epoch 3 gave no result: {why}; {waits}" for why in "ab"]
+    assert story.warnings == [f"the round at epoch 3 gave no result: {why}; {waits}" for why in "ab"]
 
 
 @pytest.mark.parametrize("timing", Timing)
