@@ -173,7 +173,10 @@ def join_page(status: RunStatus, wheel: Wheel | None = None, file: str = "", *, 
         source = "It comes from the peer that shows this page, in the version of the run, and its SHA-256 is checked."
     else:
         install = f'pipx install "./{NAME}{extra}"'
-        source = f"The package index does not have it yet: get the file {NAME} from whoever sent you the link."
+        source = (
+            f"First get the file {NAME} from whoever sent you the link, and type this line in the directory where you "
+            "have saved it: the package index does not have swarm yet."
+        )
     values = {
         "run_id": status.run_id,
         "install": install,

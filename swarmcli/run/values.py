@@ -185,7 +185,7 @@ class Me:
     samples_per_second: float = 0.0  # as in the sentence
     share: float | None = None  # of the samples of the last epochs, 0 to 1
     samples: int = 0  # accepted by rounds, over all its starts
-    hours: float = 0.0  # present, over all its starts
+    hours: float = 0.0  # length of the epochs to which it gave something, over all its starts
     rank: int | None = None  # by samples, from 1; None: not among those that contributed
     ranked: int = 0  # how many are
     told_by: str = ""  # whose word `samples`, `hours` and `rank` are; "": its own totals

@@ -87,7 +87,7 @@ def test_pip_takes_the_line_of_the_page_and_refuses_another_file(serve: Serve, t
 
 def test_without_a_wheel_the_page_says_from_whom_to_get_the_file(serve: Serve, tmp_path: Path) -> None:
     page = httpx.get(serve(FakeRun()).url + "join").text
-    assert install_line(page) == f'pipx install "./{NAME}"' and "from whoever sent you the link" in page
+    assert install_line(page) == f'pipx install "./{NAME}"' and "First get the file" in page
     run = FakeRun(install="swarmcli[datasets]")
     assert install_line(httpx.get(serve(run).url + "join").text) == f'pipx install "./{NAME}[datasets]"'
     wheel = Wheel.read(make(tmp_path / NAME))
