@@ -109,7 +109,7 @@ const WAYS = { direct: "connected directly", punched: "connected directly, opene
 
 // How the peer that shows the page reaches another one, and whether others can dial that one.
 export function reached(peer) {
-  return [peer.client_mode ? "behind a firewall" : "", WAYS[peer.way] ?? ""].filter(Boolean).join(" · ");
+  return [peer.client_mode ? "nobody can dial it" : "", WAYS[peer.way] ?? ""].filter(Boolean).join(" · ");
 }
 
 export function hours(value) {

@@ -110,8 +110,8 @@ def test_peers_show_what_they_do(serve: Serve, open_page: Open) -> None:
     assert attic.locator(".share").inner_text() == "41 %"
     about = page.locator("#peers .who .sub").all_inner_texts()
     assert about[1].endswith("cuda, RTX 3090 · connected directly") and about[2].endswith("mps, M3")
-    assert about[3].endswith("16 cores · behind a firewall · connected through a relay")
-    assert about[5].endswith("4 cores · behind a firewall · connected directly, opened by both ends together")
+    assert about[3].endswith("16 cores · nobody can dial it · connected through a relay")
+    assert about[5].endswith("4 cores · nobody can dial it · connected directly, opened by both ends together")
     run.people[0] = replace(run.people[0], health="not answering")
     expect_text(page, "#peers tr:nth-child(2) .health", "not answering")
     expect_text(page, "#peer-count", "5")  # who does not answer does not count
