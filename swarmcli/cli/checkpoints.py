@@ -123,7 +123,7 @@ def _gone_in_words(removed: Sequence[CheckpointInfo], *, dry_run: bool) -> str:
 
 
 def _pruned(directory: Path, rules: Keep, *, dry_run: bool) -> list[CheckpointInfo]:
-    """Removes what a peer's directory may lose. What a killed peer left half done its next life puts right."""
+    """Removes what a peer's directory may lose. What a killed peer left unfinished, its next start repairs."""
     checkpoints = CheckpointDirectory(directory, rules)
     before = {info.path: info for info in listing(directory) if info.path.parent == directory}
     gone = checkpoints.to_go() if dry_run else checkpoints.prune()
@@ -138,8 +138,8 @@ def _some(path: str | None) -> list[CheckpointInfo]:
 
 
 def looked_for(what: str | None) -> list[CheckpointInfo]:
-    """Those that are meant, or this user's; of each peer the newest first. Raises CheckpointError where what is named
-    has none, and what `places_of` raises."""
+    """Returns the checkpoints that are named, or this user's; of each peer the newest first. Raises CheckpointError if
+    what is named has none, and what `places_of` raises."""
     if what is None:
         return [info for place in places_of_runs() for info in listing(place)]
     path = Path(what)
@@ -159,7 +159,7 @@ def looked_for(what: str | None) -> list[CheckpointInfo]:
 
 
 def show(found: Sequence[CheckpointInfo], now: float) -> None:
-    """A heading for each directory, and a line for each checkpoint."""
+    """Prints a heading for each directory, and a line for each checkpoint."""
     for directory in dict.fromkeys(info.path.parent for info in found):
         here = [info for info in found if info.path.parent == directory]
         run_id = next((info.run_id for info in here if info.run_id), "of no run that can be read")

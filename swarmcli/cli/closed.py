@@ -176,13 +176,13 @@ def members(
 
 
 def _is_owner(recipe: Recipe, run_key: Path | None) -> bool:
-    """Whether the members of a closed run are to be looked at with its key, which only its owner has."""
+    """Whether the run's key, which only its owner has, is there to look at the members of a closed run."""
     return recipe.access == "invite" and (run_key is not None or key_file(recipe).exists())
 
 
 def _told(run: _Run) -> Told:
-    """As somebody who looks on; where a closed run shows itself to members alone, what this user's own peer knows.
-    Raises SwarmError."""
+    """Asks as somebody who only looks; if a closed run shows itself only to members, asks this user's own peer. Raises
+    SwarmError."""
     try:
         visitor = visitor_of(run.recipe or run.link)
         return contributions.told_by(visit(run.contacts, lambda node: ask_for_tables(node, run.run_id), visitor))
@@ -193,7 +193,8 @@ def _told(run: _Run) -> Told:
 
 
 def _told_here(run_id: str) -> Told | None:
-    """None: no peer of this user runs in it that can be asked. A peer that was never asked before asks the monitors."""
+    """Returns None if no peer of this user takes part in the run and can be asked. A peer that was never asked before
+    has to ask the monitors first."""
     own = next((peer for peer in LocalPeers().peers() if peer.run_id == run_id and peer.api), None)
     if own is None:
         return None
@@ -231,16 +232,16 @@ def _show_closed(recipe: Recipe, contacts: list[str], run_key: Path | None, as_j
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A run that was named, and peers of it; `recipe`: where its file is at hand."""
+    """A run that was named, and peers of it; `recipe`: if its file is at hand."""
 
     run_id: str
     contacts: list[str]
     recipe: Recipe | None = None
-    link: Link | None = None  # where there is no recipe
+    link: Link | None = None  # if there is no recipe
 
 
 def _run_named(what: str | None, overrides: list[str], peers: list[str]) -> _Run:
-    """Raises UsageError where no peer of it is known, or several runs are meant."""
+    """Raises UsageError if no peer of the run is known, or several runs are meant."""
     if what is not None and is_link(what):
         link = parse_link(what)
         return _Run(link.run_id, [*peers, *link.addresses], link=link)
@@ -275,7 +276,7 @@ def _links_here(recipe: Recipe) -> dict[Path, Link]:
 
 
 def _host_of(recipe: Recipe, link: str | None) -> Link:
-    """A link without an invitation, of whom the newcomer dials first."""
+    """Returns a link, without an invitation, of the peer that the newcomer dials first."""
     if link is not None:
         given = parse_link(link)
         if given.fingerprint != digest_of(recipe):
@@ -287,7 +288,7 @@ def _host_of(recipe: Recipe, link: str | None) -> Link:
             f"no peer of the run {recipe.run_id} on this computer has given out a link; start `swarm monitor "
             f"{recipe.file}` first, or name a link of a peer elsewhere with --link"
         )
-    return replace(list(found.values())[-1], others=())  # the one peer to which the invitation has to be shown
+    return replace(list(found.values())[-1], others=())  # an invitation has to be shown to this one peer
 
 
 def _members_table(found: list[RunMember]) -> Table:

@@ -1,6 +1,6 @@
 """Tells a volunteer in plain lines what joining by a link will do on this computer, and asks the one question.
 
-Every line says what the code does, with the numbers that can be known before anything is read or downloaded. Texts of
+Each line says what the code does, with the numbers that can be known before anything is read or downloaded. Texts of
 the recipe come from a stranger and are shown as `printable` leaves them.
 """
 
@@ -46,8 +46,8 @@ WHAT = {
 def sheet(
     recipe: Recipe, role: Role, demand: Demand, memory: str, files: Path, limits: Limits
 ) -> list[tuple[str, str]]:
-    """The lines, each a word and what is to say about it; what matters most comes first, and a usual recipe's fit a
-    terminal of 24 lines with the question. `memory`: as `check_memory` tells it. Raises RecipeError."""
+    """Returns the lines, each a word and what to say about it. What matters most comes first; with the question, a
+    usual recipe's lines fit a terminal of 24 lines. `memory`: as `check_memory` tells it. Raises RecipeError."""
     seat = before_joining(demand.round, limits.link, recipe.target_batch_size, demand.told_pace)
     return [
         ("this peer", WHAT[role]),
@@ -139,11 +139,11 @@ def _download(recipe: Recipe, role: Role, demand: Demand) -> str:
 
 
 def _disk(recipe: Recipe, role: Role, demand: Demand, files: Path) -> str:
-    """Raises RecipeError where the peer's own files have no room; what it downloads may be on this computer already."""
+    """Raises RecipeError if the peer's own files have no room; what it downloads may be on this computer already."""
     place = next(each for each in (files, *files.absolute().parents) if each.exists())
     free = shutil.disk_usage(place).free
     checkpoint = 0 if role == "auxiliary" else demand.state + (0 if recipe.adapter else demand.frozen)
-    # One more than are kept: the oldest goes when the newest has been verified.
+    # One more than is kept: the oldest is removed after the newest was verified.
     least = JOURNAL_BYTES + (recipe.checkpoint.keep + 1) * checkpoint
     if free < least:
         raise RecipeError(
@@ -168,7 +168,7 @@ def _processor(recipe: Recipe, role: Role) -> str:
 
 
 def _traffic(recipe: Recipe, role: Role, demand: Demand) -> str:
-    # A peer that nobody can dial carries nothing for others, whatever its options say.
+    # A peer that nobody can dial relays nothing, whatever its options say.
     relays = (role != "trainer" if recipe.local.relay is None else recipe.local.relay) and not recipe.local.client_mode
     rate = format_size(recipe.local.relay_rate or RelayBudgets().rate or 0)
     others = f"; and it passes on others' connections, at most {rate} a second (--no-relay: none)" if relays else ""
@@ -192,7 +192,7 @@ def _router(recipe: Recipe) -> str:
 
 
 def show(recipe: Recipe, contact: str, lines: Sequence[tuple[str, str]], console: Console = err) -> None:
-    """The sheet on the terminal, wrapped to its width."""
+    """Prints the sheet, wrapped to the width of the terminal."""
     console.print(Text.assemble("You have a link to the run ", (recipe.run_id, "bold"), f", from peer {contact}."))
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
@@ -203,7 +203,7 @@ def show(recipe: Recipe, contact: str, lines: Sequence[tuple[str, str]], console
 
 
 def ask(role: Role) -> bool:
-    """One question on the terminal."""
+    """Asks one question on the terminal."""
     forget_what_was_typed()
     err.print(f"{QUESTIONS[role]} [y/N] ", end="")
     try:
@@ -215,7 +215,7 @@ def ask(role: Role) -> bool:
 
 
 def forget_what_was_typed() -> None:
-    """Drops what was typed at this terminal before the question was there: it is no answer to it."""
+    """Drops what was typed at this terminal before the question appeared: it is no answer to it."""
     if sys.platform == "win32":
         import msvcrt
 
@@ -224,5 +224,5 @@ def forget_what_was_typed() -> None:
     else:
         import termios
 
-        with suppress(OSError, termios.error):  # a stand-in for a terminal keeps nothing back
+        with suppress(OSError, termios.error):  # something in place of a terminal keeps no input back
             termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)

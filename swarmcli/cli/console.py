@@ -26,7 +26,7 @@ STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "bo
 
 
 def _console(stream: TextIO | None, *, stderr: bool) -> Console:
-    """In a file or a pipe lines and tables are as long as they are: nothing is cut or broken there."""
+    """In a file or a pipe, lines and tables are as long as they are: nothing is cut or wrapped there."""
     narrow = (stream is not None and stream.isatty()) or "COLUMNS" in os.environ
     return Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=None if narrow else WIDE)
 
@@ -37,7 +37,7 @@ err = _console(sys.stderr, stderr=True)  # for people: progress, warnings, logs
 
 @contextmanager
 def aloud() -> Iterator[None]:
-    """Within this block people hear everything, also with --quiet: they are asked something."""
+    """Within this block people see everything, even with --quiet, since they are asked something."""
     quiet, err.quiet = err.quiet, False
     try:
         yield
@@ -46,14 +46,14 @@ def aloud() -> Iterator[None]:
 
 
 class _Harmless(logging.Formatter):
-    """Log lines quote what strangers say, and files of them are shown on terminals too."""
+    """Log lines quote what strangers say, and log files are shown on terminals too."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(printable(line, 2000) for line in super().format(record).splitlines())
 
 
 class ConsoleHandler(logging.Handler):
-    """Log lines through the console that also draws the live view, so that neither tears the other."""
+    """Prints log lines through the console that also draws the live view, so that neither tears the other."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -67,9 +67,9 @@ class ConsoleHandler(logging.Handler):
 
 
 def setup_logging(verbose: bool = False, who: str = "") -> None:
-    """Sends this process's log to stderr: warnings, and with `verbose` all that swarm itself says. `who` says which of
-    several processes on one terminal speaks; the one without a name shows notices as events, so the log omits
-    them. Which module speaks is said with `verbose` only: it helps who looks for a fault."""
+    """Sends this process's log to stderr: warnings, and with `verbose` all that swarm itself says. `who` names this
+    process among several on one terminal; the one without a name shows notices as events, so its log omits them. Only
+    `verbose` names the module that speaks, for whoever looks for a fault."""
     handler = ConsoleHandler(err) if sys.stderr.isatty() and not err.quiet else logging.StreamHandler()
     who = f"[{who}] " if who else ""
     level = "%(levelname)s %(name)s" if verbose else "%(levelname)s"
@@ -82,12 +82,12 @@ def setup_logging(verbose: bool = False, who: str = "") -> None:
 
 
 def plain_table() -> Table:
-    """Without lines, its headings dim; columns are added by whoever fills it."""
+    """A table without lines, with dim headings; the caller adds the columns."""
     return Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
 
 
 def clock(time: float) -> str:
-    """The time of day on this machine, of wall-clock seconds."""
+    """Returns the time of day on this machine, for wall-clock seconds."""
     return datetime.fromtimestamp(time).strftime("%H:%M:%S")
 
 

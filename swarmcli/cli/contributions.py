@@ -37,7 +37,8 @@ LEGEND = (
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The outcome of asking. `rests_on`: whose count it is, in lines; `details`: of the monitors, for JSON."""
+    """The result of asking. `rests_on`: whose count it is, in lines; `details`: of the peers that keep count, for
+    JSON."""
 
     run_id: str
     contributions: Sequence[Contribution]
@@ -49,9 +50,9 @@ class Told:
         return sorted(self.contributions, key=lambda each: -each.samples)
 
     def print(self) -> None:
-        """The table, and whose count it is."""
+        """Prints the table, and whose count it is."""
         if self.contributions:
-            narrow = out.width < 79  # columns, in which only the samples have room beside a name
+            narrow = out.width < 79  # columns: beside a name only the samples have room
             out.print(contributions_table(self._ordered, narrow=narrow))
             err.print(f"\n{LEGEND}")
         for line in self.rests_on:
@@ -81,7 +82,7 @@ NUMERIC = (
 
 
 def contributions_table(shown: Sequence[Contribution], *, narrow: bool = False) -> Table:
-    """`narrow`: with what is read first only, so that nothing is cut."""
+    """`narrow`: only the columns that are read first, so that nothing is cut."""
     table, total = plain_table(), sum(each.samples for each in shown)
     for column in ("", "peer") if narrow else ("", "peer", "team"):
         table.add_column(column, no_wrap=True)
@@ -111,7 +112,7 @@ def _called(each: Contribution) -> Text:
 
 
 def told_by(asked: AskedTables) -> Told:
-    """The table of one monitor, and which others count otherwise."""
+    """Returns the table of a peer that keeps count, and says who counts otherwise."""
     from swarmcli.run.contributions import fullest, told, whose_count
 
     def called(peer: PeerID) -> str:
@@ -142,8 +143,8 @@ def told_by(asked: AskedTables) -> Told:
 
 
 def thanks(summary: Summary, standing: Attestation | None) -> str:
-    """Says in a line what this peer has given; "" for nothing. `standing`: a monitor's word; None: there was none to
-    ask, and the peer's own count of this start is told."""
+    """Says in a line what this peer has given; "" for nothing. `standing`: a monitor's word; None: no monitor could be
+    asked, and the line tells the peer's own count of this start."""
     if standing is None:
         if not summary.samples:
             return ""
@@ -257,7 +258,8 @@ def in_words(made: ContributionCertificate) -> list[str]:
 
 
 def only_home() -> Path:
-    """The only home on this computer of a peer that gives something, or of several the only one whose peer runs."""
+    """Returns the only home on this computer of a peer that gives something or, of several, the only one whose peer
+    runs."""
     from swarmcli.peer.home import LINK
 
     homes = homes_of(None, LINK)
@@ -291,7 +293,7 @@ def _attestation(home: Path, identity: Identity | None, peers: Sequence[str]) ->
 
 
 def _identity(home: Path) -> Identity | None:
-    """The key of the peer, which may be running: it is read, and not claimed. None: it is not here."""
+    """Reads the key of the peer, which may be running, so the home is not claimed. None: the key is not here."""
     from swarmcli.network.identity import Identity
     from swarmcli.network.key_file import read_key_file
 

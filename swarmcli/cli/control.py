@@ -1,4 +1,4 @@
-"""`swarm pause`, `resume` and `stop`: what a user asks of the peers that run on this computer."""
+"""`swarm pause`, `resume` and `stop`: what a user asks of peers that run on this computer."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from swarmcli.machine.moments import duration, moment
 from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.words import printable
 
-# Seconds for which `stop` waits for a peer.
-SAVE_SECONDS = 120.0  # for one that hands nothing in (any more): for its step, perhaps a checkpoint
-HAND_IN_SECONDS = 600.0  # before that: nobody stays longer to hand in
-ANSWER_SECONDS = 3.0  # after which one that should end at once and does not answer is ended
+# How long `stop` waits for a peer, in seconds.
+SAVE_SECONDS = 120.0  # for a peer that has nothing left to hand in: for its step, and perhaps a checkpoint
+HAND_IN_SECONDS = 600.0  # before that: no peer stays longer to hand in
+ANSWER_SECONDS = 3.0  # after that, a peer that should end at once and does not answer is killed
 LOOK_SECONDS = 0.25  # between two looks at who still runs
 
 
@@ -111,7 +111,7 @@ def stop(options: StopOptions) -> None:
 
 
 def _ask_to_stop(registry: LocalPeers, peer: LocalPeer, now: bool) -> Any:
-    """Asks a peer to stop; returns its answer. A peer that still joins cannot be asked: a signal tells it."""
+    """Asks a peer to stop; returns its answer. A peer that is still joining cannot be asked: it gets a signal."""
     try:
         if peer.port is not None:
             seconds = ANSWER_SECONDS if now else client.SECONDS
@@ -122,7 +122,7 @@ def _ask_to_stop(registry: LocalPeers, peer: LocalPeer, now: bool) -> Any:
     processes = [each for each in registry.living() if each.home == peer.home]
     if now:
         _signal(processes, getattr(signal, "SIGKILL", signal.SIGTERM))
-    elif os.name == "nt":  # where every signal from outside ends a process at once
+    elif os.name == "nt":  # every signal from outside ends a process at once there
         raise ControlError("it is still joining and cannot be asked yet; try again in a moment, or use --now")
     else:
         _signal(processes, signal.SIGTERM)
@@ -142,14 +142,14 @@ def _signal(processes: list[LocalPeer], number: int) -> None:
 
 def _say_what_takes_time(results: list[dict[str, Any]]) -> None:
     for result in results:
-        if "error" not in result and not sys.stderr.isatty():  # where it is, that is shown all the time
+        if "error" not in result and not sys.stderr.isatty():  # on a terminal, it is shown all the time
             typer.echo(f"{_who(result)}: {_stopping(result.get('activity'))}", err=True)
     if any(_hands_in(result.get("activity")) for result in results):
         typer.echo("`swarm stop --now` ends it without handing in; Ctrl-C here only stops waiting", err=True)
 
 
 def _hands_in(activity: Any) -> bool:
-    """By what a peer answers, which may be of another version."""
+    """Whether the peer, which may be of another version, answers that it hands in samples."""
     return isinstance(activity, dict) and bool(activity.get("keeps"))
 
 
@@ -160,8 +160,8 @@ def _stopping(activity: Any) -> str:
 def _wait_for_end(
     registry: LocalPeers, asked: Mapping[LocalPeer, Mapping[str, Any]], show: Callable[[str], object]
 ) -> set[str]:
-    """The homes of those that still run when they have had the time to hand in and to save; one that could not be asked
-    has less. What is waited for is shown."""
+    """Returns the homes of peers that still run after the time for handing in and saving; a peer that could not be
+    asked gets less time. Shows what it waits for."""
     began = time.monotonic()
     until = {
         each.home: began + (ANSWER_SECONDS if "error" in result else SAVE_SECONDS) for each, result in asked.items()
@@ -180,7 +180,7 @@ def _wait_for_end(
 
 
 def _activity(registry: LocalPeers, peer: LocalPeer) -> Any:
-    """Asks the peer what it does now; None: it does not answer (any more)."""
+    """Asks the peer what it does now; None: it does not answer, or not any more."""
     with suppress(ControlError):
         if peer.port is not None:
             return client.get(peer, "control", registry=registry, timeout=ANSWER_SECONDS).get("activity")
@@ -189,8 +189,7 @@ def _activity(registry: LocalPeers, peer: LocalPeer) -> Any:
 
 @contextmanager
 def _shown(silent: bool) -> Iterator[Callable[[str], object]]:
-    """Returns a function that shows a text in the place of the one before, on a terminal; elsewhere it shows
-    nothing."""
+    """Yields a function that shows a text in place of the one before, on a terminal; elsewhere it shows nothing."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -204,7 +203,7 @@ def _shown(silent: bool) -> Iterator[Callable[[str], object]]:
 
 
 def _asked(peer: LocalPeer, ask: Callable[[], Any]) -> dict[str, Any]:
-    """Returns how one request ended; a peer that refuses keeps nobody from the others."""
+    """Returns how one request ended; the refusal of one peer does not keep the others from being asked."""
     result: dict[str, Any] = {"peer": peer.label, "role": peer.role, "run": peer.run_id, "home": peer.home}
     try:
         answer = ask()
@@ -214,7 +213,7 @@ def _asked(peer: LocalPeer, ask: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _tell(results: list[dict[str, Any]], options: AskedPeers) -> None:
-    """Ends the command with 1 if somebody did not do it."""
+    """Prints the results. Ends the command with 1 if a peer did not do it."""
     if options.as_json:
         typer.echo(json.dumps(results))
     for result in results:

@@ -2,8 +2,8 @@
 
     monitor ── trainer-1, trainer-2, client-mode auxiliary ── trainer-3 joins ── trainer-2 is killed ── the last epoch
 
-Every actor is a process of its own with a home of its own below the demo's directory; the demo learns what happens
-from their journals and summaries, as anybody could who has their files.
+Each peer is a process with a home of its own below the demo's directory; the demo learns what happens from their
+journals and summaries, as anybody could who has their files.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from swarmcli.recipe import load_recipe
 from swarmcli.recipe.templates import SHIPPED
 from swarmcli.words import format_duration, format_size
 
-MARK = ".swarm-demo"  # in a directory that a demo made, and that the next may remove
+MARK = ".swarm-demo"  # a file that marks a directory as a demo's, so that the next demo may remove it
 RECIPE = SHIPPED / "stdlib-lm.yaml"
 SURVIVORS = ("monitor", "trainer-1", "trainer-3")
-TOLD_EPOCHS = 5  # between two lines about how it goes
-CONTRIBUTED_EPOCHS = 3  # of the newcomer, before somebody is killed
+TOLD_EPOCHS = 5  # epochs between two lines about how it goes
+CONTRIBUTED_EPOCHS = 3  # epochs of the newcomer before trainer-2 is killed
 
 
 def demo(
@@ -70,7 +70,7 @@ def demo(
 
 
 def prepare(directory: Path) -> None:
-    """Makes the directory anew. Only what an earlier demo made is removed."""
+    """Makes the directory anew. Removes only what an earlier demo made."""
     if directory.exists():
         if not (directory / MARK).exists() and any(directory.iterdir()):
             raise SwarmError(f"{directory} holds something that no demo made; name another with --directory")
@@ -80,7 +80,7 @@ def prepare(directory: Path) -> None:
 
 
 class Demo:
-    """One performance. `say` is told what happens, `directory` keeps what the actors leave."""
+    """One performance. `say` is told what happens; the peers leave their files in `directory`."""
 
     def __init__(
         self,
@@ -102,8 +102,8 @@ class Demo:
         self._told_epoch = 0
 
     def perform(self) -> tuple[dict[str, dict[str, Any]], list[EpochAdvanced]]:
-        """Plays all of it; returns the actors' summaries, and the epochs of trainer-1. Raises SwarmError with the last
-        words of an actor that failed its part."""
+        """Plays all of it; returns the peers' summaries, and the epochs of trainer-1. Raises SwarmError with the last
+        lines of a peer that failed."""
         with Children() as children:
             self._children = children
             contact = self._open()
@@ -199,7 +199,8 @@ class Expectation(NamedTuple):
 def expectations(
     summaries: Mapping[str, Mapping[str, Any]], epochs: Sequence[EpochAdvanced], last: int
 ) -> list[Expectation]:
-    """All that is expected at the end, found true or false, by the actors' summaries and the epochs of trainer-1."""
+    """Returns what must be true at the end, and whether it is, from the peers' summaries and the epochs of
+    trainer-1."""
     survivors = {name: summaries.get(name, {}) for name in SURVIVORS}
     digests = {name: str(each.get("digest", "")) for name, each in survivors.items()}
     reached = {name: each.get("epoch") for name, each in survivors.items()}

@@ -36,12 +36,12 @@ class ExitCode(IntEnum):
     USAGE = 2  # wrong arguments, or a recipe that cannot be used
     NO_CONTACT = 3  # no first contact could be reached
     REFUSED = 4  # the run refused this peer
-    START_AGAIN = 75  # of a process of a site, for its launcher: the site broke, and may live on when started anew
+    START_AGAIN = 75  # of a site's process, for its launcher: the site broke, and may work when it is started again
     INTERRUPTED = 130  # what a shell shows for a command that Ctrl-C ended
 
 
 def exit_code(error: BaseException) -> ExitCode:
-    """The exit code that tells a script what kind of failure this was."""
+    """Returns the exit code that tells a script what kind of failure this was."""
     match error:
         case KeyboardInterrupt():
             return ExitCode.INTERRUPTED
@@ -97,7 +97,7 @@ def plight(error: BaseException) -> str:
 
 
 def _no_member(error: BootstrapError) -> bool:
-    """Whether contacts answer, and another link would not help."""
+    """Whether contacts answer that this peer is no member: another link would not help then."""
     return any(isinstance(why, NotAMember) for why in error.attempts.values())
 
 
@@ -110,18 +110,19 @@ def _is_private(address: str) -> bool:
         return False
 
 
-# Windows has Ctrl-Break beside Ctrl-C, and it is what one process there can send to another.
+# Windows also has Ctrl-Break, the only one that a process there can send to another.
 INTERRUPTS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGBREAK") if hasattr(signal, name))
-HANGUP = getattr(signal, "SIGHUP", None)  # the terminal's window was closed, or the line to it broke
+HANGUP = getattr(signal, "SIGHUP", None)  # the terminal's window was closed, or the connection to it broke
 SIGNALS = (*INTERRUPTS, signal.SIGTERM)
 
 
-SOON = 1.0  # seconds: who has just begun to join, and presses Ctrl-C, waits for no goodbye to peers that do not answer
+# seconds: after Ctrl-C, a peer that has just begun to join does not wait longer for peers that do not answer
+SOON = 1.0
 
 
 def end_soon(say: Callable[[], object], code: ExitCode = ExitCode.INTERRUPTED) -> threading.Timer:
-    """Ends the process SOON, with what `say` tells, if it still runs and the timer is not cancelled: for one that has
-    nothing to save. What it waits for may be others' code, which nothing interrupts."""
+    """Ends the process after SOON seconds, with what `say` tells, if it still runs and the timer was not cancelled: for
+    a process that has nothing to save. It may be waiting in others' code, which nothing interrupts."""
 
     def end() -> None:
         say()
@@ -129,15 +130,15 @@ def end_soon(say: Callable[[], object], code: ExitCode = ExitCode.INTERRUPTED) -
 
     timer = threading.Timer(SOON, end)
     timer.daemon = True
-    with suppress(RuntimeError):  # where no thread is left the process ends as quickly as it can
+    with suppress(RuntimeError):  # without a thread for the timer, the process ends as quickly as it can
         timer.start()
     return timer
 
 
 @contextmanager
 def interrupted_soon() -> Iterator[None]:
-    """Within this block Ctrl-C raises KeyboardInterrupt, SIGTERM and a hangup SystemExit, and the process ends SOON.
-    For the main thread only."""
+    """Within this block Ctrl-C raises KeyboardInterrupt, SIGTERM and a hangup raise SystemExit, and then the process
+    ends after SOON seconds. For the main thread only."""
     timers: list[threading.Timer] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -149,14 +150,14 @@ def interrupted_soon() -> Iterator[None]:
         raise SystemExit(int(ExitCode.DONE))
 
     numbers = [signal.SIGINT]
-    if "RANK" not in os.environ:  # the launcher of a site would take that for work that is done
+    if "RANK" not in os.environ:  # a site's launcher would take that exit for work that is done
         numbers.append(signal.SIGTERM)
         if HANGUP is not None and signal.getsignal(HANGUP) is not signal.SIG_IGN:  # nohup ignores it, and means it
             numbers.append(HANGUP)
     before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
-        for timer in timers:  # otherwise it goes on: libraries have work to do at the end of a process
+        for timer in timers:  # on an error the timer runs on: libraries have work to do at the end of a process
             timer.cancel()
     finally:
         for number, handler in before.items():
@@ -169,11 +170,11 @@ def stop_on_signals(
     *,
     end_process: Callable[[int], object] = os._exit,
 ) -> Iterator[None]:
-    """Within this block the first of the SIGNALS asks to leave, with `ask(number, False)`, and the second to hurry,
-    with `ask(number, True)`, both in threads of their own. The third ends the process at once. A hangup counts as
+    """Within this block the first of the SIGNALS asks to leave, with `ask(number, False)`, and the second asks to
+    hurry, with `ask(number, True)`, each in a thread of its own. The third ends the process at once. A hangup counts as
     the first, never as a further one: a shell and the system may both send one.
 
-    For the main thread only (Python gives signals to no other). The handlers of before are put back at the end.
+    For the main thread only (Python gives signals to no other). At the end the earlier handlers are restored.
     """
     came: list[int] = []
     wishes = [SimpleQueue[int | None](), SimpleQueue[int | None]()]
@@ -193,8 +194,8 @@ def stop_on_signals(
         else:
             wishes[len(came) - 1].put(number)
 
-    # Threads of their own ask the peer: that takes locks, and the interrupted main thread may hold one of them. They
-    # begin here: later this computer may have no thread left.
+    # Threads of their own ask the peer: asking takes locks, and the interrupted main thread may hold one of them. They
+    # are started here, since later this computer may have no thread left.
     askers = [threading.Thread(target=wait, args=(nth,), name="ask on signal") for nth in range(len(wishes))]
     for asker in askers:
         asker.start()
@@ -214,7 +215,7 @@ def stop_on_signals(
 
 
 def _forget_terminal() -> None:
-    """Writes to a terminal that is gone fail, and would cut the goodbye short; files and pipes go on."""
+    """Redirects a terminal that is gone: writes to it would fail, and cut the goodbye short. Files and pipes stay."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         try:

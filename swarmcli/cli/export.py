@@ -1,5 +1,5 @@
-"""`swarm export`: what a journal holds of a run, as tables, which the dashboard writes, too; or what a run that trains
-an adapter has learned, as a whole model."""
+"""`swarm export`: writes what a journal holds of a run as tables, as the dashboard does too; or what a run with an
+adapter has learned, as a whole model."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def export(
 
 
 def _merge(word: str, base: Path | None, output: Path | None, last_epoch: bool) -> None:
-    # Imported here: it takes torch, and tables do not.
+    # Imported here: this imports torch, which tables do not need.
     from swarmcli.cli.generate import checkpoint_named
     from swarmcli.training.merging import merge
 

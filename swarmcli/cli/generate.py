@@ -37,7 +37,7 @@ class Generation:
     tokens: int
     temperature: float  # 0: always the likeliest token
     seed: int | None
-    end: str = ""  # the text ends before it
+    end: str = ""  # the text ends before this mark
     whole: bool = False  # whether the prompt has its special tokens already
 
 
@@ -98,7 +98,7 @@ def generate(
     conversation = Conversation(tokenizer, system, raw=raw)
 
     def show(text: str) -> None:
-        # A model may have learned to write what steers a terminal. A pipe gets it as it is.
+        # A model may have learned to write control sequences of terminals. A pipe gets the text as it is.
         if sys.stdout.isatty():
             text = "".join(each if each == "\n" else harmless(each) for each in text)
         sys.stdout.write(text)
@@ -124,22 +124,22 @@ def generate(
 
 
 def _lines() -> Iterator[str]:
-    """The lines that a person types, until the end of the input."""
+    """Yields the lines that a person types, until the end of the input."""
     with suppress(EOFError):
         while True:
             yield input("> " if sys.stdin.isatty() else "")
-    typer.echo()  # behind the Ctrl-D
+    typer.echo()  # a new line after Ctrl-D
 
 
 class Conversation:
-    """The turns of a person and a model, as the tokenizer's chat template writes them; without one, or `raw`, each
-    text stands for itself. Raises UsageError where the template refuses what was said."""
+    """The turns of a person and a model, as the tokenizer's chat template writes them; without a template, or with
+    `raw`, each text stands for itself. Raises UsageError if the template refuses what was said."""
 
     def __init__(self, tokenizer: Any, system: str, *, raw: bool) -> None:
         self.takes_turns = bool(tokenizer.chat_template) and not raw
         if system and not self.takes_turns:
             raise UsageError("--system is for models with a chat template; put it into the prompt, or leave out --raw")
-        self.end_of_turn = ""  # what a model writes when it has said all
+        self.end_of_turn = ""  # what a model writes at the end of its turn
         self._tokenizer = tokenizer
         self._messages = [{"role": "system", "content": system}] if system else []
         if self.takes_turns:
@@ -148,7 +148,7 @@ class Conversation:
             self.end_of_turn = next(iter(after.split(maxsplit=1)), "")
 
     def prompt(self, said: str) -> str:
-        """The text from which the model goes on."""
+        """Returns the text from which the model goes on."""
         if not self.takes_turns:
             return said
         self._messages.append({"role": "user", "content": said})
@@ -167,11 +167,11 @@ class Conversation:
 
 
 def checkpoint_named(word: str) -> Path:
-    """The directory of the model that a person names. Raises CheckpointError."""
+    """Returns the directory of the model that a person names. Raises CheckpointError."""
     path = Path(word)
     if path.exists() and path.suffix not in (".yaml", ".yml"):
         if (path / CONFIG).is_file() and not (path / MANIFEST).is_file() and path.name not in (LATEST, BEST):
-            return path  # a model of transformers, downloaded from the Hub perhaps
+            return path  # a model of transformers, perhaps downloaded from the Hub
         return find_checkpoint(path)
     found = looked_for(None if word in (LATEST, BEST) else word)
     if not found:
@@ -180,7 +180,7 @@ def checkpoint_named(word: str) -> Path:
 
 
 def _best(found: list[CheckpointInfo]) -> Path:
-    """That of the run which wrote last: losses of unlike runs say nothing about each other."""
+    """Returns the best of the run that wrote last: losses of different runs cannot be compared."""
     run_id = max(found, key=lambda info: info.written).run_id
     measured = [(info.loss, info.path) for info in found if info.run_id == run_id and info.loss is not None]
     if not measured:
@@ -192,9 +192,8 @@ def _best(found: list[CheckpointInfo]) -> Path:
 
 
 def load(path: Path, base: Path | None = None, *, last_epoch: bool = False) -> tuple[Any, Any]:
-    """Model and tokenizer, from these files and nowhere else; with weights averaged over epochs, if there are some,
-    unless `last_epoch`. Raises CheckpointError for a checkpoint that is damaged,
-    or holds another kind of model."""
+    """Returns model and tokenizer, from these files alone; with weights averaged over epochs, if there are some, unless
+    `last_epoch`. Raises CheckpointError for a checkpoint that is damaged, or holds another kind of model."""
     if (path / MANIFEST).is_file():
         check_files(path, read_manifest(path))
     kind = _architecture(path)
@@ -228,7 +227,7 @@ def load(path: Path, base: Path | None = None, *, last_epoch: bool = False) -> t
 
 
 def _architecture(path: Path) -> str:
-    """Reads from its config what the model is. Raises CheckpointError where it is none that writes text."""
+    """Reads from its config what the model is. Raises CheckpointError if it does not write text."""
     try:
         config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
         named = [str(each) for each in config.get("architectures") or []]
@@ -247,9 +246,10 @@ def _architecture(path: Path) -> str:
 
 
 def write_on(model: Any, tokenizer: Any, how: Generation, show: Callable[[str], object]) -> tuple[str, int]:
-    """The text behind the prompt, and its number of tokens; `show` is given it piece by piece.
+    """Returns the text after the prompt, and its number of tokens; passes it to `show` piece by piece.
 
-    A model reads a bounded number of tokens: of a longer prompt the end counts, and it writes until that is full.
+    A model reads a bounded number of tokens: of a longer prompt only the end counts, and the model writes until the
+    bound is reached.
     """
     import torch
     from transformers import TextStreamer
@@ -259,7 +259,7 @@ def write_on(model: Any, tokenizer: Any, how: Generation, show: Callable[[str], 
     def cut(text: str) -> str:
         return text.partition(how.end)[0] if how.end else text
 
-    class Pieces(TextStreamer):  # it gives whole words, and the mark at the end is one
+    class Pieces(TextStreamer):  # TextStreamer gives whole words, and the end mark is one
         written = ""
 
         def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
@@ -267,7 +267,7 @@ def write_on(model: Any, tokenizer: Any, how: Generation, show: Callable[[str], 
             self.written += text
             show(cut(self.written)[len(shown) :])
 
-    # As in training: without what the tokenizer puts behind a text, and a text that begins follows the end of another.
+    # As in training: without what the tokenizer puts after a text; and a text that begins follows the end of another.
     trained = SavedTokenizer(tokenizer)
     known = [*(() if how.whole else trained.before), *trained.encode(how.prompt).tolist()] or trained.behind[-1:]
     if not known:

@@ -1,4 +1,4 @@
-"""`swarm init`: a recipe with comments, made of a shipped one, and for a closed run its key."""
+"""`swarm init`: writes a recipe with comments, from a shipped one, and for a closed run its key."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from swarmcli.recipe.templates import SHIPPED, STDLIB, TemplateName, compose, sm
 
 RECIPE = "recipe.yaml"  # in a directory
 SUFFIXES = (".yaml", ".yml")
-LABELLED_BY = {"token_classification": "tags"}  # the column with names of classes, where it is not `label`
+LABELLED_BY = {"token_classification": "tags"}  # the column with names of classes, if it is not `label`
 
 
 class TrainingData(NamedTuple):
     """The data that `--data` names. `item`: of `datasets`; None: the shipped one. `begins`: where its relative path
-    begins on this computer, "" beside the recipe. `labels`: None where the shipped ones are."""
+    begins on this computer, "": beside the recipe. `labels`: None: the shipped ones."""
 
     item: Mapping[str, Any] | None = None
     begins: str = ""
@@ -117,7 +117,7 @@ def init(
     wrap = not err.is_terminal
     if chosen.labels == ():
         err.print("Write the names of the classes in your data into it: labels.", soft_wrap=wrap)
-    if chosen.item is not None and chosen.item["path"] != data:  # as a path of this computer
+    if chosen.item is not None and chosen.item["path"] != data:  # it is a path of this computer
         err.print(
             "Each volunteer needs a copy of these data; the page that `swarm join` shows says where it belongs.",
             soft_wrap=wrap,
@@ -146,13 +146,15 @@ def _template(template: TemplateName | None, task: str | None) -> TemplateName:
 
 
 def _usual_name(file: Path) -> str:
-    """The directory's name, or the file's where that has one of its own, as far as a run may be called so."""
+    """Returns the directory's name, or the file's if the file is not called recipe.yaml, without characters that a
+    run's name may not have."""
     found = file.absolute().parent.name if file.name == RECIPE else file.stem
     return re.sub(r"[^A-Za-z0-9._-]+", "-", found).strip("-._") or "my-run"
 
 
 def _data(file: Path, data: str, shipped: Recipe) -> TrainingData:
-    """`data`: a dataset of the Hub, or a file or directory of this computer, for the task of the shipped recipe."""
+    """Returns the data that `data` names, a dataset of the Hub, or a file or directory of this computer, for the task
+    of the shipped recipe."""
     path, images = Path(data).expanduser(), shipped.task == "image_classification"
     labelled = BUILT_IN[shipped.task].labelled
     if not path.exists():
@@ -173,13 +175,13 @@ def _data(file: Path, data: str, shipped: Recipe) -> TrainingData:
 
 
 def _item(path: str, shipped: Recipe) -> dict[str, Any]:
-    """An item of `datasets`, read as the shipped recipe reads its own."""
+    """Returns an item of `datasets`, read as the shipped recipe reads its own."""
     kind = shipped.datasets[0].type
     return {"path": path} | ({"type": kind} if kind != "text" else {})
 
 
 def _labels_in(path: Path, column: str) -> tuple[str, ...]:
-    """The names of the classes in directories of images or in JSON lines; (): they are not told there."""
+    """Returns the names of the classes in directories of images or in JSON lines; (): they are not told there."""
     if path.is_dir():
         return tuple(sorted(each.name for each in path.iterdir() if each.is_dir() and not each.name.startswith(".")))
     found: set[str] = set()
@@ -191,7 +193,7 @@ def _labels_in(path: Path, column: str) -> tuple[str, ...]:
 
 
 def _write(file: Path, name: str, template: TemplateName, texts: dict[str, Any], invite: bool) -> Path | None:
-    """Writes the recipe; of a closed run the key first, whose path it gives."""
+    """Writes the recipe, and for a closed run first its key; returns the key's path."""
     key: Path | None = None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -211,7 +213,7 @@ def _make_data(directory: Path, name: str) -> None:
     from swarmcli.shipped import make_data
 
     if (directory / name).exists():
-        return  # nothing is written over
+        return  # nothing is overwritten
     try:
         make_data.main(directory, [name])
     except ImportError as error:

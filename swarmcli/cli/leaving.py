@@ -1,4 +1,4 @@
-"""How a person or the machine ends a peer's part in the run, and what it says then."""
+"""How a person or the machine ends a peer's part in the run, and what is printed then."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from swarmcli.run.watch import RunWatch
 
 
 class FirstEar:
-    """Hears a peer's events from the first on: prints what no view shows yet, and hears what ends the peer's part."""
+    """Hears a peer's events from the first one: prints what no view shows yet, and notes what ends the peer's part."""
 
     def __init__(self) -> None:
         self.stop = threading.Event()
-        self.expelled = ""  # why the others do not take this peer any more
+        self.expelled = ""  # why the others no longer accept this peer
         self.prints = True
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Noticed) and self.prints:
             err.print(printable(event.text, 600), soft_wrap=True)
-        # The others have hung up: what it computes is nobody's any more. The command's last line says why.
+        # The others have hung up, so what it computes helps nobody. The command's last line says why.
         if isinstance(event, MembershipEnded):
             self.expelled = event.reason
             self.stop.set()
 
 
 class Leaving:
-    """The first Ctrl-C or SIGTERM is `swarm stop`: the role hands in what it has computed, then it ends. The second
-    ends it at once."""
+    """The first Ctrl-C or SIGTERM acts as `swarm stop`: the role hands in what it has computed, then it ends. The
+    second ends it after its present step."""
 
     def __init__(self, peer: RunPeer, watch: RunWatch, *, of_site: bool = False, patience: float = math.inf) -> None:
-        """`of_site`: this process is rank 0 of one. `patience`: seconds for which its launcher waits."""
+        """`of_site`: this process is rank 0 of a site. `patience`: seconds for which the site's launcher waits."""
         self._peer, self._watch = peer, watch
         self._of_site, self._patience = of_site, patience
-        self._parted = False  # its last words were said
+        self._parted = False  # the farewell was printed
         self.interrupted = False
         self.say: Callable[[str], object] = err.print
 
@@ -53,7 +53,7 @@ class Leaving:
         self.interrupted = self.interrupted or number in INTERRUPTS
         self._peer.outcome = "stopped by Ctrl-C" if self.interrupted else "asked to stop"
         activity, by_hand = self._peer.activity, number in INTERRUPTS
-        # Ctrl-C after `swarm stop` is as good as a second one.
+        # Ctrl-C after `swarm stop` counts as a second Ctrl-C.
         now = again or (by_hand and activity.status().state == "stopping")
         stays = STAYS_ASKED if number == signal.SIGINT else STAYS_HURRIED
         status = activity.stop(0.0 if now else min(stays, self._patience))
@@ -70,17 +70,17 @@ class Leaving:
             )
 
     def asked(self) -> None:
-        """By this user's command or page."""
+        """The user's command or page asks the peer to leave."""
         self._peer.outcome = "asked to stop"
         self._hurry(self._peer.activity.status().keeps)
         self.say("your command or page asks this peer to leave; Ctrl-C leaves without waiting")
 
     def _hurry(self, keeps: int) -> None:
-        """A peer that has not come into the run leaves without the goodbye if that takes long. `keeps`: samples that it
+        """A peer that has not come into the run leaves without a goodbye if that takes long. `keeps`: samples that it
         has to hand in."""
-        of_site = self._of_site and self._peer.dht.is_alive()  # then the others are told to leave as well
+        of_site = self._of_site and self._peer.dht.is_alive()  # then the other ranks have to be told to leave as well
         if not (keeps or self._peer.summary.has_trained or of_site):
-            # At 0 the launcher of a site would take this process for one that has done its work.
+            # At exit code 0 a site's launcher would take this process for one that has done its work.
             code = ExitCode.INTERRUPTED if self.interrupted or self._of_site else ExitCode.DONE
             end_soon(self.say_farewell, code)
 
@@ -98,8 +98,8 @@ class Leaving:
         return f"{over}left at epoch {summary.epoch}{work}{lost}; my files are in {self._peer.home.path}"
 
     def end(self, expelled: str) -> None:
-        """The last words, after the goodbye. Ends the command with 130 after Ctrl-C; raises MembershipError where the
-        run has `expelled` this peer."""
+        """Prints the last lines, after the goodbye. Ends the command with 130 after Ctrl-C; raises MembershipError if
+        the run has `expelled` this peer."""
         self.say_farewell()
         if said := thanks(self._peer.summary, self._peer.standing):
             err.print(said, soft_wrap=True)

@@ -97,8 +97,8 @@ def reset(options: ResetOptions) -> None:
 
 
 def change(changes: dict[str, str], options: ChangeOptions) -> None:
-    """In the user's file, unless `now_only`, and at the running peers that are meant. Ends the command with 1 if one of
-    them did not do it."""
+    """Changes limits in the user's file, unless `now_only`, and at the running peers that are meant. Ends the command
+    with 1 if one of them did not do it."""
     registry, now_only = LocalPeers(), options.now_only
     peers = options.peers_of(registry) if options.are_named or now_only or registry.peers() else []
     told, failed = [_in_words(changes)], False
@@ -130,7 +130,7 @@ def _in_words(changes: dict[str, str]) -> str:
 
 
 def _asked(registry: LocalPeers, options: WhichPeers) -> list[dict[str, Any]]:
-    """The limits of each running peer that is meant, or, if none runs, of the next one."""
+    """Returns the limits of each running peer that is meant or, if none runs, of the next one."""
     if not registry.peers() and not options.are_named:
         store = LimitStore()
         for note in store.notes:
@@ -148,7 +148,7 @@ def _limits_of(registry: LocalPeers, peer: LocalPeer) -> dict[str, Any]:
 
 
 def lines_of(limits: dict[str, Any], *, every: bool) -> list[str]:
-    """One for each limit that somebody has set; `every`: for each, and what it means."""
+    """Returns a line for each limit that somebody has set; `every`: for each limit, and what it means."""
     lines = []
     for key, field in Limits.model_fields.items():
         one = limits.get(key) or {}

@@ -42,7 +42,7 @@ def link(
 
 
 def links_of(what: str | None) -> dict[Path, Link]:
-    """Home → its link, for each run the home that comes first. Raises UsageError when there is none."""
+    """Returns home → its link, for each run the home that comes first. Raises UsageError when there is none."""
     first: dict[tuple[str, str], tuple[Path, Link]] = {}
     for home in homes_of(what, LINK):
         if (each := link_of(home)) is not None:

@@ -1,4 +1,4 @@
-"""From what a person typed, a recipe's path or a link, to a recipe on this computer that somebody has agreed to."""
+"""Turns what a person typed, a recipe's path or a link, into a recipe on this computer that somebody has agreed to."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from swarmcli.recipe.ticket import Ticket
 from swarmcli.words import format_moment, format_size
 
 if TYPE_CHECKING:
-    from swarmcli.optim.config import Role  # its module brings torch along: what was mistyped is told before that
+    from swarmcli.optim.config import Role  # its module imports torch: what was mistyped is told before that
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +49,16 @@ class RecipeToJoin:
     contacts: Sequence[str] = ()
 
     def in_place_of(self, given: str, arguments: Sequence[str]) -> list[str]:
-        """A command line with this recipe in place of the link, for processes that are not to ask again."""
+        """Returns a command line with this recipe in place of the link, for processes that are not to ask again."""
         words = [str(self.path) if word == given else word for word in arguments]
         return [*words, *(part for address in self.contacts for part in ("--peer", address))]
 
 
 def recipe_named(given: str, role: Role, settings: Sequence[Setting], *, yes: bool) -> RecipeToJoin:
-    """A link's recipe is fetched, checked, shown and kept; one at a path is read.
+    """Fetches, checks, shows and keeps a link's recipe; reads one at a path.
 
     Asks at most once, and not at all about a recipe that was agreed to before. Ends the command when the answer is no;
-    then nothing was written. Raises RecipeError.
+    then nothing was kept. Raises RecipeError.
     """
     if not is_link(given):
         return RecipeToJoin(Path(given), load_recipe(given, settings))
@@ -71,7 +71,7 @@ def recipe_named(given: str, role: Role, settings: Sequence[Setting], *, yes: bo
             check_at_once(role, recipe, yes=yes)  # the sheet takes a while
             with nullcontext() if yes else aloud():
                 show_sheet(run, role, recipe, going)
-                from swarmcli.cli.consent import ask  # it stands on torch: `show_sheet` says that it takes a while
+                from swarmcli.cli.consent import ask  # it imports torch: `show_sheet` says that it takes a while
 
                 agreed = yes or ask(role)
             if not agreed:
@@ -85,7 +85,7 @@ def recipe_named(given: str, role: Role, settings: Sequence[Setting], *, yes: bo
 
 
 def check_at_once(role: Role, recipe: Recipe, *, yes: bool) -> None:
-    """Raises UsageError where nobody could answer, and RecipeError for data that are not here."""
+    """Raises UsageError if nobody could answer, and RecipeError for data that are not here."""
     if not yes and not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError("joining by a link asks before it begins, and there is no terminal to ask on; add --yes")
     if role == "trainer":
@@ -93,8 +93,8 @@ def check_at_once(role: Role, recipe: Recipe, *, yes: bool) -> None:
 
 
 def recipe_of(run: LinkedRun, settings: Sequence[Setting]) -> tuple[str, Recipe, RunEstimate]:
-    """The recipe as this computer keeps it, from there or from the contact; the same with what a person has set; and
-    how the run goes, if that was asked. The files of its model lie in their place then: `run.forget` removes them."""
+    """Returns the recipe as this computer keeps it, from here or from the contact; the same with what a person has set;
+    and how the run goes, if that was asked. Puts the files of its model in their place: `run.forget` removes them."""
     if run.link.ticket is not None:
         check_not_ended(run.link.ticket)
     if (kept := recipe_kept(run, settings)) is not None:
@@ -113,14 +113,14 @@ def recipe_of(run: LinkedRun, settings: Sequence[Setting]) -> tuple[str, Recipe,
 
 
 def recipe_kept(run: LinkedRun, settings: Sequence[Setting]) -> tuple[str, Recipe] | None:
-    """The recipe of an earlier time, and the same with what a person has set; None: there is none that the link still
-    speaks of. Raises RecipeError for settings that do not fit it."""
+    """Returns the recipe that was kept earlier, and the same with what a person has set; None: there is none that
+    matches the link. Raises RecipeError for settings that do not fit it."""
     text = run.kept()
     return None if text is None else (text, with_settings(run, text, settings))
 
 
 def tell_earlier_version(run: LinkedRun) -> None:
-    """Says what helps who joined by this link when fingerprints of recipes were reckoned in another way, or has edited
+    """Says what helps if an earlier version computed the recipe's fingerprint in another way, or somebody has edited
     the recipe since."""
     err.print(
         "this computer has joined by that link before, but the recipe that it kept no longer matches the link: "
@@ -132,7 +132,7 @@ def tell_earlier_version(run: LinkedRun) -> None:
 
 
 def check_not_ended(ticket: Ticket) -> None:
-    """Raises MembershipError: here, and not after a minute, by a refusal."""
+    """Raises MembershipError here, and not after a minute by a refusal."""
     if ticket.invitation.until <= time.time():
         raise MembershipError(
             f"the invitation of this link held until {format_moment(ticket.invitation.until)}; ask the owner of the "
@@ -142,7 +142,7 @@ def check_not_ended(ticket: Ticket) -> None:
 
 def show_sheet(run: LinkedRun, role: Role, recipe: Recipe, going: RunEstimate) -> None:
     """Tells what joining will do, and writes nothing. Raises RecipeError for what could not be joined."""
-    err.print("checking what that takes on this computer: up to a minute")  # of imports, mostly
+    err.print("checking what that takes on this computer: up to a minute")  # mostly for imports
     from swarmcli.cli import consent
     from swarmcli.peer.collaboration import compute_of
     from swarmcli.training.demand import demand_of
@@ -152,7 +152,7 @@ def show_sheet(run: LinkedRun, role: Role, recipe: Recipe, going: RunEstimate) -
     compute = compute_of(recipe, role)
     outline = outline_of(recipe)
     limits = LimitStore(recipe).limits
-    # Whether that is free is looked at when the role begins, which may be long after the answer.
+    # When the role begins, which may be long after the answer, it looks whether that much is free.
     memory = check_memory(recipe, outline, role, compute, limits=limits, now=False)
     demand = demand_of(recipe, outline, role, going)
     lines = consent.sheet(recipe, role, demand, memory, run.path, limits)
@@ -165,7 +165,7 @@ def show_sheet(run: LinkedRun, role: Role, recipe: Recipe, going: RunEstimate) -
 
 
 def with_settings(run: LinkedRun, text: str, settings: Sequence[Setting]) -> Recipe:
-    """The recipe with what a person has set. Raises RecipeError where that changes what the run has agreed on."""
+    """Returns the recipe with what a person has set. Raises RecipeError if that changes what the run has agreed on."""
     recipe = parse_recipe(text, settings, name=str(run.recipe), directory=run.path)
     if digest_of(recipe) != run.link.fingerprint:
         plain = parse_recipe(text, name=str(run.recipe), directory=run.path)

@@ -1,4 +1,4 @@
-"""The view of a running peer: on a terminal a view that is redrawn in place, elsewhere a line for each thing."""
+"""The view of a running peer: on a terminal redrawn in place, elsewhere a line for each thing that happens."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from swarmcli.run.values import Me, PeerStatus, RunStatus
 from swarmcli.words import format_duration, format_size, plural, roughly
 
 MOST_PEERS = 12  # rows of the table; a line tells of the others
-LEAST_PEERS = 3  # of them, on a terminal that is not high
+LEAST_PEERS = 3  # rows of the table at least, on a terminal that is not high
 EVENTS, FEW_EVENTS, ROOMY = (
     6,
     4,
     24,
 )  # rows for the latest events, below the peers; on a terminal with fewer rows than ROOMY
-PROGRESS = 30.0  # seconds without any other line, after which one tells of progress where no terminal is
-GIVE_WAY = ("drift", "role", "seen", "loss")  # columns of the table that a narrow terminal does without, in this order
+PROGRESS = 30.0  # seconds without another line, after which one tells of progress, where there is no terminal
+GIVE_WAY = ("drift", "role", "seen", "loss")  # columns that a narrow terminal leaves out, in this order
 UNKNOWN = "–"
 BARS = "▁▂▃▄▅▆▇█"
 TONES = {"good": "green", "calm": "dim", "warn": "bold yellow", "bad": "bold red"}
@@ -40,7 +40,7 @@ class Frame:
     """A renderable: the run, what this peer gives to it, its peers, and the latest events."""
 
     def __init__(self, status: RunStatus, me: Me | None = None, said: Sequence[Line] = ()) -> None:
-        """`me`: what the user of this peer cares for; None: it is not known."""
+        """`me`: what concerns the user of this peer; None: not known."""
         self._status = status
         self._me = me
         self._said = said
@@ -69,7 +69,7 @@ class Frame:
 
 
 def _fitting(parts: Iterable[str], room: int, between: str = "   ") -> str:
-    """The first of them, as many as fit whole; the first one always."""
+    """Joins the parts that fit whole, in their order; the first one always."""
     first, *rest = [part for part in parts if part] or [""]
     for part in rest:
         if cell_len(longer := first + between + part) > room:
@@ -92,7 +92,8 @@ def _mine(role: str, me: Me, width: int) -> Text:
 
 
 def _latest(console: Console, said: Sequence[Line], width: int, rows: int) -> list[RenderableType]:
-    """As many of the latest events as fit whole. Always of this height: a frame that changes its height jumps."""
+    """Returns as many of the latest events as fit whole. The height is always the same: a frame that changes its height
+    jumps."""
     shown: list[Text] = []
     for each in reversed(said):
         lines = _event(console, each, width)
@@ -103,9 +104,9 @@ def _latest(console: Console, said: Sequence[Line], width: int, rows: int) -> li
 
 
 def _event(console: Console, said: Line, width: int) -> list[Text]:
-    """One line or two."""
-    # Terminals echo Ctrl-C as ^C behind the last line. Without room for it there the cursor would come to stand a
-    # line lower than the view believes, and a line of the frame before would stay.
+    """Returns one line or two."""
+    # Terminals echo Ctrl-C as ^C after the last line. Without room for it there, the cursor would be a line lower than
+    # the view believes, and a line of the frame before would stay.
     began = f"{time_of_day(said.time)}  "
     room = max(1, width - len(began) - 2)
     first, *rest = Text(event_line(said), style="dim").wrap(console, room) or [Text()]
@@ -118,7 +119,8 @@ def _event(console: Console, said: Line, width: int) -> list[Text]:
 
 
 def _figures(status: RunStatus, width: int, *, curve: bool) -> Text:
-    """One line, whatever the width: a frame that changes its height jumps. The curve gets what is left."""
+    """Returns one line, whatever the width: a frame that changes its height jumps. The curve gets the room that is
+    left."""
     losses = status.losses
     head = Text("loss ", style="dim").append(number(losses[-1] if losses else None), style="bold")
     tail = Text()
@@ -145,7 +147,7 @@ def _one_line(text: Text) -> Text:
 def _head(status: RunStatus, me: Me | None) -> Text:
     text = Text(printable(status.run_id, 60), style="bold")
     text.append(f"  {status.role} {printable(status.name or status.peer_id[:10], 40)}  ", style="dim")
-    if me is not None and _rests(me):  # what its user asked for matters more than what the run does
+    if me is not None and _rests(me):  # what its user asked for is more important than what the run does
         text.append(printable(me.sentence, 200), style="bold yellow")
         return _one_line(text)
     text.append(status.state_in_words, style=TONES[status.tone])
@@ -158,7 +160,8 @@ def _rests(me: Me | None) -> bool:
 
 
 def _progress(status: RunStatus, me: Me | None, width: int) -> RenderableType:
-    """One line: the bar gives way first, then what is estimated. Of a run that has finished: where its model is."""
+    """Returns one line: if it is narrow, the bar is left out first, then the estimate. After the end of the run: where
+    its model is."""
     if status.state == "finished":
         return Text(f"epoch {status.epoch}", style="bold").append(f"  {printable(status.result)}", style="not bold")
     if status.state == "synchronizing":
@@ -196,7 +199,7 @@ def _peers(status: RunStatus, width: int, most: int) -> Table:
 
 
 def _columns(rows: Sequence[Mapping[str, Text]], width: int) -> list[str]:
-    """Those that fit: a table that is squeezed shows nothing but ellipses. Drift only where it was measured."""
+    """Returns the columns that fit: a table that is squeezed shows only ellipses. Drift only if it was measured."""
     widths = {name: max(len(name), *(row[name].cell_len for row in rows)) + 2 for name in rows[0]} if rows else {}
     if all(row["drift"].plain == UNKNOWN for row in rows):
         widths.pop("drift", None)
@@ -231,7 +234,7 @@ def _seen(peer: PeerStatus, now: float) -> Text:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """The values as bars of eight heights, the lowest as the lowest bar."""
+    """Returns the values as bars of eight heights, the lowest value as the lowest bar."""
     low, high = min(values), max(values)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(BARS[round((value - low) * scale)] for value in values)
@@ -243,8 +246,8 @@ STYLES = {"warning": "yellow", "error": "red"}
 class LiveView:
     """Shows a run while the block lasts.
 
-    `look()` says how things stand; it is called from the view's own thread, which alone prints: a terminal that
-    does not read (Ctrl-S, a full pipe) must not stop the training. `clock` gives wall-clock seconds.
+    `look()` returns the run's status; the view's own thread calls it, and alone prints: a terminal that does not read
+    (Ctrl-S, a full pipe) must not stop the training. `clock` gives wall-clock seconds.
     """
 
     def __init__(
@@ -257,7 +260,7 @@ class LiveView:
         plain: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`me(status)` says what this peer's user cares for. `plain`: lines, on a terminal too."""
+        """`me(status)` says what concerns this peer's user. `plain`: lines, even on a terminal."""
         self._look = look
         self._me = me
         self._plain = plain or not console.is_terminal or console.is_dumb_terminal
@@ -265,8 +268,9 @@ class LiveView:
         self._events = events
         self._console = console
         self._clock = clock
-        self._recorder = Recorder()  # not the journal's, which began earlier: who came before is told of here as well
-        self._heard: deque[EpochAdvanced | Line] = deque(maxlen=1000)  # for a slow terminal; the oldest give way
+        # not the journal's, which began earlier: the view also tells of peers that came before it
+        self._recorder = Recorder()
+        self._heard: deque[EpochAdvanced | Line] = deque(maxlen=1000)  # for a slow terminal; the oldest are dropped
         self._changed = threading.Condition()
         self._ending = False
         self._printed_at = clock()
@@ -285,16 +289,16 @@ class LiveView:
             self._heard.extend(self._recorder.losses())
             self._ending = True
             self._changed.notify_all()
-        self._thread.join(timeout=2.0)  # a terminal that takes nothing more must not hold up the end
+        self._thread.join(timeout=2.0)  # a terminal that takes no more must not hold up the end
 
     def say(self, text: str) -> None:
-        """Shows one line. Whoever prints beside the view, in a moment when its height changes, is overwritten."""
+        """Shows one line. Lines that are printed beside the view, just when its height changes, are overwritten."""
         with self._changed:
             self._heard.append(Line("info", "notice", "", text, time=self._clock()))
             self._changed.notify_all()
 
     def _hear(self, event: Event) -> None:
-        """Called by whoever emits, perhaps the loop's thread: notes the event and returns."""
+        """Runs in the emitter's thread, perhaps the loop's: notes the event and returns."""
         with self._changed:
             for each in self._recorder.kept(event, self._clock()):
                 if isinstance(each, EpochAdvanced) or (isinstance(each, Line) and each.level != "detail"):
@@ -308,7 +312,7 @@ class LiveView:
             self._redraw()
 
     def _redraw(self) -> None:
-        """Epochs and news show in the frame; warnings stay above it, also when the view is gone."""
+        """Epochs and news are in the frame; warnings stay above it, also when the view is gone."""
         with Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
             ending = False
             while not ending:
@@ -346,13 +350,13 @@ class LiveView:
 
     def _print_progress(self) -> None:
         status = self._look()
-        if status.state == "finished":  # that it has is told once
+        if status.state == "finished":  # the end was told already
             return
         if status.alarm:
             self._print(self._clock(), f"error: {printable(status.alarm, 600)}")
         for text in filter(None, (status.seat, status.waits)):
             self._print(self._clock(), f"warning: {printable(text, 600)}")
-        if status.rests:  # how far the others are is no progress of this peer
+        if status.rests:  # how far the others are is not this peer's progress
             if not status.alarm and not status.waits:
                 me = self._me(status)
                 rests = me.sentence if me is not None and _rests(me) else ""

@@ -1,4 +1,5 @@
-"""Which of this user's running peers a verb means, and how they are called. Light to import: it answers at once."""
+"""Which of this user's running peers a verb means, and what they are called. Light to import, so verbs answer at
+once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,7 +47,8 @@ class WhichPeers:
         return (self.run, self.peer, self.home) != (None, None, None)
 
     def peers_of(self, registry: LocalPeers) -> list[LocalPeer]:
-        """The running peers that are meant. Raises ControlError that names those that run, if it is none of them."""
+        """Returns the running peers that are meant. Raises ControlError that names the running ones, if it is none of
+        them."""
         running = registry.peers()
         if not running:
             raise ControlError(f"{NOBODY}; {HOW_TO_JOIN}")
@@ -68,7 +70,7 @@ class AskedPeers(WhichPeers):
 
 
 def spread(verb: Callable[[Any], None]) -> Callable[..., None]:
-    """The verb as typer reads one: each field of its `options` is an option of its own."""
+    """Returns the verb in the form that typer reads: each field of its `options` is an option of its own."""
     kind = signature(verb, eval_str=True).parameters["options"].annotation
     fields = signature(kind, eval_str=True)
 

@@ -1,7 +1,7 @@
-"""`swarm log`: read a journal, while its run goes on or long after.
+"""`swarm log`: reads a journal, while its run goes on or long after.
 
-Finds the journal, chooses the run, prints a summary of it or a line for each thing that happened, in the order of
-their times, and goes on with what is added if asked.
+Finds the journal, chooses the run, prints a summary of it or a line for each thing that happened, in the order of their
+times, and goes on with new rows if asked.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from swarmcli.events import EpochAdvanced, Event, PeerSeen, RoundFinished
 from swarmcli.journal import JournalReader, Line, printable
 from swarmcli.journal.describe import short, with_names
 
-GROWING = ("epochs", "rounds", "events")  # what is added row by row; a peer's row changes in place
-FIRST_SHOWN = 10  # rows of each list before what is added
-LOOK_SECONDS = 0.5  # between two looks at what was added
+GROWING = ("epochs", "rounds", "events")  # lists to which rows are added; a peer's row changes in place
+FIRST_SHOWN = 10  # rows of each list that are shown before new ones
+LOOK_SECONDS = 0.5  # seconds between two looks for new rows
 STYLES = {"failed": "red", "undecided": "yellow", "detail": "dim", "warning": "yellow", "error": "red"}
 
 
@@ -44,8 +44,8 @@ def show(
     """Prints the journal that `which` names (`journal_of`): of each list the `last` rows, or all; without `lists` a
     summary.
 
-    With `follow` it only ends by an exception, Ctrl-C's for one.
-    Raises JournalError, UsageError where no journal, more than one, or one that cannot be read is named.
+    With `follow` it ends only by an exception, such as Ctrl-C's. Raises JournalError or UsageError if no journal, more
+    than one, or one that cannot be read is named.
     """
     with JournalReader(journal_of(which)) as reader:
         runs = reader.runs()
@@ -72,15 +72,15 @@ def show(
 def _added(
     reader: JournalReader, run_id: str, seen: Mapping[str, int], limit: int | None
 ) -> tuple[list[Event], dict[str, int]]:
-    """The rows of each list behind the one with the id that was seen last, at most the last so many, by time; and the
-    ids that are the last now."""
+    """Returns the rows of each list after the one whose id was last seen, at most so many of the last ones, by time;
+    and the ids that are the last now."""
     rows: list[Event] = []
     ids: dict[str, int] = {}
     for name, after in seen.items():
         if name == "peers":
             found: Sequence[Event] = reader.peers(run_id)[-limit if limit else 0 :]
         elif name == "epochs" and not after:
-            found = reader.epochs(run_id, limit=limit)  # each once, also where it was come to more than once
+            found = reader.epochs(run_id, limit=limit)  # each epoch once, even if it was reached more than once
         else:
             found = reader.added(run_id, name, after=after, limit=limit)
         ids[name] = max((record.id for record in found), default=after)
@@ -91,7 +91,7 @@ def _added(
 def followed(
     reader: JournalReader, run_id: str, lists: Sequence[str], last: int, wait: Callable[[float], None]
 ) -> Iterator[Event]:
-    """The last rows of the lists, and then those that are added, for ever."""
+    """Yields the last rows of the lists, and then new ones, for ever."""
     seen: dict[str, int] = dict.fromkeys(lists, 0)
     limit: int | None = last
     while True:
@@ -138,7 +138,7 @@ def _print(console: Console, record: Event, names: Mapping[str, str], *, as_json
 
 
 def _print_json(console: Console, table: str, values: Mapping[str, Any]) -> None:
-    """One line; ASCII only, so that no terminal and no pipe can stumble over a name."""
+    """Prints one line, ASCII only, which every terminal and pipe can take."""
     console.file.write(json.dumps({"table": table, **values}, default=list) + "\n")
     console.file.flush()
 
@@ -166,5 +166,5 @@ def log(
     """
 
     wanted = {"epochs": epochs, "rounds": rounds, "events": events, "peers": peers}
-    with suppress(KeyboardInterrupt) if follow else nullcontext():  # it is the usual end of following
+    with suppress(KeyboardInterrupt) if follow else nullcontext():  # the usual end of following
         show(which, [name for name in wanted if wanted[name]], last, as_json=as_json, follow=follow)

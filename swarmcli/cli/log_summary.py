@@ -14,7 +14,7 @@ from swarmcli.words import format_duration, format_size, plural
 
 
 def print_summary(console: Console, reader: JournalReader, runs: Sequence[RunRecord], now: float) -> None:
-    """The last run in the journal, in a few lines."""
+    """Prints a few lines about the last run in the journal."""
     run = runs[-1]
     starts = sum(each.run_id == run.run_id for each in runs)
     again = f", for the {starts}th time" if starts > 3 else f", {starts} starts" if starts > 1 else ""
@@ -54,7 +54,7 @@ def _epoch_facts(reader: JournalReader, run: RunRecord) -> list[tuple[str, str]]
         facts.append(("loss", f"{number(known[0])} → {number(known[-1])}{whose}"))
     book = reader.contributions(
         run.run_id
-    )  # knows of epochs that passed while this peer was away; is written a while later
+    )  # also has epochs that passed while this peer was away, but is written a while later
     own = max(sum(each.own_samples for each in epochs), sum(each.samples for each in book if each.peer == run.peer))
     everyone = max(sum(each.samples for each in epochs), sum(each.samples for each in book))
     whose = f"{own:,.0f} of {everyone:,.0f} are this peer's" if own else f"{everyone:,.0f}, all of other peers"
@@ -88,8 +88,8 @@ def _peer_facts(reader: JournalReader, run: RunRecord, now: float) -> list[tuple
 
 
 def _gone(peer: PeerSeen, run: RunRecord) -> str:
-    """A killed peer does not sign off, and if the journal's owner was away then, nobody noted that the peer left. One
-    that was seen last a minute before the journal's last sign of life may well be gone."""
+    """A killed peer does not sign off, and if the journal's owner was away then, nobody noted that the peer left. A
+    peer that was last seen a minute before the journal's last sign of life may well be gone."""
     if peer.gone:
         return f", {peer.gone}"
     silent = run.last_seen - peer.time > 60

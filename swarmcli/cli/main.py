@@ -25,7 +25,7 @@ HELP = ["-h", "--help"]
 
 
 def load(name: str) -> Any:
-    """The click command of a verb, with --quiet and a variable for each option."""
+    """Returns the click command of a verb, with --quiet and a variable for each option."""
     module, _, function = VERBS[name].where.partition(":")
     found = getattr(import_module(f"swarmcli.cli.{module}"), function)
     if isinstance(found, typer.Typer):
@@ -53,7 +53,7 @@ _Quiet = Annotated[
 
 
 def _quiet(quiet: _Quiet = False) -> None:
-    """Has the option that each verb takes, as typer makes it."""
+    """Has the option that each verb takes, so that typer makes it."""
 
 
 def _one(function: Callable[..., Any]) -> typer.Typer:
@@ -63,7 +63,7 @@ def _one(function: Callable[..., Any]) -> typer.Typer:
 
 
 def _finished(command: Any, prefix: str) -> Any:
-    """Each verb takes --quiet, and has its options as people should see them."""
+    """Gives each verb --quiet, and its options the form that people should see."""
     verbs = getattr(command, "commands", {})
     for name, verb in verbs.items():
         _finished(verb, f"{prefix}_{name}")
@@ -74,8 +74,9 @@ def _finished(command: Any, prefix: str) -> Any:
 
 
 def _tidied(params: list[Any], prefix: str) -> list[Any]:
-    """Each option has a variable that stands for it, named by the option, not by our argument (SWARM_JOIN_WEB_HOST);
-    help says so once. It shows a flag as it is typed: typer writes `<bool>` behind it, as if a value had to follow."""
+    """Gives each option the variable that stands for it, named after the option, not after our argument
+    (SWARM_JOIN_WEB_HOST); help says so once. Shows a flag as it is typed: typer writes `<bool>` after it, as if a value
+    had to follow."""
     for param in params:
         flag = next((name for name in param.opts if name.startswith("--")), None)
         if flag is not None and not param.is_eager:
@@ -87,8 +88,8 @@ def _tidied(params: list[Any], prefix: str) -> list[Any]:
 
 
 class _Verbs(TyperGroup):
-    """Imports a verb when it is called ("Lazily loading subcommands" in click's documentation). Help needs the table
-    alone."""
+    """Imports a verb when it is called ("Lazily loading subcommands" in click's documentation). Help needs only the
+    table."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -144,15 +145,15 @@ def _options(
 
 
 def show_what_can_be_shown() -> None:
-    """A terminal or file that lacks a character gets a question mark in its place: Windows' old code pages have no bars
-    and few letters, and a name must not end a command."""
+    """Writes a question mark for each character that a terminal or file lacks: Windows' old code pages have no bars and
+    few letters, and a name must not end a command."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def _say(text: str) -> None:
-    """An error may repeat a stranger's words."""
+    """Prints an error, which may repeat a stranger's words."""
     for line in text.splitlines():
         typer.echo(printable(line, 4000), err=True)
 
@@ -178,7 +179,7 @@ def main() -> None:
         typer.echo("swarm: this is a fault in swarm itself; please report it with the lines above", err=True)
         sys.exit(ExitCode.FAILURE)
     finally:
-        # Libraries have work to do at the end of a process: one more Ctrl-C ends it there, without a traceback.
+        # Libraries have work to do at the end of a process: another Ctrl-C then ends it without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
