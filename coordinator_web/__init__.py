@@ -1,4 +1,4 @@
-"""The dashboard: one page that shows a run as one peer of it sees it, and the JSON behind it.
+"""The dashboard: pages that show a run as one of its peers sees it, and the JSON behind them.
 
-`source` says what it shows and is light to import; `app` and `server` load the web framework.
+`app` and `server` load the web framework; the others are light to import.
 """

@@ -39,12 +39,11 @@ def create_app(
     controls: Controls | None = None,
     control_token: str = "",
 ) -> FastAPI:
-    """The dashboard of one run. Without `controls` it only shows, and nothing in it changes anything.
+    """Returns the dashboard of one run. Without `controls` it only shows, and nothing in it changes anything.
 
-    `token`: a visitor has to know it to look (None: everyone who reaches the port may look).
-    `hosts`: names by which browsers may ask for it, beyond addresses and localhost.
-    `addresses`: where other computers find it, as `http://host:port`, best first.
-    `wheel`: the file that newcomers install swarm from; this one and no other is handed out.
+    `token`: a visitor has to know it to look (None: everyone who reaches the port may look). `hosts`: names by which
+    browsers may ask for it, beyond addresses and localhost. `addresses`: where other computers find it, as
+    `http://host:port`, best first. `wheel`: the file that newcomers install swarm from; only this one is handed out.
     `controls`: what its own user may change, with the `control_token`.
     """
     app = FastAPI(title="swarm", docs_url=None, redoc_url=None, openapi_url=None)
@@ -58,7 +57,8 @@ def create_app(
     return app
 
 
-api = APIRouter(prefix="/api/v1")  # its plain functions run in worker threads, so reading the journal stops no loop
+# plain functions run in worker threads, so reading the journal does not block the loop
+api = APIRouter(prefix="/api/v1")
 
 
 async def _source(request: Request) -> DashboardSource:
@@ -123,7 +123,7 @@ def checkpoint(source: Source, name: str) -> Response:
     try:
         found = TarOfDirectory(directory) if directory is not None else None
     except OSError:
-        found = None  # another one has taken its place on the disk
+        found = None  # another one has replaced it on the disk
     if found is None:
         raise HTTPException(404, "there is no such checkpoint (any more)")
     headers = {**_attachment(f"{name}.tar"), "Content-Length": str(found.length)}

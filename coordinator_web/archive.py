@@ -1,6 +1,6 @@
 """A directory as a tar, piece by piece: checkpoints are larger than memory.
 
-Only regular files that lie in the directory itself or below it are in it: a link could lead to anything else.
+It contains only regular files in the directory itself or below it: a link could lead to anything else.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class ArchiveEntry:
 
 
 class TarOfDirectory:
-    """`length` bytes, as they will come from iterating once. If a file changes its length or goes away meanwhile, that
-    ends with an OSError, and the download shows that it is cut short."""
+    """One iteration yields exactly `length` bytes. If a file changes its length or goes away meanwhile, it raises
+    OSError, and the download shows that it is cut short."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises OSError where the directory cannot be read."""
+        """Raises OSError if the directory cannot be read."""
         self._entries = list(_entries(directory))
         contents = sum(len(_header(entry.info)) + _padded(entry.info.size) for entry in self._entries)
         self.length = contents + 2 * tarfile.BLOCKSIZE
@@ -66,7 +66,7 @@ def _content(entry: ArchiveEntry) -> Iterator[bytes]:
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     with os.fdopen(os.open(entry.path, flags), "rb") as file:
         found = os.fstat(file.fileno())
-        if (found.st_dev, found.st_ino) != entry.inode:  # a link, or another file, has taken its place
+        if (found.st_dev, found.st_ino) != entry.inode:  # a link, or another file, has replaced it
             raise OSError(f"{entry.path} has changed")
         left = entry.info.size
         while left:

@@ -1,7 +1,8 @@
 """Takes the ports of a peer's dashboard, and serves it in a thread of its own.
 
-The thread loads the web framework too: half a second that no peer waits for. The ports are taken before, so a request
-that comes meanwhile is answered a moment later."""
+The thread also loads the web framework, so the peer does not wait half a second for it. The ports are taken before
+that, so a request that comes meanwhile is answered a moment later.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +25,15 @@ logger = logging.getLogger(__name__)
 
 
 def is_exposed(host: str, names: Sequence[str]) -> bool:
-    """Whether others than this machine's users may reach a dashboard that listens at this host: then it wants a token.
-    One that goes by a name counts, since names are given to what a proxy passes on."""
+    """Whether others than this machine's users may reach a dashboard that listens at this host: then it needs a token.
+    With names it counts as exposed, since a proxy passes on requests for them."""
     if names:
         return True
     return host.lower() != "localhost" and scope_of(host) is not Scope.HOST
 
 
 def url_of(host: str, port: int) -> str:
-    """Where a browser on this machine finds what listens there."""
+    """Returns the address at which a browser on this machine finds what listens there."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
@@ -64,8 +65,8 @@ def _why(error: OSError) -> str:
 
 @contextmanager
 def serving(make_app: Callable[[], FastAPI], sockets: Sequence[socket.socket]) -> Iterator[None]:
-    """Serves what `make_app` makes, called in the thread, while the block lasts, and closes the sockets. Where that
-    fails it is logged once, and all else goes on."""
+    """Serves what `make_app` makes, called in the thread, while the block lasts, and closes the sockets. An error is
+    logged once, and all else goes on."""
     server = _Background(make_app, sockets)
     thread = threading.Thread(target=server.run, name="swarm-dashboard", daemon=True)
     thread.start()
@@ -80,7 +81,7 @@ class _Background:
     def __init__(self, make_app: Callable[[], FastAPI], sockets: Sequence[socket.socket]) -> None:
         self._make_app = make_app
         self._sockets = sockets
-        self._lock = threading.Lock()  # a stop in the middle of the loading waits for its end
+        self._lock = threading.Lock()  # a stop while the framework is loaded waits for the end of the loading
         self._over = False
         self._wake: Callable[[], object] = lambda: None
 

@@ -1,8 +1,8 @@
 """Pause, resume, stop and limits: the routes that change something, for the peer's own user alone.
 
-A request brings the token of this process as `Authorization: Bearer …`, wherever it comes from and whoever may look.
-A cookie would not do: browsers send the cookies of 127.0.0.1 to every port of it, also to another user's server, and
-a page of a stranger can have a browser send them. What a browser says of itself is checked on top: a request that
+A request has to bring the token of this process as `Authorization: Bearer …`, wherever it comes from and whoever may
+look. A cookie would not do: browsers send the cookies of 127.0.0.1 to every port of it, also to another user's server,
+and a stranger's page can have a browser send them. What a browser says of itself is checked besides: a request that
 another site's page has sent is refused, whatever it brings.
 """
 
@@ -27,26 +27,26 @@ T = TypeVar("T")
 
 
 class Controls(Protocol):
-    """The routes change a peer through this. Methods are called in worker threads, and raise SwarmError for what cannot
-    be done."""
+    """The routes change a peer through this. Worker threads call the methods, which raise SwarmError for what cannot be
+    done."""
 
     def activity(self) -> ActivityStatus:
         """The peer's present activity."""
         ...
 
     def pause(self, until: float | None, seconds: float | None = None) -> None:
-        """Until that moment (seconds since 1970), or until it is told to go on. `seconds`: that moment was said as a
-        time to last, whatever becomes of the clock meanwhile."""
+        """Pauses until that moment (seconds since 1970), or until `resume`. `seconds`: the moment was given as a
+        duration, which counts even if the clock is set meanwhile."""
         ...
 
     def resume(self) -> None: ...
 
     def stop(self, *, now: bool) -> None:
-        """Once what is computed is handed in; `now`: at once, and then `end` follows."""
+        """Stops the peer once it has handed in what it has computed; `now`: at once, and then `end` follows."""
         ...
 
     def end(self) -> None:
-        """Ends the process without another word."""
+        """Ends the process at once."""
         ...
 
     def limits(self) -> Mapping[str, Any]: ...
@@ -115,7 +115,7 @@ def control(controls: Controls, token: str) -> APIRouter:
         wish = await _body(request, StopRequest)
         answer = await _answer(lambda: controls.stop(now=wish.now), controls.activity)
         if wish.now:
-            answer.background = BackgroundTask(controls.end)  # once the answer has been sent
+            answer.background = BackgroundTask(controls.end)  # after the answer has been sent
         return answer
 
     @api.get("/limits")
@@ -137,7 +137,7 @@ def brings(headers: Mapping[str, str], token: str) -> bool:
 
 
 def check_origin(headers: Mapping[str, str]) -> None:
-    """Raises 403 for a request that a browser has made for a page of another site. Programs say nothing of theirs."""
+    """Raises 403 for a request that a browser has made for a page of another site. Programs send no such headers."""
     origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
     own = origin is None or origin.partition("://")[2].lower() == headers.get("host", "").lower()
     if not own or site not in ("none", "same-origin"):
@@ -145,7 +145,7 @@ def check_origin(headers: Mapping[str, str]) -> None:
 
 
 async def _body(request: Request, kind: type[T]) -> T:
-    """The JSON that was sent, bounded before it is read."""
+    """Returns the JSON that was sent, bounded before it is read."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(415, "send JSON, as application/json")
     data = b""
@@ -168,5 +168,5 @@ async def _answer(change: Callable[[], None], look: Callable[[], object]) -> Res
 
 
 def as_json(value: Any) -> Response:
-    """A value of `source`; numbers that JSON does not have become null."""
+    """Encodes a value; numbers that JSON does not have become null."""
     return Response(msgspec.json.encode(value), media_type="application/json")

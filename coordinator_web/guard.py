@@ -1,7 +1,7 @@
 """Every request passes this first: is it meant for this dashboard, and may its sender look?
 
-A page of a stranger, open in the same browser, must not read the dashboard by giving its own name this machine's
-address (DNS rebinding): so the Host header has to be an address, `localhost`, or a name that was allowed by hand.
+A stranger's page, open in the same browser, must not read the dashboard by giving its own name this machine's address
+(DNS rebinding). So the Host header has to be an address, `localhost`, or a name that the user has allowed.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ HEADERS = {
 
 
 class Guard:
-    """ASGI middleware. `hosts` are names, beyond addresses and localhost, under which the dashboard may be asked for;
-    with a `token` every request has to bring it: once as `?token=…`, which leaves a cookie, or as a bearer token.
+    """ASGI middleware. `hosts` are names, beyond addresses and localhost, under which the dashboard may be asked for.
+    With a `token` every request has to bring it: once as `?token=…`, which leaves a cookie, or as a bearer token.
 
-    The `control` token lets its owner look as well. A link with it hands it to the page, behind the `#` that browsers
-    send to nobody; see `coordinator_web.control` for why it is never a cookie."""
+    The `control` token lets its owner look as well. A link with it hands it to the page after the `#`, which browsers
+    send to nobody; see `coordinator_web.control` for why it is never a cookie.
+    """
 
     def __init__(
         self, app: ASGIApp, *, hosts: Iterable[str] = (), token: str | None = None, control: str | None = None
@@ -56,7 +57,8 @@ class Guard:
         self._hosts = {"localhost", *(host.lower().rstrip(".") for host in hosts)}
         self._token = token
         self._control = control
-        self._cookie = "swarm-" + hashlib.sha256((token or "").encode()).hexdigest()[:12]  # one per dashboard of a host
+        # one for each dashboard of a host
+        self._cookie = "swarm-" + hashlib.sha256((token or "").encode()).hexdigest()[:12]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -108,7 +110,7 @@ class Guard:
         return True
 
     def _brought(self, headers: Headers) -> Iterator[str]:
-        """A page brings both, and the one behind `Bearer` may be that of an earlier start."""
+        """A page sends both, and the one after `Bearer` may be that of an earlier start."""
         scheme, _, offered = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             yield offered.strip()
@@ -117,7 +119,8 @@ class Guard:
                 yield cookie.value
 
     def _remember(self, scope: Scope, query: dict[str, list[str]], fragment: str = "") -> Response:
-        """To the same address without the token, so that it does not stay in the history or get shared by accident."""
+        """Redirects to the same address without the token, so that it does not stay in the history or get shared by
+        accident."""
         rest = urlencode(query, doseq=True)
         path = "/" + scope["path"].lstrip("/") + ("?" + rest if rest else "")
         response = RedirectResponse(path + fragment, 303)

@@ -41,7 +41,7 @@ SCRIPTS = (
     "run",
     "you",
 )
-ASSETS = {  # a list and not a directory: nothing else is ever served
+ASSETS = {  # a list and not a directory, so that nothing else is ever served
     **{f"{name}.js": "text/javascript" for name in SCRIPTS},
     "icon.svg": "image/svg+xml",
     "style.css": "text/css",
@@ -50,7 +50,7 @@ ASSETS = {  # a list and not a directory: nothing else is ever served
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One that stands in the frame: `static/NAME.html` is what it shows, `static/NAME.js` fills it."""
+    """A page within the frame: `static/NAME.html` is what it shows, `static/NAME.js` fills it."""
 
     name: str
     title: str
@@ -71,17 +71,17 @@ def pages(
     token: str | None = None,
     wheel: Wheel | None = None,
 ) -> APIRouter:
-    """Everything that a browser opens or loads by itself. `addresses`, `token`, `wheel`: see `create_app`."""
+    """Returns all routes that a browser opens or loads by itself. `addresses`, `token`, `wheel`: see `create_app`."""
     page = APIRouter()
 
     def elsewhere(request: Request, path: str) -> str:
-        """Where other computers find something of this page; "": nowhere."""
+        """Returns where other computers find something of this page; "": nowhere."""
         base = _asked_for(request) or next(iter(addresses), "")
         return f"{base}/{path}" + (f"?token={token}" if token else "") if base else ""
 
     @page.get("/")
     def index() -> Response:
-        """A volunteer begins with what the own computer does; somebody who watches a run begins with the run."""
+        """A volunteer first sees what the own computer does; somebody who watches a run first sees the run."""
         status = source.look()
         return _html(framed(RUN if status.role == "monitor" else YOU, status))
 
@@ -96,13 +96,14 @@ def pages(
 
     if wheel is not None:
 
-        @page.get(f"/{WHEEL}")  # a path of our own, and not one that a request names
+        @page.get(f"/{WHEEL}")  # our own path, not one that a request names
         def installed() -> Response:
             return Response(wheel.data, media_type="application/octet-stream")
 
     @page.get(CODE)
     def code(request: Request) -> Response:
-        """The address of the page /join, which a phone can open; the link in it only `swarm` can."""
+        """The address of the page /join as a QR code. A phone can open that page; only `swarm` can open the link in
+        it."""
         address = elsewhere(request, "join")
         if not address:
             raise HTTPException(404, "no other computer can open this page")
@@ -129,7 +130,8 @@ def _html(text: str) -> Response:
 
 
 def framed(page: Page, status: RunStatus) -> str:
-    """The page within the frame that all share. It is whole without the run's numbers, so it is there at once."""
+    """Returns the page within the frame that all share. It is complete without the run's numbers, so it is there at
+    once."""
     current = ' aria-current="page"'
     links = [
         f'        <li><a href="{each.path}"{current if each is page else ""}>{each.title}</a></li>'
@@ -151,8 +153,8 @@ def _text(name: str) -> str:
 
 
 def _asked_for(request: Request) -> str:
-    """The address under which a browser has asked, where others may ask likewise; behind a proxy with TLS that of the
-    proxy. "": it is one of this computer's own."""
+    """Returns the address under which the browser has asked, if others may use it too; behind a proxy with TLS the
+    proxy's. "": it is one of this computer's own."""
     try:
         name, port = request.url.hostname or "localhost", request.url.port
     except ValueError:
@@ -164,7 +166,7 @@ def _asked_for(request: Request) -> str:
 
 
 def join_page(status: RunStatus, wheel: Wheel | None = None, file: str = "", *, with_code: bool = False) -> str:
-    """The two steps for somebody who has nothing installed. It needs no script but for its buttons. `file`: where the
+    """Returns the two steps for somebody who has nothing installed. Only its buttons need a script. `file`: where the
     wheel is; `with_code`: with a picture of the page's address."""
     extra = status.install.removeprefix("swarmcli")
     if wheel is not None:
@@ -194,7 +196,7 @@ def join_page(status: RunStatus, wheel: Wheel | None = None, file: str = "", *, 
 
 
 def _round_in_words(status: RunStatus) -> str:
-    """Says what a connection has to carry for samples to count."""
+    """Says what a connection has to carry so that samples count."""
     last = status.last_epoch
     epoch = f"; an epoch takes about {roughly(last.seconds)} at present" if last is not None and last.samples else ""
     return (
@@ -204,7 +206,7 @@ def _round_in_words(status: RunStatus) -> str:
 
 
 def qr_code(text: str) -> bytes:
-    """An SVG, dark on light in every colour scheme: that is what readers of such codes look for."""
+    """Returns an SVG that is dark on light in every colour scheme, as readers of QR codes expect."""
     picture = io.BytesIO()
     code = segno.make_qr(text, error="m")
     code.save(picture, kind="svg", xmldecl=False, omitsize=True, border=3, dark="#1b1d21", light="#ffffff")

@@ -1,4 +1,4 @@
-"""Serves the dashboard from within a peer's process. `background` does so in a thread of its own."""
+"""Serves the dashboard from within a peer's process; `background` runs it in a thread of its own."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from swarmcli.network.addresses import Scope, scope_of
 
 @dataclass(frozen=True, slots=True)
 class ServerBounds:
-    """Each connection takes one of this process's files."""
+    """Each connection takes one of this process's file descriptors."""
 
     connections: int = 128
-    visitors: int = 96  # from other computers: however many come, this computer's user can pause and stop the peer
-    request_seconds: float = 10.0  # in which a request has to come, and some of an answer that waits has to be taken
+    visitors: int = 96  # from other computers: however many come, the user can still pause and stop the peer
+    request_seconds: float = 10.0  # in which a request has to come, and the other end has to take some of an answer
     grace_seconds: int = 2  # for answers under way when the server stops
 
 
@@ -29,13 +29,13 @@ BOUNDS = ServerBounds()
 
 
 class _Connection(H11Protocol):
-    """uvicorn's, but a visitor that connects and asks for nothing is hung up on, and so is one that takes nothing of
+    """uvicorn's protocol, which also hangs up on a visitor that connects and asks for nothing, or that takes nothing of
     the answer: uvicorn's own bound counts only connections that have asked."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._answered: object = None  # the request that was under way at the last look
-        self._untaken = 0  # bytes of an answer that waited for the other end then; 0: none did
+        self._untaken = 0  # bytes of an answer that waited for the other end at the last look; 0: none
         self._look = self.loop.call_later(BOUNDS.request_seconds, self._look_again)
         self.is_visitor = not _is_of_this_computer(self.client)
         visitors = sum(each.is_visitor for each in self.connections if isinstance(each, _Connection))
@@ -61,7 +61,7 @@ def _is_of_this_computer(client: tuple[str, int] | None) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, but signals stay with the process that it is part of."""
+    """uvicorn's server, but the process keeps its own signal handlers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

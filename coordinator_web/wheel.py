@@ -16,7 +16,7 @@ BUILD = "`make wheel` builds it"
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """Read once, when its operator names it: what is served later is what was looked at and hashed."""
+    """Read once, when the operator names it: what is served later is what was checked and hashed."""
 
     data: bytes
     sha256: str
@@ -39,7 +39,7 @@ class Wheel:
 
 
 def _is_ours(archive: zipfile.ZipFile, name: str) -> bool:
-    """Whether a file of the package is as that which runs here."""
+    """Whether a file of the package equals the one that runs here."""
     if name.startswith(f"swarmcli-{swarmcli.__version__}.dist-info/"):
         return True
     installed = Path(swarmcli.__file__).parents[1] / name

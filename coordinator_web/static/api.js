@@ -2,7 +2,7 @@
 
 export const NEEDS_TOKEN = "This page may only look. To change something, type “swarm status” on the computer on which this peer runs, and open the address behind “page”: it brings the token along.";
 
-const SILENCE_MS = 6000; // a frozen process keeps its connections, and says nothing
+const SILENCE_MS = 6000;  // a frozen process keeps its connections, but does not answer
 
 export async function asked(path, options) {
   let response;
@@ -35,7 +35,8 @@ export function get(path, query = {}) {
   return asked(text ? `${path}?${text}` : path, {});
 }
 
-// Calls `work` now and again `seconds` after each end, while the page is looked at, or `always`. Returns what does it at once.
+// Calls `work` now, and again `seconds` after each end, while the page is visible, or `always`. Returns a function that
+// calls it at once.
 export function again(seconds, work, always = false) {
   let timer = null;
   let running = false;

@@ -1,25 +1,26 @@
-// What may change something: the token of this process, which the printed link brings in the address's fragment.
-// It is kept per origin, port included, and not as a cookie: those of 127.0.0.1 go to every server of this computer.
+// Sends requests that change something. They need the token of this process, which the printed link brings in the
+// address's fragment. The token is kept per origin, port included, and not as a cookie: cookies of 127.0.0.1 go to
+// every server of this computer.
 
 import { asked } from "/static/api.js";
 
 const KEY = "swarm-control";
 let token = "";
 
-// Out of the address, so that it stays neither in the history nor in a link that somebody copies.
+// Takes the token out of the address, so that it stays neither in the history nor in a link that somebody copies.
 function adopt() {
   const fragment = new URLSearchParams(location.hash.slice(1));
-  const found = fragment.get("control") ?? fragment.get("token"); // as somebody writes it who knows `?token=`
+  const found = fragment.get("control") ?? fragment.get("token");  // some write it as in `?token=`
   try {
     if (found) localStorage.setItem(KEY, found);
     token = localStorage.getItem(KEY) ?? "";
   } catch {
-    token = found ?? ""; // a browser that keeps nothing: for as long as the page is open
+    token = found ?? "";  // the browser keeps nothing: the token lasts as long as the page is open
   }
   if (found) history.replaceState(null, "", location.pathname + location.search);
 }
 
-// With the token, if there is one. Resolves to the answer; raises an Error that a person can read.
+// Sends a request with the token, if there is one. Resolves to the answer; throws an Error that a person can read.
 export function send(method, path, body) {
   const headers = { Authorization: `Bearer ${token}`, ...(body === undefined ? {} : { "Content-Type": "application/json" }) };
   return asked(path, { method, headers, ...(body === undefined ? {} : { body: JSON.stringify(body) }) });

@@ -1,4 +1,4 @@
-// The curves of a run: loss, rate and who was there, over epochs or time. One span of the axis is seen in all of them.
+// The curves of a run: loss, rate and peers, over epochs or time. All show the same span of the axis.
 
 import { get } from "/static/api.js";
 import { Chart } from "/static/chart.js";
@@ -6,12 +6,12 @@ import { $, say } from "/static/dom.js";
 import { count, day, decimal, rate } from "/static/format.js";
 
 const MOST_POINTS = 400;
-const LEAST_MS = 1000; // between two looks
+const LEAST_MS = 1000;  // between two requests
 
 const few = (value) => Number(value.toFixed(1)).toLocaleString("en"); // a mean of small numbers
 const place = (point, axis) => (axis === "time" ? day(point.x) : `epoch ${count(point.x)}`);
 
-// How far the step of an epoch went, where its row says that.
+// The norms of an epoch's gradient and update, if its row has them.
 function norms({ row }) {
   const told = [["gradient", row.gradient_norm], ["update", row.update_norm]].filter(([, norm]) => typeof norm === "number");
   return told.map(([name, norm]) => `, ${name} ${Number(norm.toPrecision(3)).toLocaleString("en", { maximumSignificantDigits: 3 })}`).join("");
@@ -37,12 +37,12 @@ const alive = new Chart("alive", {
 let asked = 0;
 let waiting = null;
 let lookedAt = 0;
-let ends = null; // {first, last}: points of all that there is
+let ends = null;  // {first, last}: the first and the last point of the run
 
-// Returns what draws them anew.
+// Returns a function that draws the curves again.
 export function drawCurves() {
   for (const choice of document.querySelectorAll("[name=axis], #span")) choice.addEventListener("change", fetchCurves);
-  // Soon, but not more often than the eye follows.
+  // At most once in LEAST_MS.
   return () => {
     waiting ??= setTimeout(() => {
       waiting = null;
@@ -56,10 +56,10 @@ async function fetchCurves() {
   asked += 1;
   const turn = asked;
   const axis = document.querySelector("[name=axis]:checked").value;
-  const part = Number($("span").value); // of the axis, up to its end
+  const part = Number($("span").value);  // which part of the axis, counted from its end
   const from = part < 1 && ends !== null ? ends.last[axis] - part * (ends.last[axis] - ends.first[axis]) : null;
   try {
-    // Epochs where they are the axis: the history knows means of some seconds only.
+    // On the axis of epochs, epochs themselves: the history has only means over some seconds.
     const exact = axis === "epoch" ? get("epochs", { after: from === null ? null : Math.ceil(from) - 1 }) : null;
     const [history, epochs] = await Promise.all([get("history", { by: axis, from, points: MOST_POINTS }), exact]);
     if (turn !== asked) return;

@@ -25,14 +25,14 @@ export function write(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-// A line that is there only while it has something to say.
+// Shows a line only while it has something to say.
 export function say(node, text) {
   node.hidden = text === "";
   write(node, text);
 }
 
 // Writes values into the nodes that name them: data-of="run.epoch count" is `values.run.epoch` as `format.count` writes
-// it. With data-maybe they are there only while they have something to say.
+// it. Nodes with data-maybe are shown only while they have something to say.
 export function fill(values) {
   for (const node of document.querySelectorAll("[data-of]")) {
     const [path, as] = node.dataset.of.split(" ");
@@ -62,7 +62,7 @@ export function reconcile(parent, items, keyOf, create, update) {
   for (const node of old.values()) node.remove();
 }
 
-// Tables name their roles, since those that become cards on a phone would lose them.
+// Tables name their roles: on a phone they become cards, which would lose them.
 export function cell(label, className = "", text = "") {
   const node = element("td", className, ...(text ? [text] : []));
   node.setAttribute("role", "cell");

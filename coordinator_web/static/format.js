@@ -41,7 +41,7 @@ export function bytes(size) {
   return `${unit === 0 || size >= 9.95 ? Math.round(size) : size.toFixed(1)} ${units[unit]}`;
 }
 
-// As exact as it is long: swarmcli/words.py says it in the same way.
+// The longer, the coarser: swarmcli/words.py writes durations in the same way.
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return NONE;
   if (seconds < 0.0995) return `${Math.round(seconds * 1000)} ms`;
@@ -51,7 +51,7 @@ export function duration(seconds) {
   return seconds < 171000 ? `${scaled(3600)} h` : `${scaled(86400)} days`;
 }
 
-// Of an estimate: nobody needs its tenths of a second.
+// For estimates: nobody needs their tenths of a second.
 export function roughly(seconds) {
   return seconds < 99.5 ? `${Math.max(1, Math.round(seconds))} s` : duration(seconds);
 }
@@ -83,12 +83,12 @@ const hourMinuteSecond = named({ hour: "2-digit", minute: "2-digit", second: "2-
 const dayMonth = named({ day: "numeric", month: "short" });
 const weekday = named({ weekday: "long" });
 
-// On an axis whose marks are `step` seconds apart.
+// For an axis whose marks are `step` seconds apart.
 export function axisTime(time, step) {
   return (step < 60 ? hourMinuteSecond : step < 86400 ? hourMinute : dayMonth).format(new Date(time * 1000));
 }
 
-// A moment soon or lately: the hour, and the day where it is not today's.
+// A moment in the near past or future: the hour, and the day if it is not today.
 export function moment(time, now = Date.now() / 1000) {
   const date = new Date(time * 1000);
   const hour = hourMinute.format(date);
@@ -96,7 +96,7 @@ export function moment(time, now = Date.now() / 1000) {
   return `${Math.abs(time - now) < 6 * 86400 ? weekday.format(date) : dayMonth.format(date)}, ${hour}`;
 }
 
-// Behind a number, of how many.
+// Follows a number: of how many.
 export function ofAll(number) {
   return number === null || number === undefined ? "" : ` of ${whole.format(number)}`;
 }
@@ -107,7 +107,7 @@ export function capital(text) {
 
 const WAYS = { direct: "connected directly", punched: "connected directly, opened by both ends together", relayed: "connected through a relay" };
 
-// How the peer that shows the page reaches another one, and whether others can dial that one.
+// How the peer that shows the page is connected to another one, and whether others can dial that one.
 export function reached(peer) {
   return [peer.client_mode ? "nobody can dial it" : "", WAYS[peer.way] ?? ""].filter(Boolean).join(" · ");
 }

@@ -1,10 +1,10 @@
-// The limits as fields. What is not touched shows what holds now; a change is sent when it is made.
+// The limits as fields. A field that is not being edited shows what holds now; a change is sent when it is made.
 
 import { $, element, say, write } from "/static/dom.js";
 
 const YES = [["none", "runs"], ["no", "pauses"]];
 // Every key of `Limits` (swarmcli/recipe/limits.py), in the order of the page.
-const LIMITS = { // key → its name, how one is written or what there is to choose, what it means
+const LIMITS = {  // key → its name, an example or the choices, what it means
   processor: ["Processor", "no limit, or 50%", "share of the time in which it computes"],
   gpu: ["Graphics card", "no limit, or 50%", "share of the time in which it computes"],
   upload: ["Upload", "no limit, or 2 MB/s", "what is sent to others"],
@@ -19,8 +19,8 @@ const LIMITS = { // key → its name, how one is written or what there is to cho
 };
 
 const shown = new Map(); // key → {node, input, part}
-const unsent = new Set(); // keys that the reader is changing
-let last = Promise.resolve(); // changes go one after the other, or an older one might arrive last
+const unsent = new Set();  // keys that the user is changing
+let last = Promise.resolve();  // changes are sent one after the other, or an older one might arrive last
 let waiting = 0;
 
 // `send(key, text)` asks for a limit and resolves to why this trainer's samples cannot count now; "": they can.
@@ -53,8 +53,9 @@ function field(key) {
   return { node: element("div", "limit", label, input, about, part.source, part.seat, part.refused), input, part };
 }
 
-// `limits`: key → {value, text, from}. `allowed`: to change them. Who may not is shown those that
-// are set. `seat`: why its samples cannot count, and what one of them was said to lead to.
+// `limits`: key → {value, text, from}. `allowed`: whether the user may change them; if not, only limits that are set
+// are shown. `seat`: why the trainer's samples cannot count; when they can again, what a change was said to lead to is
+// removed.
 export function showLimits(limits, allowed, seat) {
   if (seat === "" && waiting === 0) sayOfSeat("", "");
   for (const part of ["limits-change", "limits-keeping"]) $(part).hidden = !allowed;
@@ -75,7 +76,7 @@ async function change(send, key, text) {
     refuse(key, "");
     unsent.delete(key);
   } catch (error) {
-    refuse(key, error.message); // what was typed stays, to be put right
+    refuse(key, error.message);  // what was typed stays, to be corrected
   }
   waiting -= 1;
   if (waiting === 0) write($("limits-note"), $("limits").querySelector("[aria-invalid=true]") ? "\u00a0" : "Saved");

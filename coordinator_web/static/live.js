@@ -1,7 +1,9 @@
-// Asks this peer for its state on every page, twice a second: draws the frame with the alerts, and hands the state to the page.
+// Asks this peer for its state, on every page, twice a second; draws the frame with the alerts, and passes the state to
+// the page.
 
 import { again } from "/static/api.js";
-import { send } from "/static/control.js"; // it takes the token out of the address, whichever page the link leads to
+// importing it takes the token out of the address, whichever page the link leads to
+import { send } from "/static/control.js";
 import { $, element, fill, reconcile, say, write } from "/static/dom.js";
 import { clock, decimal } from "/static/format.js";
 
@@ -20,7 +22,7 @@ export function follow(draw = () => {}, begin = () => {}) {
 async function look(draw, begin) {
   let state;
   try {
-    state = await send("GET", "state"); // which says whether the token is right
+    state = await send("GET", "state");  // the answer says whether the token is right
   } catch {
     if (Date.now() - heard > LOST_MS) tellLost();
     return;

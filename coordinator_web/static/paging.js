@@ -1,4 +1,4 @@
-// A page of a long list, with a button to the one before and one to the next.
+// A page of a long list, with buttons to the previous and the next one.
 
 import { element, reconcile } from "/static/dom.js";
 import { count } from "/static/format.js";
@@ -6,8 +6,8 @@ import { count } from "/static/format.js";
 const ROWS = 25;
 
 export class Pages {
-  // `body`: what holds the rows. `load(offset, limit)` gives {total, rows}, `onTotal(total)` is told. `expand` makes of the
-  // rows of a page what is drawn.
+  // `body` holds the rows. `load(offset, limit)` resolves to {total, rows}; `onTotal(total)` is called. `expand` makes
+  // what is drawn from the rows of a page.
   constructor({ body, load, keyOf, create, update = () => {}, onTotal = () => {}, expand = (rows) => rows, size = ROWS }) {
     Object.assign(this, { body, load, keyOf, create, update, onTotal, expand, size });
     this.offset = 0;
@@ -34,7 +34,7 @@ export class Pages {
     this.asked += 1;
     const turn = this.asked;
     const { total, rows } = await this.load(this.offset, this.size);
-    if (turn !== this.asked) return; // another one was asked for meanwhile
+    if (turn !== this.asked) return;  // another page was asked for meanwhile
     if (rows.length === 0 && this.offset > 0) await this.restart(); // the list has become shorter
     else this.draw(total, rows);
   }
@@ -55,7 +55,7 @@ export class Pages {
   }
 }
 
-// The same of a list that is here already: `show(items)` draws it anew.
+// The same for a list that is already here: `show(items)` draws it.
 export function pagesOf(options) {
   let items = [];
   const pages = new Pages({ ...options, load: async (offset, limit) => ({ total: items.length, rows: items.slice(offset, offset + limit) }) });

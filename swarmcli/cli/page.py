@@ -1,4 +1,4 @@
-"""Where a peer's page and its API are served: for this user's processes always, for browsers where a person asks."""
+"""Serves a peer's page and its API: always for this user's processes, and for browsers where a person asks for it."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ logger = logging.getLogger(__name__)
 class PageOptions:
     """Where a person wants to see the page."""
 
-    port: int | None = None  # None: nowhere
+    port: int | None = None  # None: no page for browsers
     host: str = "127.0.0.1"
-    names: Sequence[str] = ()  # under which browsers may ask for it
-    wheel: Path | None = None  # the file that it hands out for newcomers to install
+    names: Sequence[str] = ()  # host names under which browsers may ask for it
+    wheel: Path | None = None  # the file that the page hands out for newcomers to install
 
 
 @contextmanager
 def naming(option: str) -> Iterator[None]:
-    """A port that cannot be had is told of with the option that chooses another."""
+    """If a port cannot be had, the error names the option that chooses another."""
     try:
         yield
     except ListenError as error:
@@ -47,7 +47,7 @@ def naming(option: str) -> Iterator[None]:
 
 
 class PagePorts:
-    """The ports, taken before anybody can meet a peer that would leave at once for want of them. A context manager."""
+    """The ports, taken before anybody can meet the peer: without them it would leave at once. A context manager."""
 
     def __init__(self, options: PageOptions) -> None:
         """Raises ListenError, UsageError."""
@@ -55,7 +55,7 @@ class PagePorts:
         self._wheel = self._read_wheel(options)
         self._exit = ExitStack()
         self._web: socket.socket | None = None  # for browsers
-        self._local: socket.socket | None = None  # where this user's other processes ask; perhaps the same
+        self._local: socket.socket | None = None  # for this user's other processes; perhaps the same socket
         if options.port is not None:
             with naming("--web"):
                 self._web = self._exit.enter_context(closing(listen(options.host, options.port)))
@@ -87,12 +87,12 @@ class PagePorts:
 
     @contextmanager
     def served(self, peer: RunPeer, source: DashboardSource, controls: PeerControls) -> Iterator[str]:
-        """Lets this user's other processes ask and control this peer, and shows the page where that was asked for.
-        Gives the page's address on this machine, without a token: that is for people, and no file that others read."""
+        """Lets this user's other processes ask and control this peer, and shows the page if that was asked for. Yields
+        the page's address on this machine, without a token, since files that others may read get it."""
         sockets = [each for each in dict.fromkeys((self._web, self._local)) if each is not None]
         exposed = self._web is not None and is_exposed(self._options.host, self._options.names)
         control = secrets.token_urlsafe(24)
-        # A page that nobody asked for is nobody else's to see, on a computer that several people use.
+        # If nobody asked for a page, other users of this computer may not see one.
         token = secrets.token_urlsafe(24) if self._web is None else peer.home.dashboard_token() if exposed else None
 
         def make_app() -> FastAPI:
@@ -111,12 +111,13 @@ class PagePorts:
         with serving(make_app, sockets):
             if self._local is not None:
                 api = f"http://127.0.0.1:{self._local.getsockname()[1]}"
-                with suppress(OSError):  # said already, when this peer was entered there
+                with suppress(OSError):  # a warning said so already, when this peer was entered in the registry
                     peer.processors.entry.announce(name=peer.description.name, api=api, token=control)
             yield self._say_where(self._web, token, control) if self._web is not None else ""
 
     def _say_where(self, web: socket.socket, token: str | None, control: str) -> str:
-        """The link on this machine lets its user control the peer; the one for others lets them look."""
+        """Prints the links. The one for this machine lets its user control the peer; the one for other computers lets
+        them look."""
         address = url_of(self._options.host, web.getsockname()[1])
         own = control if web is self._local else token
         out.print(f"dashboard: {address}" + (f"?token={own}" if own else ""), soft_wrap=True)
@@ -130,7 +131,7 @@ class PagePorts:
         return address
 
     def _addresses(self) -> list[str]:
-        """Where other computers find the page, without names that only its operator knows."""
+        """Returns where other computers find the page, without names that only its operator knows."""
         assert self._web is not None
         port = self._web.getsockname()[1]
         return [each.replace("tcp://", "http://") for each in announced_addresses(self._options.host, port)]

@@ -1,5 +1,5 @@
-"""`swarm join`, `aux` and `monitor`: their arguments, and how those about this machine become overrides of the recipe's
-`local:` section."""
+"""`swarm join`, `aux` and `monitor`: their options, and how those about this machine override the recipe's `local:`
+section."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _OWN_PATH = re.compile(r"\s*(output_dir|local\.data_dir|local\.identity_path)\s*
 
 
 def typed_here(settings: Sequence[str] | None) -> list[str]:
-    """This computer's own paths begin where they were typed; those of the recipe begin beside it."""
+    """Makes paths of this computer that were typed absolute: they begin in the working directory, and those of the
+    recipe beside it."""
     typed = ((word, _OWN_PATH.fullmatch(word)) for word in settings or ())
     return [f"{own[1]}={Path(own[2].strip()).absolute()}" if own else word for word, own in typed]
 
@@ -75,7 +76,7 @@ def _port_of_dashboard(given: str | int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerOptions:
-    """Options of all three roles. None and empty leave the recipe's word about this machine."""
+    """Options of all three roles. None and empty leave what the recipe says about this machine."""
 
     recipe: Annotated[
         str, typer.Argument(metavar="LINK|RECIPE", help="A link to the run (swarm://…), or its recipe file.")
@@ -137,8 +138,8 @@ class PeerOptions:
     verbose: Verbose = False
 
     def settings(self, processes: int | None = None) -> list[Setting]:
-        """All that this person says, the weakest first: the configuration file, `--set`, options. `processes`: of a
-        site on this machine.
+        """Returns all that this person has set, the weakest first: the configuration file, `--set`, options.
+        `processes`: of a site on this machine.
 
         Raises RecipeError for limits that make no sense, and for a file that cannot be used.
         """
@@ -155,7 +156,7 @@ class PeerOptions:
         return {f"local.limits.{key}": value for key, value in commanded(words).items()}
 
     def _local(self, processes: int | None) -> dict[str, Any]:
-        """The options about this machine, by the keys of a recipe."""
+        """Returns the options about this machine, by the keys of a recipe."""
         chosen: dict[str, Any] = {
             "name": self.name,
             "host": self.host,
@@ -164,13 +165,13 @@ class PeerOptions:
             "client_mode": self.client_mode or None,
             "port_mapping": False if self.no_port_mapping else None,
             "relay": self.relay,
-            **({"site": {}} if processes == 1 else {"site.processes": processes}),  # one process: no site
+            **({"site": {}} if processes == 1 else {"site.processes": processes}),  # one process is no site
         }
         return {f"local.{key}": value for key, value in chosen.items() if value is not None}
 
     def agreed(self, role: Role, processes: int | None = None, *further: str) -> RecipeToJoin:
-        """The recipe with all that this person says and `further` settings, once he has agreed to it, and the contacts
-        of its link. `processes`: of a site on this machine."""
+        """Returns the recipe with all that this person and `further` have set, once the person has agreed to it, and
+        the contacts of its link. `processes`: of a site on this machine."""
         from swarmcli.cli.linking import recipe_named
 
         return recipe_named(self.recipe, role, [*self.settings(processes), *further], yes=self.yes)
@@ -178,7 +179,7 @@ class PeerOptions:
     def session(
         self, role: Role, recipe: Recipe, contacts: Sequence[str], **more: Any
     ) -> AbstractContextManager[Session]:
-        """`more`: what only some of the verbs say to a session."""
+        """`more`: arguments that only some verbs have for a session."""
         from swarmcli.cli.session import session_of
 
         return session_of(role, recipe, contacts, self.home, plain=self.plain, verbose=self.verbose, **more)

@@ -1,5 +1,5 @@
-"""Other processes of this command, started, watched and never left behind; and a process that ends when the one that
-started it has ended, however that came about."""
+"""Starts and watches other processes of this command, and leaves none behind; and ends a process when the one that
+started it has ended, however that ended."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ VARIABLE = "SWARM_PARENT"  # in the environment of a process: the id of the pare
 
 def end_with_parent_of_environment() -> None:
     """For a process that `processes.Child` started. Call it once, and first."""
-    given = os.environ.pop(VARIABLE, None)  # processes that this one starts have another parent
+    given = os.environ.pop(VARIABLE, None)  # removed: processes that this one starts have another parent
     if given is None:
         return
     if sys.platform != "linux":
         end_with_parent(int(given))
         return
-    # The kernel kills this process when the parent's main thread ends: also one that is stopped, or stuck where no
-    # thread of Python's runs. A parent that was gone before the kernel was told is noticed too.
+    # The kernel kills this process when the parent's main thread ends, even if this process is stopped, or stuck where
+    # no thread of Python's runs. If the parent had ended before the kernel was told, that is noticed below.
     ctypes.CDLL(None).prctl(1, ctypes.c_ulong(signal.SIGKILL))  # PR_SET_PDEATHSIG
     if os.getppid() != int(given):
         os._exit(1)
 
 
 def end_with_parent(parent: int) -> None:
-    """From now on this process ends when its parent has ended, whatever it does: also one that a foreign launcher
-    started, of whose threads any may end."""
+    """From now on this process ends when its parent has ended, whatever it does; also with a foreign launcher as
+    parent, any of whose threads may end before it."""
     import psutil
 
     def watch() -> None:
-        # On Windows a process keeps the number of a parent that has ended.
+        # On Windows a process keeps the process id of a parent that has ended.
         while os.getppid() == parent and psutil.pid_exists(parent):
             time.sleep(0.5)
         os._exit(1)
@@ -47,7 +47,7 @@ def end_with_parent(parent: int) -> None:
     threading.Thread(target=watch, name="swarm-parent-watch", daemon=True).start()
 
 
-# Windows knows no sessions, but groups of processes, and asks them to stop by a key.
+# Windows has no sessions, but groups of processes, and asks them to stop by Ctrl-Break.
 _OWN_GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 _STOP: signal.Signals = getattr(signal, "CTRL_BREAK_EVENT", signal.SIGTERM)
 
@@ -68,7 +68,7 @@ class Child:
         self.name = name
         self.log = log
         self._launched = bool(launcher)
-        parent = {} if launcher else {VARIABLE: str(os.getpid())}  # a launcher is the parent of what it starts
+        parent = {} if launcher else {VARIABLE: str(os.getpid())}  # a launcher is itself the parent of what it starts
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [*prefix, sys.executable, *launcher, "-m", "swarmcli", *arguments],
@@ -76,7 +76,7 @@ class Child:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **parent, **environment},
-                start_new_session=True,  # Ctrl-C reaches the parent alone, which then stops its children
+                start_new_session=True,  # Ctrl-C reaches only the parent, which then stops its children
                 creationflags=_OWN_GROUP,
             )
 
@@ -90,7 +90,7 @@ class Child:
         return self._process.pid
 
     def kill(self) -> None:
-        """SIGKILL: the process cannot say goodbye."""
+        """Sends SIGKILL: the process cannot say goodbye."""
         self._process.kill()
         self._process.wait()
 
@@ -99,11 +99,11 @@ class Child:
         if self.returncode is None:
             self._process.send_signal(_STOP)
             if hurry and not self._launched and os.name != "nt":
-                # A second signal, and another one: of two equal ones that come at once the kernel makes one.
+                # The second signal differs from the first: of two equal ones sent at once the kernel makes one.
                 self._process.send_signal(signal.SIGINT)
 
     def wait(self, timeout: float) -> int:
-        """Waits for the end; past `timeout` seconds the process is killed."""
+        """Waits for the end; after `timeout` seconds it kills the process."""
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -116,7 +116,7 @@ class Child:
 
 
 class Children:
-    """A block at whose end, however it ends, no started process is left. In the main thread SIGTERM ends the block."""
+    """A block that leaves no started process behind, however it ends. In the main thread SIGTERM ends the block."""
 
     def __init__(self) -> None:
         self._children: list[Child] = []
@@ -131,8 +131,8 @@ class Children:
         launcher: Sequence[str] = (),
         prefix: Sequence[str] = (),
     ) -> Child:
-        """`launcher`: words for Python that start a module in its place, as torchrun does. `prefix`: a command that
-        becomes the one that follows it, as nsenter does."""
+        """`launcher`: arguments with which Python starts a module in its place, as torchrun does. `prefix`: a command
+        that starts the command after it, as nsenter does."""
         child = Child(name, arguments, log, environment or {}, launcher, prefix)
         self._children.append(child)
         return child
@@ -145,7 +145,7 @@ class Children:
     def __exit__(self, *_: object) -> None:
         running = [child for child in self._children if child.returncode is None]
         for child in running:
-            child.ask_to_stop(hurry=True)  # all go, so nobody is left for whom it would count
+            child.ask_to_stop(hurry=True)  # all leave, so no peer is left whose round could take samples
         for child in running:
             child.wait(timeout=20.0)
         if self._before is not None:

@@ -1,4 +1,4 @@
-"""`swarm schema`: the keys of recipes as editors read them."""
+"""`swarm schema`: the keys of recipes in a form that editors read."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def schema() -> None:
 
 
 def recipe_schema() -> dict[str, Any]:
-    """The schema of a recipe file. Of rules that concern several keys it has those about keys that mean nothing beside
-    a value of another; the others tells `swarm validate`."""
+    """Returns the schema of a recipe file. Of the rules about several keys it has those about keys that mean nothing
+    beside a value of another key; `swarm validate` checks the others."""
     found = Recipe.model_json_schema(mode="validation")
     found["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     found["title"] = "A recipe of swarm"
@@ -49,7 +49,7 @@ def recipe_schema() -> dict[str, Any]:
 
 
 def _forbid_without_meaning(section: dict[str, Any]) -> None:
-    """Where a selector is written with a value beside which a key means nothing, the key can only be switched off."""
+    """If a selector has a value beside which a key means nothing, the key may only be switched off."""
     rules = []
     for key, field in section.get("properties", {}).items():
         for selector, values in field.pop("of", {}).items():

@@ -1,7 +1,7 @@
 """`swarm service`: a peer that the system starts by itself, and keeps when its user logs out.
 
-Each system has a manager for such things that needs no administrator: systemd's user manager, launchd, the task
-scheduler of Windows. This module writes what they read, and asks them in words.
+Each system has a manager for this that needs no administrator: systemd's user manager, launchd, the task scheduler of
+Windows. This module writes the files that they read, and calls their commands.
 """
 
 from __future__ import annotations
@@ -30,23 +30,25 @@ if TYPE_CHECKING:
     from swarmcli.cli.linking import RecipeToJoin
     from swarmcli.optim.config import Role
 
-STOP_SECONDS = 180  # until a manager kills what it stops: a minute at most to hand in, and then perhaps a checkpoint
-COMMAND_SECONDS = STOP_SECONDS + 30.0  # in which a manager has to answer; it waits for what it stops
-RETRY_SECONDS = 60  # between two starts of a peer that failed: its contacts may be away for a while
-FINAL_CODES = (2, 4)  # exit codes that would only come again: a recipe that cannot be used, a run that refuses
-ENCODING = "utf-16" if sys.platform == "win32" else "utf-8"  # of what managers read
+# seconds after which a manager kills what it stops: a minute at most to hand in, and perhaps a checkpoint
+STOP_SECONDS = 180
+COMMAND_SECONDS = STOP_SECONDS + 30.0  # seconds in which a manager has to answer, since it waits for what it stops
+RETRY_SECONDS = 60  # seconds between two starts of a peer that failed: its contacts may be away for a while
+FINAL_CODES = (2, 4)  # exit codes that would come again: a recipe that cannot be used, a run that refuses
+ENCODING = "utf-16" if sys.platform == "win32" else "utf-8"  # of the files that managers read
 VERBS = {"trainer": "join", "auxiliary": "aux", "monitor": "monitor"}
-PASSED_ON = ("SWARM_", "HF_", "XDG_", "OMP_", "CUDA_VISIBLE")  # variables of today's shell that the peer needs as well
+# variables of the present shell that the peer needs as well
+PASSED_ON = ("SWARM_", "HF_", "XDG_", "OMP_", "CUDA_VISIBLE")
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
     """A peer as a manager starts it."""
 
-    name: str  # of the run, and of the role where that is not to train
+    name: str  # the run's, with the role if that is not to train
     command: Sequence[str]
     environment: Mapping[str, str]
-    log: Path  # where managers without a log of their own put what it says
+    log: Path  # where managers without a log of their own write the output
 
     @property
     def description(self) -> str:
@@ -54,26 +56,25 @@ class Service:
 
 
 class Manager(Protocol):
-    """The manager that starts services of this user."""
+    """The manager that starts this user's services."""
 
     def file(self, name: str) -> Path: ...
     def text(self, service: Service) -> str: ...
     def start(self, name: str) -> None: ...
     def stop(self, name: str) -> None: ...
     def look(self, name: str) -> tuple[bool, str]:
-        """Whether it runs, and how the manager says it."""
+        """Returns whether the service runs, and the manager's word for its state."""
 
     def outlive(self) -> None:
-        """Has services go on after their user's session, where the manager can be asked for it and does not do so
-        anyway."""
+        """Has services go on after their user's session, if the manager has to be asked for that and can be."""
         return None
 
     def hint(self) -> str:
-        """Says what keeps services from outliving a session, and what helps; "": nothing does."""
+        """Says what keeps services from outliving a session, and what helps; "": nothing keeps them."""
         return ""
 
     def log_of(self, name: str) -> str:
-        """How to read what it said."""
+        """Returns the command that shows the service's output."""
 
 
 class Systemd(Manager):
@@ -97,7 +98,8 @@ class Systemd(Manager):
     def start(self, name: str) -> None:
         _ask("systemctl", "--user", "daemon-reload")
         _ask("systemctl", "--user", "enable", "--now", self.file(name).name)
-        _ask("systemctl", "--user", "restart", self.file(name).name)  # one that ran before has the new text now
+        # a service that ran before has to read the new file
+        _ask("systemctl", "--user", "restart", self.file(name).name)
 
     def stop(self, name: str) -> None:
         _ask("systemctl", "--user", "disable", "--now", self.file(name).name)
@@ -107,7 +109,8 @@ class Systemd(Manager):
         return state in ("active", "activating", "reloading"), state or "unknown"
 
     def outlive(self) -> None:
-        """Without lingering systemd ends all of a user's services when he logs out; most systems let him ask for it."""
+        """Without lingering, systemd ends a user's services when the user logs out; most systems let users ask for
+        it."""
         if self.hint():
             _ask("loginctl", "enable-linger", _user(), strict=False)
 
@@ -169,8 +172,8 @@ class TaskScheduler(Manager):
         return log_file(name).with_suffix(".xml")
 
     def text(self, service: Service) -> str:
-        """A task for `schtasks /Create /XML`. S4U runs it without a window, a password or a session. Variables are set
-        by the shell that also writes the log, since a task has neither."""
+        """A task for `schtasks /Create /XML`. S4U runs it without a window, a password or a session. The shell sets the
+        variables, and writes the log: a task can do neither."""
         variables = "".join(f'set "{key}={value}" & ' for key, value in service.environment.items())
         line = f'{variables}{subprocess.list2cmdline(service.command)} >> "{service.log}" 2>&1'
         task = ElementTree.Element("Task", version="1.3", xmlns="http://schemas.microsoft.com/windows/2004/02/mit/task")
@@ -181,7 +184,7 @@ class TaskScheduler(Manager):
             task,
             "Settings",
             MultipleInstancesPolicy="IgnoreNew",
-            DisallowStartIfOnBatteries="false",  # that is for `swarm limits` to say
+            DisallowStartIfOnBatteries="false",  # `swarm limits` decides that
             StopIfGoingOnBatteries="false",
             ExecutionTimeLimit="PT0S",
             Priority="8",
@@ -211,7 +214,7 @@ class TaskScheduler(Manager):
 
 
 def manager() -> Manager:
-    """That of this system. Raises SwarmError where there is none that is known."""
+    """Returns this system's manager."""
     if sys.platform == "darwin":
         return Launchd()
     if sys.platform == "win32":
@@ -220,14 +223,15 @@ def manager() -> Manager:
 
 
 def log_file(name: str) -> Path:
-    """The file for a service's words, where its manager keeps no log."""
+    """Returns the file for a service's output, if its manager keeps no log."""
     from swarmcli.machine.places import data_directory
 
     return data_directory() / f"service-{name}.log"
 
 
 def _quoted(word: str) -> str:
-    """For systemd: in quotes a percent sign and a dollar mean something to it (systemd.unit(5)), so both double."""
+    """Quotes a word for systemd: even in quotes, percent and dollar signs mean something (systemd.unit(5)), so both are
+    doubled."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"'
 
@@ -246,7 +250,7 @@ def _user() -> str:
 
 
 def _ask(*command: str, strict: bool = True) -> str:
-    """Returns the manager's answer; with `strict`, an error that it names is raised as one of ours."""
+    """Returns the manager's answer; with `strict`, raises its error as SwarmError."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=COMMAND_SECONDS, stdin=subprocess.DEVNULL
@@ -318,13 +322,14 @@ def install(
 
 
 def _agreed(role: Role, words: Sequence[str]) -> RecipeToJoin:
-    """As the role's own verb reads these words, and asks: what it would refuse is refused before it is a service."""
+    """Reads these words as the role's own verb does, and asks: what the verb would refuse is refused before there is a
+    service."""
     from swarmcli.cli import main, peers
 
     kinds = {"trainer": peers.JoinOptions, "auxiliary": peers.PeerOptions, "monitor": peers.MonitorOptions}
     quiet = err.quiet
     typed = main.load(VERBS[role]).make_context(f"swarm {VERBS[role]}", list(words)).params
-    err.quiet = quiet  # `-q` behind the dashes is the service's
+    err.quiet = quiet  # `-q` after the dashes is the service's
     return kinds[role](**typed).agreed(role, typed.get("nproc"))
 
 
@@ -378,7 +383,7 @@ def status(
 
 
 def installed(system: Manager) -> list[str]:
-    """The names of this user's services."""
+    """Returns the names of this user's services."""
     pattern = system.file("*")
     before, after = pattern.name.split("*")
     files = sorted(pattern.parent.glob(pattern.name)) if pattern.parent.is_dir() else []
@@ -397,15 +402,15 @@ def _one(system: Manager, name: str | None) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Variables that make this shell's `swarm` what it is. A manager starts with none of them."""
+    """Returns the variables that make this shell's `swarm` what it is. A manager starts services without them."""
     secret = re.compile(r"TOKEN|KEY|SECRET|PASSWORD")
     kept = {key: value for key, value in os.environ.items() if key.startswith(PASSED_ON) and not secret.search(key)}
-    # Those of a session end with it.
+    # A session's own variables end with it.
     return {key: value for key, value in kept.items() if not key.startswith(("XDG_SESSION", "XDG_RUNTIME", "XDG_SEAT"))}
 
 
 def _write(file: Path, text: str) -> None:
-    """For its user alone: a link in it may hold an invitation."""
+    """Writes a file for its user alone: a link in it may hold an invitation."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_file(file, text.encode(ENCODING), private=True)

@@ -1,4 +1,4 @@
-"""The part that `join`, `aux` and `monitor` share around their role: home, network, signals, page, live view."""
+"""What `join`, `aux` and `monitor` share around their role: home, network, signals, page, live view."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ from swarmcli.run.watch import RunWatch
 NO_PAGE = PageOptions()
 CHANGE_LINKS = (EpochAdvanced, ReachabilityChanged, OwnAddressesChanged, PeerConnected, PeerDisconnected)
 GONE = "The link that was told before no longer holds."
-OWN_KEYS = ("local.", "output_dir", "checkpoint.", "network.")  # in which the peers of a run may differ
+OWN_KEYS = ("local.", "output_dir", "checkpoint.", "network.")  # keys in which the peers of a run may differ
 
 
 @dataclass(frozen=True)
 class Session:
-    """A role runs with these."""
+    """What a role runs with."""
 
     peer: RunPeer
     watch: RunWatch
@@ -72,11 +72,11 @@ def session_of(
     begins_anew: bool = False,
     process: SiteProcess | None = None,
 ) -> Iterator[Session]:
-    """Joins the run and shows it, on the terminal and on a page; leaving it says goodbye, and ends the command with 130
-    after Ctrl-C. Signals in between: see Leaving.
+    """Joins the run and shows it, on the terminal and on a page. At the end the peer says goodbye, and the command ends
+    with 130 after Ctrl-C. Signals in between: see Leaving.
 
-    `port`: where this peer listens if the recipe names none; 0: where it did before. `plain`: lines instead of a screen
-    that is redrawn. `begins_anew`: see ready_peer. `process`: this one is rank 0 of a site.
+    `port`: where this peer listens if the recipe names none; 0: where it last listened. `plain`: lines instead of a
+    screen that is redrawn. `begins_anew`: see ready_peer. `process`: this one is rank 0 of a site.
     """
     setup_logging(verbose)
     for contact in contacts:
@@ -103,7 +103,8 @@ def session_of(
                 seat=watch.seat,
             )
             source, alerts = source_of(peer, watch, controls)
-            address = undo.enter_context(web.served(peer, source, controls))  # also while it looks for its run
+            # entered before joining, so it is served while the peer looks for its run
+            address = undo.enter_context(web.served(peer, source, controls))
             undo.enter_context(told_of_refusal(joined(ready), ear))
             say_where_it_begins(role, recipe, contacts, peer)
             undo.enter_context(stop_on_signals(leaving.signalled))
@@ -128,7 +129,7 @@ def home_of(role: Role, recipe: Recipe, home: Path | None, process: SiteProcess 
 
 @contextmanager
 def told_of_refusal(joining: AbstractContextManager[None], ear: FirstEar) -> Iterator[None]:
-    """Raises MembershipError where the contacts that this peer met do not take it, and have hung up."""
+    """Raises MembershipError if the contacts that this peer met do not accept it, and have hung up."""
     with ExitStack() as undo:
         try:
             with naming("--port"):
@@ -150,11 +151,11 @@ def say_where_it_begins(role: Role, recipe: Recipe, contacts: Sequence[str], pee
         told = "no first contact is given, so this peer begins a network of its own; others join it"
     else:
         return
-    err.print(told, soft_wrap=True)  # in a log it is one line
+    err.print(told, soft_wrap=True)  # one line in a log
 
 
 def source_of(peer: RunPeer, watch: RunWatch, controls: PeerControls) -> tuple[DashboardSource, Alerts]:
-    """All that terminal and page show."""
+    """Returns all that terminal and page show."""
     alerts = Alerts()
     providers = Providers(
         activity=controls.activity,
@@ -179,8 +180,8 @@ def view_of(peer: RunPeer, source: DashboardSource, *, plain: bool) -> LiveView:
 
 
 def tell_anew(peer: RunPeer, dashboard: str, event: Event) -> None:
-    """A peer that turns out to be dialable, or moves, or whose contact leaves, has another link or none. This is
-    seldom, and the files are small, so they are written here, where the event is heard."""
+    """A peer that turns out to be dialable, or moves, or whose contact leaves, has another link or none. This is rare,
+    and the files are small, so they are written here, where the event is heard."""
     if not isinstance(event, CHANGE_LINKS) or not peer.links.has_another_link():
         return
     if not peer.links.tell(dashboard):
@@ -191,7 +192,7 @@ def tell_anew(peer: RunPeer, dashboard: str, event: Event) -> None:
 
 
 def say_how_to_join(peer: RunPeer, status: RunStatus) -> None:
-    """To stdout a line that can be typed; to people what it is worth."""
+    """Prints to stdout a line that can be typed; to people, for whom it is of use."""
     if status.link or not peer.dht.client_mode:
         out.print(f"join with: {status.join_line}", soft_wrap=True)
     if status.link_reach:
@@ -199,8 +200,8 @@ def say_how_to_join(peer: RunPeer, status: RunStatus) -> None:
 
 
 def join_line(recipe: Recipe, peer: RunPeer) -> str:
-    """The command with which others join by the recipe file, where links are none; what they have to override
-    likewise is in it."""
+    """Returns the command with which others join by the recipe file, if there is no link; it contains the overrides
+    that they need too."""
     common = [each for each in recipe.overrides if isinstance(each, str) and not each.startswith(OWN_KEYS)]
     addresses = peer.dht.get_visible_addresses()[:1]
     words = ["swarm", "join", recipe.file]

@@ -1,4 +1,4 @@
-"""`swarm status`: what this user's peers on this computer do, asked of each of them at the same time."""
+"""`swarm status`: what this user's peers on this computer do; it asks all of them at the same time."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def status(options: AskedPeers) -> None:
 
 
 def reports(registry: LocalPeers, peers: list[LocalPeer]) -> list[dict[str, Any]]:
-    """One for each, in their order: what the registry says, and below `state` what the peer answers (`GET state`); or
-    below `error` why it does not."""
+    """Returns one report for each, in their order: what the registry says, and below `state` what the peer answers
+    (`GET state`), or below `error` why it does not."""
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(min(16, len(peers))) as pool:
@@ -51,7 +51,7 @@ def _report(registry: LocalPeers, peer: LocalPeer) -> dict[str, Any]:
     if peer.port is None:
         return known | {"joining": True}
     try:
-        # One that is stopped or overloaded delays the others' answers no longer.
+        # A peer that is stopped or overloaded delays the answer by no more than this.
         state = client.get(peer, "state", registry=registry, timeout=3.0)
         return known | {"state": state, "page": f"{peer.api}/?token={registry.token(peer)}"}
     except ControlError as error:
@@ -59,7 +59,7 @@ def _report(registry: LocalPeers, peer: LocalPeer) -> dict[str, Any]:
 
 
 def text(found: list[dict[str, Any]]) -> str:
-    """For people, a few lines for each peer."""
+    """Returns a few lines for people about each peer."""
     if not found:
         return NOBODY
     return "\n\n".join("\n".join(printable(line, 1100) for line in _lines(each)) for each in found)
@@ -74,7 +74,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     else:
         try:
             yield from _told(report["state"])
-        except (KeyError, TypeError, ValueError):  # of a version that says other things
+        except (KeyError, TypeError, ValueError):  # of a version whose answers differ
             yield "  This version of swarm cannot show its answer; --json shows it"
         yield f"  page   {report['page']}"
     yield f"  files  {report['home']}"

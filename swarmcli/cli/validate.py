@@ -1,4 +1,4 @@
-"""`swarm validate`: whether a recipe could be joined with on this machine, and what is in it."""
+"""`swarm validate`: whether this machine could join with a recipe, and what is in the recipe."""
 
 from __future__ import annotations
 
@@ -94,9 +94,9 @@ def validate(
 
 
 def _advice(recipe: Recipe, uplink: float, count: int) -> list[str]:
-    """Which way to train lines of `uplink` bytes per second allow: the arithmetic, then what to write. Raises what
+    """Says which way to train lines of `uplink` bytes per second allow: the arithmetic, then what to write. Raises what
     building the model and reading data raise."""
-    from swarmcli.training.pace import numbers_and_pace  # with torch, which takes seconds
+    from swarmcli.training.pace import numbers_and_pace  # imports torch, which takes seconds
 
     numbers, pace = numbers_and_pace(recipe)
     advice = advise_on(recipe, numbers, Volunteers(uplink, count, pace))
@@ -111,7 +111,7 @@ def _advice(recipe: Recipe, uplink: float, count: int) -> list[str]:
 
 
 def _why_no_link(recipe: Recipe) -> str:
-    """Says why a peer that joins with this file would have no link; "": it has one."""
+    """Says why a peer that joins with this file would have no link; "": it would have one."""
     try:
         offered(recipe)
     except RecipeError as error:
@@ -120,8 +120,8 @@ def _why_no_link(recipe: Recipe) -> str:
 
 
 def _of_link(text: str, overrides: Sequence[str], undo: ExitStack, *, told: bool) -> Recipe:
-    """The recipe that a link leads to, with what a trainer would have to agree to on stderr if that is wanted. The
-    files of its model lie here until `undo` is closed."""
+    """Returns the recipe that a link leads to; prints to stderr, if wanted, what a trainer would have to agree to. The
+    files of its model are here until `undo` is closed."""
     run = LinkedRun(parse_link(text))
     undo.callback(run.forget)
     _, recipe, going = recipe_of(run, overrides)
@@ -132,7 +132,7 @@ def _of_link(text: str, overrides: Sequence[str], undo: ExitStack, *, told: bool
 
 
 def _summary(recipe: Recipe) -> dict[str, str]:
-    """The lines that tell what a recipe is about."""
+    """Returns the lines that tell what a recipe is about."""
     model = recipe.base_model if isinstance(recipe.base_model, str) else recipe.base_model["model_type"]
     data = ", ".join(getattr(dataset, "path", dataset.source) for dataset in recipe.datasets)
     return {
@@ -151,17 +151,17 @@ def _summary(recipe: Recipe) -> dict[str, str]:
 
 
 def site_in_words(site: SiteSettings) -> str:
-    """How the processes of a site work together, for people."""
+    """Says to people how the processes of a site work together."""
     shared = ", the optimizer's statistics shared among them" if site.zero else ""
     return f"{site.processes} processes as one peer{shared}"
 
 
-SIGNS = {"learned": ("«", "»"), "read": ("", ""), "cut": ("{", "}")}  # around a stretch of a sample
+SIGNS = {"learned": ("«", "»"), "read": ("", ""), "cut": ("{", "}")}  # printed around a stretch of a sample
 
 
 def _show(look: LookedAt, most: int = 600) -> None:
-    """Prints a sample of a dataset, with signs that say what its stretches are for. Of a stretch of more than `most`
-    characters the middle is left out."""
+    """Prints a sample of a dataset, with signs that say what its stretches are for. The middle of a stretch of more
+    than `most` characters is left out."""
     rows = f"{look.name:<21} {look.rows:,} rows looked at"
     rows += f", {printable(look.counts, 1000)}" if look.counts else ""
     if look.classes:

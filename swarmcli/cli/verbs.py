@@ -1,4 +1,4 @@
-"""The verbs of `swarm`, and its help, which is shown before anything of weight is imported."""
+"""The verbs of `swarm`, and its help, which is printed before anything large is imported."""
 
 from __future__ import annotations
 

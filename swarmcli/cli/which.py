@@ -1,5 +1,5 @@
-"""Which run a person means, and which of this user's peers in it: by a link, a recipe, a directory, the run's name, or
-nothing. Every verb that looks into runs of this computer asks here."""
+"""Finds which run a person means, and which of this user's peers in it: by a link, a recipe, a directory, the run's
+name, or nothing. Every verb that looks into runs of this computer calls this."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from swarmcli.machine.registry import LocalPeers
 from swarmcli.peer.home import LINK, addresses_in, read_link, remembered
 
 if TYPE_CHECKING:
-    from swarmcli.recipe import Link  # links and recipes are read where one is named: most verbs answer at once
+    from swarmcli.recipe import Link  # imported only if a link or a recipe is named, so most verbs answer at once
 
-MOST_NAMED = 8  # homes that are named where several are meant
+MOST_NAMED = 8  # homes that an error names if several are meant
 IN_HOMES = (JOURNAL_NAME, "identity.key")  # one of them lies in each home, unless its user has moved it
-OF_ROLES = re.compile(r"(trainer|auxiliary|monitor)-\d+")  # homes that peers of one run have made beside each other
+OF_ROLES = re.compile(r"(trainer|auxiliary|monitor)-\d+")  # homes that peers of one run make beside each other
 
 Which = Annotated[
     str | None,
@@ -34,8 +34,8 @@ Which = Annotated[
 
 
 def places_of(what: str | None) -> tuple[list[Path], str, str]:
-    """Directories below which the homes that are meant may lie; the run that they are of, and its fingerprint where a
-    link names it, "": any. Raises UsageError for what is not there, AddressError and RecipeError."""
+    """Returns directories below which the homes that are meant may be; the run that they are of; and its fingerprint if
+    a link names it ("": any). Raises UsageError for what is not there, AddressError and RecipeError."""
     homes = running_homes()
     known = [*(home.parent if OF_ROLES.fullmatch(home.name) else home for home in homes), *places_of_runs()]
     if what is None:
@@ -60,8 +60,8 @@ def places_of(what: str | None) -> tuple[list[Path], str, str]:
 
 
 def homes_of(what: str | None, *holding: str) -> list[Path]:
-    """The homes of this user's peers that are meant and hold one of these files: those of running peers first, then
-    monitors', which see most, then the one written last. Raises UsageError where there is none."""
+    """Returns the homes of this user's peers that are meant and hold one of these files: those of running peers first,
+    then monitors', which see most, then the one written last. Raises UsageError if there is none."""
     places, run_id, fingerprint = places_of(what)
     running = running_homes()
     written: dict[Path, float] = {}
@@ -90,9 +90,9 @@ def _is_a_peers(file: Path) -> bool:
 
 
 def home_of(what: str | None, *holding: str) -> Path:
-    """The one home that is meant. Where a person names nothing, those here come before those elsewhere; then those of
-    peers that run before the others. Of several of one run the first of `homes_of`. Raises UsageError where there is
-    none, and where they are of several runs."""
+    """Returns the one home that is meant. If a person names nothing, homes below the working directory come before
+    others; then those of peers that run before the others. Of several homes of one run, the first of `homes_of`. Raises
+    UsageError if there is none, or if they are of several runs."""
     found = homes_of(what, *holding)
     if what is None:
         found = [home for home in found if home.is_relative_to(Path.cwd().resolve())] or found
@@ -100,7 +100,7 @@ def home_of(what: str | None, *holding: str) -> Path:
     found = [home for home in found if home in running] or found
     runs = {run: home for home in reversed(found) for run in runs_of(home)[:1]}
     if what in runs:
-        return runs[what]  # several runs lie in the directory of that name, and one of them is called so
+        return runs[what]  # the directory of that name has several runs, and one of them has the name too
     if len(runs) > 1 and (what is None or Path(what).is_dir()):
         named = "".join(f"\n  {home}  {run}" for run, home in list(runs.items())[:MOST_NAMED])
         more = f"\n  and {len(runs) - MOST_NAMED} more" if len(runs) > MOST_NAMED else ""
@@ -111,8 +111,8 @@ def home_of(what: str | None, *holding: str) -> Path:
 
 
 def only(homes: list[Path], option: str) -> Path:
-    """The only one, or of several the only one whose peer runs. Raises UsageError that names the option which says
-    which."""
+    """Returns the only one or, of several, the only one whose peer runs. Raises UsageError that names the option which
+    says which."""
     running = running_homes()
     homes = [home for home in homes if home in running] or homes
     if len(homes) > 1:
@@ -122,7 +122,7 @@ def only(homes: list[Path], option: str) -> Path:
 
 
 def journal_of(which: str | None) -> Path:
-    """The journal that is meant: a file, or that of a home. Raises UsageError."""
+    """Returns the journal that is meant: a file, or that of a home. Raises UsageError."""
     if which is not None and Path(which).is_file() and not Path(which).suffix.startswith(".y"):
         return Path(which)
     return home_of(which, JOURNAL_NAME) / JOURNAL_NAME
@@ -134,7 +134,7 @@ def _is_of(home: Path, run_id: str, fingerprint: str) -> bool:
 
 
 def runs_of(home: Path) -> list[str]:
-    """The runs in which the peer of a home took part, the latest first."""
+    """Returns the runs in which the peer of a home took part, the latest first."""
     with suppress(JournalError), JournalReader(home / JOURNAL_NAME) as reader:
         if found := [run.run_id for run in reversed(reader.runs())]:
             return list(dict.fromkeys(found))
@@ -143,20 +143,20 @@ def runs_of(home: Path) -> list[str]:
 
 
 def link_of(home: Path) -> Link | None:
-    """The last link that the peer of a home gave out; None: it gave out none that can be read."""
+    """Returns the last link that the peer of a home gave out; None: none that can be read."""
     with suppress(OSError, ValueError, AddressError):
         return read_link(home)[0]
     return None
 
 
 def contacts_of(home: Path) -> list[str]:
-    """Returns the addresses at which to ask about the run of a home: its own peer's, and of those that it knew when it
-    left, since it may run no more."""
+    """Returns the addresses at which to ask about the run of a home: its own peer's, and, since that may no longer run,
+    those of peers that it knew when it left."""
     link = link_of(home)
     own = [*(link.addresses if link is not None else ()), *addresses_in(home / "peer.json", "addresses")]
     return list(dict.fromkeys([*own, *remembered(home)]))
 
 
 def running_homes() -> set[Path]:
-    """The homes of this user's running peers, resolved."""
+    """Returns the homes of this user's running peers, resolved."""
     return {Path(peer.home).resolve() for peer in LocalPeers().peers()}
