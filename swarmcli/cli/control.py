@@ -79,7 +79,7 @@ def resume(options: AskedPeers) -> None:
 def _change(path: str, body: dict[str, Any], options: AskedPeers) -> None:
     registry = LocalPeers()
     asks = {peer: partial(client.post, peer, path, body, registry=registry) for peer in options.peers_of(registry)}
-    _tell([_asked(peer, ask) for peer, ask in asks.items()], options)
+    _tell([_asked(peer, ask) for peer, ask in asks.items()], options, goes_on=path == "resume")
 
 
 @spread
@@ -212,8 +212,9 @@ def _asked(peer: LocalPeer, ask: Callable[[], Any]) -> dict[str, Any]:
     return result | ({"activity": answer} if isinstance(answer, dict) else {})
 
 
-def _tell(results: list[dict[str, Any]], options: AskedPeers) -> None:
-    """Prints the results. Ends the command with 1 if a peer did not do it."""
+def _tell(results: list[dict[str, Any]], options: AskedPeers, *, goes_on: bool = False) -> None:
+    """Prints the results. Ends the command with 1 if a peer did not do it. `goes_on`: peers were asked to go on, which
+    a limit may forbid."""
     if options.as_json:
         typer.echo(json.dumps(results))
     for result in results:
@@ -221,6 +222,8 @@ def _tell(results: list[dict[str, Any]], options: AskedPeers) -> None:
             typer.echo(f"swarm: {_who(result)}: {result['error']}", err=True)
         elif not options.quiet and not options.as_json:
             said = "has stopped" if "stopped" in result else result["activity"]["sentence"]
+            if goes_on and result["activity"]["state"] in ("pausing", "paused"):
+                said = f"still {said}; `swarm limits show` shows what holds it"
             typer.echo(f"{_who(result)}: {said}", err=True)
     if any("error" in result for result in results):
         raise typer.Exit(1)

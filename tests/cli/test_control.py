@@ -21,6 +21,7 @@ from coordinator_web.app import create_app
 from swarmcli.cli import control, status
 from swarmcli.cli.main import app
 from swarmcli.errors import ControlError, UsageError
+from swarmcli.events import Reason
 from swarmcli.machine.registry import LocalPeer, LocalPeers, birth_of
 from swarmcli.peer.activity import Activity, PendingWork
 from swarmcli.peer.controls import PeerControls
@@ -131,7 +132,10 @@ def test_pause_and_resume(ada: RunningPeer) -> None:
     (told,) = json.loads(swarm("pause", "--until", "tomorrow 8:00", "--json")[1])
     assert told["activity"]["state"] == "pausing" and told["peer"] == "Ada"
     code, _, err = swarm("resume")
-    assert code == 0 and ada.activity.status().state == "running"
+    assert code == 0 and ada.activity.status().state == "running" and err == "Ada (trainer of a-run): running\n"
+    ada.activity.hold(Reason("battery", "on battery"))
+    assert "still pausing: on battery" in swarm("resume")[2]
+    ada.activity.release("battery")
     for words in (["--peer", "Ada"], ["--home", "/homes/Ada"], ["--run", "a-run"]):
         assert swarm("pause", *words)[0] == 0
     with pytest.raises(ControlError, match=r"no peer of yours fits that; these run: Ada \(trainer of a-run\)"):
