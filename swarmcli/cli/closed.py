@@ -251,7 +251,10 @@ def _run_named(what: str | None, overrides: list[str], peers: list[str]) -> _Run
     home = home_of(what, LINK, JOURNAL_NAME)
     contacts = [*peers, *contacts_of(home)]
     if not contacts:
-        raise UsageError(f"{home} knows no peer of its run; name one with --peer tcp://host:port")
+        raise UsageError(
+            f"the peer of {home} does not run, and knew no other one; start it again, or name a peer of its run with "
+            "--peer tcp://host:port"
+        )
     return _Run(runs_of(home)[0], contacts, link=link_of(home))
 
 
@@ -261,7 +264,7 @@ def _contacts_of(recipe: Recipe, peers: list[str]) -> list[str]:
         contacts += [address for home in _links_here(recipe) for address in contacts_of(home)]
     if not contacts:
         raise UsageError(
-            f"no peer of the run {recipe.run_id} is known on this computer; start `swarm monitor {recipe.file}` first, "
+            f"no peer of the run {recipe.run_id} runs on this computer; start `swarm monitor {recipe.file}` first, "
             "or name a peer elsewhere with --peer tcp://host:port"
         )
     return list(dict.fromkeys(contacts))

@@ -177,7 +177,7 @@ def _traffic(recipe: Recipe, role: Role, demand: Demand) -> str:
     pace = f"an epoch in {format_duration(demand.pace)}, as the contact says"
     if not told:
         minute, second = (format_size(count * max(amounts)) for count in (60, 3600))
-        pace = f"how long an epoch takes is not known yet: {minute} an hour if a minute, {second} if a second"
+        pace = f"how long an epoch takes is not known yet: {minute} an hour at one a minute, {second} at one a second"
     if demand.peers_are_told:
         said = f"about {up} up and {down} down"
     else:

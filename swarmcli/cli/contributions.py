@@ -280,6 +280,8 @@ def _attestation(home: Path, identity: Identity | None, peers: Sequence[str]) ->
     try:
         link, _ = read_link(home)
         contacts, visitor = [*peers, *contacts_of(home)], LinkedRun(link).visitor()
+        if not contacts:
+            raise UsageError("no peer of it is known; name one with --peer")
         found = visit(contacts, lambda node: ask_for_attestation(node, link.run_id, about), visitor)
     except (OSError, SwarmError) as error:
         found = None

@@ -108,7 +108,7 @@ def change(changes: dict[str, str], options: ChangeOptions) -> None:
     for each in peers:
         try:
             answer = client.patch(each, "limits", {"changes": changes, "keep": not now_only}, registry=registry)
-            told.append(f"{described(each)} follows at once")
+            told.append(f"holds at once for {described(each)}")
             if seat := (answer or {}).get("seat"):
                 told.append(printable(f"{described(each)}: {seat}", 600))
         except ControlError as error:

@@ -77,7 +77,7 @@ def validate(
         told |= {} if rate is None else {"advice": _advice(loaded, rate, volunteers)}
         typer.echo(json.dumps(told | ({"samples": list(map(asdict, looks))} if looks else {}), indent=2))
         return
-    link = {"link": no_link.replace("\n", "; ") or "brings it to whoever joins"}
+    link = {"link": no_link.replace("\n", "; ") or "brings the recipe to whoever joins"}
     for name, text in {**_summary(loaded), **link, **found, "keys that must agree": str(len(fingerprint))}.items():
         typer.echo(f"{name:<21} {printable(text, 2000)}")
     for look in looks:
@@ -141,7 +141,7 @@ def _summary(recipe: Recipe) -> dict[str, str]:
         + (f", {recipe.sequence_len} tokens per sample" if recipe.sequence_len else ""),
         "loss": f"mean over {mean_in_words(recipe.task)}",
         "model": str(model),
-        "epoch": f"{recipe.target_batch_size} samples, here {recipe.micro_batch} × {recipe.accumulation_steps} a step",
+        "epoch": f"{recipe.target_batch_size} samples of all peers; a step here has {recipe.micro_batch} × {recipe.accumulation_steps}",
         **({"site": site_in_words(recipe.local.site)} if recipe.local.site.processes > 1 else {}),
         "access": "closed: only whom its owner invites takes part" if recipe.access == "invite" else "open to all",
         "trust": recipe.trust,

@@ -150,10 +150,11 @@ def link_of(home: Path) -> Link | None:
 
 
 def contacts_of(home: Path) -> list[str]:
-    """Returns the addresses at which to ask about the run of a home: its own peer's, and, since that may no longer run,
-    those of peers that it knew when it left."""
-    link = link_of(home)
-    own = [*(link.addresses if link is not None else ()), *addresses_in(home / "peer.json", "addresses")]
+    """Returns the addresses at which to ask about the run of a home: its own peer's while that runs, and those of peers
+    that it knew when it left."""
+    link, own = link_of(home), list[str]()
+    if home.resolve() in running_homes():
+        own = [*(link.addresses if link is not None else ()), *addresses_in(home / "peer.json", "addresses")]
     return list(dict.fromkeys([*own, *remembered(home)]))
 
 

@@ -61,8 +61,8 @@ def test_a_dozen_lines_say_what_will_happen() -> None:
     assert "2 threads" in lines["processor"]
     assert "19 MB an hour each way; an epoch in 30 s, as the contact says" in lines["traffic"]
     assert sheet(small())["traffic"].startswith(
-        "at most 162 kB an epoch each way; how long an epoch takes is not known yet: 9.7 MB an hour if a minute, "
-        "582 MB if a second"
+        "at most 162 kB an epoch each way; how long an epoch takes is not known yet: 9.7 MB an hour at one a "
+        "minute, 582 MB at one a second"
     )
     # 20,200 numbers of 4 bytes each way, an epoch shortened to 18 s by this trainer: 200 of them
     told = sheet(small(), going=RunEstimate(36.0, trainers=1))["traffic"]

@@ -55,7 +55,7 @@ def computer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Computer:
 
 def test_a_limit_is_set_at_once_and_kept(computer: Computer) -> None:
     said = computer.do("set", "upload=2MB/s", "hours=22:00-08:00, sat-sun")
-    assert computer.asked[0]["keep"] is True and "Ada (trainer of a-run) follows at once" in said
+    assert computer.asked[0]["keep"] is True and "holds at once for Ada (trainer of a-run)" in said
     assert json.loads(computer.file.read_text()) == {"hours": "22:00-08:00, sat-sun", "upload": "2 MB/s"}
     shown = computer.do("show")
     assert "Ada (trainer of a-run):" in shown and f"upload          2 MB/s  ({computer.file})" in shown

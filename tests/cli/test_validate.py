@@ -54,7 +54,7 @@ def test_it_says_how_much_memory_a_trainer_needs_and_refuses_more_than_there_is(
 
 
 def test_it_says_whether_the_recipe_can_travel_in_a_link(recipe: Path) -> None:
-    assert "link                  brings it to whoever joins\n" in run(recipe, "--quick")
+    assert "link                  brings the recipe to whoever joins\n" in run(recipe, "--quick")
     output = run(recipe, "--quick", "--set", f"datasets.0.path={recipe.parent / 'texts'}")
     assert "This run cannot be joined by a link: " in output
     assert "datasets.0.path leads out of the run's data directory" in output and "local.data_dir" in output
