@@ -141,7 +141,8 @@ def _summary(recipe: Recipe) -> dict[str, str]:
         + (f", {recipe.sequence_len} tokens per sample" if recipe.sequence_len else ""),
         "loss": f"mean over {mean_in_words(recipe.task)}",
         "model": str(model),
-        "epoch": f"{recipe.target_batch_size} samples of all peers; a step here has {recipe.micro_batch} × {recipe.accumulation_steps}",
+        "epoch": f"{recipe.target_batch_size} samples of all peers; a step here has {recipe.micro_batch} × "
+        f"{recipe.accumulation_steps}",
         **({"site": site_in_words(recipe.local.site)} if recipe.local.site.processes > 1 else {}),
         "access": "closed: only whom its owner invites takes part" if recipe.access == "invite" else "open to all",
         "trust": recipe.trust,

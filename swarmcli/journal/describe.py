@@ -167,7 +167,7 @@ def describe(event: happened.Event) -> Line | None:
             )
         case happened.RoundsReplayed(epoch, _, rounds, reason):
             what = "a round that it had missed" if rounds == 1 else f"{rounds} rounds that it had missed"
-            return Line("info", "replayed", "", f"stepped with {what}, to epoch {epoch}, because {reason}")
+            return Line("info", "replayed", "", f"caught up to epoch {epoch} by {what}, because {reason}")
         case happened.DriftMeasured():
             return _describe_drift(event)
         case happened.CheckpointWritten(epoch, path, size):

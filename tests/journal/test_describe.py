@@ -110,7 +110,7 @@ def test_a_clock_that_jumps_back_does_not_open_the_gate() -> None:
         ),
         (
             happened.RoundsReplayed(7, "aa", 2, "another lineage leads"),
-            ("info", "stepped with 2 rounds that it had missed, to epoch 7, because another lineage leads"),
+            ("info", "caught up to epoch 7 by 2 rounds that it had missed, because another lineage leads"),
         ),
         (happened.StateDonated(BOB, 7, 950), ("info", "gave the state of epoch 7 to bbbbbbbbbb (950 B)")),
         (
