@@ -78,7 +78,8 @@ class Guard:
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         if not self._is_own_name(headers.get("host", "")):
-            return PlainTextResponse("This dashboard does not go by that name.\n", 403)
+            text = "This dashboard does not know that name; open it by its address, or name it with --web-name.\n"
+            return PlainTextResponse(text, 403)
         query = parse_qs(scope["query_string"].decode("latin-1"))
         offered = query.pop("token", [""])[-1]
         if _equal(offered, self._control):

@@ -337,8 +337,8 @@ def clock_alarm(behind: float) -> str:
         return ""
     return (
         f"The clock of this computer is about {roughly(abs(behind))} {'behind' if behind > 0 else 'ahead of'} those of "
-        "the peers that it dialed, more than the swarm corrects: they may take what this peer says for expired. Set "
-        "it, switch on setting it by the network, and start this peer again."
+        "the peers that it dialed, more than the swarm corrects: what this peer says may have expired for them. "
+        "Set the clock, let the network set it from now on, and start this peer again."
     )
 
 

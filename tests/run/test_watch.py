@@ -440,7 +440,7 @@ def test_it_tells_what_the_bytes_of_this_peer_were_for() -> None:
 def test_a_clock_that_is_two_hours_off_is_an_alarm_that_says_what_helps() -> None:
     assert clock_alarm(0.0) == ""
     behind, ahead = clock_alarm(7200.0), clock_alarm(-7200.0)
-    assert behind.startswith("The clock of this computer is about 2.0 h behind") and "Set it" in behind
+    assert behind.startswith("The clock of this computer is about 2.0 h behind") and "Set the clock" in behind
     assert "2.0 h ahead of" in ahead
     watch = watching(FakeOptimizer(512))
     watch._peer.dht.clock.uncorrected = 7200.0
