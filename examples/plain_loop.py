@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import swarmcli  # 1
 
 # isort: split
-# Behind it: threads of torch's that wait sleep then, instead of turning in circles on the cores of other peers.
+# torch after swarmcli: its threads then sleep while they wait, and leave the cores to other peers.
 import torch
 
 from examples.data import classifier, clusters

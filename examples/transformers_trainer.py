@@ -16,7 +16,7 @@ from typing import Any
 import swarmcli
 
 # isort: split
-# Behind it: threads of torch's that wait sleep then, instead of turning in circles on the cores of other peers.
+# torch after swarmcli: its threads then sleep while they wait, and leave the cores to other peers.
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 

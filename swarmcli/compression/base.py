@@ -1,6 +1,6 @@
 """How a tensor becomes bytes and comes back: the interface of all codecs, and what they have in common.
 
-A message is a small header, which travels in a frame's header, and buffers that lie one behind the other in its
+A message is a small header, which travels in a frame's header, and buffers that lie one after the other in its
 payload. Codecs that need not change a tensor's bytes give views of its memory, so nothing is copied.
 """
 

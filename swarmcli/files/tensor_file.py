@@ -2,7 +2,7 @@
 
     8 bytes     length of the header, little-endian
     header      JSON: name → {dtype, shape, data_offsets}, padded with spaces to a multiple of 8
-    data        the tensors one behind the other, without holes
+    data        the tensors one after the other, without holes
 
 safetensors' own writer needs all bytes in host memory at once; this one copies tensors there one at a time. The
 safetensors library reads the files, as views of memory-mapped pages.

@@ -38,7 +38,7 @@ class Run(NamedTuple):
 
 
 def runs_of(lengths: Sequence[int], longest: int) -> Iterator[list[Run]]:
-    """Lays tensors of so many elements one behind the other and cuts them into pieces, all full but the last."""
+    """Lays tensors of so many elements one after the other and cuts them into pieces, all full but the last."""
     runs: list[Run] = []
     room = longest
     for tensor, length in enumerate(lengths):

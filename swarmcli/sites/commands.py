@@ -36,7 +36,7 @@ class Command(msgspec.Struct, tag=True, frozen=True):
 
 
 class StepVerdict(Command, frozen=True):
-    """Rank 0's word of a step, when it is over for the swarm. Nothing comes behind it in this step."""
+    """Rank 0's word of a step, when it is over for the swarm. Nothing comes after it in this step."""
 
     epoch: int
     new_parameters: bool = False  # they follow

@@ -3,7 +3,7 @@
 out    (donated, saved)       every rank sends its share, and rank 0 writes it into a file that has no name
 in     (downloaded, loaded)   rank 0 sends every rank its share; only when all have theirs do all switch
 
-They travel one behind the other, in pieces, and never come together in one memory.
+They travel one after the other, in pieces, and never come together in one memory.
 """
 
 from __future__ import annotations

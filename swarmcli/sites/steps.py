@@ -116,10 +116,10 @@ class SiteLeader(SiteSteps):
 
     A step gathers the others' reports, steps the Optimizer with the samples of all, tells the others how it went and,
     where its model has changed, gives them its parameters and buffers. So before the next batch every rank's model is
-    this one's, and so it is when they go: behind the last step an average may still have come in.
+    this one's, and so it is when they go: after the last step an average may still have come in.
 
     Whatever may need the other ranks, saving a sharded optimizer for example, has its place in a step (`in_step`),
-    before the first one (`await_ranks`), or behind the last: in between they compute.
+    before the first one (`await_ranks`), or after the last: in between they compute.
     """
 
     _commands: LeaderCommands

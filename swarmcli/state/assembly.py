@@ -104,7 +104,7 @@ class Assembly:
         return unwritten(end - begin) if self._file is not None else self._bytes[begin:end]
 
     def take(self, most: int) -> range:
-        """Up to `most` chunks to ask for, one behind the other, that nobody has been asked for."""
+        """Up to `most` chunks to ask for, one after the other, that nobody has been asked for."""
         if not self._open:
             return range(0)
         first = last = self._open.popleft()

@@ -174,7 +174,7 @@ class ControlChannel:
                 self.post(Cancel(number))
 
     def post(self, message: Any) -> None:
-        """Sends a message without waiting, behind those that were posted before; dropped where it no longer can be."""
+        """Sends a message without waiting, after those that were posted before; dropped where it no longer can be."""
         if self.error is None:
             self._context.tasks.spawn(self._send_quietly(encode(message)))
 

@@ -85,7 +85,7 @@ class Connection(Protocol):
     async def send(self, header: bytes, payload: Sequence[Buffer] = ()) -> None:
         """Writes one frame; returns when the bytes are handed over and the write buffer is below its limit.
 
-        Payload pieces are written one behind the other; their memory may be reused once this returns.
+        Payload pieces are written one after the other; their memory may be reused once this returns.
         Frames of concurrent senders do not interleave. Raises ConnectionLost.
         """
 

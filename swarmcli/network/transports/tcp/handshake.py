@@ -71,7 +71,7 @@ class GreetingKind(IntEnum):
     REFUSAL = 5
     NO_MEMBER = 6  # a refusal as well: the run is closed
     JOIN = 7  # without TLS, at a relay: a token that it gave …
-    JOINED = 8  # … and its answer, behind which the other end of the circuit is heard
+    JOINED = 8  # … and its answer, after which the other end of the circuit is heard
 
 
 @dataclass(frozen=True, slots=True)
