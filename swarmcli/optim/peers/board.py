@@ -1,7 +1,7 @@
 """One signed record per peer under one DHT key: each peer writes its own and reads everybody's.
 
-However many peers write, each reads a bounded number of bytes per second, of one replica after the other, and so
-replicas send a bounded number. Each writes as rarely as it takes the others to read the reports of all.
+However many peers write, each reads a bounded number of bytes per second, from one replica after the other, and so
+replicas send a bounded number. Each peer writes again only after the others have had time to read the reports of all.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 Record = TypeVar("Record", bound=pydantic.BaseModel)
 
-# Bytes per second of one board that a peer reads, and that a replica sends, however many peers write on it. A peer has
-# two boards, of progress and of what peers say of themselves: together, with framing and with what newcomers read at
-# once, a peer is to receive 20 kB/s and a replica to send 200.
+# Most bytes per second of one board that a peer reads, and that a replica sends, however many peers write on it. A peer
+# has two boards, of progress and of what peers say of themselves: with both, with framing and with what newcomers read
+# at once, a peer is to receive 20 kB/s and a replica to send 200 kB/s.
 READ_RATE, REPLICA_RATE = 9e3, 80e3
-REPLICAS = 5  # that share the readers; and each writer writes to all of them
-USUAL = 1000.0  # bytes of a report, where none has been read yet
-FIRST = 16  # reports that whoever comes reads at once
-SPARE = 1.5  # times the reports of all, that a peer reads at once at most
-BURST = 4  # reports that may go out one after the other where something happens; then one for each period
-OF_A_LINE = 0.02  # that each of the two boards takes each way of a line that is known to be slow
-LIVES = 3  # periods, for which a report lives at least
+REPLICAS = 5  # that share the readers; each writer writes to all of them
+USUAL = 1000.0  # bytes of a report, while none has been read
+FIRST = 16  # reports that a newcomer reads at once
+SPARE = 1.5  # times the size of all reports, the most that a peer reads at once
+BURST = 4  # reports that may go out in a row when something happens; after that one for each pause
+OF_A_LINE = 0.02  # of a line that is known to be slow, in each direction, for each of the two boards
+LIVES = 3  # pauses for which a report lives at least
 logger = logging.getLogger(__name__)
 
 
@@ -51,43 +51,43 @@ class Board(Generic[Record]):
     def __init__(
         self, node: DHTNode, key: str, model: type[Record], expiration: float, identity: Identity | None = None
     ) -> None:
-        """This peer's record stands under `identity`; None: the node's own."""
+        """`identity`: signs this peer's record; None: the node's own."""
         self._node, self.key, self.expiration = node, key, expiration
-        self._unreadable = 0  # records seen so far that do not fit the model, or are of nobody
+        self._unreadable = 0  # records seen so far that do not fit the model, or have no owner
         self.records: dict[PeerID, Record] = {}  # as of the last refresh, this peer's own included
         self._model = model
         self._follower = node.follow(key)
-        self._read: dict[Subkey, tuple[ValueWithExpiration, Record | None]] = {}  # as it came, and as it was read
+        self._read: dict[Subkey, tuple[ValueWithExpiration, Record | None]] = {}  # a record as it came, and parsed
         self._subkey = node.own_subkey(identity=identity)
         self._published = False
-        self._peers, self._size = 1, USUAL  # that write here, and bytes of the reports of all; as of the last refresh
-        self._lived = expiration  # seconds, for which the last report was to count
-        self._credit, self._credited = float(BURST), 0.0  # reports that may go out now, and the loop time of that
-        self._room, self._read_at = FIRST * USUAL, math.inf  # bytes that may be read now, and the loop time of that
-        self.line = math.inf  # bytes per second of this peer's line, where that is known to be slow
-        self._reading = asyncio.Lock()  # a follower reads for one at a time
+        self._peers, self._size = 1, USUAL  # peers that write here, and bytes of all reports, as of the last refresh
+        self._lived = expiration  # seconds for which the last report of this peer counts
+        self._credit, self._credited = float(BURST), 0.0  # reports that may go out, and the loop time of that figure
+        self._room, self._read_at = FIRST * USUAL, math.inf  # bytes that may be read, and the loop time of that figure
+        self.line = math.inf  # bytes per second of this peer's line, if that is known to be slow
+        self._reading = asyncio.Lock()  # a follower does one refresh at a time
 
     @property
     def owner(self) -> PeerID:
-        """Under whose identity this peer's record stands."""
+        """The owner of this peer's record."""
         return self._subkey.owner
 
     @property
     def dropped(self) -> int:
-        """How many records were dropped so far: not signed by their owner, of another shape, or out of bounds. One that
-        is stored here as well as read from others counts twice."""
+        """How many records were dropped so far: not signed by their owner, of another shape, or out of bounds. A record
+        that is stored here and read from others as well counts twice."""
         return sum(self._follower.refused.values()) + self._unreadable
 
     @property
     def pause(self) -> float:
-        """Seconds between two reports of this peer: for so long it reads what all have to say. The more peers, and the
-        slower its own line, the rarer."""
+        """Seconds between two reports of this peer: what it takes a peer to read the reports of all. They grow with the
+        number of peers, and with the slowness of this peer's line."""
         writes = self._size * max(1.0, REPLICAS / self._peers)  # each report goes to each replica
         return max(self._size / rate_of(self._peers), writes / (OF_A_LINE * self.line))
 
     @property
     def look(self) -> float:
-        """Seconds between two looks at the others' reports: the pause; until it has read all, for a few more each."""
+        """Seconds between two looks at the others' reports: `pause`, or less until it has read all of them."""
         few = FIRST * USUAL / self._rate
         return min(self.pause, few) if self._follower.behind else self.pause
 
@@ -98,7 +98,8 @@ class Board(Generic[Record]):
 
     @property
     def _few(self) -> bool:
-        """Whether it reads all replicas: where a handful of peers write, each hears of the others without delay."""
+        """Whether this peer reads all replicas, without a bound: if few peers write, each hears of the others at
+        once."""
         few = self._follower.count <= REPLICAS + 1 if self._follower.count else self._follower.small
         return few and self.line == math.inf and self._room > 0
 
@@ -109,7 +110,7 @@ class Board(Generic[Record]):
 
     @property
     def renewal(self) -> float:
-        """Seconds after which this peer reports again, in time also where it knew nobody yet when it last did."""
+        """Seconds after which this peer reports again: before its last report expires, even if it knew nobody then."""
         return min(self.pause, self._lived / 2)
 
     def turn_in(self) -> float:
@@ -123,7 +124,7 @@ class Board(Generic[Record]):
         self._credit, self._credited = min(float(BURST), self._credit + earned), now
 
     async def publish(self, record: Record) -> bool:
-        """Writes this peer's record; False if no replica took it."""
+        """Writes this peer's record. Returns False if no replica took it."""
         self._published = True
         self._earn()
         self._credit -= 1
@@ -132,8 +133,8 @@ class Board(Generic[Record]):
         return await self._node.store(self.key, record.model_dump(), expires, self._subkey)
 
     async def refresh(self) -> dict[PeerID, Record]:
-        """Reads what changed since the last time, as far as its rate allows, and returns all records that have not
-        expired."""
+        """Reads what has changed since the last time, as far as the rate allows, and returns all records that have not
+        expired, this peer's own among them."""
         async with self._reading:
             earned = self._rate * max(0.0, loop_time() - self._read_at)
             most = max(SPARE * self._size, FIRST * USUAL)

@@ -1,10 +1,10 @@
-"""Staying in the run's lineage: which one that is, and how a peer that is behind comes to its state.
+"""How a peer stays on the run's lineage: which one that is, and how a peer that is behind gets its state.
 
     behind by one or two    own parameters ── averages of the missed rounds, by tag ──▶ in step
     a newcomer              pins a state ─────────── downloads it ────────────▶ ┐
                             later rounds, as they are committed ──▶ on disk ──▶ ┴ replays ──▶ in step
 
-A peer that catches up is in no group, so however slow its link is, nobody waits for it.
+A peer that catches up is in no group, so nobody waits for it, however slow its line is.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ from swarmcli.tasks import beside
 
 # Seconds
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0  # between attempts to download: twice as long each time
-PATIENCE_WITH_CLAIMS = 10.0  # with which a settled peer knocks for a state of which nothing comes
-# With which a newcomer awaits those of whom nothing but reports is left: they are kept for so long, and a claim alone
-# is to hold nobody up for longer.
+PATIENCE_WITH_CLAIMS = 10.0  # for which a settled peer asks for a state of which nothing comes
+# For which a newcomer waits for peers of which only reports are left: reports are kept for so long, and a mere claim
+# may hold nobody up for longer.
 PATIENCE_WITH_REPORTS = 60.0
-ALONE_FOR = 15.0  # for which a peer without parameters looks for others, where it sees nobody
-STRANDED_AFTER = 3.0  # without anybody who could hand over the state, before that is told
+ALONE_FOR = 15.0  # for which a peer without parameters looks for others if it sees nobody
+STRANDED_AFTER = 3.0  # without anybody who could hand over the state, after which this peer says so
 LOOK_AGAIN = 1.0  # between two looks of a stranded peer
-LOOK_FOR_NEXT = 0.25  # between two questions for the next round
+LOOK_FOR_NEXT = 0.25  # between two requests for the next round
 LONGEST_FETCH = 120.0  # without anything of a round, while a download is under way
-MOST_REPLAYED = 2  # rounds, rather than a download: as many as others keep
-ASKED_AT_ONCE = 3  # donors, in turn, for the next round
+MOST_REPLAYED = 2  # rounds; a peer that missed more downloads the state, since others keep no more
+ASKED_AT_ONCE = 3  # donors that are asked for the next round, others each time
 HELP = "Start one of them again, or name another peer (--peer); --begin-anew does without them"
 logger = logging.getLogger(__name__)
 
 
 class CatchUp:
-    """Decides once which lineage to train on (then this peer is settled), and again whenever another one leads.
+    """Decides once on which lineage to train (then this peer is settled), and again whenever another one leads.
 
-    Reports tell that something may be wrong; before anything is given up for it, the peers themselves are asked. What
-    those say counts who have settled and can be reached. Where there is none, a peer that lives and leads all the same
-    (two peers in client mode, for example, cannot dial each other) is waited for: this peer is `stranded`, since going
-    on would make a second model. A newcomer that has heard of a run which is further than its beginning waits likewise
-    for those who hold it, see `_awaited`.
+    Reports say that another lineage may lead; before this peer gives up its own, it asks the peers themselves. The
+    words of settled peers that it can reach count. If none of them holds the leading lineage, but a peer that is there
+    and out of reach does (two peers in client mode, for example, cannot dial each other), this peer waits for it: it is
+    `stranded`, since going on would make a second model. A newcomer that has heard of a run which is further than its
+    beginning waits in the same way for peers that hold it, see `_awaited`.
     """
 
     def __init__(self, peer: PeerContext, work: GradientWork, survey: Survey, exchange: StateExchange) -> None:
@@ -69,32 +69,31 @@ class CatchUp:
         self._exchange = exchange
         self._events = peer.events
         self._load_state_timeout = peer.config.load_state_timeout
-        self._proceed_alone = peer.config.proceed_alone  # a peer that is stranded trains on, and says so
+        self._proceed_alone = peer.config.proceed_alone  # instead of being stranded this peer trains on, and says so
         self.settled = False
-        self.asked_at = 0.0  # swarm time; when this peer last began to ask where the others are
+        self.asked_at = 0.0  # swarm time when this peer last began to ask where the others are
         self.stranded = False
-        self.waits = ""  # for whom this peer waits and since when, where it has only heard of them
+        self.waits = ""  # for whom this peer waits and since when, if it has only heard of them
         self.begins_anew = (
             peer.config.proceed_alone
-        )  # whether its user wants that, if nobody who holds the run's state can be reached
-        self.gives_up: Callable[[], bool] | None = None  # whether the user wants no more waiting; None: nobody says so
-        self.lacks = "a download failed halfway"  # why this peer has no parameters, where it has none
+        )  # the user wants the run begun anew if nobody who holds its state can be reached
+        self.gives_up: Callable[[], bool] | None = None  # whether the user has had it with waiting; None: cannot say so
+        self.lacks = "a download failed halfway"  # why this peer has no parameters, if it has none
 
     async def run(self, reason: str, *, returns: bool = False) -> bool:
-        """Settles on the lineage that leads. Returns whether this peer's state is another one for it.
+        """Settles on the lineage that leads. Returns whether this peer's state changed for that.
 
-        Rounds that were missed are replayed where that is enough; otherwise the state is downloaded. A peer that
-        `returns` has been away, perhaps for days: with whom it trained may be gone, so it goes by who is there now, as
-        a newcomer.
+        It replays missed rounds if that is enough; otherwise it downloads the state. A peer that `returns` has been
+        away, perhaps for days: its mates may be gone, so it goes by who is there now, like a newcomer.
 
-        It waits for a state that comes slowly: a round of minutes holds up downloads too. A newcomer to whom nothing of
-        a state comes for `load_state_timeout` raises StateDownloadError, which names what failed with each donor; a
-        settled peer gives up earlier, says so, and stays on its own lineage. One that is stranded for so long raises
-        NoDonorReachable, settled or not; but a newcomer whose user can tell it to stop waits for as long as he likes.
+        It waits for a state that comes slowly: a round of minutes holds up downloads too. A newcomer that gets nothing
+        of a state for `load_state_timeout` raises StateDownloadError, which says what failed with each donor; a settled
+        peer gives up earlier, says so, and stays on its own lineage. A peer that is stranded for so long raises
+        NoDonorReachable, settled or not; but a newcomer whose user can stop it (`gives_up`) waits without a bound.
         """
         began = moved = loop_time()
         changed, pauses = False, growing(FIRST_PAUSE, LONGEST_PAUSE)
-        asked = set[PeerID]()  # how far the run is
+        asked = set[PeerID]()  # peers that were asked how far the run is
         try:
             while True:
                 moved = max(moved, self._exchange.moved)
@@ -126,7 +125,7 @@ class CatchUp:
                     await self._wait_for(self.waits, began, deadline)
                     continue
                 holders = [peer for peer, word in answers.items() if word.position.lineage == wanted.lineage]
-                # A peer that pauses is asked only where nobody else has it: otherwise the run would be lost.
+                # Peers that pause are asked only if nobody else has the state; then, or it would be lost.
                 holders = [peer for peer in holders if answers[peer].claim.settled] or holders
                 donors = self._directory.by_convenience(holders)
                 self.waits = ""
@@ -136,7 +135,7 @@ class CatchUp:
                         await self._download_and_go_on(wanted, donors, reason)
                     changed, moved, self.stranded, returns = True, loop_time(), False, False
                     pauses = growing(FIRST_PAUSE, LONGEST_PAUSE)
-                    if bridged and self.settled:  # to ask once more would cost it its place in a short epoch's group
+                    if bridged and self.settled:  # if it asked once more, a short epoch's group would begin without it
                         return True
                 except StateDownloadError as error:
                     logger.info("the state of epoch %d was not downloaded: %s", wanted.epoch, error)
@@ -163,18 +162,20 @@ class CatchUp:
         self.settled = True
 
     def lack_parameters(self, why: str) -> None:
-        """The model has others than the run begins with: this peer takes the state of those who have them, or no part.
-        To be called before it joins; a checkpoint that is loaded afterwards brings them as well."""
+        """The model's parameters are not those with which the run begins. So this peer takes over the state of peers
+        that have them, or takes no part. Call it before it joins; a checkpoint that is loaded afterwards brings
+        parameters, too."""
         self._replica.state.position, self.lacks = TORN, why
 
     def note_heard(self, *heard: Heard | None, begins_anew: bool = False) -> None:
-        """This peer has heard before how far the run is. `begins_anew`: if nobody who holds that can be
-        reached, it begins the run, as its user wants."""
+        """This peer has heard earlier how far the run is. `begins_anew`: the user wants the run begun anew if nobody
+        who holds its state can be reached."""
         self._claims.vouching.note_heard(*heard)
         self.begins_anew |= begins_anew
 
     async def hear(self, asked: set[PeerID]) -> None:
-        """Asks those who are here how far the run is, each once: they may be gone before their state is here."""
+        """Asks peers that are there how far the run is, each once: they may be gone before their state is here. `asked`
+        gets those that it has asked."""
         fresh = [peer for peer in self._directory.alike if peer not in asked and self._directory.is_there(peer)]
         peers = self._claims.in_turn(fresh)[:MOST_PROOFS]
         asked.update(peers)
@@ -183,14 +184,17 @@ class CatchUp:
         self._claims.vouching.note_heard(*await asyncio.gather(*shown))
 
     def _awaited(self, answers: Mapping[PeerID, PeerWord], began: float) -> str:
-        """For whom a newcomer waits that would begin a run anew of which it has heard that it is further; "": for
-        nobody. With somebody who has settled it goes along, and reports alone, which cost a liar nothing, hold it up no
-        longer than they are kept; nor does anything if it has a checkpoint, which may be all that is left."""
+        """For whom a newcomer waits if it has heard that the run is further than its own state; "": for nobody.
+
+        It does not wait if a settled peer is there, with which it goes along. Reports alone, which cost a liar nothing,
+        hold it up no longer than they are kept. If it has a checkpoint, which may be all that is left of the run,
+        nothing holds it up for longer either.
+        """
         epoch, heard, waited = self._replica.position.epoch, self._claims.vouching.heard, loop_time() - began
         if self.settled or self.begins_anew or any(word.claim.settled for word in answers.values()):
             return ""
         early = waited < PATIENCE_WITH_REPORTS
-        claims = (self._directory.others[peer].claim for peer in self._claims.holders())  # those in doubt, too
+        claims = (self._directory.others[peer].claim for peer in self._claims.holders())  # even if it disbelieves them
         reported = max((claim.position.epoch for claim in claims if claim.settled), default=0)
         if heard is not None and heard.epoch > epoch and (early or epoch == 0):
             told, ends = heard.sentence, epoch > 0
@@ -203,8 +207,9 @@ class CatchUp:
         return f"{told}; nobody who holds it could be reached since {since}{at_most}. {HELP}"
 
     async def _wait_for(self, text: str, began: float, deadline: float, *, certain: bool = True) -> None:
-        """A moment: whoever listens may just be about to be dialed by the one that cannot be. `certain`: it is no dead
-        peer's report that tells of those who are waited for."""
+        """Waits a moment: a peer that cannot be dialed may be about to dial this one. Raises NoDonorReachable after the
+        `deadline` (loop time), and if the user gives up. `certain`: the peers for which it waits have reported since
+        it began (`began`), so they are not dead."""
         waited = loop_time() - began
         if not self.stranded and certain and waited >= STRANDED_AFTER:
             self.stranded = True
@@ -224,11 +229,11 @@ class CatchUp:
         return self._proceed_alone
 
     async def _download_and_go_on(self, wanted: LineagePosition, donors: Sequence[PeerID], reason: str) -> None:
-        """Brings this peer to `wanted` by its state, and on from there if that took longer than an epoch."""
+        """Downloads the state at `wanted`, and goes on from there by the rounds that were committed meanwhile."""
         later = deque[KeptRound]()
         async with beside(self._collect(wanted, later, donors)):
             await self._download(wanted, donors, reason)
-            # Not where several groups end the epochs: these are then rounds of one of them or the other.
+            # If several groups end the epochs, these may be rounds of any of them.
             while later and later[0].record.tag == self._replica.position.lineage and not self._replica.state.apart:
                 await self._replay([later.popleft()], "epochs ended meanwhile")
 
@@ -244,11 +249,11 @@ class CatchUp:
                 reason=reason,
             )
         except asyncio.CancelledError:
-            if self._replica.generation != generation:  # the state had come: gradients of the former are worthless
+            if self._replica.generation != generation:  # the state has been replaced: earlier gradients are worthless
                 await self._work.start_over()
             raise
         if self.settled and self._claims.mates and self._claims.mates.known.isdisjoint(donors):
-            # With no mate to ask, one stranger is enough: two that have begun the same run apart meet like that.
+            # If no mate can be asked, one stranger is enough: so two that have begun the same run apart come together.
             text = "this peer gives up its own, by the word of peers with which it was in no round"
             self._events.emit(Noticed("warning", f"{reason}: {text}"))
         self._claims.note_taken_over(wanted, donors)
@@ -265,10 +270,11 @@ class CatchUp:
     # rounds that others have kept
 
     async def _bridge(self, wanted: LineagePosition, donors: Sequence[PeerID], reason: str) -> bool:
-        """Steps to `wanted` if the one or two rounds that lead there can be had; False, and nothing changed, if not.
+        """Replays the one or two rounds that lead to `wanted`, if they can be had. Returns False, and changes nothing,
+        if not.
 
-        The chain of lineages proves that they are these rounds and no others. Where it only counts epochs, peers differ
-        by design and there is nothing to step with: the epochs are passed by.
+        The chain of lineages proves that they are these rounds and no others. If lineages only count epochs, peers
+        differ by design, and there is nothing to replay: this peer takes the position.
         """
         position = self._replica.position
         if not 1 <= wanted.epoch - position.epoch <= MOST_REPLAYED:
@@ -293,7 +299,8 @@ class CatchUp:
         return True
 
     async def _collect(self, position: LineagePosition, later: deque[KeptRound], donors: Sequence[PeerID]) -> None:
-        """Puts by the rounds that are committed on `position` and its followers, on disk."""
+        """Fetches the rounds that are committed from `position` on, one after the other, and appends them to `later`;
+        their averages lie on disk. Runs until it is cancelled."""
         for turn in count():
             first = turn % len(donors)
             asked = [*donors[first:], *donors[:first]][:ASKED_AT_ONCE]
@@ -316,8 +323,11 @@ class CatchUp:
         among: int,
         progress: DownloadProgress | None = None,
     ) -> KeptRound:
-        """The lineage binds which round it was, and not its averages: those are to be signed for by its members, where
-        there are enough of them (`among`: how many hold what it led to) that one may lie."""
+        """Fetches the round that was committed at `position`. `among`: how many peers hold what it led to.
+
+        The lineage proves which round it was, but not its averages. If there are so many holders that one may lie, the
+        round's members must have signed for the averages.
+        """
         averager = self._work.averager
         signed = among >= LEAST_WITNESSES or self._claims.mates.needed > 1
         part_size = averager.config.allreduce.part_size_bytes if signed else None

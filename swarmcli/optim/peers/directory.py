@@ -1,4 +1,4 @@
-"""PeerDirectory: what this peer says of itself under `{run_id}_peers`, and what the others there say of themselves.
+"""PeerDirectory: what this peer says of itself under the key `{run_id}_peers`, and what the others say of themselves.
 
 A report is a claim and seconds old: `follow.py` judges it, and `survey.py` asks the peer itself.
 """
@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 
 
 # Seconds
-EXPIRATION = 60.0  # after which the report of a peer that says no more is gone
+EXPIRATION = 60.0  # after which a report is gone, if its peer says no more
 REFRESH_PERIOD = 3.0  # between two looks at the others' reports
 RENEWAL = 10.0  # after which an unchanged report is written again
-FRESH = 15.0  # up to this age of a report its peer is taken to be there: renewed and read in that time
+FRESH = 15.0  # age up to which a report says that its peer is there: it is renewed and read in that time
 
 
 class PeerDirectory:
@@ -53,7 +53,7 @@ class PeerDirectory:
         self._changed = asyncio.Event()
         self._tasks = TaskOwner()
         self._ended: dict[PeerID, float] = {}  # swarm time when the connection with a peer that reports ended
-        self._silent = set[PeerID]()  # of whom people have been told that they do not answer
+        self._silent = set[PeerID]()  # peers that do not answer, as people have been told
         node.add_validators([SchemaValidator(PeerKeys, prefix=run_id)])
 
     async def start(self) -> None:
@@ -66,7 +66,7 @@ class PeerDirectory:
         self._tasks.keep(self.endpoint.events, self._keep_publishing, self._keep_reading)
 
     def spare(self, line: float) -> None:
-        """This peer's line is known to carry no more than so many bytes per second; infinite: it is quick."""
+        """Reads and writes less, for a line of so many bytes per second; infinite: the line is quick."""
         self._board.line = line
 
     async def shutdown(self) -> None:
@@ -89,10 +89,10 @@ class PeerDirectory:
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, OwnAddressesChanged):
-            self._changed.set()  # whoever waits for a way to this peer reads of it in its report
+            self._changed.set()  # its report tells the new addresses to peers that wait for a way to it
         elif isinstance(event, PeerDisconnected) and (peer := PeerID.parse(event.peer)) in self.others:
             self._ended[peer] = self.endpoint.clock.now()
-            self._silent |= {peer} if event.left else set()  # people hear of goodbyes anyway
+            self._silent |= {peer} if event.left else set()  # people hear of that by the report
 
     async def _publish(self, phase: Literal["left"] | None = None) -> None:
         self._changed.clear()
@@ -110,7 +110,7 @@ class PeerDirectory:
     # what the others say
 
     async def refresh(self) -> Mapping[PeerID, PeerReport]:
-        """Looks who is there now. If the DHT cannot be read, what was known stays."""
+        """Reads the others' reports and returns them. If the DHT cannot be read, what was known stays (logged)."""
         try:
             records = await self._board.refresh()
         except SwarmError as error:
@@ -125,7 +125,7 @@ class PeerDirectory:
             self.endpoint.learn(peer, tuple(report.addresses))
             if before.get(peer) != report:
                 self._tell(peer, report, before.get(peer))
-        for peer in before.keys() - self.others.keys():  # whoever says no more is lost
+        for peer in before.keys() - self.others.keys():  # a peer whose report has expired is lost
             self._tell(peer, records.get(peer, before[peer]), before[peer], "left" if peer in gone else "lost")
         self._tell_of_silent()
         for read in self.readers:
@@ -137,7 +137,7 @@ class PeerDirectory:
         await self.refresh()
 
     def _tell(self, peer: PeerID, report: PeerReport, before: PeerReport | None, gone: Gone = "") -> None:
-        """Emits what this report says and the one before did not."""
+        """Emits events of what is new in a report."""
         known = before.recent if before is not None else []
         for ended in report.recent if report.role == "trainer" else ():
             if ended not in known:
@@ -167,15 +167,15 @@ class PeerDirectory:
     # who is there
 
     def is_there(self, peer: PeerID) -> bool:
-        """Whether a peer that reports is connected, or its report is fresh: not where a connection with it has ended
-        since it made that. From any thread."""
+        """Whether a peer is connected, or has a fresh report that is newer than the end of its last connection. From
+        any thread."""
         if self.endpoint.is_connected(peer):
             return True
         fresh = FRESH + 2 * self._board.pause  # many peers report more rarely
         return self.age(peer) < fresh and self.others[peer].time > self._ended.get(peer, -math.inf)
 
     def age(self, peer: PeerID) -> float:
-        """Seconds since the last word of a peer: 0 of one that is connected, infinite of one without a report. From any
+        """Seconds since a peer was last heard: 0 for one that is connected, infinite for one without a report. From any
         thread."""
         return 0.0 if self.endpoint.is_connected(peer) else self.report_age(peer)
 
@@ -195,41 +195,41 @@ class PeerDirectory:
         return {peer: report for peer, report in self.others.items() if report.terms == self.terms}
 
     def at_work(self) -> list[PeerID]:
-        """Those who take part in rounds of this run, by their last reports; also those who are about to."""
+        """Peers that, by their last reports, take part in rounds of this run, or are about to."""
         return [p for p, r in self.alike.items() if r.phase != "lingering" and not is_away(r.pause)]
 
     def trainers(self) -> dict[PeerID, PeerReport]:
-        """The reports of those who take part in rounds, answer and compute."""
+        """The reports of trainers that take part in rounds, are there, and do not pause."""
         at_work = ((peer, self.others[peer]) for peer in filter(self.is_there, self.at_work()))
         return {peer: report for peer, report in at_work if report.role == "trainer" and not report.pause}
 
     def anyone_computes(self, members: Iterable[PeerID]) -> bool:
-        """Whether a trainer is there that answers; by the reports, which are read every few seconds, or because one of
-        the `members` of this peer's group, which forms at once, is somebody without a report so far."""
+        """Whether another trainer is there and computes, by the reports, or because one of the `members` of this peer's
+        group has no report yet: a group forms at once, and reports are read every few seconds."""
         return any(report.phase != "stranded" for report in self.trainers().values()) or any(
             peer not in self.others and peer != self.endpoint.peer_id for peer in members
         )
 
     def is_away(self, peer: PeerID) -> bool:
-        """Whether it takes part in no round at present, by its last report."""
+        """Whether a peer takes part in no round at present, by its last report."""
         report = self.others.get(peer)
         return report is not None and is_away(report.pause)
 
     def network_of(self, peer: PeerID) -> Hashable:
-        """The bucket in which it counts; if it is not connected, the one that it names, unproved."""
+        """The network in which a peer counts: as its connection shows, or without one as its report says, unproved."""
         found = self.endpoint.prefix(peer)
         if found is None and (report := self.others.get(peer)) is not None and report.addresses:
             return prefix_of_address(report.addresses[0])
         return found
 
     def is_relayed(self, peer: PeerID) -> bool:
-        """Whether what it sends here goes over a relay, as far as this peer knows."""
+        """Whether what a peer sends here goes over a relay, as far as this peer knows."""
         seen, report = self.endpoint.seen(peer), self.others.get(peer)
         return seen.relayed if seen is not None else report is not None and report.client_mode
 
     def by_convenience(self, peers: Iterable[PeerID]) -> list[PeerID]:
-        """In the order in which they are best asked for a state: first those to whom no relay is needed, near ones, and
-        those with time to answer; last those who pause."""
+        """Sorts peers for asking them for a state: those that pause come last, those that need a relay before these; of
+        the others first those that are connected, then those that do not train, then the nearest."""
 
         def cost(peer: PeerID) -> tuple[bool, bool, bool, bool, float]:
             report, round_trip = self.others.get(peer), self.endpoint.round_trip(peer)

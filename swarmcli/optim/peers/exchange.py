@@ -34,7 +34,7 @@ _ROLES = {"parameter": TensorRole.PARAMETER, "statistic": TensorRole.OPTIMIZER, 
 
 
 class Handover:
-    """Gives one thing that all peers of a run need, and gets it, under `prefix`."""
+    """Gives to others, and gets from them, one thing that all peers of a run need. `prefix` names it."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class Handover:
         self.donor = StateDonor(self._endpoint, prefix, provide, donated=self._donated, courtesy=courtesy)
         self._progress: DownloadProgress | None = None
         self.speed = 0.0  # bytes per second of the last download that succeeded; 0: none did
-        self.moved = 0.0  # loop time; when something last came of a download that failed; what was false does not count
+        self.moved = 0.0  # loop time when anything last came of a download that failed; false data does not count
 
     @contextmanager
     def progress(self, what: str) -> Iterator[DownloadProgress]:
-        """Tells people of a download that the block makes."""
+        """For a download within the block: people see how far it is. `what`: what is downloaded, in words."""
         self._progress = progress = DownloadProgress(asyncio.get_running_loop().time, what=what)
         try:
             yield progress
@@ -73,8 +73,8 @@ class Handover:
         return "" if progress is None else progress.sentence(self._endpoint.rates.download.limit)
 
     async def _get(self, what: str, donors: Sequence[PeerID], **more: Any) -> DownloadedState:
-        """From these donors, best first; those behind relays are asked when no other one gives it. `more`: see
-        `download_state`."""
+        """Downloads from these donors, the first ones first; from those behind relays only if no other one gives it.
+        `more`: see `download_state`."""
         relayed = [peer for peer in donors if self._directory.is_relayed(peer)]
         direct = [peer for peer in donors if peer not in relayed]
         with self.progress(what) as progress:
@@ -83,11 +83,11 @@ class Handover:
             )
 
     def _donated(self, peer: PeerID, snapshot: Snapshot, sent: int) -> None:
-        """Nobody is told unless the thing is a state."""
+        """A peer has downloaded from here. Only StateExchange tells of it."""
 
 
 class StateExchange(Handover):
-    """Donates the replica's state of the moment, under its lineage, and replaces it by another peer's."""
+    """Gives out the replica's present state, under its lineage, and replaces it by another peer's."""
 
     def __init__(
         self,
@@ -96,10 +96,10 @@ class StateExchange(Handover):
         claims: Claims,
         courtesy: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`courtesy` returns when this peer does not need its link for a round.
+        """`courtesy` returns when this peer does not need its line for a round.
 
-        A peer that downloads a state with a lossy codec is told so: its parameters are not those of the others in every
-        bit.
+        A peer that downloads a state with a lossy codec warns its user: its parameters are not those of the others in
+        every bit.
         """
         super().__init__(claims.directory.run_id, self._provide, replica, claims, courtesy)
         self._codec = mode.state.load_compression
@@ -116,14 +116,15 @@ class StateExchange(Handover):
         timeout: float,
         reason: str,
     ) -> None:
-        """Takes over the state at `wanted` from these donors, best first; gradients so far are dropped.
+        """Takes over the state at `wanted` from these donors, the first ones first. The caller drops earlier gradients.
 
-        A state that more of the `witnesses` contradict than bear out is refused, and others are asked. `parameters`:
-        the SHA-256 that those of this state have by the owner's word, which needs no witnesses.
+        If more of the `witnesses` contradict a state than bear it out, this peer refuses it and asks others.
+        `parameters`: the SHA-256 of this state's parameters that the run's owner has signed; then it needs no
+        witnesses.
 
-        Raises StateDownloadError, with what failed at each donor, when none gives it, or after `timeout` seconds in
-        which nothing of it came; nothing has changed then, unless what came could not be read here: then the state may
-        be torn, see TrainingState.restore.
+        Raises StateDownloadError, which says what failed with each donor, if none gives it, or after `timeout` seconds
+        in which nothing of it came. Then nothing has changed, unless what came could not be read here: then the state
+        may be torn, see TrainingState.restore.
         """
         began = loop_time()
         with self.donor.expecting(wanted.lineage) as lend:  # newcomers often come together
@@ -157,7 +158,7 @@ class StateExchange(Handover):
         parameters: bytes | None,
         timeout: float,
     ) -> DownloadedState:
-        """From one donor after the other, until what comes is not contradicted."""
+        """Downloads from one donor after the other, until the witnesses do not contradict a state."""
         attempts: dict[str, str] = {}
         while True:
             state = await self._get(
@@ -182,7 +183,7 @@ class StateExchange(Handover):
                 raise StateDownloadError("the state that came is not the one that others hold", attempts)
 
     def _check(self, outline: StateOutline) -> None:
-        """Before memory is allocated for it. Raises ValueError."""
+        """Checks the outline of a state, before memory is allocated for it. Raises ValueError."""
         read_position(outline.metadata)
         self._replica.state.check_tensors(outline.descriptors)
         self._replica.state.fit(outline.metadata)
@@ -221,7 +222,7 @@ class StateExchange(Handover):
 
 
 def _hash_of_parameters(state: DownloadedState) -> bytes:
-    """As TrainingState.digest of whoever holds them."""
+    """SHA-256 over the parameters, as TrainingState.digest computes it at a peer that holds them."""
     named = {name: tensor for name, tensor in state.contents.items() if name.startswith("parameter/")}
     ordered = sorted(named, key=lambda name: int(name.partition("/")[2]))
     return hash_tensors(t if isinstance(t := named[name], torch.Tensor) else loaded(t) for name in ordered)

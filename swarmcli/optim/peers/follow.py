@@ -1,4 +1,4 @@
-"""Whose word moves this peer to another lineage. The one place that says so.
+"""Whose word moves this peer to another lineage. Only this file decides that.
 
 A claim costs its author nothing, so it counts by who stands behind it. A peer that has made rounds goes by its *mates*,
 the members of these rounds, of their networks where these are four or more. A newcomer has no mates.
@@ -40,17 +40,17 @@ from swarmcli.optim.state.lineage import Claim, LineagePosition, best, lineage_t
 if TYPE_CHECKING:
     from swarmcli.averaging.certificate import RoundCertificate
 
-LEAST_NETWORKS = 4  # of mates, from which on these count instead of mates, as for votes of a round
-DISTRUST = 120.0  # seconds for which a lineage is ignored of which nobody gave out the state
-APART = 10.0  # seconds of holding another lineage before it counts as parted: most come back at once
-MOST_UNPROVED = 8  # lineages that nobody bears out, of which people are told
+LEAST_NETWORKS = 4  # with so many networks of mates, networks count instead of mates, as for the votes of a round
+DISTRUST = 120.0  # seconds for which this peer ignores a lineage whose state nobody gave out
+APART = 10.0  # seconds on another lineage, after which a peer counts as parted: most come back at once
+MOST_UNPROVED = 8  # lineages that nobody bears out: people hear of no more than so many
 
 
 @dataclass(frozen=True, slots=True)
 class PeerWord:
     """A peer's word about itself.
 
-    trail   the lineages through which it came, as far as it says so, none of them older than some rounds
+    trail   the lineages through which it says that it came, in its last rounds
     """
 
     claim: Claim
@@ -61,7 +61,7 @@ class PeerWord:
         return self.claim.position
 
     def holds(self, lineage: bytes) -> bool:
-        """Whether it is at this lineage, or beyond it."""
+        """Whether the peer says that it is at this lineage, or came through it."""
         return lineage == self.position.lineage or lineage in self.trail
 
 
@@ -69,22 +69,24 @@ class PeerWord:
 class Standing:
     """Everything that this peer knows when it decides: its mates, everybody's words, and what was signed.
 
-    network   in which bucket a peer counts where networks are counted
-    differs   whether this peer was at the epoch of a position on another lineage
+    network   peer → the network in which it counts
+    signed    lineage → what is signed on the way to it
+    owners    lineages that the run's owner has signed
+    differs   whether this peer was on another lineage at the epoch of a position
     """
 
     mates: Mates
     words: Mapping[PeerID, PeerWord]
     network: Callable[[PeerID], Hashable]
     signed: Mapping[bytes, Signed] = field(default_factory=dict)
-    owners: Collection[bytes] = ()  # lineages that the run's owner signed
+    owners: Collection[bytes] = ()
     differs: Callable[[LineagePosition], bool] = lambda _: False
 
     def to_follow(self, own: Claim) -> LineagePosition:
-        """The position that this peer should train on: its own, unless another one counts that leads.
+        """The position on which this peer should train: its own, unless one that leads counts.
 
-        One that the run's owner signed leads whatever anybody says. A newcomer with mates, which comes back from a
-        checkpoint, goes by them if enough are there.
+        One that the run's owner has signed counts whatever others say. A newcomer with mates, which comes back from a
+        checkpoint, goes by them if enough of them are there.
         """
         owners = best(word.position for word in self.words.values() if word.position.lineage in self.owners)
         if owners is not None and owners.beats(own.position):
@@ -99,16 +101,17 @@ class Standing:
     def _vouched(self, own: Claim) -> LineagePosition:
         claimed = {word.position for word in self.words.values() if word.claim.settled}
         ahead = [each for each in claimed if each.beats(own.position) and self.counts(each)]
-        # Parted: whoever holds this peer's lineage is in the minority, so those over there never follow it.
+        # Parted lineages: if more mates hold the other one, they will never follow this peer's.
         on_own = 1 + self._votes(self._holders(own.position.lineage))
         apart = [each for each in claimed if own.position.beats(each) and self.differs(each) and self.counts(each)]
         apart = [each for each in apart if self._votes(self._holders(each.lineage)) > on_own]
         return best(ahead) or best(apart) or own.position
 
     def counts(self, position: LineagePosition) -> bool:
-        """Whether mates bear a position out: more of them than hold anything else, and enough of the last round."""
+        """Whether mates bear a position out: more of them hold it than hold anything else, and more than a third of the
+        last round."""
         held, signed = self._holders(position.lineage), self.signed.get(position.lineage, Signed())
-        # A mate still on the way there is not against it. One liar of fewer than four could be all who sign.
+        # A mate that is still on the way there is not against it. In a smaller round one liar could have signed alone.
         way = signed.way if signed.members and len(self.mates.rounds[-1]) >= 3 else ()
         others = {peer: self.words[peer] for peer in (self.mates.known & self.words.keys()) - held}
         against = [peer for peer, word in others.items() if word.claim.settled and word.position.lineage not in way]
@@ -116,7 +119,8 @@ class Standing:
         return self._votes(held) >= least and self._votes(held) > self._votes(against)
 
     def _holders(self, lineage: bytes) -> set[PeerID]:
-        """The mates that hold a lineage, by their words or, where these do not contradict them, their signatures."""
+        """The mates that hold a lineage, by their words, or by their signatures if their words do not contradict
+        these."""
         signed = self.signed.get(lineage, Signed())
 
         def holds(peer: PeerID) -> bool:
@@ -128,22 +132,23 @@ class Standing:
         return set(filter(holds, self.mates.known))
 
     def _votes(self, mates: Collection[PeerID]) -> int:
-        """Keys cost nothing, so networks count as in rounds, if there are enough of them."""
+        """The votes of these mates. Keys cost nothing, so networks count as in rounds, if there are enough of them."""
         several = len({self.network(peer) for peer in self.mates.known}) >= LEAST_NETWORKS
         return len({self.network(peer) for peer in mates}) if several else len(mates)
 
     # newcomers, and peers that meet none of their mates
 
     def _most_held(self, own: Claim, among: Collection[PeerID]) -> LineagePosition:
-        """The position that is held in most networks, then by most peers, then the one that leads.
+        """The position that is held in most networks; of equal ones by most peers; of these the one that leads.
 
-        A newcomer yields to whoever has settled. A settled peer counts for where it stands, in a network of its own. If
-        it has made no round it has nothing to lose, and follows those who have gone on from where it stands.
+        A newcomer goes by settled peers, if there are any. A settled peer counts itself for its own position, as a
+        network of its own. If it has been in no round it has nothing to lose, and follows peers that have gone on from
+        its position.
         """
         words = {peer: self.words[peer] for peer in among}
 
         def rank(position: LineagePosition) -> tuple[int, int, tuple[int, int, int]]:
-            mine = position == own.position  # those that have gone on from there hold it no more
+            mine = position == own.position  # peers that have gone on from there do not count for it
             passed = b"" if mine else position.lineage
             held = [peer for peer, word in words.items() if word.position == position or passed in word.trail]
             return max(len({self.network(peer) for peer in held}), int(mine)), len(held) + mine, position.order
@@ -160,7 +165,7 @@ class Standing:
 
 
 class Claims:
-    """Judges the reports of a directory, and the answers that a survey has brought. Belongs to the event loop."""
+    """Judges the reports of a directory, and the answers of a survey. It belongs to the event loop."""
 
     def __init__(self, directory: PeerDirectory) -> None:
         self.directory, self.trust = directory, PeerTrust.of(directory.endpoint, directory.run_id)
@@ -188,7 +193,7 @@ class Claims:
     # whose reports count
 
     def holders(self) -> list[PeerID]:
-        """The peers of this run, and with its fingerprint, that hold a state and are believed to."""
+        """The peers with this run's fingerprint that report a state of a lineage which this peer does not distrust."""
         alike = self.directory.alike.items()
         return [p for p, report in alike if report.holds_state and self.trusts(bytes.fromhex(report.lineage))]
 
@@ -197,12 +202,12 @@ class Claims:
         return [peer for peer in self.holders() if self.trust.believes(peer)]
 
     def reported(self) -> list[Claim]:
-        """The lineages that others hold, by the last reports of those whose word counts."""
+        """The last claims of peers whose word counts."""
         return [self.directory.others[peer].claim for peer in self.credible()]
 
     def distrust(self, lineage: bytes) -> None:
-        """For a while, a peer that claims to hold this lineage is taken for one that holds nothing, and the word of
-        those who reported it counts for nothing."""
+        """For a while, a peer that reports this lineage counts as one that holds nothing, and the word of those who
+        have reported it counts for nothing."""
         others = self.directory.others.items()
         self.trust.disbelieve(peer for peer, report in others if bytes.fromhex(report.lineage) == lineage)
         self._distrusted.add(lineage, loop_time())
@@ -212,10 +217,10 @@ class Claims:
         return not self._distrusted.rests(lineage, loop_time())
 
     def in_turn(self, peers: Iterable[PeerID]) -> list[PeerID]:
-        """Mates first, then one of each network that is connected, then the others, one of each network after the
-        other: so whoever floods the run with identities of one network is one of many who are asked, and addresses that
-        reports merely name are asked when nobody else is left. The furthest of a network comes first. A peer that
-        has not settled, or pauses and may have stood still for days, comes last."""
+        """Sorts peers for asking them: mates first, then one connected peer of each network, then the others, the
+        networks in turn. So one who floods the run with identities of one network is one of many who are asked, and
+        peers at addresses that reports merely name are asked when nobody else is left. Of a network the furthest comes
+        first. A peer that has not settled, or pauses and may have stood still for days, comes last."""
         others = self.directory.others
         reported = filter(others.__contains__, peers)
         ranked = sorted(reported, key=lambda peer: others[peer].claim.position.order, reverse=True)
@@ -238,10 +243,10 @@ class Claims:
     # which lineage to follow
 
     def leading(self, own: Claim) -> LineagePosition:
-        """The lineage that may lead, by the last reports: `own` if none does. A reason to ask, no more.
+        """The position that may lead, by the last reports; `own` if none does. It is a reason to ask, no more.
 
-        A peer that has mates goes by their reports, and what the run's owner signed: strangers' are no reason to leave
-        a group. A lineage that leads nobody counts if most mates hold it for a while already.
+        A settled peer with mates goes by their reports, and by what the run's owner has signed: strangers' reports are
+        no reason to leave a group. A position that does not lead counts if most mates have parted from this peer's.
         """
         claims = {peer: self.directory.others[peer].claim for peer in self.credible()}
         if own.settled and self.mates.known:
@@ -257,9 +262,9 @@ class Claims:
         return now - self._apart_since.get(peer, now) >= APART
 
     async def decide(self, own: Claim, answers: Mapping[PeerID, PeerWord]) -> LineagePosition:
-        """The position that this peer should train on, by what others have just answered and by the reports of mates
-        that are there and were not asked, or could not be. Where that bears out nobody who claims to lead, a few of
-        those are asked for the certificates of their last rounds."""
+        """The position on which this peer should train, by what others have just answered, and by the reports of mates
+        that are there but have not answered. If others still claim to lead, it asks a few of them for the certificates
+        of their last rounds."""
         words = {**self._told(), **answers}
         found = self._standing(words).to_follow(own)
         if ahead := [peer for peer, word in answers.items() if word.claim.settled and word.position.beats(found)]:
@@ -269,7 +274,7 @@ class Claims:
         return found
 
     def _told(self) -> dict[PeerID, PeerWord]:
-        """The words of mates that are there, by their reports."""
+        """Mate that is there → its word, by its report."""
         mates = [peer for peer in self.credible() if peer in self.mates.known and self.directory.is_there(peer)]
         return {peer: PeerWord(self.directory.others[peer].claim) for peer in mates}
 
@@ -278,8 +283,9 @@ class Claims:
         return Standing(self.mates, words, network, vouching.signed, vouching.owners, self._history.differs)
 
     def _note_unproved(self, own: Claim, answers: Mapping[PeerID, PeerWord]) -> None:
-        """A peer that claims to lead, and that nobody bears out, counts for nothing for a while; people are told of
-        each such lineage once. A newcomer leaves in peace those who say that they come from there."""
+        """The word of a peer that claims to lead, and that nobody bears out, counts for nothing for a while; people
+        hear of each such lineage once. A newcomer disbelieves nobody who says that it came through the newcomer's
+        lineage."""
         beating = {peer: word for peer, word in answers.items() if word.position.beats(own.position)}
         ahead = {p: word for p, word in beating.items() if word.claim.settled and not word.holds(own.position.lineage)}
         self.trust.disbelieve(beating if own.settled else ahead)
@@ -304,7 +310,7 @@ class Claims:
         self.note_replayed(round_id, certificate)
 
     def note_replayed(self, round_id: bytes, certificate: RoundCertificate | None) -> None:
-        """The same by a round of others."""
+        """This peer has come one epoch further, by a round without it."""
         before, after = self._history.latest, self.directory.describe().claim.position
         step = None if before is None else step_between(before, after, round_id, certificate)
         if step is not None:
@@ -312,8 +318,8 @@ class Claims:
         self.directory.note_position()
 
     def note_taken_over(self, position: LineagePosition, donors: Sequence[PeerID]) -> None:
-        """This peer has come to a position by another one's state: what proves it is asked of those who gave it, beside
-        all else."""
+        """This peer has taken over another one's state. In the background it asks the donors for the proof of its
+        position."""
         self._tasks.spawn(self._take_over_proof(position, donors[:MOST_PROOFS]))
 
     async def _take_over_proof(self, position: LineagePosition, donors: Sequence[PeerID]) -> None:
@@ -324,12 +330,12 @@ class Claims:
                 return
 
     def saved(self) -> str:
-        """For a checkpoint: this peer's mates, and what proves its position."""
+        """Returns, for a checkpoint, this peer's mates and the proof of its position."""
         proof = self.vouching.way.proof(self.directory.describe().claim.position.lineage)
         return Saved(tuple(map(tuple, map(sorted, self.mates.rounds))), proof).plain()
 
     def restore(self, saved: Saved) -> None:
-        """From the checkpoint whose position this peer holds now."""
+        """Takes mates and proof from the checkpoint whose position this peer has now."""
         for mates in saved.rounds:
             self.mates.note(mates)
         if saved.proof.leads_to(self.directory.describe().claim.position):
@@ -338,7 +344,7 @@ class Claims:
     # who trains another model
 
     def _note_look(self) -> None:
-        """Remembers since when whose reports tell of another lineage than this peer's at the same epoch."""
+        """Remembers which peers report another lineage than this peer had at the same epoch, and since when."""
         now, before, others = self._endpoint.clock.now(), self._apart_since, self.directory.others
         self._apart_since = {
             peer: before.get(peer, now)
@@ -348,10 +354,10 @@ class Claims:
         self.vouching.read_owners_words(others.values())
 
     def apart(self) -> dict[PeerID, PeerReport]:
-        """The peers that live and train another model of this run, or wait since they cannot reach this peer's.
+        """The peers that are there and train another model of this run, or are stranded.
 
-        Those who train on are named only after a while: a peer that missed a round usually comes back at once. For any
-        thread.
+        A peer that trains another model is named only after a while: one that missed a round usually comes back at
+        once. For any thread.
         """
         now = self._endpoint.clock.now()
         return {
@@ -366,16 +372,16 @@ class Claims:
         }
 
     def set_apart(self, peers: Iterable[PeerID]) -> None:
-        """They lead, and this peer goes on without them: for a while, longer each time, their reports count for
-        nothing but the alarm."""
+        """These peers lead, and this one goes on without them: for a while, longer each time, their word counts for
+        nothing; only `apart` still names them."""
         self._set_apart = set(peers)
         self.trust.disbelieve(self._set_apart)
 
     def is_led_by(self, peer: PeerID, own: Claim) -> bool:
-        """Whether this peer should be on the lineage of one that it cannot ask, by that one's report.
+        """Whether this peer should be on the lineage of a peer that it cannot ask, by that one's report.
 
-        Compared is where this peer stood when the report was made. So of two that part, one goes on and one waits,
-        however quickly their epochs pass and however late each reads of the other.
+        The report is compared with this peer's position at the time of the report. So of two that part, one goes on and
+        one waits, however quickly their epochs pass and however late each reads the other's report.
         """
         report = self.directory.others[peer]
         stranger = own.settled and self.mates.known and peer not in self.mates.known

@@ -1,8 +1,8 @@
 """Gives this model's frozen weights to newcomers that lack them, and gets the run's before this peer trains.
 
-Which ones are the run's is nobody's word: their digest is part of what must agree, and whoever joins knows it from its
-script or recipe. So donors are not trusted, and nobody else is asked whether they are right. A peer to which nobody has
-named a digest only hears that those at work have other weights, and takes none.
+Their digest is part of what must agree, and a peer that joins knows it from its script or recipe. So it need not trust
+donors, and asks nobody else whether they are right. A peer without a digest only compares its weights with the reports
+of those at work, and downloads none.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from swarmcli.words import format_size
 # Seconds
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0  # between two looks for donors: twice as long each time
 ALONE_FOR = 15.0  # for which a peer that sees nobody looks for others
-BEGINS_FOR = 60.0  # may others be found that began at once; after that no report stops a peer that works
-MOST_DONORS = 32  # of one look, one of each network after the other
+BEGINS_FOR = 60.0  # in which this peer may find others that began with it; after that no report stops a peer at work
+MOST_DONORS = 32  # that are asked at a time, the networks in turn
 IN_MEMORY = 64 << 20  # bytes up to which a download needs no file
 
 
 class FrozenExchange(Handover):
-    """Has one peer compare, get and give the run's frozen weights."""
+    """One peer's part: it compares, gets and gives the run's frozen weights."""
 
     def __init__(
         self,
@@ -42,30 +42,30 @@ class FrozenExchange(Handover):
         timeout: float,
         courtesy: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`timeout`: seconds for which they are looked for. `courtesy`: see StateDonor."""
+        """`timeout`: seconds for which it looks for them while nothing comes. `courtesy`: see StateDonor."""
         super().__init__(f"frozen/{claims.directory.run_id}", self._provide, replica, claims, courtesy)
         self.frozen, self._timeout = frozen, timeout
         self._settled_at: float | None = None  # loop time
-        self.looks = True  # whether others may have, or begin with, what this peer must not train beside
+        self.looks = True  # whether to compare with others: they may train, or begin, with other frozen weights
 
     def start(self) -> None:
-        """From now on this peer gives them out while they are the run's."""
+        """From now on this peer gives out its frozen weights while they are the run's."""
         if self.frozen.digest:
             self.donor.start()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Gives out nothing any more. Idempotent."""
         if self.frozen.digest:
             self.donor.close()
 
     async def look(self) -> None:
-        """The model's may be others than before, a checkpoint's for example."""
+        """Looks at the model's frozen weights again, which a checkpoint, for example, may have replaced."""
         if self.frozen.digest:
             await self._replica.alone(self.frozen.look)
 
     def compare(self, *, settled: bool) -> None:
-        """Before each step, until this peer has worked for a minute. Raises FingerprintError if all at work that are
-        there report other frozen weights: it would train another model."""
+        """Call it before each step, until this peer has worked for a minute. Raises FingerprintError if all peers at
+        work that are there report other frozen weights: this peer would train another model."""
         frozen, own = self.frozen, self.frozen.told
         self._settled_at = (self._settled_at or loop_time()) if settled else None
         begins = self._settled_at is None or loop_time() < self._settled_at + BEGINS_FOR
@@ -89,8 +89,8 @@ class FrozenExchange(Handover):
             )
 
     async def obtain(self, gives_up: Callable[[], bool]) -> None:
-        """Returns when this model has the run's. Raises StateDownloadError, which says what to do, if nothing of them
-        comes for as long as they are looked for."""
+        """Returns when this model has the run's frozen weights. Raises StateDownloadError, which says what to do, if
+        nothing of them comes within the timeout, and NoDonorReachable if `gives_up` says so."""
         told, began, pauses = False, loop_time(), growing(FIRST_PAUSE, LONGEST_PAUSE)
         while not self.frozen.held:
             await self._directory.refresh()
