@@ -32,9 +32,9 @@ ID_BYTES = 8  # of an invitation: drawn by lot, so that two invitations of one o
 _HEAD = struct.Struct(f"!B{ID_BYTES}sQ{PEER_ID_BYTES}s{PEER_ID_BYTES}s")
 INVITATION_BYTES = _HEAD.size + SIGNATURE_BYTES
 MAX_PROOF = INVITATION_BYTES + 2 * SIGNATURE_BYTES  # bytes of a pass
-MAX_REVOCATIONS = 10_000  # that a peer keeps; all of them are the owner's own
+MAX_REVOCATIONS = 10_000  # that a peer keeps; the owner has signed all of them
 
-MAX_ADMITTED = 4096  # members of which this peer remembers what they have shown, besides those that are connected
+MAX_ADMITTED = 4096  # members whose invitations this peer remembers; more only while they are connected
 
 CLOSED = "this run is closed: ask its owner for an invitation (`swarm invite`)"
 NO_MEMBER = "the peer there is no member of this closed run"

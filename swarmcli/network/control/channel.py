@@ -1,8 +1,7 @@
-"""One control connection: calls in both directions, pings, and what the endpoints have to settle between them.
+"""One control connection: calls in both directions, pings, and messages between the two endpoints.
 
 Calls made here are numbered and bounded; `serving.py` answers those of the other end. Every request gets exactly one
-reply, a cancelled one as well. So both ends count unanswered calls alike, and a reply that answers nothing is a
-violation.
+reply, even a cancelled one. So both ends count unanswered calls alike, and a reply that answers nothing is a violation.
 """
 
 from __future__ import annotations
@@ -39,30 +38,30 @@ R = TypeVar("R")
 
 Reaction: TypeAlias = Callable[["ControlChannel", Any], None]
 
-_PING_BITS = 62  # of a ping's number, drawn for each: who could guess it would answer before the ping has come
+_PING_BITS = 62  # of a ping's number, drawn for each: a peer that guesses it could answer before the ping arrives
 
 
 class Liveness:
-    """When the other end was heard, and when it is pinged or taken for dead.
+    """Says when the other end is pinged, and when it is taken for dead.
 
-    Its clock is the keepalive's ticks: a machine that slept or was too busy has not been waiting. Nothing heard for
-    a while: ping. Nothing at all heard since a ping was sent, for the timeout: the other end is dead. Bytes count, not
-    messages, and any bytes do. An end that hears a long message also pings now and then: the sender's own pings stand
-    in line behind it, and without a word from here it would believe itself alone. Besides, each end pings at the start
-    and once a minute, to measure the other's clock and the round trip.
+    Its clock is the keepalive's ticks: time in which this machine slept or was too busy does not count. After a while
+    without a byte, this end pings; if no byte comes for the timeout after the ping, the other end is dead. Any bytes
+    count, not only whole messages. An end that receives a long message pings now and then: the sender's own pings wait
+    until that message is sent, and without a byte from here the sender would take this end for dead. Besides, each end
+    pings at the start and once a minute, to measure the other's clock and the round trip.
     """
 
     def __init__(self, connection: Connection, limits: NetworkLimits) -> None:
         self.now = 0.0  # seconds of ticks
-        self.last_heard = self.last_said = 0.0  # when bytes came from there, and went from here
-        self.ping_sent_at = 0.0  # the last one …
+        self.last_heard = self.last_said = 0.0  # when bytes were last received, and last sent
+        self.ping_sent_at = 0.0  # when the last ping was sent …
         self.answer_due_since: float | None = None  # … and the first one that has no answer yet
         self._connection, self._limits = connection, limits
         self._received, self._sent = connection.bytes_received, connection.bytes_sent
 
     def dead(self, elsewhere: int = 0) -> bool:
-        """To be called once per tick, first. `elsewhere` counts the bytes from there on other connections: where
-        streams fill a slow link, pings stand in line behind them."""
+        """To be called once per tick, before the other methods. `elsewhere`: bytes received from this peer on other
+        connections; when streams fill a slow line, pings wait until these have passed."""
         self.now += self._limits.keepalive_interval
         received, sent = self._connection.bytes_received + elsewhere, self._connection.bytes_sent
         if received != self._received:
@@ -76,7 +75,7 @@ class Liveness:
     def ping_due(self, watched: bool) -> bool:
         patience = self._limits.keepalive_interval if watched else self._limits.keepalive_idle_interval
         if not self._connection.dialed:
-            patience *= 1.5  # mostly the dialer's ping comes before, and one of the two is enough
+            patience *= 1.5  # so that mostly the dialer pings first: one ping of the two ends is enough
         listening = self.last_heard - self.last_said >= self._limits.keepalive_timeout / 3
         measuring = self.now - self.ping_sent_at >= SAMPLE_LIFE
         return listening or measuring or self.now - max(self.last_heard, self.ping_sent_at) >= patience
@@ -116,12 +115,12 @@ class ControlChannel:
         self.connection = connection
         self.peer_id = connection.peer_id
         self.prefix = prefix
-        self.ending = False  # it has been given up, and may still be there for a moment
+        self.ending = False  # it has been given up, and will be lost in a moment
         self.boot_id: bytes | None = None  # of the other end, once it has greeted
         self.addresses: tuple[str, ...] = ()  # where the other end says that it can be dialed
         self.error: ConnectionLost | None = None
-        self.round_trip: float | None = None  # smoothed, in seconds, less what the other end says that it took
-        self.ping_time: float | None = None  # smoothed, in seconds, with whatever the other end took
+        self.round_trip: float | None = None  # smoothed, in seconds, less the time that the other end says it took
+        self.ping_time: float | None = None  # smoothed, in seconds, with the time that the other end took
         self._context = context
         self._lost = lost
         self._loop = asyncio.get_running_loop()
@@ -129,12 +128,12 @@ class ControlChannel:
         self.used_at = self.opened_at  # of the last call or reply in either direction
         self._slots = asyncio.Semaphore(context.limits.max_calls_per_peer)  # one for each call; its reply releases it
         self._calls: dict[int, _Call] = {}  # by number
-        self._abandoned: set[int] = set()  # given up here, to be acknowledged there
+        self._abandoned: set[int] = set()  # given up here; the other end has not acknowledged that yet
         self._next = 0  # number of a call
         self._serving = IncomingCalls(connection, context, prefix)
-        # The ping without an answer, repeated until it has one: its number, raw and loop time of the first sending.
+        # The ping that is repeated until it is answered: its number, and raw and loop time of its first sending.
         self._ping_sent: tuple[int, float, float] | None = None
-        self._ping_answered = -1  # the last one; an answer to its repetition may still come
+        self._ping_answered = -1  # number of the last one; an answer to its repetition may still come
         self._pong_due = False
         self._liveness = Liveness(connection, context.limits)
         self._shared_reactions = reactions
@@ -157,35 +156,35 @@ class ControlChannel:
         body = encode_body(request, self._context.limits.max_message)
         await self._slots.acquire()
         if self.error is not None:
-            self._slots.release()  # for the next in line, who will find the same
+            self._slots.release()  # wakes the next waiter, which finds the same error
             raise self.error.fresh()
         number, self._next = self._next, self._next + 1
         self.used_at = now = self._loop.time()
         call = _Call(self._loop.create_future(), method, response_type, self._context.clock.raw(), now)
         self._calls[number] = call
-        self.post(Request(number, method, body))  # also if it is given up before its turn: no number may be left out
+        self.post(Request(number, method, body))  # sent even if the call is given up before: no number may be left out
         try:
             return await call.future
         finally:
             if self._calls.pop(number, None) is not None:
-                # Given up. The slot stays taken until the other end acknowledges that: it counts the call as well, and
-                # would take one more for a violation.
+                # Given up. The slot stays taken until the other end acknowledges it: that end counts the call too, and
+                # one more would be a violation.
                 self._abandoned.add(number)
                 self.post(Cancel(number))
 
     def post(self, message: Any) -> None:
-        """Sends a message without waiting, after those that were posted before; dropped where it no longer can be."""
+        """Sends a message without waiting, after those posted before. Drops it if the connection has ended."""
         if self.error is None:
             self._context.tasks.spawn(self._send_quietly(encode(message)))
 
     def reply(self, message: BulkDenied) -> None:
-        """Posts what the other end has asked for, which it has to read before it may ask on without end."""
+        """Posts an answer to the other end. A peer that does not read its answers is not read either."""
         if self.error is None:
             self._serving.reply(message)
 
     def tick(self, watched: bool, elsewhere: int = 0) -> None:
         """Called at each keepalive interval. `watched`: someone wants to know soon when the other end is gone;
-        `elsewhere`: bytes that have come from there on bulk connections."""
+        `elsewhere`: bytes received from this peer on bulk connections."""
         if self._liveness.dead(elsewhere):
             self.connection.abort(f"no sign of life for {self._context.limits.keepalive_timeout:g} s")
         elif self._liveness.ping_due(watched or self.calls_waiting > 0):
@@ -216,7 +215,7 @@ class ControlChannel:
             case Cancel():
                 self._serving.cancel_received(message)
             case Ping():
-                if not self._pong_due:  # else the last answer is not even sent: one is enough for both
+                if not self._pong_due:  # otherwise the last pong is not even sent yet, and will do for both pings
                     self._pong_due = True
                     self._context.tasks.spawn(self._send_pong(message.number, self._context.clock.raw()))
             case Pong():
@@ -292,7 +291,7 @@ class ControlChannel:
     def _measured(self, sent_raw: float, sent_at: float, received: float, replied: float) -> None:
         clock = self._context.clock
         dialed = self.connection.dialed or bool(self._context.book.first_hand(self.peer_id))
-        # A relay's network is its own, and an attacker's relays are as many as its keys.
+        # Peers behind one relay are not spared: an attacker has as many relays as keys.
         near = self.prefix.kind in ("host", "LAN")
         now, network = clock.raw(), self.prefix
         clock.observe(self.peer_id, sent_raw, received, replied, now, network=network, shared=near, dialed=dialed)
@@ -302,7 +301,7 @@ class ControlChannel:
             self.round_trip = _smoothed(self.round_trip, seconds)
 
     async def _send_quietly(self, data: bytes) -> None:
-        with contextlib.suppress(ConnectionLost):  # `connection_lost` says it to everyone who should know
+        with contextlib.suppress(ConnectionLost):  # `connection_lost` tells everyone who should know
             await self.connection.send(data)
 
 

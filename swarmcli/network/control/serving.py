@@ -14,7 +14,7 @@ from swarmcli.network.transports.base import Connection
 from swarmcli.network.wire.codec import decode_body, encode, encode_body
 from swarmcli.network.wire.messages import BulkDenied, CallAnswer, CallFailure, Cancel, HandlerFailed, Request, failed
 
-_A_CALL = 4 << 10  # bytes that one takes while it waits for its answer, beside its request
+_A_CALL = 4 << 10  # bytes that a call takes until it is answered, beside its request
 _UNANSWERED = "too many calls that wait for their answer, or too many bytes of them"
 _UNREAD = "too many bytes of answers that were not read"
 
@@ -29,7 +29,7 @@ class IncomingCalls:
         self._limits = context.limits
         self._tasks: dict[int, tuple[asyncio.Task[None], int]] = {}  # call number → handler, bytes that it takes
         free = context.limits.budgets.free_bytes
-        self._requests = Account(context.ledgers.requests, self._peer, prefix, free)  # bytes of all these …
+        self._requests = Account(context.ledgers.requests, self._peer, prefix, free)  # bytes of all these calls …
         self._replies = Account(context.ledgers.replies, self._peer, prefix, free)  # … and of unsent replies
         self._next = 0  # the number of the next call
         self._replying = 0  # replies that the connection has not taken yet
@@ -62,13 +62,13 @@ class IncomingCalls:
         elif not self._requests.charge(size):
             self.reply(CallFailure(request.id, HandlerFailed("refused", "busy", _UNANSWERED)))
         else:
-            body = decode_body(handler.request_type, request.body, request.method)  # else the connection ends
+            body = decode_body(handler.request_type, request.body, request.method)  # if it fails, the connection ends
             work = self._serve(request.id, request.method, handler, body, self._context.clock.raw())
             self._tasks[request.id] = self._context.tasks.spawn(work), size
 
     def cancel_received(self, cancel: Cancel) -> None:
         task = self._take(cancel.id)
-        if task is not None:  # else the answer has crossed the wish to cancel
+        if task is not None:  # otherwise the answer was sent before the cancellation came
             task.cancel()
             self.reply(CallFailure(cancel.id, HandlerFailed("cancelled")))
 
@@ -90,7 +90,7 @@ class IncomingCalls:
             body = encode_body(await handler.answer(self._peer, request), self._limits.max_message)
             reply = CallAnswer(number, received, self._context.clock.raw(), body)
         except asyncio.CancelledError:
-            # Not by the caller's wish, which would have taken the number out: the caller must not wait for an answer.
+            # If the caller had cancelled, the number would be taken out already. As it has not, it must get a reply.
             if self._take(number) is not None:
                 self.reply(CallFailure(number, HandlerFailed("cancelled")))
             raise
@@ -106,7 +106,7 @@ class IncomingCalls:
         return task
 
     def _begin_reply(self, reply: CallAnswer | CallFailure | BulkDenied) -> bytes:
-        """Encodes a reply, and charges it. A peer that asks and does not read the answers is not read either, and large
+        """Encodes a reply, and charges it. If the peer does not read its answers, its account fills up, and further
         answers become refusals."""
         data = encode(reply)
         if not self._replies.charge(len(data)):
@@ -123,6 +123,6 @@ class IncomingCalls:
         finally:
             self._replying -= 1
             self._replies.give_back(len(data))
-            # Exactly at the bound, not below it: once, when the last one too many has gone.
+            # Exactly at the bound, and not below it: reading goes on once, when the last reply too many has gone.
             if self._replying == self._limits.max_calls_per_peer:
                 self._connection.read_on()

@@ -28,7 +28,7 @@ from swarmcli.network.wire.messages import (
 
 
 class Role(Enum):
-    UNKNOWN = "accepted, and the first message will tell"
+    UNKNOWN = "accepted; the first message will tell"
     OPENER = "streams are opened here"
     SERVER = "streams are opened at the other end"
 
@@ -48,7 +48,7 @@ class StreamChannel:
         lost: Callable[[StreamChannel, ConnectionLost], None],
     ) -> None:
         """`offered(channel, token)` says whether a stream here waits for the connection that the other end dialed;
-        `idle` is called whenever a stream is over at both ends, `lost` once, when the connection is."""
+        `idle` is called whenever a stream is over at both ends, `lost` once, when the connection has ended."""
         self.connection = connection
         self.peer_id = connection.peer_id
         self.role = role
@@ -60,23 +60,23 @@ class StreamChannel:
         self._context = context
         self._offered, self._idle, self._lost = offered, idle, lost
         self.service = ""  # the first word of the method of the stream that is open; "": none is
-        self._before = Traffic()  # its connection had moved so much
+        self._before = Traffic()  # what the connection had moved before that stream
         self.quiet_ticks = 0  # keepalive intervals without a byte
-        self.unread_ticks = 0  # … in which something lay here, and nobody received anything
+        self.unread_ticks = 0  # … in which something waited here, and nobody received anything
         self._received = 0  # messages that were received up to the last tick
         self._ending = False
         self._bytes_seen = 0
         self._left = False  # this end reads nothing more of the current stream
-        self._said_last = False  # this end has sent its last word on the current stream …
-        self._heard_last = False  # … and the other end its own
-        self._heard_finish = False
+        self._said_last = False  # this end has sent its last message of the current stream …
+        self._heard_last = False  # … and the other end's last one has come
+        self._heard_finish = False  # the other end sends no more pieces
         self._task: asyncio.Task[None] | None = None
-        self._message: Any = None  # decoded for its payload's sake
+        self._message: Any = None  # decoded already, to find memory for its payload
         self._violation: ProtocolViolation | None = None
 
     @property
     def lingering(self) -> bool:
-        """At the serving end: between two streams, or waiting for an opener who sends no last word."""
+        """At the serving end: between two streams, or waiting for the opener's last message."""
         return self.role is Role.SERVER and (self.stream is None or self._left)
 
     @property
@@ -91,7 +91,7 @@ class StreamChannel:
         return stream
 
     async def leave(self) -> None:
-        """The opener wants nothing more: what it sent still counts. Raises ConnectionLost."""
+        """The opener reads nothing more; what it sent still counts. Raises ConnectionLost."""
         stream = self.stream
         if stream is None:
             return
@@ -108,7 +108,7 @@ class StreamChannel:
         self.connection.abort(reason)
 
     def tick(self) -> int:
-        """Called at each keepalive interval; for how many of them nothing has moved."""
+        """Called at each keepalive interval. Returns for how many of them nothing has moved."""
         moved = self.connection.bytes_received + self.connection.bytes_sent
         self.quiet_ticks = self.quiet_ticks + 1 if moved == self._bytes_seen else 0
         self._bytes_seen = moved
@@ -170,7 +170,7 @@ class StreamChannel:
 
     @property
     def moved(self) -> Traffic:
-        """Bytes that the stream which is open here has moved so far."""
+        """Bytes that the open stream has moved so far."""
         return self._passed - self._before
 
     def _end_count(self) -> None:
@@ -243,7 +243,7 @@ class StreamChannel:
         await self._say_last(last)
 
     async def _say_last(self, message: Done | HandlerFailed) -> None:
-        """The handler has come to its end: whatever the opener still sends is thrown away."""
+        """The handler has ended: sends how, and throws away what the opener still sends."""
         self._left = True
         if self.stream is not None:
             self.stream.stop_reading()
@@ -262,7 +262,7 @@ class StreamChannel:
             self._idle(self)
 
 
-_scratch = bytearray()  # where payloads go that nobody reads any more, of all connections: it is never read
+_scratch = bytearray()  # where all connections put payloads that nobody reads any more
 
 
 def _nowhere(size: int) -> memoryview:

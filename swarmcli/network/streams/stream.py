@@ -24,8 +24,8 @@ M = TypeVar("M")
 
 Into = Callable[[Any, int], memoryview]
 
-_WINDOW = 4 << 20  # bytes received and not yet read by the stream's owner; beyond it the sender waits
-_DIRECT = 64 << 10  # bytes of a payload; from here on a reader that names its memory is worth waiting for
+_WINDOW = 4 << 20  # bytes received and not yet read by the stream's owner; above it the sender waits
+_DIRECT = 64 << 10  # bytes of a payload above which it is worth waiting for a reader that names memory for it
 _EMPTY = memoryview(b"")
 _BOOKKEEPING = 500  # bytes that a waiting message takes beyond its own
 
@@ -45,7 +45,7 @@ class _Arrived:
     piece: Piece
     payload: memoryview
     size: int
-    charged: int  # bytes of the account
+    charged: int  # bytes, to the account
     placed: bool  # the payload is where the waiting reader wanted it
     message: Any = None  # decoded already, for a reader that waited
 
@@ -74,10 +74,10 @@ class Stream:
         self._queue: deque[_Arrived] = deque()
         self._queued = 0  # bytes
         self._reader: _Reader | None = None
-        self._places = False  # the last `receive` named its memory: the next payload should go there as well
+        self._places = False  # the last `receive` named memory; the next one probably will
         self._arriving: _Arrived | None = None  # its payload is being read
-        self.reading_wanted = True  # else what lies here waits for a `receive`
-        self.starved = False  # a payload waits until there is memory: the budget is used up, and nobody receives
+        self.reading_wanted = True  # False: nothing more is read until a `receive` takes what waits here
+        self.starved = False  # a payload waits for memory: the budget is used up, and nobody receives
         self._account = account
         self._finished = False  # nothing more is sent from here
         self._error: Exception | None = None  # what `receive` raises once the queue is empty
@@ -85,11 +85,11 @@ class Stream:
         self._error_seen = False
 
     async def send(self, message: Any, payload: Buffer | Sequence[Buffer] = b"") -> None:
-        """Sends one message and the raw bytes behind it, in one piece or several.
+        """Sends one message and the raw bytes of its payload, in one piece or several.
 
-        Returns when the connection has taken them, which a slow reader delays; the memory may then be reused.
-        Raises ConnectionLost, what the handler at the other end failed with, EndOfStream if it has returned, and
-        ValueError for more than the limits allow.
+        Returns when the connection has taken them, which a slow reader delays; the memory may then be reused. Raises
+        ConnectionLost, the error of the handler at the other end, EndOfStream if that has returned, and ValueError for
+        more than the limits allow.
         """
         if self._finished:
             raise RuntimeError("this end of the stream is finished")
@@ -129,8 +129,8 @@ class Stream:
         try:
             await self._connection.send(encode(Finish()))
         except asyncio.CancelledError:
-            # It waited behind what the other end does not read, and nobody says it a second time: the stream would
-            # never be over, and its slot never free.
+            # The message waited for bytes that the other end does not read, and nobody would send it again: the stream
+            # would never be over, and its slot never free.
             self._reset("cancelled while it finished", None)
             raise
 
@@ -141,7 +141,7 @@ class Stream:
 
     @property
     def relayed(self) -> bool:
-        """Whether a third peer carries it."""
+        """Whether a relay carries it."""
         return self._connection.relayed
 
     @property
@@ -164,7 +164,7 @@ class Stream:
         finally:
             self._reader = None
             lent = reader.lent
-            del reader  # it holds the error, which holds this frame: a cycle that would keep the caller's memory
+            del reader  # its future holds the error, which holds this frame: a cycle that keeps the caller's memory
             if lent:
                 self._reset("gave up a payload that was arriving", None)
 
@@ -196,13 +196,14 @@ class Stream:
     # For the channel
 
     def try_again(self) -> None:
-        """There may be memory now."""
+        """Asks for memory again if a payload waits for it."""
         if self.starved:
             self._resume()
 
     def payload_buffer(self, piece: Piece, size: int) -> memoryview | None:
-        """Where a payload belongs. Memory of this peer's user costs no budget; all other is charged before it is taken,
-        and where there is none, the other end waits until somebody receives, or there is some."""
+        """Memory for a payload. If the waiting reader names it, it costs no budget. Otherwise it is charged before it
+        is allocated; None: the budget is used up, and the other end waits until somebody receives, or there is
+        memory."""
         if size > self._largest:
             raise ProtocolViolation(f"oversized payload: {size} bytes, at most {self._largest} in {self.method}")
         reader = self._reader
@@ -210,7 +211,7 @@ class Stream:
             if not self._account.charge(size):
                 self.reading_wanted, self.starved = False, True
                 return None
-            # The system gives the pages as the bytes come in, so a header alone costs next to nothing.
+            # The system provides the pages as bytes come in, so a header alone costs next to nothing.
             import numpy  # here: a command that only shows its help loads nothing heavy
 
             self._arriving = _Arrived(piece, numpy.empty(size, numpy.uint8).data, size, size, placed=False)
@@ -232,8 +233,8 @@ class Stream:
         self._arriving = None
         self.bytes_received += arrived.size
         reader = self._reader
-        # Otherwise one payload that nobody waited for in time would be copied, meanwhile the next one comes in, and all
-        # of a stream that brings them quickly would be copied.
+        # After a large payload for a reader that names memory, read on only for its next `receive`: otherwise the next
+        # payload would arrive before that and have to be copied, and so would all that follow.
         direct = (arrived.placed or self._places) and arrived.size >= _DIRECT
         arrived.size += header_size + _BOOKKEEPING
         arrived.charged += header_size + _BOOKKEEPING
@@ -248,13 +249,14 @@ class Stream:
             self.reading_wanted = False
 
     def drop_arriving(self) -> None:
-        """A payload is whole that nobody wants any more; it may have begun while somebody still did."""
+        """Drops a whole payload that nobody wants any more; when it began, somebody may still have wanted it."""
         if self._arriving is not None:
             self._account.give_back(self._arriving.charged)
             self._arriving = None
 
     def ended(self, error: Exception, *, reads_on: bool) -> None:
-        """The other end sends nothing more, and says with what; it may still read."""
+        """The other end sends nothing more: `receive` raises `error` from now on. Unless it `reads_on`, so does
+        `send`."""
         if self._error is None or not isinstance(error, EndOfStream):
             self._error = error
         if not reads_on:
@@ -269,7 +271,7 @@ class Stream:
         return self._error if isinstance(self._error, CallError) and not self._error_seen else None
 
     def stop_reading(self) -> None:
-        """Drops what is queued: no `receive` comes any more, and the other end's last word must get through."""
+        """Drops what is queued: no `receive` comes any more, and the other end's last message must get through."""
         self._account.give_back(sum(arrived.charged for arrived in self._queue))
         self._queue.clear()
         self._resume()
@@ -283,7 +285,7 @@ def _memory(into: Into, message: Any, size: int) -> memoryview:
 
 
 def _fresh(error: Exception) -> Exception:
-    """An instance for each who is told: tracebacks would grow into each other, and tie streams to their own frames."""
+    """An instance of its own for each raise: a shared one's traceback would grow, and keep streams' frames alive."""
     if isinstance(error, EndOfStream):
         return EndOfStream(str(error))
     return error.fresh() if isinstance(error, ConnectionLost) else error

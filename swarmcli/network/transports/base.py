@@ -30,21 +30,21 @@ class Purpose(IntEnum):
 
     CONTROL = 0  # multiplexed calls and keepalives, one per pair of peers
     BULK = 1  # one stream at a time, so that it delays nobody
-    PROBE = 2  # nothing: the dialer asks where it is seen, and ends
+    PROBE = 2  # the dialer learns where it is seen, and may send one message
 
 
 class Receiver(Protocol):
-    """A connection hands its frames to this. All methods are called on the loop and must not block."""
+    """Takes the frames of a connection. All methods are called on the loop and must not block."""
 
     def reading_wanted(self) -> bool:
-        """Whether the next frame may come. Asked before each; while it may not, the other end is slowed down. Whoever
-        has said no calls `Connection.read_on` once that has changed."""
+        """Whether the next frame may come. Asked before each; while it may not, the other end is slowed down. A
+        receiver that has said no calls `Connection.read_on` once that has changed."""
 
     def payload_buffer(self, header: bytes, size: int) -> memoryview | None:
         """Memory of exactly `size` bytes to read the payload into. Called only if size > 0.
 
-        None: there is none now. The receiver wants no reading any more, and is asked again when it does. Raising
-        ProtocolViolation closes the connection with that reason.
+        None: there is none now; `reading_wanted` is False from then on, and this is called again once it is not.
+        Raising ProtocolViolation closes the connection with that reason.
         """
 
     def frame_received(self, header: bytes, payload: memoryview) -> None:
@@ -60,24 +60,24 @@ class Connection(Protocol):
     peer_id: PeerID  # who the other end has proved to be
     purpose: Purpose
     dialed: bool  # True at the end that dialed
-    remote_address: str  # where the other end is, as this machine sees it: behind a router, the router's
-    observed_address: str | None  # at the end that dialed: where the listener sees this one; None where it cannot say
-    local_host: str | None  # the address of this machine that it goes from; None where that means nothing
-    on_this_computer: bool  # both ends are: what passes counts against no limit of the link
-    relayed: bool  # a third peer carries it: `remote_address` is then the relay's address of the other end
+    remote_address: str  # of the other end, as this machine sees it: of a peer behind a router, the router's
+    observed_address: str | None  # at the end that dialed: where the listener sees this one; None: it cannot say
+    local_host: str | None  # this machine's address on the connection; None where that means nothing
+    on_this_computer: bool  # both ends are: its bytes count against no limit of the line
+    relayed: bool  # a relay carries it: `remote_address` is then the other end's address over that relay
     punched: bool  # both ends dialed at once (`LocalPort.meet`): nobody can be dialed at its addresses, now or later
 
     @property
     def bytes_sent(self) -> int:
-        """So far, handed over for writing."""
+        """Bytes handed over for writing so far."""
 
     @property
     def bytes_waiting(self) -> int:
-        """So many of these are known not to have reached the other end yet."""
+        """How many of these are known not to have reached the other end yet."""
 
     @property
     def bytes_received(self) -> int:
-        """So far, of unfinished frames too: a keepalive tells by it that the other end lives."""
+        """Bytes received so far, those of unfinished frames too: they show the keepalive that the other end lives."""
 
     def start(self, receiver: Receiver) -> None:
         """Begins delivery of frames; until then nothing is read beyond the handshake."""
@@ -108,8 +108,8 @@ class Transport(Protocol):
 
     scheme: Scheme  # of the addresses that it dials
     identity: Identity
-    limits: NetworkLimits  # the other end is held to them, before memory is taken for what it sends
-    membership: Membership | None  # of a closed run: who is no member gets no connection; None: everybody is welcome
+    limits: NetworkLimits  # that the other end must keep; checked before memory is taken for what it sends
+    membership: Membership | None  # of a closed run, where only members get a connection; None: everybody does
 
     async def listen(self, accept: Accept) -> tuple[str, ...]:
         """Opens the listener and returns the addresses that it has found for itself. Raises ListenError.
@@ -129,8 +129,8 @@ class Transport(Protocol):
 
 
 class LocalPort(Protocol):
-    """A port of this machine from which several connections are dialed: routers show all of them under one outer port,
-    if their translation does not depend on whom one dials."""
+    """A port of this machine from which several connections are dialed: a router gives all of them one outer port, if
+    its translation does not depend on the destination."""
 
     async def probe(self, address: str, timeout: float) -> str | None:
         """Where the listener at `address` sees this port; None if it does not say. Raises ConnectError, AddressError.
@@ -139,7 +139,7 @@ class LocalPort(Protocol):
         """
 
     def guess(self, host: str) -> str:
-        """Where others would see it at this host, if the router leaves its number as it is."""
+        """The address at which others would see this port, if the router at `host` does not change its number."""
 
     async def meet(
         self, address: str, peer: PeerID, purpose: Purpose, *, leads: bool, crossing: float, timeout: float
@@ -154,16 +154,16 @@ class LocalPort(Protocol):
 
 
 class DirectTransport(Transport, Protocol):
-    """A transport whose connections nobody else carries."""
+    """A transport whose connections no relay carries."""
 
-    rates: LinkRates  # that all its connections keep to together; what relays carry is part of streams on these
+    rates: LinkRates  # for all its connections together; relayed connections run over these too
 
     def local_port(self, family: Family) -> LocalPort:
         """Takes any free port. Raises OSError, also where this machine does not have the family."""
 
     def on_join(self, join: Join | None) -> None:
         """From now on `join(token)` takes over each incoming connection that begins with a token, in the clear, instead
-        of a handshake. It raises Refused, whose words the other end hears."""
+        of a handshake. It may raise Refused, whose words are sent to the other end."""
 
     async def dial_plain(self, address: str, protocol: asyncio.BufferedProtocol, timeout: float) -> None:
         """Connects, without a handshake. `close` ends it, if it still stands. Raises ConnectError, AddressError."""

@@ -20,8 +20,8 @@ _PREFIX = struct.Struct("!II")  # size of the header, size of the payload
 _GOODBYE = 0xFFFF_FFFF
 _MAX_GOODBYE = 512
 _NOTHING = memoryview(b"")
-_SHORT_WORDS = 2 << 10  # bytes of a frame without a payload that waits for no turn where the link is limited
-_WHOLE = 1 << 20  # bytes of a frame that is written in one go where nothing limits the way out
+_SHORT_WORDS = 2 << 10  # bytes; a shorter frame without a payload waits for no turn when the line is limited
+_WHOLE = 1 << 20  # bytes; a shorter frame is written in one go when nothing limits the upload
 
 
 class PeerSaidGoodbye(ConnectionLost):
@@ -29,7 +29,7 @@ class PeerSaidGoodbye(ConnectionLost):
 
 
 def frame_start(header: bytes, payload_size: int, limits: NetworkLimits) -> bytes:
-    """Writes what goes before the payload. Raises ValueError for a frame that the other end would not take."""
+    """The bytes before the payload. Raises ValueError for a frame that the other end would refuse."""
     if len(header) > limits.max_message:
         raise ValueError(f"a header of {len(header)} bytes is above the limit of {limits.max_message}")
     if payload_size > limits.max_payload:
@@ -71,7 +71,7 @@ class FrameReader:
 
     @property
     def large_header(self) -> int:
-        """Bytes of the header that is under way, or waits for memory for its payload, if they are many."""
+        """Bytes of a large header that is under way, or whose payload waits for memory; 0 for a small one."""
         if self._payload is not None or len(self._held) < _PREFIX.size:
             return 0
         size = int.from_bytes(self._held[:4], "big")
@@ -137,13 +137,13 @@ class FrameReader:
 
 
 class FrameWriter:
-    """Writes whole frames, one after the other, with back-pressure. Subclasses know how bytes get away: `write`."""
+    """Writes whole frames, one after the other, with back-pressure. Subclasses send the bytes: `write`."""
 
     def __init__(self, limits: NetworkLimits, on_torn: Callable[[], None], way: LinkWay) -> None:
         """`on_torn` is called when a send is cancelled in the middle of its frame: the connection cannot go on.
         `way` is charged with what is written."""
         self.bytes_sent = 0
-        self.bulk = False  # frames wait for their turns where the way out is limited
+        self.bulk = False  # True: frames wait for their turns when the upload is limited
         self.mid_frame = False  # a frame is written in part: nothing else may be written
         self.turn = asyncio.Lock()  # frames do not interleave; whoever asks first writes first
         self._limits, self._on_torn, self.way = limits, on_torn, way
@@ -152,11 +152,11 @@ class FrameWriter:
         self._writable.set()
 
     def write(self, data: bytes | memoryview) -> None:
-        """Writes at once, whatever waits already."""
+        """Writes at once, even if much waits to be sent already."""
         raise NotImplementedError
 
     def write_whole(self, start: bytes, pieces: Sequence[memoryview], size: int) -> None:
-        """Writes a frame of `size` bytes behind `start` in one go."""
+        """Writes a frame in one go: `start`, then `size` bytes of payload."""
         self.write(b"".join((start, *pieces)))
 
     def pause(self) -> None:
@@ -177,16 +177,16 @@ class FrameWriter:
         size = sum(piece.nbytes for piece in pieces)
         start = frame_start(header, size, self._limits)
         async with self.turn:
-            # Before the frame, so that a sender that is cancelled while it waits has written nothing of it …
+            # Wait before the frame, so that a sender that is cancelled meanwhile has written nothing of it …
             await self.drained()
-            # Words about a stream pass as control messages do: behind the debt of those, a round would wait for them.
+            # Short frames pass at once like control messages: if they waited for a turn, a round would wait for them.
             if self._limited and (size or len(start) > _SHORT_WORDS):
                 await self._turn()
             if len(start) + size <= (self.way.piece if self._limited else _WHOLE):
                 self.write_whole(start, pieces, size)
             else:
                 await self._write_sliced(start, pieces)
-        await self.drained()  # … and after it, so that a sender who sends no more is slowed down as well
+        await self.drained()  # … and after it, so that a sender of one frame is slowed down as well
 
     async def drained(self) -> None:
         """Returns when more may be written. Raises ConnectionLost."""
@@ -205,7 +205,7 @@ class FrameWriter:
         await self.drained()
 
     def _write_some(self, rest: deque[memoryview]) -> None:
-        """Writes a piece of the rest, and leaves what remains."""
+        """Writes one piece and removes it from `rest`."""
         room = self.way.piece if self.bulk else LARGEST_PIECE
         while rest and room > 0:
             piece = rest.popleft()
@@ -215,7 +215,7 @@ class FrameWriter:
             room -= piece.nbytes
 
     async def _write_sliced(self, start: bytes, pieces: Sequence[memoryview]) -> None:
-        """Piece by piece. The way out may get a limit meanwhile, or lose it."""
+        """Writes piece by piece. The upload may get a limit meanwhile, or lose it."""
         self.mid_frame = True
         rest = deque([memoryview(start), *pieces])
         try:

@@ -24,7 +24,7 @@ def encode(message: Any) -> bytes:
 
 
 def decode(message_type: type[T], data: bytes | bytearray | memoryview | msgspec.Raw) -> T:
-    """Reads one message. Whatever is wrong with it, the error is a msgspec.DecodeError (or ValidationError, its kind).
+    """Reads one message. Whatever is wrong with it raises msgspec.DecodeError (or its subclass ValidationError).
 
     `message_type` may also be a union of tagged structs.
     """
@@ -43,8 +43,9 @@ def convert(message_type: type[T], value: Any) -> T:
 
 
 def _unreadable(error: Exception) -> msgspec.DecodeError:
-    """The one guard around all decoding. msgspec lets some errors of Python out as they are: of text that is not UTF-8,
-    of what is nested without end, of a date beyond the year 9999. The words quote what could not be read."""
+    """Any error of decoding as a DecodeError. msgspec lets some of Python's out as they are: for text that is not
+    UTF-8, endless nesting, a date beyond the year 9999. Their words quote what could not be read, so they are made
+    printable."""
     if isinstance(error, msgspec.DecodeError):
         return type(error)(printable(str(error)))
     return msgspec.DecodeError(printable(f"{type(error).__name__}: {error}"))

@@ -21,16 +21,16 @@ MAX_METHOD = 128  # characters
 MAX_TEXT = 1000  # characters of words for people
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-# Bounds numbers that are added up or compared with others': far beyond what anybody counts or measures, and so small
-# that no sum of what messages carry is infinite. What is no number is refused as well.
+# Bounds numbers that are added up or compared with others': far above what anybody counts or measures, and so small
+# that no sum of what messages carry is infinite. NaN is refused as well.
 MOST = 1e18
 Amount = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
 Moment = Annotated[float, msgspec.Meta(ge=-MOST, le=MOST)]  # of swarm time
 Method = Annotated[str, msgspec.Meta(max_length=MAX_METHOD)]
 Words = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 BootID = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
-# `addresses.readable` reads what a peer writes here, and leaves out what is no address, or one too many: a
-# sloppy peer loses these, and not its connections. The bounds are of what is taken in at all.
+# `addresses.readable` reads these, and leaves out what is no address, or one too many: a sloppy peer loses those, and
+# not its connections. The bounds here are of what is decoded at all.
 Addresses = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=4096)], ...], msgspec.Meta(max_length=64)]
 FailureKind = Literal["unknown method", "refused", "error", "cancelled"]
 
@@ -66,7 +66,7 @@ class HandlerFailed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class CallFailure(msgspec.Struct, frozen=True, tag="failure"):
-    """Instead of an answer. Each request gets exactly one of the two, a cancelled one as well."""
+    """Instead of an answer. Each request gets exactly one of the two, even a cancelled one."""
 
     id: Number
     why: HandlerFailed
@@ -79,7 +79,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    number: Number  # drawn for each that was not answered; cannot be guessed
+    number: Number  # drawn for each ping, kept when that is repeated; cannot be guessed
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong"):
@@ -97,14 +97,14 @@ class AddressesChanged(msgspec.Struct, frozen=True, tag="addresses"):
 
 
 class BulkWanted(msgspec.Struct, frozen=True, tag="bulk wanted"):
-    """Please dial me a bulk connection and name this token on it. Where, the asked end knows by itself: it dials only
-    where it has seen this one."""
+    """Please dial me a bulk connection and name this token on it. The receiver knows by itself where: it dials only
+    where it has seen the sender, and over the sender's relays."""
 
     token: Number
 
 
 class BulkDenied(msgspec.Struct, frozen=True, tag="bulk denied"):
-    """It does not come about. Why is not said: what a dial met is nobody else's business."""
+    """No bulk connection comes about. The reason is not told: what a dial met is nobody else's business."""
 
     token: Number
 
@@ -137,7 +137,7 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
 
 
 class Piece(msgspec.Struct, frozen=True, tag="m"):
-    """A message of a stream, in front of its payload."""
+    """A message of a stream, before its payload."""
 
     body: msgspec.Raw
 

@@ -47,8 +47,8 @@ from swarmcli.network.transports.tcp.tls import TLSEngine, TLSReader, TLSWriter
 
 logger = logging.getLogger(__name__)
 
-_LINGER = 2.0  # seconds that an ending connection waits for the other end to have read everything
-_WINDOW = 0.1  # seconds of the limited rate that may be under way to here on one connection
+_LINGER = 2.0  # seconds for which an ending connection waits until the other end has read everything
+_WINDOW = 0.1  # seconds of the download limit that may be under way on one connection
 
 
 class Phase(Enum):
@@ -70,7 +70,7 @@ class Shared:
     limits: NetworkLimits
     rates: LinkRates = field(default_factory=LinkRates)
     live: set[TCPConnection] = field(default_factory=set)  # with an open socket
-    join: Join | None = None  # takes over whoever comes with a token instead of TLS
+    join: Join | None = None  # takes over connections that begin with a token instead of TLS
     plain: weakref.WeakSet[asyncio.BaseTransport] = field(default_factory=weakref.WeakSet)  # sockets without TLS
     refusals: Counter[str] = field(default_factory=Counter)  # connections that broke a rule, by the error's class
     encrypted: memoryview = field(default_factory=lambda: memoryview(bytearray(256 << 10)))
@@ -106,7 +106,7 @@ class Shared:
         """A connection of which the other end leads the handshake."""
 
         def greet(engine: TLSEngine) -> handshake.Greeting:
-            seen = "" if connection.relayed else connection.remote_address  # nothing is seen of who comes by a relay
+            seen = "" if connection.relayed else connection.remote_address  # a relay hides the dialer's address
             return handshake.greet_dialer(self.identity, seen, membership)
 
         engine = TLSEngine(self._listener_context, server_side=True)
@@ -118,8 +118,8 @@ class Shared:
             connection.follow_rates()
 
     def head_begins(self, connection: TCPConnection, size: int) -> None:
-        """Charges a large message before its bytes are there. Where there are too many the oldest one ends, of the peer
-        or of the network that has too much: an honest one is whole within seconds."""
+        """Charges a large message before its bytes are there. If the peer or a network has too many under way, the
+        connection with its oldest one ends: an honest message is whole within seconds."""
         if connection in self.heads:
             return
         self._heads.charge_anyway(connection.peer_id, connection.prefix, size)
@@ -156,8 +156,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         relayed: bool = False,
         punched: bool = False,
     ) -> None:
-        """`greeting` is begun when the TLS handshake is complete. `relayed`: the socket leads to a relay, which passes
-        on what comes."""
+        """`greeting` begins when the TLS handshake is complete. `relayed`: the socket leads to a relay."""
         loop = asyncio.get_running_loop()
         self.dialed, self.relayed, self.punched = dialed, relayed, punched
         self.observed_address: str | None = None
@@ -171,7 +170,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         self._make_greeting = greeting
         self._greeting: Greeting
         self._greetings = bytearray()  # decrypted before the connection was open, or a token
-        self._fresh = not dialed and not relayed  # the first byte tells whether TLS begins, or a token comes
+        self._fresh = not dialed and not relayed  # the first byte will show whether TLS begins, or a token comes
         self._in_the_clear = False
         self._shared = shared
         self._reader = TLSReader(engine, shared.limits, shared.decrypted)
@@ -240,7 +239,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         self._end_now(ConnectionLost(f"closed by us: {reason}"))
 
     async def made(self) -> None:
-        """Waits for the handshake, for this end that dials. Raises HandshakeError, ConnectionLost."""
+        """Waits for the handshake, at the end that dials. Raises HandshakeError, ConnectionLost."""
         try:
             await self.ready
         finally:
@@ -264,7 +263,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         own = transport.get_extra_info("sockname")
         self.local_host = own[0].partition("%")[0].removeprefix("::ffff:") if own else None
         self.on_this_computer = not self.relayed and (host == self.local_host or scope_of(host) is Scope.HOST)
-        if self.on_this_computer:  # the user's limits are for the link, which these bytes do not pass
+        if self.on_this_computer:  # the user's limits are for the line, which these bytes do not pass
             self._way_in = self._writer.way = LinkWay()
         self._writer.attach(self._socket)
         self._reader.attach(self._socket)
@@ -317,7 +316,7 @@ class TCPConnection(asyncio.BufferedProtocol):
     # ---- the handshake
 
     def _token_received(self, data: memoryview) -> None:
-        """Hands the socket over to whoever joins it with another one."""
+        """Hands the socket over to the relay's protocol, which joins it with another one."""
         self._greetings += data
         try:
             message = take_message(self._greetings)
@@ -339,7 +338,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         protocol.connection_made(self._socket)
 
     def _advance_handshake(self) -> None:
-        """Goes on with what is there. What goes wrong ends this connection and nothing else."""
+        """Goes on with the bytes that are there. An error ends this connection and nothing else."""
         try:
             if self._phase is Phase.TLS:
                 self._advance_tls()
@@ -398,7 +397,7 @@ class TCPConnection(asyncio.BufferedProtocol):
     # ---- reading
 
     def _read_decrypted(self) -> None:
-        """Delivers what is there until a pause, the end of the input, or the end of the connection."""
+        """Delivers frames until the receiver pauses, the input ends, or the connection ends."""
         receiver = self._receiver
         if receiver is None or self._phase is not Phase.OPEN:
             return
@@ -427,9 +426,9 @@ class TCPConnection(asyncio.BufferedProtocol):
             self._end_in_order(ConnectionLost(f"closed by us: {error!r}"), "internal error")
 
     def _steer(self) -> bool:
-        """Reads on or not, and says whether the receiver wants the next frame; one whose payload has begun is read to
-        its end. While nothing is read the system's buffer fills up, and the other end has to wait. At the end
-        everything is read, and thrown away."""
+        """Resumes or pauses reading, and returns whether the receiver wants the next frame; one whose payload has begun
+        is read to its end. While nothing is read, the system's buffer fills up, and the other end has to wait. Once the
+        connection ends, everything is read, and thrown away."""
         receiver = self._receiver
         wanted = receiver is not None and (self._reader.in_payload or receiver.reading_wanted())
         if self._phase is not Phase.OPEN or (wanted and not self._held_back):
@@ -439,7 +438,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         return wanted
 
     def _hold_back(self) -> None:
-        """More has come on a bulk connection than may: nothing is read until its turn."""
+        """If more has come on a bulk connection than the limit allows, nothing is read until its turn."""
         if self._writer.bulk and self._phase is Phase.OPEN and not self._way_in.is_open:
             self._held_back = True
             self._steer()
@@ -465,7 +464,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         return ConnectionLost(f"the connection {how}{where}")
 
     def _settle(self, error: Exception) -> None:
-        """From here on the connection has failed for everyone who uses it, with this error."""
+        """From now on the connection has failed, with this error, for everyone who uses it."""
         self._error = error
         self._way_in.forget(self)
         self._shared.head_ends(self)

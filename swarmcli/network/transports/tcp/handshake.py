@@ -13,11 +13,11 @@ I/O:
              ◀──────────────────────    WELCOME  pass, the dialer's address as seen here; or at any time REFUSAL
 
 In an open run the passes are empty. In a closed one (`network.membership`) the listener refuses a dialer without a good
-one, before it has said more of itself than its certificate did; and the dialer a listener, before any call.
+pass before it has told more of itself than its certificate; the dialer refuses such a listener before any call.
 
-The dialer signs the challenge together with the id of the listener whose certificate it sees. So a recorded proof
-is worthless on another connection, and one that a man in the middle asked for names the man in the middle: to the
-listener it was relayed to, it proves nothing.
+The dialer signs the challenge together with the id of the listener whose certificate it sees. So a recorded proof is
+worthless on another connection, and a proof given to a man in the middle names the man in the middle: passed on to the
+real listener, it proves nothing.
 
 Every message is `magic, version, kind, length` and a body. This layout is the same in all versions, so that two
 versions can name each other before they part.
@@ -51,7 +51,7 @@ from swarmcli.network.transports.base import Purpose
 from swarmcli.words import printable
 
 PROTOCOL_VERSION = 6
-ALPN = "swarm"  # tells this protocol from other programs that speak TLS; the version is agreed on later
+ALPN = "swarm"  # tells this protocol from other programs that speak TLS; the greeting carries the version
 
 _PREFIX = struct.Struct("!4sHBH")  # magic, version, kind, length of the body
 MAGIC = b"SWRM"
@@ -71,7 +71,7 @@ class GreetingKind(IntEnum):
     REFUSAL = 5
     NO_MEMBER = 6  # a refusal as well: the run is closed
     JOIN = 7  # without TLS, at a relay: a token that it gave …
-    JOINED = 8  # … and its answer, after which the other end of the circuit is heard
+    JOINED = 8  # … and its answer, after which the bytes of the circuit's other end follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Greeted:
-    """The other end has proved who it is. `last_words` are still to be sent to it."""
+    """The other end has proved who it is. `last_words`: bytes that must still be sent to it."""
 
     peer_id: PeerID
     purpose: Purpose
@@ -125,7 +125,7 @@ def take_message(received: bytearray) -> Message | None:
 
 
 def bytes_missing(received: bytearray) -> int:
-    """At least so many bytes more belong to the message that has begun."""
+    """How many more bytes the message that has begun needs at least."""
     if len(received) < _PREFIX.size:
         return _PREFIX.size - len(received)
     return _PREFIX.size + int(_PREFIX.unpack_from(received)[3]) - len(received)
@@ -134,14 +134,15 @@ def bytes_missing(received: bytearray) -> int:
 def greet_listener(
     identity: Identity, listener: PeerID, purpose: Purpose, membership: Membership | None = None
 ) -> Greeting:
-    """The dialer's side. `listener` is whose certificate the TLS handshake proved. `membership`: of a closed run."""
+    """The dialer's side. `listener`: the peer whose certificate the TLS handshake proved. `membership`: of a closed
+    run."""
     hello = Message(GreetingKind.HELLO, bytes([purpose]) + identity.peer_id).encode()
     challenge = expect(GreetingKind.CHALLENGE, (yield hello), _CHALLENGE_BYTES)
     shown = membership.proof(listener) if membership is not None else b""
     proof = identity.sign(_SIGNED_PURPOSE, challenge, listener, bytes([purpose]), shown)
     welcome = expect(GreetingKind.WELCOME, (yield Message(GreetingKind.PROOF, proof + shown).encode()))
     theirs, binding, seen = _read_welcome(welcome)
-    if membership is not None:  # without words where it fails: to the listener the greeting is over
+    if membership is not None:  # if it fails, nothing is sent: for the listener the greeting is over
         membership.welcomed(listener, theirs, binding)
     return Greeted(listener, purpose, observed_address=_observed(seen))
 
@@ -197,7 +198,8 @@ def at(address: str, error: Exception) -> HandshakeError:
 
 
 def _observed(welcome: bytes) -> str | None:
-    """One peer's word, which may be a lie; None for one that cannot be an address, and over a relay, which hides it."""
+    """Where the listener claims to see this peer, which may be a lie; None for what is no address, and over a relay,
+    which hides it."""
     try:
         address = parse_address(welcome.decode())
     except (AddressError, UnicodeDecodeError):

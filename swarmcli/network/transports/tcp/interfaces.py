@@ -10,18 +10,18 @@ import psutil
 
 from swarmcli.network.addresses import Address
 
-MAX_ANNOUNCED = 4  # each that does not answer costs a dialer a moment
-# Bridges of container engines and hypervisors have the same addresses on every machine: others who dialed them
-# would reach their own.
+MAX_ANNOUNCED = 4  # addresses; each that does not answer costs a dialer a moment
+# Bridges of container engines and hypervisors have the same addresses on every machine: a peer that dials one reaches
+# its own.
 _LOCAL_ONLY = ("docker", "br-", "veth", "virbr", "vmnet", "vboxnet", "cni", "flannel", "cali", "podman", "lo")
 
 
 def announced_addresses(host: str, port: int) -> tuple[str, ...]:
     """Addresses to announce for a listener on `host:port`, the likeliest first.
 
-    For a certain host just that. For 0.0.0.0 those of this machine's interfaces, the one that leads to the internet
-    first; for :: and no host those of IPv6 too. Loopback only when there is no other, which still lets peers on one
-    machine find each other.
+    For a certain host just that. For 0.0.0.0 the IPv4 addresses of this machine's interfaces, the one that leads to the
+    internet first; for :: and no host those of IPv6 too. Loopback only if there is no other: peers on one machine still
+    find each other then.
     """
     if host not in ("", "0.0.0.0", "::"):
         return (str(Address("tcp", host, port)),)

@@ -1,8 +1,8 @@
-"""A local TCP port from which several connections are dialed, so that routers show all of them under one outer port.
+"""A local TCP port from which several connections are dialed, so that a router gives all of them one outer port.
 
-That is how two peers behind routers meet: each learns from a listener how its port is seen from outside, and then both
-dial each other from just these ports at the same moment. To each router the other end's SYN looks like an answer to
-what went out, and the two systems make one connection of both (simultaneous open; RFC 9293, section 3.5, figure 7).
+So two peers behind routers meet: each learns from a listener how its port is seen from outside, and then both dial each
+other from these ports at the same moment. To each router the other end's SYN looks like an answer to its own, and the
+two systems make one connection of both SYNs (simultaneous open; RFC 9293, section 3.5, figure 7).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from swarmcli.network.addresses import Address, Family, parse_address
 from swarmcli.network.identity import PeerID
 from swarmcli.network.transports.base import Connection, Purpose
 
-# The transport takes over a socket that is connected: the handshake, as the end that leads it or not.
+# The transport's handshake on a connected socket; the last argument says whether this end leads it.
 Greet: TypeAlias = Callable[[socket.socket, PeerID | None, Purpose, bool], Awaitable[Connection]]
 
 _FAMILIES = {"IPv4": socket.AF_INET, "IPv6": socket.AF_INET6}

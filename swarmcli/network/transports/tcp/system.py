@@ -1,4 +1,4 @@
-"""Calls on a socket that only some systems have. Elsewhere peers work without it, a little slower."""
+"""Calls on a socket that only some systems have. Elsewhere peers work without them, a little slower."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ else:
 
 
 def bytes_in_system_buffer(sock: Any) -> int:
-    """Bytes that the system has taken from a socket and the other end has not acknowledged; 0 where it does not say."""
-    if _UNSENT is None or sock is None:  # what leads through a relay has no socket
+    """Bytes written to a socket that the other end has not acknowledged; 0 if the system does not tell."""
+    if _UNSENT is None or sock is None:  # a relayed connection has no socket of its own
         return 0
     count = array("i", [0])
     try:
@@ -34,8 +34,8 @@ _LEAST_WINDOW, _MOST_WINDOW = 8 << 10, 1 << 30  # bytes
 
 
 def bound_window(sock: Any, nbytes: int | None) -> None:
-    """Bounds what the other end may have under way to here; None: as much as the system allows. Only Linux can.
-    Elsewhere a connection that is not read takes in what its buffer holds, some 100 kB, before the other end waits."""
+    """Bounds how many bytes the other end may have under way to here; None: as many as the system allows. Only on
+    Linux. Elsewhere an unread connection takes in what its buffer holds, some 100 kB, before the other end waits."""
     option = getattr(socket, "TCP_WINDOW_CLAMP", None)
     if option is None or sock is None:
         return
@@ -44,8 +44,8 @@ def bound_window(sock: Any, nbytes: int | None) -> None:
 
 
 def forget_unsent(sock: Any) -> None:
-    """Closing the socket throws away what the system has not sent yet. It would go on to send that, megabytes of a
-    round that has failed, beside what the next one says."""
+    """From now on, closing the socket throws away what the system has not sent yet. Otherwise it would go on sending
+    megabytes of a failed round beside those of the next one."""
     if sock is None:
         return
     with suppress(OSError):
@@ -53,7 +53,7 @@ def forget_unsent(sock: Any) -> None:
 
 
 def wake_at(sock: Any, nbytes: int) -> None:
-    """Lets the system wake this process only when so many bytes have come. Windows has the option and refuses it."""
+    """Lets the system wake this process only when `nbytes` have come. Windows has the option and refuses it."""
     if sock is None:
         return
     with suppress(OSError):

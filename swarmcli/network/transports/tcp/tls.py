@@ -34,7 +34,7 @@ class TLSEngine:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
-        self._read = cast(Callable[[int, memoryview], int], self._ssl.read)  # the count, for it is given a buffer
+        self._read = cast(Callable[[int, memoryview], int], self._ssl.read)  # with a buffer it returns the count
         self.feed = self._incoming.write  # takes encrypted bytes from the network
         self.output = self._outgoing.read  # gives encrypted bytes for the network
 
@@ -48,7 +48,7 @@ class TLSEngine:
 
     @property
     def bytes_fed(self) -> int:
-        """Encrypted bytes that are here and no whole record yet, or not asked for."""
+        """Encrypted bytes that wait here: of a record that is not whole yet, or that nobody has read."""
         return self._incoming.pending
 
     @property
@@ -99,7 +99,7 @@ class TLSEngine:
 
     def close_notify(self) -> None:
         """Says that nothing more comes from here."""
-        with suppress(ssl.SSLError):  # it waits for the other end's answer, which nobody needs
+        with suppress(ssl.SSLError):  # the other end's answer is missing, which nobody needs
             self._ssl.unwrap()
 
 
@@ -113,20 +113,19 @@ class TLSReader(FrameReader):
         self._engine = engine
         self._scratch = scratch
         self._socket: asyncio.Transport
-        self._low_water = 1  # bytes that must be there before the system wakes us
-        self.may_sleep = True  # until so many are there; not where the system's buffer is kept small
+        self._low_water = 1  # bytes that must be there before the system wakes this process
+        self.may_sleep = True  # the low water may be raised; not when the system's buffer is kept small
 
     def attach(self, socket: asyncio.Transport) -> None:
         self._socket = socket
 
     @property
     def bytes_received(self) -> int:
-        """Counts the record that is under way, too: where little may come in it takes seconds, and its sender is not
-        silent."""
+        """Counts the record that is under way too: under a low limit it takes seconds, and its sender is not silent."""
         return self._decrypted + max(0, self.fed - _RECORD_OVERHEAD)
 
     def read_record(self) -> int:
-        """Decrypts what belongs into the payload under way, otherwise one record; 0 if there is none."""
+        """Decrypts into the payload under way, otherwise one record into the scratch; 0 if there is none."""
         if self.rest:
             count = self._engine.fill(self.rest)
             self.filled(count)
@@ -141,11 +140,11 @@ class TLSReader(FrameReader):
     def await_enough(self) -> None:
         """Lets the system wake this process only when a good piece of the payload has come, or the rest of it.
 
-        A slow link delivers packet by packet: without this the loop ran 8000 times a second at 100 Mbit/s, mostly for
-        less than a record, and took the interpreter from the thread that trains as often.
+        A slow line delivers packet by packet: without this the loop ran 8000 times a second at 100 Mbit/s, mostly for
+        less than a record, and took the GIL from the thread that trains as often.
         """
-        here = self._engine.bytes_fed + _ENCRYPTED_RECORD  # of the rest, at most: OpenSSL may hold a record in part
-        # Encrypted it is more, so this much will come.
+        here = self._engine.bytes_fed + _ENCRYPTED_RECORD  # of the rest, at most: OpenSSL may hold part of a record
+        # Encrypted, the rest takes more bytes than in the clear, so this many will surely come.
         wanted = max(1, min(_ENOUGH, self.rest.nbytes - here)) if self.may_sleep else 1
         if wanted != self._low_water:
             self._low_water = wanted
@@ -153,7 +152,7 @@ class TLSReader(FrameReader):
 
 
 class TLSWriter(FrameWriter):
-    """Used by one connection, whose errors it is told."""
+    """The writing half of one connection."""
 
     def __init__(self, engine: TLSEngine, limits: NetworkLimits, on_torn: Callable[[], None], way: LinkWay) -> None:
         super().__init__(limits, on_torn, way)
@@ -162,7 +161,7 @@ class TLSWriter(FrameWriter):
 
     @property
     def bytes_waiting(self) -> int:
-        """Written, and not yet acknowledged by the other end's system; of those, what this one can tell."""
+        """Bytes written and not yet acknowledged by the other end's system, as far as this system tells."""
         return self._socket.get_write_buffer_size() + bytes_in_system_buffer(self._socket.get_extra_info("socket"))
 
     def attach(self, socket: asyncio.WriteTransport) -> None:
@@ -188,12 +187,12 @@ class TLSWriter(FrameWriter):
     def flush(self) -> None:
         """Writes what the TLS engine has to say by itself: handshakes and alerts."""
         encrypted = self._engine.output()
-        # Between a failed write and the loop's word of it a socket takes nothing more, and asyncio logs each attempt.
+        # Between a failed write and `connection_lost` a socket takes nothing more, and asyncio logs each attempt.
         if encrypted and not self._socket.is_closing():
             self.way.charge(len(encrypted))
             self._socket.write(encrypted)
 
     async def drained(self) -> None:
         await super().drained()
-        if self._socket.is_closing():  # `fail` will come, but a sender in a hurry does not let the loop say so
+        if self._socket.is_closing():  # `fail` will be called, but a sender that never waits keeps the loop from it
             raise ConnectionLost("the connection broke")

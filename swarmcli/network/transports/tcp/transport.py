@@ -38,8 +38,8 @@ from swarmcli.network.transports.tcp.local_port import TCPLocalPort
 
 logger = logging.getLogger(__name__)
 
-_BACKLOG = 1024  # connections that the system takes in before this process does
-_ACCEPT_RETRY = 0.1  # seconds, when the system has no more file descriptors or memory
+_BACKLOG = 1024  # connections that the system holds until this process accepts them
+_ACCEPT_RETRY = 0.1  # seconds, after a failure such as missing file descriptors or memory
 _TOO_MANY = "too many handshakes at once here; try again later"
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -148,8 +148,8 @@ class TCPTransport:
                 await asyncio.sleep(_ACCEPT_RETRY)
 
     def _admits(self, incoming: socket.socket) -> bool:
-        """Whether the network that this comes from may have one more handshake begun; where it has too many under way,
-        the oldest of them makes room if it has had its time."""
+        """Whether the network that this comes from may begin one more handshake. If it has too many under way, the
+        oldest of them is dropped, unless it is younger than `handshake_grace`."""
         prefix, now = prefix_of(_host_of(incoming)), loop_time()
         if not self._rates.take(prefix, now):
             self._shared.refusals["too many handshakes per second"] += 1
@@ -164,8 +164,8 @@ class TCPTransport:
         return True
 
     async def _wait_for_room(self) -> None:
-        """Returns once another handshake may begin. Of the network that has the most of them under way, the oldest one
-        is dropped when it has had its time."""
+        """Returns once another handshake may begin. To that end drops the oldest one of the network that has the most
+        under way, when it is older than `handshake_grace`."""
         while len(self._pending) >= self._handshakes.budget.everyone:
             self._room.clear()
             fullest = self._handshakes.fullest()
@@ -232,7 +232,7 @@ class TCPTransport:
         return await self._ready(connection)
 
     async def _ready(self, connection: TCPConnection) -> TCPConnection:
-        """Waits for its handshake."""
+        """Waits for the connection's handshake."""
         if self._closed:
             connection.abort("shutting down")
         await connection.made()
@@ -294,8 +294,8 @@ class TCPTransport:
 
 
 def _affordable(limits: NetworkLimits) -> NetworkLimits:
-    """Lowers the limits to what the descriptors allow that the system gives this process: most allow 1024 unless they
-    are asked for more, and strangers in two networks would take all of them."""
+    """Lowers the limits to what the descriptors allow that the system gives this process: most systems give 1024 unless
+    they are asked for more, and strangers in two networks would take all of them."""
     allowed = allow_descriptors(limits.budgets.descriptors)
     budgets = limits.budgets.within(allowed)
     if budgets is limits.budgets:
@@ -352,8 +352,8 @@ def _listen_advice(error: OSError, host: str) -> str:
 
 
 async def _accept_one(listener: socket.socket) -> socket.socket:
-    """The next connection. Where a loop can watch a socket, not loop.sock_accept: cancelled while one is waiting,
-    Python 3.11's loses it and reports an invalid state. The loop of Windows cannot."""
+    """The next connection. Not by loop.sock_accept, except on Windows, whose loop cannot watch a socket: when Python
+    3.11's is cancelled while a connection waits, it loses the connection and reports an invalid state."""
     loop, number = asyncio.get_running_loop(), listener.fileno()
     while True:
         try:
