@@ -1,5 +1,5 @@
 """Checks: up to three contacts in unlike networks are asked to dial this peer back (`dialback.py` answers at the other
-end). A nonce that comes in at the listener proves that somebody could; those that do not come are silence."""
+end). A nonce that comes in at the listener proves that this peer can be dialed; one that does not come is a silence."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from swarmcli.reach.verdict import AskedContact, Family, family_of, host_of
 
 logger = logging.getLogger(__name__)
 
-NETWORKS = 3  # unlike ones that are asked before a verdict is at rest
-CANDIDATES = 16  # contacts that are tried in one check, where many refuse
+NETWORKS = 3  # unlike networks that are asked before a verdict is at rest
+CANDIDATES = 16  # contacts that one check tries at most, if many refuse
 # Seconds for a dial-back before its silence counts; a nonce that comes later still counts.
 PATIENCE = 2.0
-_LEAST_PATIENCE = 1.0  # with contacts next door: machines are busy when they start
+_LEAST_PATIENCE = 1.0  # with contacts nearby: machines are busy when they start
 _CALL = 2.0  # seconds for the contact's yes; the dial comes after it
 
 
@@ -39,21 +39,22 @@ class _Ask:
     address: str = ""  # that the contact dials; "": it has not said yes
     refused: bool = False
     proved: bool = False
-    over: bool = False  # it has had its time
+    over: bool = False  # its time has passed
 
 
 class Checks:
-    """Owns the nonces of the last two checks of each family: a verdict is not lost by one bad moment of a few."""
+    """Owns the nonces of the last two checks of each family, so that one bad moment does not lose a verdict."""
 
     def __init__(self, endpoint: Endpoint, evidence: Evidence, news: Callable[[], None]) -> None:
-        """`news` is called whenever something has come that may turn a verdict."""
+        """`news` is called whenever something has come that may change a verdict."""
         self.running = False
         self._endpoint, self._evidence, self._news = endpoint, evidence, news
         self._last: dict[Family, list[list[_Ask]]] = {}  # the newest check last
         self._stirred = asyncio.Event()
 
     def asked(self, family: Family) -> list[AskedContact]:
-        """Those that said yes and have had their time; of one network a proof counts rather than a silence."""
+        """Contacts that said yes and whose time has passed, or that proved something; of one network a proof counts
+        before a silence."""
         asks = [ask for ask in chain.from_iterable(self._last.get(family, ())) if ask.address]
         words = {ask.network: ask for ask in asks if ask.over} | {ask.network: ask for ask in asks if ask.proved}
         return [AskedContact(ask.network, ask.address, ask.proved) for ask in words.values()]
@@ -67,7 +68,7 @@ class Checks:
         return bool(checks) and not any(ask.proved for ask in checks[-1])
 
     def stir(self) -> None:
-        """Somebody was met: a check under way may ask it."""
+        """A contact was met: a check under way may ask it."""
         self._stirred.set()
 
     def forget(self, left: Iterable[Family]) -> None:
@@ -76,8 +77,8 @@ class Checks:
             self._last.pop(family, None)
 
     def heard(self, peer: PeerID, remote_address: str, nonce: bytes) -> None:
-        """A probe with a nonce came in at the listener. It proves something if it was dialed from as far away as the
-        contact is that was asked: a peer in the same home as this one can dial it anyway."""
+        """A probe with a nonce came in at the listener. It proves something only if it comes from at least as far away
+        as the contact that was asked: a peer in this one's own network can dial it anyway."""
         checks, host = chain.from_iterable(self._last.values()), host_of(remote_address)
         ask = next((ask for ask in chain.from_iterable(checks) if ask.nonce == nonce), None)
         if ask is None:
@@ -100,8 +101,8 @@ class Checks:
             self.running = False
 
     async def _check(self, family: Family) -> None:
-        """Asks contacts in unlike networks, those too that are met meanwhile, until they say enough or have had their
-        time."""
+        """Asks contacts in unlike networks, those included that are met meanwhile, until no further answer could change
+        the verdict or their time has passed."""
         begun, port = loop_time(), self._evidence.port(family)
         checks, asks, asked = self._last.setdefault(family, []), list[_Ask](), set[PeerID]()
         checks.append(asks)
@@ -117,9 +118,9 @@ class Checks:
                         calls.append(group.create_task(self._ask(family, contact, ask)))
                 proofs = sum(ask.proved and ask.address != "" for ask in standing.values())
                 left = begun + self._patience(asked) - loop_time()
-                # Less than a tick of some loops' clocks: a shorter wait would not get any further.
+                # 1 ms is less than a tick of some loops' clocks: a shorter wait would never end.
                 if (proofs and 2 * proofs >= len(standing)) or left <= 1e-3:
-                    break  # no further answer could turn the verdict, or they have had their time
+                    break  # no further answer could change the verdict, or the time has passed
                 self._stirred.clear()
                 await set_within(self._stirred, left)
             for call in calls:
@@ -133,7 +134,7 @@ class Checks:
             return
         # Checks of another port say nothing about this one.
         self._last[family] = [each for each in checks if each and each[0].port == port][-2:]
-        self._news()  # nobody waits for another family in which there is perhaps nobody to ask
+        self._news()  # at once: in another family there may be nobody to ask
 
     async def _ask(self, family: Family, contact: PeerID, ask: _Ask) -> None:
         """Sends a nonce to a contact, and notes where it dials."""
@@ -144,8 +145,8 @@ class Checks:
             ask.scope = _scope(host)
             request = DialBackRequest(ask.nonce, ask.port, named)
             reply = await self._endpoint.call(contact, DIAL_BACK, request, DialBackReply, timeout=_CALL)
-            # Its word alone. Several such words are compared; a false one is an address at which others do not find
-            # this peer, and drop.
+            # The contact's word alone. The words of several are compared; at a false address others do not find this
+            # peer, and drop it.
             if family_of(plain_host(reply.address)) == family:
                 ask.address = with_port(reply.address, ask.port)
         except NetworkError as error:
@@ -154,8 +155,8 @@ class Checks:
         self._stirred.set()
 
     async def _seen_in(self, family: Family, contact: PeerID, port: int) -> tuple[str, str]:
-        """A host of a contact in another family than that of its connection, and where it sees this peer from there.
-        Raises NetworkError."""
+        """A host of a contact in this family, which is not that of its connection, and the address at which it sees
+        this peer there. Raises NetworkError."""
         for address in self._endpoint.addresses_of(contact):
             if family_of(host := plain_host(address)) == family:
                 observed = await self._endpoint.probe(address, contact, timeout=_CALL)
@@ -164,8 +165,8 @@ class Checks:
         raise NetworkError(f"it is not seen in {family}")
 
     def _patience(self, asked: Collection[PeerID]) -> float:
-        """The seconds for a dial-back: its call, connection and greetings are five round trips, of lengths that are
-        guessed from those to the contacts."""
+        """Seconds for a dial-back: call, connection and greetings are five round trips, estimated by the longest one to
+        the contacts."""
         known = [self._endpoint.round_trip(peer) for peer in asked]
         longest = max((seconds for seconds in known if seconds is not None), default=PATIENCE)
         return min(PATIENCE, _LEAST_PATIENCE + 5 * longest)

@@ -4,10 +4,10 @@
       ▲                                          │
       └────────── probe with the nonce ◀─────────┘
 
-The contact dials the host at which it sees the asker, at the port that the asker names. Where the two are connected by
-another family of addresses it dials the host that the asker names, on the internet alone, at ports from 1024 on. The
-nonce comes on a new connection that the asker's listener accepted. Nobody is told what became of a dial, so nobody can
-look around with it, and budgets bound how many there are.
+The contact dials the host at which it sees the asker, at the port that the asker names. If the asker wants a dial in
+another family of addresses than that of their connection, the contact dials the host that the asker names: only on the
+internet, at ports from 1024 on. The nonce comes on a new connection that the asker's listener accepts. Only the dialed
+host learns what became of a dial, so nobody can scan with it, and budgets bound how many dials there are.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 DIAL_BACK = "reach.dialback"
 NONCE_BYTES = 16
 
-_DIAL = 5.0  # seconds that a dial for somebody may take
+_DIAL = 5.0  # seconds that a dial for another peer may take
 
 Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 AddressText = Annotated[str, msgspec.Meta(max_length=128)]
@@ -47,7 +47,7 @@ class DialBackRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DialBackReply(msgspec.Struct, frozen=True):
-    """It will be tried, there. What comes of it only the dialed peer hears."""
+    """The contact will dial this address. Only the dialed peer learns what comes of it."""
 
     address: AddressText
 
@@ -58,7 +58,7 @@ class DialBackService:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._seen = Meter(**BACK_LIMITS)  # dials to hosts at which this peer sees the asker …
-        # … and to those that askers name: what is only named must not use up what its neighbours ask for themselves.
+        # … and to hosts that askers name, which must not use up the budget of peers that are in the named network.
         self._named, self._namers = Meter(**BACK_LIMITS), Meter(**BACK_LIMITS)
         self._dials = TaskOwner()
 
@@ -70,7 +70,7 @@ class DialBackService:
         await self._dials.close()
 
     async def dial_back(self, peer: PeerID, request: DialBackRequest) -> DialBackReply:
-        """Answers at once; the dial is a task of its own. Raises CallRefused."""
+        """Answers at once; the dial runs in a task of its own. Raises CallRefused."""
         seen = self._endpoint.seen(peer)
         if seen is None or seen.relayed:
             raise CallRefused("unseen", "this peer does not see where you are")
@@ -110,7 +110,7 @@ def _named(text: str) -> str:
 
 
 def with_port(seen_at: str, port: int) -> str:
-    """Where this peer listens, at the host where somebody saw it: it dialed from another port."""
+    """The address with this port instead: where somebody saw a peer, and the port at which that listens."""
     place = parse_address(seen_at)
     return str(Address(place.scheme, place.host, port))
 

@@ -1,5 +1,5 @@
-"""A peer sees where it stands: by the interfaces of this machine, what its user states, the port that its router
-opened, and the hosts at which contacts are and see it."""
+"""What a peer knows of where it stands: the interfaces of this machine, what its user states, the port that its router
+opened, where its contacts are, and where they see it."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ logger = logging.getLogger(__name__)
 
 
 _SIGHTINGS = 512  # contacts that are remembered …
-_SIGHTING_LIFE = 1200.0  # … and for how many seconds the word of one counts that has gone: two checks
+_SIGHTING_LIFE = 1200.0  # … and seconds for which the word of a contact that has gone counts: two checks
 
 
 class Evidence:
-    """Owns what was seen, and judges it together with what dial-backs brought."""
+    """Owns what was seen, and judges it together with the results of dial-backs."""
 
     def __init__(self, endpoint: Endpoint, contacts: Callable[[], Iterable[PeerID]]) -> None:
-        """`contacts` are further peers that can be asked, of whom addresses are known."""
+        """`contacts`: further peers that can be asked, whose addresses are known."""
         self.around = Surroundings()
-        self.stated: tuple[str, ...] = ()  # by the user; IP addresses alone …
-        self._names: dict[str, tuple[str, ...]] = {}  # … of these host names, and of what was stated without one
-        self.mapped: int | None = None  # the port that the router opened; of IPv4, which alone is translated
+        self.stated: tuple[str, ...] = ()  # by the user, with IP addresses for host names …
+        self._names: dict[str, tuple[str, ...]] = {}  # … which are here: address with a host name → IP addresses
+        self.mapped: int | None = None  # the port that the router opened; IPv4 only, since no IPv6 is translated
         self._endpoint, self._contacts = endpoint, contacts
         # The oldest first, each with the time of the sighting.
         self._sightings: dict[PeerID, tuple[ContactSighting, float]] = {}
@@ -67,7 +67,7 @@ class Evidence:
         return self.around.those_beyond(self.sightings)
 
     def look_again(self) -> Surroundings | None:
-        """Looks at the interfaces; what they were before, if that has changed."""
+        """Looks at the interfaces. Returns what they were before, if that has changed; else None."""
         before = self.around
         try:
             around = look_around(self._endpoint.refresh_listener_addresses())
@@ -85,14 +85,14 @@ class Evidence:
         if seen is None or seen.relayed or not (host := host_of(seen.remote_address)):
             return None
         if not seen.dialed and seen.punched:
-            return None  # made by both ends at once through their routers: it tells nothing about others' dials
+            return None  # a punched connection tells nothing about others' dials
         observed = host_of(seen.observed_address) if seen.observed_address else None
         sighting = ContactSighting(host, observed, came_in=not seen.dialed)
         self._sightings.pop(peer, None)
         self._sightings[peer] = sighting, loop_time()
         if len(self._sightings) > _SIGHTINGS:
-            # The oldest contact of the network that has the most goes: else a crowd of identities in one network would
-            # be all that is known, and asked.
+            # The oldest contact of the network that has the most goes: otherwise a crowd of identities in one network
+            # could be all that is known, and asked.
             held = Counter(network_of(each.host) for each in self.sightings)
             del self._sightings[max(self._sightings, key=lambda each: held[network_of(self._sightings[each][0].host)])]
         return sighting
@@ -103,7 +103,7 @@ class Evidence:
             del self._sightings[peer]
 
     def forget_the_gone(self) -> None:
-        """Drops contacts that went long ago."""
+        """Drops contacts that have been gone for _SIGHTING_LIFE."""
         since = loop_time() - _SIGHTING_LIFE
         for peer in [peer for peer, (_, at) in self._sightings.items() if at < since]:
             if not self._endpoint.is_connected(peer):
@@ -117,7 +117,7 @@ class Evidence:
         return [family for family in found if self.stated_in(family)] if self.stated else found
 
     def port(self, family: Family) -> int:
-        """Where others are to dial: as the user states, as the router maps, or where this peer listens."""
+        """The port that others should dial: as the user states, else as the router maps it, else the listener's."""
         if stated := self.stated_in(family):
             return parse_address(stated[0]).port
         return (self.mapped if family != "IPv6" else None) or self._endpoint.listen_port
@@ -129,8 +129,9 @@ class Evidence:
         return verdict
 
     def candidates(self, family: Family, without: Collection[PeerID], most: int) -> list[tuple[PeerID, str]]:
-        """Up to `most` contacts that may be asked, each with its network: those beyond this peer's own network,
-        connected ones first; the order within is drawn by lot, so that a contact cannot count on being asked."""
+        """Up to `most` contacts that may be asked, each with its network, all beyond this peer's own. Those that are
+        connected in this family come first; otherwise the order is drawn by lot, so that a contact cannot count on
+        being asked."""
         found: list[tuple[PeerID, str]] = []
         elsewhere: list[tuple[PeerID, str]] = []
         beyond = set(self.beyond)
@@ -158,12 +159,12 @@ class Evidence:
         return None
 
     def announced(self, verdicts: Sequence[ReachVerdict]) -> tuple[str, ...]:
-        """The addresses that follow from verdicts, with the host names that lead there, for people; a name that cannot
-        be resolved here may lead there, too."""
+        """The addresses that follow from verdicts, after the stated host names that lead there; one that cannot be
+        resolved here may lead there too."""
         found = tuple(dict.fromkeys(address for verdict in verdicts for address in verdict.addresses))
         names = tuple(name for name, known in self._names.items() if not known or set(known).intersection(found))
         if found and names and not self.stated and all(verdict.how == "assumed" for verdict in verdicts):
-            return names  # as the user wants it, instead of what the listener has found
+            return names  # the user stated only names: these replace what the listener has found
         return (*(names if found else ()), *found)[:MAX_ADDRESSES]
 
 
@@ -195,8 +196,8 @@ def _network(host: str, netmask: str | None) -> Network:
 
 
 async def _resolved(addresses: Sequence[str]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
-    """The user's statements, with IP addresses for host names, which other peers do not resolve; and the names, each
-    with its addresses. A name that cannot be resolved now has none, and is warned of."""
+    """The stated addresses, with IP addresses for host names, which other peers do not resolve; and those with names,
+    each with its IP addresses. A name that cannot be resolved now has none, and a warning is logged."""
     literals: dict[str, None] = {}
     names: dict[str, tuple[str, ...]] = {}
     for text in addresses:

@@ -1,6 +1,6 @@
-"""How the ports of this peer are seen from outside its routers: two listeners are dialed from one local port, and say.
+"""How the ports of this peer are seen from outside its routers: it dials two listeners from one local port and asks.
 
-What was found out about the translation holds for ten minutes, for every port.
+What it finds out about the translation holds for ten minutes, for every port.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _LISTENERS = 4  # that are asked how a port is seen, one after the other
 _KNOWN_FOR = 600.0  # seconds for which the kind of translation is taken to stay as it is
 
 # How routers translate. Two listeners are dialed from one local port. If both see the same outer port, the translation
-# is *independent* of whom one dials (RFC 4787, section 4.1), and a third peer can be told where to dial. If they see
-# different ones, it is *dependent*: nobody knows at which port the next one would see this peer.
+# is *independent* of the destination (RFC 4787, section 4.1), and a third peer can be told where to dial. If they see
+# different ones, it is *dependent*: nobody knows at which port a third peer would see this one.
 Translation = Literal["none", "independent", "dependent"]
 
 
 async def outer_address(port: LocalPort, listeners: Sequence[str]) -> str | None:
-    """Where the first of these listeners that answers sees the port. None: nobody says."""
+    """Where a listener sees the port: the first of these that says. None: none does."""
     for address in listeners:
         seen = await _probe(port, address)
         if seen is not None:
@@ -39,8 +39,8 @@ async def outer_address(port: LocalPort, listeners: Sequence[str]) -> str | None
 async def find_translation(
     port: LocalPort, listeners: Sequence[str], own_hosts: frozenset[str]
 ) -> tuple[str | None, Translation | None]:
-    """Where one of the listeners sees the port, and what it says that another one, on an unlike host, sees it so too or
-    not. `own_hosts` are those of this machine's interfaces. (None, None): nobody answers; None as the kind: only one
+    """Where a listener sees the port, and how the routers translate, by comparison with another listener on another
+    host. `own_hosts` are those of this machine's interfaces. (None, None): nobody answers; None as the kind: only one
     does, and sees a translated host."""
     first, *others = listeners
     unlike = [each for each in others if parse_address(each).host != parse_address(first).host]
@@ -64,8 +64,8 @@ async def _probe(port: LocalPort, address: str) -> str | None:
 
 @dataclass
 class OwnEnd:
-    """This end of a connection to be: a port for each family, and where it is seen; if everyone sees it elsewhere, that
-    says at least which router is in front of it."""
+    """This end of a connection to be: a port for each family, and where it is seen. With a `dependent` translation
+    that address cannot be dialed, but its host shows behind which router this peer is."""
 
     ports: dict[Family, LocalPort] = field(default_factory=dict)
     seen: dict[Family, str] = field(default_factory=dict)
@@ -81,13 +81,13 @@ class OwnEnd:
 
 
 class Outside:
-    """The knowledge that this peer has of its routers."""
+    """What this peer knows of its routers."""
 
     def __init__(self, endpoint: Endpoint, around: Callable[[], Surroundings]) -> None:
         """`around` says what this machine's interfaces are at the moment."""
         self._endpoint, self._around = endpoint, around
         self._translations: dict[Family, tuple[Translation, float]] = {}  # with the time at which it was found
-        self._outer_hosts: dict[Family, str] = {}  # where this peer was seen last, when somebody said so
+        self._outer_hosts: dict[Family, str] = {}  # at which a listener saw this peer last
 
     def forget(self) -> None:
         """This machine is in another network."""
@@ -114,7 +114,7 @@ class Outside:
             raise ConnectError("nobody outside says how it is seen")
 
     def _guess(self, end: OwnEnd) -> None:
-        """Nobody is left who says how a port is seen. Most routers leave it as it is, so the two try that."""
+        """Nobody says how a port is seen. Most routers leave its number as it is, so the two try that."""
         for family, host in self._outer_hosts.items():
             with suppress(OSError):
                 port = end.ports.get(family) or self._endpoint.transport.local_port(family)
@@ -135,8 +135,8 @@ class Outside:
                 self._outer_hosts[family] = host_of(seen)
 
     def _farthest_listeners(self) -> dict[Family, list[str]]:
-        """Where peers outside this network have answered this one's dials, the nearest first, by family: strangers have
-        these dialed, so not where a peer merely says that it is."""
+        """By family, where peers outside this network have answered this one's dials, the nearest first. Not where a
+        peer merely says that it is: strangers can make this peer dial these addresses."""
         found: dict[Family, dict[Address, None]] = {}
         around = self._around()
         trip = self._endpoint.round_trip
@@ -150,8 +150,8 @@ class Outside:
                     found.setdefault(family_of(place.host), {})[place] = None
         listeners: dict[Family, list[str]] = {}
         for family, places in found.items():
-            # Those of the widest scope: somebody in a provider's network, between two routers, sees another host than
-            # the internet does.
+            # Those of the widest scope: a peer in a provider's network, between two routers, sees another host than one
+            # on the internet does.
             scopes = {place: scope_of(place.host) or 0 for place in places}
             farthest = [str(place) for place, scope in scopes.items() if scope == max(scopes.values())]
             listeners[family] = farthest[:_LISTENERS]

@@ -2,8 +2,8 @@
 
 Each router lets in what looks like the answer to something that went out. So both ends take a fresh port, ask a
 listener how it is seen from outside, tell each other over the connection that a relay carries, and dial each other
-from just these ports (`network/transports/tcp/local_port.py`). The asker waits half a round trip after it has said
-"go", so that both begin at once. Where a router shows each connection at another port this cannot work, and the relay
+from these ports (`network/transports/tcp/local_port.py`). After it has said "go" the asker waits half a round trip, so
+that both dial at the same moment. If a router gives each connection another outer port, this cannot work, and the relay
 stays.
 
     asker  ── Ask ──────▶  asked          both take a port and see how it looks from outside
@@ -11,9 +11,9 @@ stays.
            ── Go ───────▶                 up to three times
            ═══ SYN ═╳═ SYN ═══
 
-For the control connection of a pair the peer with the smaller id asks, again after a growing while; for each bulk
-connection whoever opens a stream, as long as the control connection is such a direct one. What the other end
-names as its address may be anybody's: see `punch_rules.py` for what is dialed.
+For the control connection of a pair the peer with the smaller id asks, and after a failure again, in growing intervals.
+For each bulk connection the end that opens a stream asks, as long as the control connection is a punched one. The
+address that the other end names may be anybody's: `punch_rules.py` says what is dialed.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 # How long the two ends wait for each other, and how many attempts there are at a time. Times in seconds.
 _ASKING = 12.0  # for the other end to open its ports
 _MEETING = 6.0  # from "go" to the end of the handshake
-# For a SYN to cross the other end's. Systems send it again after 1 s (RFC 6298): a try shorter than that costs a
-# wrong address one packet. The two ends of a pair that is farther apart than this stay with their relay.
+# For a SYN to cross the other end's. Systems send it again after 1 s (RFC 6298), so a shorter try sends a wrong address
+# one packet. Two peers that are farther apart than this stay with their relay.
 _CROSSING = 0.9
-# For a dial inside this network, which takes milliseconds. One that fails is given all of it: the time of an answer
-# must not tell a stranger whether a host is there, or a port open.
+# For a dial inside this network, which takes milliseconds. One that fails takes all of it: the time of the answer must
+# not tell a stranger whether a host is there, or a port open.
 _NEARBY = 2.0
 _SLACK = 2.0  # for a question and its answer on their way
 _KEPT_FOR = 20.0  # that an asked end keeps its ports open
@@ -69,8 +69,8 @@ _KEPT = 64  # attempts of others at the same time …
 _KEPT_PER_PEER = 16
 _OWN_CONTROL = 4  # own attempts at control connections at the same time
 _OWN_BULK = 12  # the same of bulk connections; fewer than _KEPT_PER_PEER
-_BULK_PAUSE = 30.0  # of circuits for a pair after a bulk connection could not be made directly
-_LOOK_ANYWAY = 30.0  # a direct connection may be lost beside a relayed one, which is no event
+_BULK_PAUSE = 30.0  # for which relays carry a pair's bulk connections after one could not be made directly
+_LOOK_ANYWAY = 30.0  # between two looks: when a direct connection is lost beside a relayed one, no event tells
 _TOO_NEW = 0.25  # until a new connection's round trip is known
 
 
@@ -82,8 +82,8 @@ class PunchAsk(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The asked end has opened ports. They are `seen` so from outside, one for each family; at those in `dependent` it
-    is dialed in vain, since everyone sees another one. In its own network it listens at `near`."""
+    """The asked end has opened ports, one for each family. From outside they are `seen` there. The ports in `dependent`
+    cannot be dialed, since each peer sees another one. In its own network the asked end listens at `near`."""
 
     seen: Annotated[tuple[AddressText, ...], msgspec.Meta(max_length=MAX_SEEN)]
     dependent: Annotated[tuple[AddressText, ...], msgspec.Meta(max_length=MAX_SEEN)] = ()
@@ -116,7 +116,7 @@ class _Kept:
 
 
 class Puncher:
-    """Leaves relays for direct connections wherever that is possible."""
+    """Replaces relayed connections by direct ones wherever that is possible."""
 
     def __init__(self, endpoint: Endpoint, *, around: Callable[[], Surroundings]) -> None:
         """`around` says what this machine's interfaces are at the moment."""
@@ -124,8 +124,8 @@ class Puncher:
         self._endpoint = endpoint
         self._around = around
         self.outside = Outside(endpoint, around)
-        # Each attempt in a row doubles the pause, until the pair has done without one for ten minutes: a connection
-        # that was lost soon is not made again and again.
+        # Each attempt doubles the pause, until the pair has needed none for ten minutes after it: a connection that is
+        # lost soon is not made again and again.
         self._pauses = Backoff[PeerID](120.0, 3600.0, quiet=600.0)
         self._bulk_pauses = Backoff[PeerID](_BULK_PAUSE, _BULK_PAUSE)
         self._dials = {Purpose.CONTROL: Meter(**CONTROL_LIMITS), Purpose.BULK: Meter(**BULK_LIMITS)}
@@ -153,7 +153,7 @@ class Puncher:
             self._drop(key)
 
     def forget(self) -> None:
-        """This machine is in another network: nothing that was found out about routers holds."""
+        """This machine is in another network: nothing that was found out about routers holds any more."""
         self._pauses.clear()
         self.outside.forget()
         self._bulk_pauses.clear()
@@ -170,7 +170,7 @@ class Puncher:
         await set_within(self._event, self._begin_due())
 
     def _begin_due(self) -> float:
-        """Begins the attempts that are due; the seconds until the next one may be."""
+        """Begins the attempts that are due. Returns the seconds until the next one may be."""
         now, own = loop_time(), self._endpoint.peer_id
         soonest = now + _LOOK_ANYWAY
         for peer in sorted({*self._endpoint.connected()} - self._under_way):
@@ -178,7 +178,7 @@ class Puncher:
             if seen is None or not seen.relayed:
                 continue
             due = self._pauses.until(peer)
-            if self._endpoint.round_trip(peer) is None:  # and so it has not even said where it can be dialed
+            if self._endpoint.round_trip(peer) is None:  # then it has not told either where it can be dialed
                 due = max(due, now + _TOO_NEW)
             if due <= now and len(self._under_way) < _OWN_CONTROL and (own < peer or self._direct(peer)):
                 self._under_way.add(peer)
@@ -203,8 +203,8 @@ class Puncher:
             self._event.set()
 
     async def _connect(self, peer: PeerID) -> str:
-        """Makes a direct control connection; how. Raises NetworkError."""
-        if direct := self._direct(peer):  # it had reached us by a relay, for we are the one who cannot be dialed
+        """Makes a direct control connection. Returns how, for the log. Raises NetworkError."""
+        if direct := self._direct(peer):  # the peer can be dialed, and came by a relay because this one cannot
             try:
                 await self._endpoint.dial_directly(peer, direct)
                 return "dialed"
@@ -219,7 +219,7 @@ class Puncher:
         return "both ends dialed at once"
 
     async def bulk(self, peer: PeerID) -> Connection:
-        """One more connection to a peer whose control connection is a direct one that both ends dialed.
+        """One more connection to a peer whose control connection is punched.
 
         Raises NetworkError; then a relay has to carry it.
         """
@@ -238,7 +238,7 @@ class Puncher:
     # ---- the end that asks
 
     async def _punch(self, peer: PeerID, purpose: Purpose) -> Connection | None:
-        """A connection that both ends dialed; None: an ordinary one has come about instead. Raises NetworkError."""
+        """A punched connection; None: an ordinary one has come about instead. Raises NetworkError."""
         number, self._next_number = self._next_number, self._next_number + 1
         with closing(OwnEnd()) as own:
             ready = await self._both_ready(own, peer, PunchAsk(number, purpose))
@@ -289,7 +289,8 @@ class Puncher:
             return None
 
     async def _meet_nearby(self, peer: PeerID, number: int, own: OwnEnd, ready: Ready) -> bool:
-        """Whether the two, seen at one host, are connected inside their network, whichever of them could dial."""
+        """If both ends are seen at one host, tries to connect them inside their network, dialed by either. Returns
+        whether they are connected now."""
         pairs = pairs_of(own.anywhere, (*ready.seen, *ready.dependent))
         if not behind_one_router(pairs):
             return False
@@ -330,7 +331,7 @@ class Puncher:
         kept = self._kept.get(key)
         if kept is None or kept.tries > TRIES:
             raise CallRefused("unknown", "no port is open for this")
-        kept.tries += 1  # dialing in the same network is one more than TRIES
+        kept.tries += 1  # TRIES by punching, and one dial inside the network
         own = kept.end.anywhere if go.near else kept.end.seen.values()
         pairs = self._allowed(peer, kept.purpose, pairs_of(own, (go.seen,)))
         if not pairs:
@@ -358,7 +359,8 @@ class Puncher:
     # ---- both
 
     def _allowed(self, peer: PeerID, purpose: Purpose, pairs: list[Pair]) -> list[Pair]:
-        """Further connections lead to where the first one has proved that the peer is."""
+        """The pairs that may be dialed: bulk connections lead only to the host where the control connection has proved
+        that the peer is."""
         if purpose is Purpose.CONTROL:
             return pairs
         seen = self._endpoint.seen(peer)
@@ -366,7 +368,8 @@ class Puncher:
         return [pair for pair in pairs if host_of(pair[2]) == host]
 
     def _spend(self, peer: PeerID, purpose: Purpose, address: str) -> None:
-        """Raises ConnectError if this peer has had others dialed often enough."""
+        """Charges one dial to the peer that asked for it. Raises ConnectError if its budget, or that of the dialed
+        host, is used up."""
         if not self._dials[purpose].take(loop_time(), peer=peer, network=host_of(address)):
             raise ConnectError(f"{address} was dialed often enough for now")
 
@@ -381,8 +384,8 @@ class Puncher:
             return None
 
     async def _dial_nearby(self, peer: PeerID, addresses: Sequence[str]) -> bool:
-        """Whether the peer answers at one of these addresses inside this network. That it is there is its own word, so
-        these dials are few, and each that fails takes as long as another, even if nothing was dialed."""
+        """Whether the peer answers at one of these addresses inside this network. Only the peer says that it is there,
+        so these dials are few, and every failure takes equally long, even if nothing was dialed."""
         if not addresses:
             return False
         end = loop_time() + _NEARBY

@@ -17,10 +17,11 @@ Pair: TypeAlias = tuple[Family, str, str]  # a family, and in it where this end 
 
 
 def acceptable(text: str, own: str) -> Address | None:
-    """Where the other end says that it is seen, if this end may send it a SYN; `own` is where this end is seen.
+    """The address where the other end says that it is seen, if this end may send a SYN there; else None. `own` is where
+    this end is seen.
 
-    An end in the internet has others dialed in the internet alone, and one that is itself seen in a private network
-    (a company's, with routers inside) those of private networks.
+    Both must be of one scope: an end seen on the internet dials only there, and one seen in a private network (a
+    company's, with routers inside) only in private networks.
     """
     try:
         theirs, ours = parse_address(text), parse_address(own)
@@ -33,8 +34,7 @@ def acceptable(text: str, own: str) -> Address | None:
 
 
 def pairs_of(own: Iterable[str], theirs: Iterable[str]) -> list[Pair]:
-    """The families in which both ends have an address. IPv6 comes first, since
-    routers seldom translate it."""
+    """The families in which both ends have an acceptable address. IPv6 comes first: routers seldom translate it."""
     found: dict[Family, Pair] = {}
     for mine in own:
         for text in theirs:
@@ -45,13 +45,14 @@ def pairs_of(own: Iterable[str], theirs: Iterable[str]) -> list[Pair]:
 
 
 def behind_one_router(pairs: Iterable[Pair]) -> bool:
-    """Whether both ends are seen at the same host: they may be in one LAN, whose router need not lead them back in."""
+    """Whether both ends are seen at the same host. They may be in one LAN, where a router need not let a dial from
+    inside to its outer address back in."""
     return any(parse_address(mine).host == parse_address(theirs).host for _, mine, theirs in pairs)
 
 
 def nearby(addresses: Iterable[str], is_near: Callable[[str], bool]) -> tuple[str, ...]:
-    """Takes those of the addresses, named by an end in the same LAN, that are in a network of this machine; none of
-    this machine's loopback."""
+    """Those of the addresses, named by an end that may be in the same LAN, that are in a network of this machine;
+    without loopback."""
     found: dict[str, None] = {}
     for text in addresses:
         try:

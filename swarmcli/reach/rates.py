@@ -1,8 +1,8 @@
-"""How fast bytes go between two peers: a few seconds of them one way, then the other.
+"""How fast bytes go between two peers: they are sent for a few seconds one way, then the other.
 
-The receiver counts, from its first piece on, so that neither the way to the first byte nor what waits in buffers
-counts. Every peer answers, within a budget: that is bandwidth which its owner lends, and identities are free, so what
-bounds is the sum over all who ask. Who finds it used up asks another peer.
+The receiver counts from its first piece on, so that neither the latency nor what waits in the sender's buffers counts.
+Every peer answers, within a budget: its owner lends the bandwidth, and identities cost nothing, so the bound is on the
+sum over all askers. An asker that finds it used up asks another peer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from swarmcli.network.token_bucket import TokenBucket
 METHOD = "reach.rate"
 PIECE_BYTES = 64 << 10
 MEASURED_BYTES = 8 << 20  # at most, in one direction
-WINDOW_BYTES = 4 << 20  # under way and not counted yet: at 100 ms of round trip, 320 Mbit/s go through it
+WINDOW_BYTES = 4 << 20  # under way and not counted yet: enough for 320 Mbit/s at a round trip of 100 ms
 
 
 # How long a rate is measured, and what a peer lends for it. Times in seconds.
@@ -37,7 +37,7 @@ AT_ONCE_BYTES = 64 << 20  # … of which so much at once, after a quiet time
 
 
 class RateRequest(msgspec.Struct, frozen=True):
-    """`towards_asker`: the asked peer sends; else it receives, and says what came."""
+    """`towards_asker`: the asked peer sends; otherwise it receives, and tells the rate."""
 
     towards_asker: bool
 
@@ -59,7 +59,7 @@ class Rates:
 
 
 class RateService:
-    """Answers at one peer. Serves one asker at a time: two would measure each other."""
+    """Serves measurements at this peer, one asker at a time: two would disturb each other."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -98,9 +98,9 @@ class RateService:
 
 
 async def measure(endpoint: Endpoint, peer: PeerID) -> Rates:
-    """The rates between this peer and another one, which lends at most MEASURED_BYTES for each.
+    """The rates between this peer and another one, which lends at most MEASURED_BYTES for each direction.
 
-    Raises NetworkError, CallRefused of it where the other end's budget is used up.
+    Raises NetworkError; its kind CallRefused if the other end is busy or its budget is used up.
     """
     rates = dict[bool, float | None]()
     for towards_asker in (True, False):
@@ -117,7 +117,7 @@ async def measure(endpoint: Endpoint, peer: PeerID) -> Rates:
                             rates[False] = (await stream.receive(RateResult))[0].rate
                 except TimeoutError:  # what this end has seen pass still counts
                     rates[towards_asker] = (passed() - before) / (loop_time() - began)
-                    raise  # leaving by an exception ends the stream at once: what waits would be in the next one's way
+                    raise  # leaving by an exception resets the stream, so its waiting bytes do not delay the next one
     return Rates(rates[True] or None, rates[False] or None)
 
 
@@ -126,7 +126,7 @@ async def _send(stream: Stream, longest: float, passed: Callable[[int], None] = 
     end = loop.time() + longest
     payload, before = bytes(PIECE_BYTES), stream.leaving
     for number in range(MEASURED_BYTES // PIECE_BYTES):
-        # No more waits than has got through: else the system would take megabytes, for which a slow link needs minutes.
+        # No more may wait than has got through: the system would take megabytes, for which a slow line needs minutes.
         while number * PIECE_BYTES > 2 * (stream.leaving - before) + PIECE_BYTES and loop.time() < end:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
         passed(PIECE_BYTES)
@@ -137,7 +137,8 @@ async def _send(stream: Stream, longest: float, passed: Callable[[int], None] = 
 
 
 async def _count(stream: Stream, passed: Callable[[int], None] = lambda count: None) -> float | None:
-    """Bytes per second until the other end has finished, or has sent all that it may."""
+    """Counts until the other end has finished, or has sent all that it may. Returns bytes per second; None: too little
+    came to tell."""
     stream.narrow(PIECE_BYTES, WINDOW_BYTES)
     loop = asyncio.get_running_loop()
     first = last = 0.0

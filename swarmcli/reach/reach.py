@@ -1,8 +1,7 @@
-"""Reach: a peer finds out whether others can dial it, and helps itself where they cannot.
+"""Reach: a peer finds out whether others can dial it, and if not, helps itself.
 
-One keeper task looks at the interfaces, has the reach checked when it is time (`checks.py`), and concludes from all
-that was seen (`evidence.py`). What the endpoint announces follows the verdicts, and with it whether this peer is in
-client mode.
+One task looks at the interfaces, runs the checks when they are due (`checks.py`), and concludes from all that was seen
+(`evidence.py`). The verdicts decide what the endpoint announces, and thereby whether this peer is in client mode.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from swarmcli.reach.verdict import ContactSighting, Family, ReachVerdict, Surrou
 logger = logging.getLogger(__name__)
 
 # In seconds.
-FIRST_VERDICT = 3.0  # that a peer with contacts beyond its network waits at its start to know where it stands
+FIRST_VERDICT = 3.0  # that a peer with contacts beyond its network waits at its start for the first verdict
 REST = 600.0  # between two checks of a verdict at rest
-_EARLY = 15.0, 60.0, 240.0  # between the first ones, while too few networks could be asked
+_EARLY = 15.0, 60.0, 240.0  # between the first checks, while too few networks could be asked
 _SOONEST = 10.0  # between two checks, whatever happens …
-_DOUBTED = 120.0  # … and where a contact merely says that this peer is elsewhere: any stranger may say so for ever
+_DOUBTED = 120.0  # … and if a contact merely says that this peer is elsewhere: any stranger may say so for ever
 _AFTER_A_FAULT = 60.0  # from a check that ended in a fault of our own to the next one
 _LOOK = 5.0  # between two looks at the interfaces: laptops change their network
 _RECONNECTED = 2.0  # after a wake-up, when contacts should be connected again
@@ -53,9 +52,9 @@ class Reach:
         mapping: Callable[[int], PortMapping] | None = None,
         relays: Relays | None = None,
     ) -> None:
-        """`contacts` are further peers that can be asked, of whom addresses are known. `alone`: there are no first
-        contacts, so that nobody is waited for before this peer says where it can be dialed. `mapping(port)`
-        makes a mapping for the listener; None: no router is asked to let others in."""
+        """`contacts`: further peers that can be asked, whose addresses are known. `alone`: there are no first contacts
+        to wait for before this peer announces where it can be dialed. `mapping(port)` makes a mapping for the listener;
+        None: no router is asked for a port. `relays` are held while nobody can dial this peer; None: it takes none."""
         self.endpoint = endpoint
         self.verdicts: tuple[ReachVerdict, ...] = ()
         self.checks = 0  # rounds of dial-backs so far
@@ -63,7 +62,7 @@ class Reach:
         self.punch = Puncher(endpoint, around=lambda: self.evidence.around)
         self.mapping: PortMapping | None = None  # that the router was asked for
         self._joined = alone  # whether the first contacts have been met
-        self._wish = False  # to be dialed by nobody: the endpoint does not even listen
+        self._wish = False  # the user wants nobody to dial this peer: the endpoint does not even listen
         self._make_mapping, self._relays = mapping, relays
         self._service = DialBackService(endpoint)
         self._checks = Checks(endpoint, self.evidence, self._news)
@@ -78,7 +77,7 @@ class Reach:
     # Life
 
     async def start(self) -> None:
-        """Begins to look. Where there is nobody to ask, the first verdict is there at once."""
+        """Begins to look. If there is nobody to ask, the first verdict is there at once."""
         self._wish = self.endpoint.never_listens
         await self.evidence.begin()
         self._service.start()
@@ -95,7 +94,7 @@ class Reach:
         self._tasks.keep(self.endpoint.events, self._keep)
 
     async def settle(self, timeout: float) -> bool:
-        """Waits for the first verdict, at most `timeout` seconds; whether it is there.
+        """Waits for the first verdict, at most `timeout` seconds. Returns whether it is there.
 
         The first contacts have been met by now. If they are on this machine or in its network, or if there are none,
         the verdict is there already.
@@ -129,7 +128,7 @@ class Reach:
 
     @property
     def scope(self) -> Scope:
-        """From how far away, if it can be dialed; else how far away those are who cannot."""
+        """From how far away this peer can be dialed; if it cannot, how far away those are that cannot dial it."""
         able = [verdict.scope for verdict in self.verdicts if verdict.dialable]
         return max(able or [verdict.scope for verdict in self.verdicts] or [Scope.HOST])
 
@@ -164,8 +163,9 @@ class Reach:
             self._consider_check(sighting)
 
     def _consider_check(self, sighting: ContactSighting) -> None:
-        """Somebody from beyond is there: a reason to ask if nobody was asked yet, if it dialed this peer at an address
-        that this peer does not know, or if it sees this peer elsewhere than where it announces itself."""
+        """A contact from beyond this peer's network is there. That is a reason to check if nobody was asked yet, if it
+        dialed this peer at an address that this peer does not know, or if it sees this peer at another host than the
+        announced ones."""
         self._event.set()
         self._checks.stir()
         if self._checks.running:
@@ -191,7 +191,7 @@ class Reach:
         self._event.set()
 
     def _news(self) -> None:
-        """A nonce has come. Of a check that is over, it may turn the verdict."""
+        """A nonce has come, or a check is over: the verdict may change."""
         self._event.set()
         self._conclude()
 
@@ -217,9 +217,9 @@ class Reach:
                 raise
 
     def _look_again(self) -> None:
-        """Notices that this machine has moved to another network: then nothing of what was known of it holds.
+        """Notices that this machine has moved to another network: then nothing that was known of the old one holds.
 
-        Containers and tunnels come and go without such a consequence, and so do further addresses.
+        When containers, tunnels or further addresses come or go, nothing is forgotten.
         """
         before = self.evidence.look_again()
         if before is None:
@@ -233,8 +233,8 @@ class Reach:
         self._conclude()
 
     def _forget(self, left: set[Family], before: Surroundings) -> None:
-        """Forgets what was found out in the families in which an address is gone. Peers that are still connected are
-        met again."""
+        """Forgets what was found out in the families in which an address is gone, and takes in again where peers that
+        are still connected see this one."""
         was_beyond = bool(before.those_beyond(self.evidence.sightings))
         self._checked_at = float("-inf")  # the next check waits for nothing but contacts
         self._checks.forget(left)
@@ -247,14 +247,14 @@ class Reach:
             if peer not in dropped:
                 self._met(peer)
         if was_beyond and not self.evidence.sightings:
-            # Its contacts are in the internet, and have to be met again before it announces anything.
+            # Its contacts are on the internet, and have to be met again before it announces anything.
             self._joined = False
             self._settled.clear()
             self.verdicts = ()
             self.endpoint.announce(direct=())
 
     async def _check(self) -> None:
-        """One round of dial-backs, and when the next one is due."""
+        """Runs one check, and decides when the next one is due."""
         self._checked_at = loop_time()
         self._check_due = float("inf")
         self.checks += 1
@@ -265,7 +265,7 @@ class Reach:
         few = any(verdict.networks < NETWORKS for verdict in self.verdicts)
         pause = _EARLY[self.checks - 1] if few and self.checks <= len(_EARLY) else REST
         if any(verdict.dialable and self._checks.in_vain(verdict.family) for verdict in self.verdicts):
-            pause = _EARLY[0]  # others say soon whether it was one bad moment
+            pause = _EARLY[0]  # another check soon shows whether it was one bad moment
         self._check_due = min(self._check_due, loop_time() + pause * (1 + 0.25 * self.endpoint.random.random()))
 
     def _conclude(self) -> None:
@@ -302,7 +302,7 @@ class Reach:
     # Helping itself
 
     async def _help(self) -> None:
-        """Where nobody can dial this peer, relays carry its connections, and the router is asked for a port."""
+        """If nobody can dial this peer, takes relays and asks the router for a port; otherwise gives the relays up."""
         if self._relays is not None:
             await (self._relays.close() if self.dialable else self._relays.start())
         if self.dialable or self._make_mapping is None:

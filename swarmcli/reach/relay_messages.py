@@ -1,7 +1,7 @@
 """Messages between clients and relays, and the record by which a relay advertises itself in the hash table.
 
 docs/protocol.md describes the order. Each relay writes one record under its own signed subkey of `RELAYS_KEY`. The hash
-table stands above this package, so what reads and writes it is handed in.
+table stands above this package, so functions that read and write it are handed in.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ COME = "relay.come"  # … and from there one to the client that is dialed
 OLD_CONNECT = "relay.connect"  # a stream: peers before PROTOCOL 27 are told which version they need
 
 RELAYS_KEY = "relays"
-MAX_RECORDS = 64  # of relays that a reader is given: more of them would help nobody
+MAX_RECORDS = 64  # of relays that a reader gets: more would not help
 
 
 Token = Annotated[bytes, msgspec.Meta(min_length=TOKEN_BYTES, max_length=TOKEN_BYTES)]
 
 
 class Reserve(msgspec.Struct, frozen=True):
-    """Let others reach me through you, for as long as our control connection stands, until I ask again or this ends.
+    """Let others reach me through you, while our control connection stands and for the seconds that you grant.
 
     `wanted` is False of a client that gives its reservation back.
     """
@@ -39,7 +39,7 @@ class Reserve(msgspec.Struct, frozen=True):
 
 
 class Reserved(msgspec.Struct, frozen=True):
-    """Also the answer to who gives back; then `seconds` is 0."""
+    """Also the answer to a client that gives its reservation back; `seconds` is 0 then."""
 
     seconds: Annotated[float, msgspec.Meta(ge=0, le=86400)]
 
@@ -51,7 +51,7 @@ class JoinRequest(msgspec.Struct, frozen=True):
 
 
 class Joining(msgspec.Struct, frozen=True):
-    """It comes. Dial me, and say this token."""
+    """The target is coming. Dial me, and say this token."""
 
     token: Token
 
@@ -72,7 +72,7 @@ class OldConnect(msgspec.Struct, frozen=True):
 
 
 class AskForOffer(msgspec.Struct, frozen=True):
-    """Would you relay for me? Its answer takes a round trip, which tells how near the relay is."""
+    """Would you relay for me?"""
 
 
 class RelayOffer(msgspec.Struct, frozen=True):
@@ -93,7 +93,7 @@ class RelayRecord(msgspec.Struct, frozen=True):
 
 
 Find = Callable[[], Awaitable[Mapping[PeerID, RelayRecord]]]
-# The record, and the seconds that it lasts; whether it is kept.
+# Takes the record and the seconds that it lasts; returns whether anybody keeps it.
 Publish = Callable[[RelayRecord, float], Awaitable[bool]]
 
 

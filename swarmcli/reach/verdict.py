@@ -1,8 +1,8 @@
 """A peer concludes who can dial it: one verdict for each family of addresses. Pure logic, no I/O.
 
-The evidence is what contacts see (where they are, at which address they see this peer), whether somebody's dial came in
-at the listener, and what became of the dial-backs that were asked for. Nobody's word counts alone: that a dial worked
-is proved by the dial itself, and that none worked is believed only if contacts in unlike networks were asked.
+The evidence: where contacts are, and at which address they see this peer; whether a dial came in at the listener; and
+what became of the dial-backs that were asked for. Nobody's word counts alone: a dial that came in proves itself, and
+that none can come in is believed only if contacts in unlike networks were asked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from swarmcli.network.prefix import prefix_of
 How = Literal["assumed", "dialed back", "dialed from outside", "mapped", "stated", "asked in vain", "not checked"]
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-_VOICE_BITS = 16, 32  # of IPv4 and IPv6 that name a network; neighbours within it may belong together
+_VOICE_BITS = 16, 32  # leading bits, of IPv4 and IPv6, of one network: hosts within it may belong together
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,11 @@ class ReachVerdict:
     """Says who can dial this peer at its addresses of one family."""
 
     family: Family
-    scope: Scope  # how far away those are who can dial it; of one whom nobody can dial, who would want to
-    dialable: bool | None  # None: not known yet, so this peer is a client until it is
+    scope: Scope  # how far away those are that can dial it; if nobody can, those that would want to
+    dialable: bool | None  # None: not known yet; until then this peer is in client mode
     addresses: tuple[str, ...]  # what is announced, the likeliest first; empty unless dialable
     how: How
-    networks: int = 0  # unlike networks that were asked or dialed in
+    networks: int = 0  # unlike networks that were asked, or from which a dial came in
 
     @property
     def address(self) -> str:
@@ -52,7 +52,7 @@ class ContactSighting:
 
 @dataclass(frozen=True, slots=True)
 class AskedContact:
-    """One contact that said it would have this peer dialed at `address`, and has had its time."""
+    """One contact that said it would dial this peer at `address`, and whose time has passed or dial has come in."""
 
     network: str
     address: str
@@ -65,22 +65,22 @@ class Surroundings:
 
     addresses: tuple[str, ...] = ()  # of the listener
     hosts: frozenset[str] = frozenset()  # of all interfaces
-    networks: tuple[Network, ...] = ()  # behind them
-    _near: dict[str, bool] = field(default_factory=dict, init=False, compare=False, repr=False)  # what was asked before
+    networks: tuple[Network, ...] = ()  # that these interfaces are in
+    _near: dict[str, bool] = field(default_factory=dict, init=False, compare=False, repr=False)  # cache of `is_near`
 
     def of(self, family: Family) -> tuple[str, ...]:
         return tuple(address for address in self.addresses if family_of(host_of(address)) == family)
 
     def beyond(self, sighting: ContactSighting) -> bool:
-        """Whether this contact is farther away than this machine and its networks: it stands in the internet, or sees
-        this peer translated. Of whoever stands in one of these networks no such word counts: no router is between."""
+        """Whether this contact is outside this machine's networks: it is on the internet, or sees this peer at an
+        address that a router has translated. What a contact inside them says does not count: no router is between."""
         if self.is_near(sighting.host):
             return False
         return scope_of(sighting.host) is Scope.INTERNET or self._translated(sighting)
 
     def those_beyond(self, sightings: Iterable[ContactSighting]) -> list[ContactSighting]:
-        """The contacts beyond. Contacts alone tell that a private network lies behind a router, so most of those in any
-        private network have to say it: one liar must not make a client of a peer of a large house."""
+        """The contacts beyond. That a private network is behind a router is known only from what contacts say, so most
+        of those in private networks have to say it: one liar must not make a client of a peer in a large network."""
         far = [sighting for sighting in sightings if not self.is_near(sighting.host)]
         private = [sighting for sighting in far if scope_of(sighting.host) is not Scope.INTERNET]
         translated = sum(map(self._translated, private))
@@ -113,15 +113,15 @@ def judge(
     asks: Collection[AskedContact] = (),
     stated: tuple[str, ...] = (),
 ) -> ReachVerdict:
-    """The verdict on one family. `sightings` are of all families: who has contacts beyond its network, even if by
-    another family, does not take its own addresses for granted any more. `stated` are this family's addresses that
-    the user announces."""
+    """The verdict on one family. `sightings` are of all families: once a peer has contacts beyond its network, even in
+    another family, it no longer takes its own addresses for granted. `stated`: the addresses of this family that the
+    user announces."""
     own = stated or around.of(family)
     seen = [sighting for sighting in sightings if family_of(sighting.host) == family]
     all_beyond = around.those_beyond(sightings)
     beyond = [sighting for sighting in all_beyond if family_of(sighting.host) == family]
     if seen and not all_beyond and not any(ask.proved for ask in asks):
-        asks = ()  # the silence of those who are not believed to stand beyond any more
+        asks = ()  # silences of contacts that are no longer believed to be beyond
     if not beyond and not asks:
         return _judge_within(family, around, own, seen, bool(all_beyond))
 
@@ -129,8 +129,8 @@ def judge(
     proofs = came_in | {ask.network for ask in asks if ask.proved}
     silent = {ask.network for ask in asks if not ask.proved} - proofs
     asked = len(proofs | {ask.network for ask in asks})
-    # At least as many networks got through as did not. A silence may be a lie or a loss, a dial that came in is
-    # neither; but one network alone may have a way in that the others have not (a campus, a tunnel).
+    # From at least as many networks a dial came in as none came. A silence may be a lie or a loss, a dial that came in
+    # is neither; but one network alone may have a way in that the others have not (a campus, a tunnel).
     if proofs and len(proofs) >= len(silent):
         addresses, how = _proven(own, len(beyond) < len(seen), asks, stated)
         return ReachVerdict(family, Scope.INTERNET, True, addresses, how, asked)
@@ -145,10 +145,10 @@ def _judge_within(
     seen: Collection[ContactSighting],
     beyond_elsewhere: bool,
 ) -> ReachVerdict:
-    """Where nobody of this family is beyond this peer's own network."""
+    """The verdict if no contact of this family is beyond this peer's own network."""
     if beyond_elsewhere and not seen:
         return ReachVerdict(family, Scope.INTERNET, None, (), "not checked")
-    # Its own addresses decide: that contacts nearby have met it does not mean that others cannot.
+    # The scope is that of its own addresses: contacts nearby do not prove that others cannot dial it.
     scopes = [scope_of(host_of(address)) for address in own]
     scope = max((Scope.LAN if each is None else each for each in scopes), default=Scope.HOST)
     return ReachVerdict(family, scope, bool(own), own, "assumed")
@@ -157,21 +157,21 @@ def _judge_within(
 def _proven(
     own: tuple[str, ...], neighbours: bool, asks: Collection[AskedContact], stated: tuple[str, ...]
 ) -> tuple[tuple[str, ...], How]:
-    """Chooses what to announce once somebody from beyond has come in: the address that most networks were told to dial,
-    and behind it this peer's own ones for contacts nearby (a router need not let them through by the outer one)."""
+    """Chooses what to announce once a dial from beyond has come in: the address that was proved from most networks, and
+    after it this peer's own ones for contacts nearby (a router need not let them through to the outer address)."""
     votes = Counter({ask.address: 0 for ask in asks})
     for address in {(ask.network, ask.address) for ask in asks if ask.proved}:
         votes[address[1]] += 1
     proven = [address for address, count in votes.most_common() if count]
     nearby = own if neighbours else ()
     if proven:
-        # A dial came in where this machine, or its user, says that it is in the internet: most cannot say otherwise.
+        # Proved addresses of the internet that are this machine's own, or its user's, come before what contacts say.
         sure = [address for address in proven if address in own and scope_of(host_of(address)) is Scope.INTERNET]
         best = (max(sure or proven, key=lambda address: (votes[address], address in own)),)
         how: How = "stated" if best[0] in stated else "dialed back"
         return tuple(dict.fromkeys((*best, *nearby))), how
-    # Somebody dialed in, at an address that this peer does not know yet: its own one if that is of the internet, or
-    # the one that the user states. Else it goes on with what it has, until a dial-back names the outer one.
+    # A dial came in, but nobody has said at which address. Announce the own or stated ones of the internet; if there
+    # are none, what there is, until a dial-back names the outer address.
     outer = tuple(address for address in own if scope_of(host_of(address)) is Scope.INTERNET)
     return outer or own, "dialed from outside"
 
@@ -207,7 +207,7 @@ def family_of(host: str) -> Family:
 
 
 def network_of(host: str) -> str:
-    """The network that a host is in, as far as an outsider can tell: hosts of one network are taken for one voice."""
+    """The network that a host is in, as far as an outsider can tell: hosts of one network count as one."""
     return prefix_of(host, *_VOICE_BITS).network
 
 
@@ -220,7 +220,7 @@ def host_of(address: str) -> str:
 
 
 def families(around: Surroundings, sightings: Iterable[ContactSighting], stated: Iterable[str]) -> list[Family]:
-    """Those that this peer listens in or is seen in, in the order of their usefulness."""
+    """The families in which this peer listens or has contacts, the most useful first."""
     hosts = [*map(host_of, (*around.addresses, *stated)), *(sighting.host for sighting in sightings)]
     found = {family_of(host) for host in hosts if host}
     order: tuple[Family, ...] = ("IPv4", "IPv6", "memory")

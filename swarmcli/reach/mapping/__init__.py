@@ -1,4 +1,4 @@
-"""Asking the router for a port that leads to this peer: NAT-PMP, UPnP.
+"""Asking the router for a port that leads to this peer, with NAT-PMP and UPnP.
 
 PortMapping ── a Method per protocol ── the default gateway, and nobody else
 """

@@ -1,8 +1,8 @@
 """The default gateway of this computer, and what every way of asking it for a port has in common.
 
 Anybody may answer as a home's router, perhaps another guest of the same café. So only the default gateway is asked,
-only its answers count, they are bounded, and what it grants is no more than a claim: others have to dial it. A router
-translates IPv4 alone; firewalls of IPv6 are asked for nothing.
+only its answers count, they are bounded, and what it grants is only a claim: others have to dial it. Only ports of IPv4
+are asked for, which routers translate; firewalls of IPv6 are asked for nothing.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ MethodName = Literal["NAT-PMP", "UPnP"]
 class MappingTimes:
     """How long a port is asked for and how often, and how long a gateway has for its answers. In seconds.
 
-    The lease is ten times as long as the pause between two questions. Asking again is what heals: a gateway that was
-    restarted has forgotten its ports, one whose outer address has changed tells the new one, and after a computer's
-    sleep the lease is over. A peer that is killed leaves its port open for the rest of the lease.
+    The lease is ten times as long as the pause between two requests. Asking again repairs what has changed: a gateway
+    that was restarted has forgotten its ports, one whose outer address has changed tells the new one, and after a
+    computer's sleep the lease is over. A peer that is killed leaves its port open for the rest of the lease.
     """
 
     lease: int = 1200
-    renew: float = 120.0  # between two questions …
+    renew: float = 120.0  # between two requests …
     retry: float = 20.0  # … after one that was not answered …
     search: float = 600.0  # … while no gateway grants anything …
     spacing: float = 5.0  # … and at least, however often `refresh` is called
-    failures: int = 3  # questions in a row without an answer, after which the port is taken for lost
-    withdraw: float = 1.0  # this peer is about to end, and nobody waits longer for a router
-    nat_pmp_waits: tuple[float, ...] = (0.25, 0.5, 1.0)  # after each the question is sent again (RFC 6886, section 3.1)
+    failures: int = 3  # requests in a row without a grant, after which the port is taken for lost
+    withdraw: float = 1.0  # to give the port back: the peer is about to end, and waits no longer for a router
+    nat_pmp_waits: tuple[float, ...] = (0.25, 0.5, 1.0)  # after each the request is sent again (RFC 6886, section 3.1)
     upnp_search: float = 2.0  # for an answer to the search; gateways wait up to MX seconds with it
-    upnp_ask: float = 10.0  # for all questions and answers of one request for a port together
+    upnp_ask: float = 10.0  # for all HTTP requests together that asking for a port takes
     upnp_request: float = 4.0  # for one of them
 
 
 class GatewayError(NetworkError):
-    """The gateway did not answer, or not with what the protocol allows. It never leaves `PortMapping`."""
+    """The gateway did not answer, or not as the protocol allows. Never raised out of `PortMapping`."""
 
 
 class GatewayRefused(GatewayError):
@@ -64,7 +64,8 @@ class Gateway:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """A port that the gateway says it has opened. `host` is its claim: only a dial from outside shows what is true."""
+    """A port that the gateway says it has opened. `host` is its claim: only a dial from outside shows whether it is
+    true."""
 
     host: str  # IP literal
     port: int
@@ -78,7 +79,7 @@ class Method(Protocol):
     name: MethodName
 
     async def ask(self, port: int, wanted: int) -> Mapping:
-        """Asks for a lease, again and again for the same mapping; at best at the outer port `wanted`.
+        """Asks for a lease of a mapping, or renews it; if possible at the outer port `wanted`.
 
         Raises GatewayError.
         """

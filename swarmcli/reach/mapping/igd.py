@@ -1,8 +1,8 @@
 """Asking a gateway for a port with UPnP (Internet Gateway Device), through async-upnp-client.
 
-The library reads descriptions and writes SOAP; what goes over the network is ours (`PinnedRequester`): plain HTTP to
-the gateway's own address and to nobody else, whatever its documents say, within bounds of size, number and time. The
-library refuses entities and external references in XML (defusedxml).
+The library reads descriptions and writes SOAP. `PinnedRequester` does the requests: plain HTTP to the gateway's own
+address and to no other, whatever its documents say, within bounds of size, number and time. The library refuses
+entities and external references in XML (defusedxml).
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class UPnP:
         self._gateway, self._times, self._ssdp = gateway, times, ssdp
         self._requester = PinnedRequester(gateway.host, times.upnp_request)
         self._service: UpnpService | None = None
-        self._outer: int | None = None  # the port that is ours, or about to be
-        self._seconds = times.lease  # 0, forever, with a gateway that knows nothing else
+        self._outer: int | None = None  # the outer port that this peer holds, or has asked for
+        self._seconds = times.lease  # 0: for ever, with a gateway that grants nothing else
 
     async def ask(self, port: int, wanted: int) -> Mapping:
         return await self._within(self._ask(port, wanted))
@@ -67,9 +67,9 @@ class UPnP:
             await self._within(self._call("DeletePortMapping", question))
 
     async def _within(self, asking: Any) -> Any:
-        """Runs a coroutine in bounded time, and translates what the library makes of a hostile document.
+        """Runs a coroutine in bounded time, and translates what the library raises for a hostile document.
 
-        That may be anything: it counts on numbers where numbers belong, and follows devices in devices.
+        That may be anything: it expects numbers where numbers belong, and recurses into devices within devices.
         """
         self._requester.renew()
         try:
@@ -92,8 +92,8 @@ class UPnP:
         raise GatewayRefused("the ports are somebody else's")
 
     async def _take(self, port: int, outer: int) -> bool:
-        """Whether the outer port leads to ours now. Some gateways give a port away that another computer holds, so
-        that is asked first."""
+        """Returns whether the outer port leads to ours now. Asks first who holds it: some gateways would take a port
+        from another computer."""
         holder = await self._holder(outer)
         own = (self._gateway.local, port)
         if holder not in (None, own):
@@ -112,7 +112,7 @@ class UPnP:
             await self._add(question)
         except _Fault as fault:
             if fault.code in _TAKEN and holder == own:
-                return True  # some do not renew what is there
+                return True  # some gateways do not renew a mapping that stands
             self._outer = None
             if fault.code in _TAKEN:
                 return False
@@ -129,7 +129,7 @@ class UPnP:
             await self._call("AddPortMapping", {**question, "NewLeaseDuration": 0})
 
     async def _holder(self, outer: int) -> Place | None:
-        """Which computer's port an outer port leads to; None: to none, as far as the gateway says."""
+        """The host and port that an outer port leads to; None: to none, as far as the gateway says."""
         question = {"NewRemoteHost": "", "NewExternalPort": outer, "NewProtocol": "TCP"}
         try:
             entry = await self._call("GetSpecificPortMappingEntry", question)
@@ -195,7 +195,7 @@ class PinnedRequester:
     async def _request(self, request: HttpRequest) -> HttpResponse:
         from async_upnp_client.const import HttpResponse
 
-        # No proxy of the environment, no redirection, no certificates: this goes to the next router, in the clear.
+        # No proxy of the environment, no redirects, no certificates: this goes to the local router, in the clear.
         transport = httpx.AsyncHTTPTransport(verify=False, trust_env=False)
         headers = {**request.headers, "Accept-Encoding": "identity", "Connection": "close"}
         body = None if request.body is None else request.body.encode()
@@ -204,7 +204,7 @@ class PinnedRequester:
             client.stream(request.method, request.url, headers=headers, content=body) as response,
         ):
             received = bytearray()
-            async for piece in response.aiter_raw():  # as it came: what is packed could become anything when unpacked
+            async for piece in response.aiter_raw():  # undecoded: compressed bytes could unpack to any size
                 received += piece
                 if len(received) > MAX_BODY:
                     raise GatewayError("its answer is too large")
@@ -212,8 +212,8 @@ class PinnedRequester:
 
 
 async def find_location(gateway: Gateway, seconds: float, ssdp: Place = SSDP) -> str:
-    """Where the gateway's description is: the question goes to everyone in the LAN, the answer counts from the gateway
-    alone. Raises GatewayError."""
+    """The URL of the gateway's description. The search goes to everyone in the LAN, but only the gateway's answer
+    counts. Raises GatewayError."""
     loop = asyncio.get_running_loop()
     listening = _Locations(gateway.host, loop.create_future())
     try:

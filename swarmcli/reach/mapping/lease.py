@@ -1,4 +1,4 @@
-"""A port at the gateway: asked for, renewed, asked for again when the gateway forgot it, and given back."""
+"""A port at the gateway: asked for, renewed, asked for again after the gateway forgot it, and given back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ NOT_ASKED = "not asked for"
 
 
 class PortMapping:
-    """One listening port of this peer, at the default gateway. What it grants is a claim, see `Mapping`."""
+    """The mapping of one listening port of this peer, at the default gateway. What that grants is a claim, see
+    `Mapping`."""
 
     def __init__(
         self,
@@ -27,7 +28,7 @@ class PortMapping:
         find_gateway: Callable[[], Gateway | None] = default_gateway,
         methods: Callable[[Gateway], Sequence[Method]] | None = None,
     ) -> None:
-        """`methods` are the protocols in which a gateway is asked, in turn. None: NAT-PMP and UPnP."""
+        """`methods(gateway)`: the protocols to try, in their order. None: NAT-PMP, then UPnP."""
         self.current: Mapping | None = None
         self.problem = NOT_ASKED  # why there is none, for people; "" if there is one
         self._port = port
@@ -40,9 +41,9 @@ class PortMapping:
         self._asked_again = asyncio.Event()
 
     async def leases(self) -> AsyncGenerator[Mapping | None, None]:
-        """Asks the gateway at once and keeps asking; yields first what came of it, then every change.
+        """Asks the gateway at once and keeps asking; yields the first result, then every change.
 
-        It runs in the task of its reader, never ends by itself, and raises nothing.
+        It runs in the task of its consumer, never ends by itself, and raises nothing.
         """
         times = self._times
         before: Mapping | None = None
@@ -62,7 +63,8 @@ class PortMapping:
         self._asked_again.set()
 
     async def withdraw(self) -> None:
-        """Gives the port back, once nobody iterates any more. It is quick and raises nothing."""
+        """Gives the port back, after nobody iterates `leases` any more. Takes `times.withdraw` at most, and raises
+        nothing."""
         method = self._method
         self._lose("given back")
         if method is None:
@@ -76,7 +78,7 @@ class PortMapping:
     async def _ask(self) -> None:
         gateway = await asyncio.to_thread(self._find_gateway)
         if gateway != self._gateway:
-            self._lose(NOT_ASKED)  # in another network its old router cannot even be told
+            self._lose(NOT_ASKED)  # this computer is in another network, and cannot tell the old router
             self._gateway = gateway
         if gateway is None:
             self.problem = "this computer knows no router to ask"
@@ -84,7 +86,7 @@ class PortMapping:
             await self._search(gateway)
 
     async def _renew(self, method: Method) -> bool:
-        """Whether the mapping stands, or may stand: one question that is not answered says nothing yet."""
+        """Returns whether the mapping stands, or may still stand: one request without an answer says nothing yet."""
         try:
             await self._ask_with(method)
         except GatewayError as error:

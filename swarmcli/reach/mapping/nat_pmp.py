@@ -1,7 +1,7 @@
-"""Asking a gateway for a port with NAT-PMP (RFC 6886): a question of fixed layout, and an answer, over UDP.
+"""Asking a gateway for a port with NAT-PMP (RFC 6886): a request of fixed layout, and an answer, over UDP.
 
-Every reader returns None for a datagram that is no answer to this question, and raises GatewayRefused for an answer
-that says no.
+Every reader returns None for a datagram that is no answer to this request, and raises GatewayRefused for an answer that
+says no.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class NatPMP:
         return Mapping(outer_host(host), granted.port, self.name, self._gateway.host)
 
     async def withdraw(self, port: int) -> None:
-        await self._map(port, 0, 0)  # as RFC 6886 has it, section 3.4
+        await self._map(port, 0, 0)  # a lifetime of 0 deletes the mapping (RFC 6886, section 3.4)
 
     async def _map(self, port: int, wanted: int, seconds: int) -> Granted:
         question = _QUESTION.pack(_VERSION, _MAP_TCP, 0, port, wanted, seconds)
@@ -92,14 +92,14 @@ class NatPMP:
 
 
 def read_address(answer: bytes) -> str | None:
-    """The outer address that a gateway tells."""
+    """The outer address in an answer."""
     if not _answers(answer, _ADDRESS) or len(answer) != _HEADER.size + 4:
         return None
     return str(ipaddress.IPv4Address(answer[_HEADER.size :]))
 
 
 def read_granted(answer: bytes, port: int) -> Granted | None:
-    """Reads a grant for this port."""
+    """The grant for this port in an answer."""
     if not _answers(answer, _MAP_TCP) or len(answer) != _HEADER.size + _MAPPED.size:
         return None
     inner, outer, seconds = _MAPPED.unpack_from(answer, _HEADER.size)
@@ -113,7 +113,8 @@ def read_granted(answer: bytes, port: int) -> Granted | None:
 def _answers(answer: bytes, operation: int) -> bool:
     if not _HEADER.size <= len(answer) <= 1100:
         return False
-    # The gateway's epoch says when it has forgotten everything. A peer that asks every two minutes does not need it.
+    # The ignored field is the gateway's epoch, which shows that it has forgotten all mappings: a peer that asks every
+    # two minutes does not need it.
     version, answered, result, _ = _HEADER.unpack_from(answer)
     # A gateway that knows other versions only answers with one of these and result 1.
     if answered != _RESPONSE | operation or (version != _VERSION and result != 1):
@@ -136,7 +137,7 @@ class _Answers(asyncio.DatagramProtocol):
     async def first(self, read: Callable[[bytes], T | None]) -> T:
         while True:
             came = await self._waiting.get()
-            if isinstance(came, OSError):  # nobody listens there, says the gateway
+            if isinstance(came, OSError):  # nothing listens there: ICMP from the gateway
                 raise GatewayError(came.strerror or str(came))
             answer = read(came)
             if answer is not None:
