@@ -1,7 +1,7 @@
-"""A state in the making: which of its chunks have come, which of them have been asked for, and where they lie.
+"""A state that is being downloaded: which of its chunks have come, which have been asked for, and where they lie.
 
-The manifest names the hashes of all chunks, so whoever gives a chunk, it counts if it has its hash, and what comes out
-is the state of that manifest to the last bit.
+The manifest names the hashes of all chunks, so a chunk counts if it has its hash, whichever donor gave it, and the
+result is the state of that manifest to the last bit.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from swarmcli.state.distant import AnyTensor, DistantTensor, loaded, pieces
 from swarmcli.state.snapshot import Snapshot, StateOutline, TensorEntry, digest_of_chunk, state_root
 from swarmcli.state.unnamed_file import UnnamedFile
 
-TOUCHED = 512 << 20  # bytes at most of a state that take real memory before the first chunk of it has come
+TOUCHED = 512 << 20  # bytes of a state, at most, for which physical memory is taken before its first chunk has come
 
 
 @dataclass(frozen=True)
 class DownloadedState:
     """A whole state.
 
-    contents  its tensors by name. They share one memory: copy those that are to outlive the others. Those of a state
-              that went through a file lie there
+    contents  its tensors by name. They share one memory: copy those that should outlive the others. If the state was
+              put together in a file, they lie there
     donors    the peers that gave something of it
     received  bytes of its chunks that came, those included that had to be fetched again
     exact     every bit as the donor has it; False where tensors travelled with a lossy codec
@@ -54,12 +54,12 @@ class DownloadedState:
         return {name: tensor if isinstance(tensor, torch.Tensor) else loaded(tensor) for name, tensor in here}
 
     def snapshot(self) -> Snapshot:
-        """To be handed on, where it is exact."""
+        """A snapshot for other newcomers; only of an exact state."""
         return Snapshot(self.version, self.metadata, self.contents, digests=self.digests)
 
 
 class Assembly:
-    """Visits take chunks, fetch them into slots, and note them or put them back. A chunk is in the hands of one visit.
+    """Visits take chunks, fetch them into slots, and note them or put them back. One visit at a time has a chunk.
 
     The place is memory or, with `spool`, an unnamed file in that directory; then only the chunks that are on their way
     are in memory.
@@ -73,7 +73,7 @@ class Assembly:
         self.givers: dict[int, PeerID] = {}  # chunk that is here → who gave it
         self._file, self._memory = self._take_place(layout.nbytes)
         self._bytes = tensor_memory(self._memory)
-        self._open = deque(range(layout.chunks))  # nobody fetches these
+        self._open = deque(range(layout.chunks))  # chunks that no visit has taken
 
     def _take_place(self, nbytes: int) -> tuple[UnnamedFile | None, torch.Tensor]:
         try:
@@ -99,12 +99,12 @@ class Assembly:
         return tuple(dict.fromkeys(self.givers.values()))
 
     def slot(self, chunk: int) -> memoryview:
-        """Where a visit writes the content of a chunk: in its place in memory, or beside the file."""
+        """Memory into which a visit writes a chunk: its place in the state, or with a file memory of its own."""
         begin, end = self.layout.bounds(chunk)
         return unwritten(end - begin) if self._file is not None else self._bytes[begin:end]
 
     def take(self, most: int) -> range:
-        """Up to `most` chunks to ask for, one after the other, that nobody has been asked for."""
+        """Takes up to `most` consecutive chunks that no donor has been asked for; an empty range: there are none."""
         if not self._open:
             return range(0)
         first = last = self._open.popleft()
@@ -113,12 +113,13 @@ class Assembly:
         return range(first, last + 1)
 
     def put_back(self, taken: Iterable[int]) -> None:
-        """These will not come from whom they were asked of, who writes to their places no more."""
+        """Others may take these chunks: the donor that was asked for them will not give them, and nothing more is
+        written to their slots."""
         self._open = deque(sorted([*self._open, *taken]))
 
     def is_true(self, chunk: int, content: memoryview) -> bool:
-        """Whether what a visit has written to its slot is the chunk; then it is kept. For an executor; for several
-        threads at once.
+        """Whether the content of a slot is the chunk, by its hash; if it is, it is kept. For an executor; several
+        threads may call it at once.
 
         Raises OSError if there is no room.
         """
@@ -133,8 +134,8 @@ class Assembly:
         self.givers[chunk] = giver
 
     def finish(self) -> DownloadedState:
-        """The complete state, once no visit is left. For an executor. Raises CompressionError for what no codec makes,
-        and OSError."""
+        """The complete state, once no visit is left. For an executor. Raises CompressionError for bytes that no codec
+        makes, and OSError."""
         outline = self.outline
         return DownloadedState(
             outline.version,
@@ -148,7 +149,7 @@ class Assembly:
         )
 
     def _tensors_of(self, file: UnnamedFile) -> dict[str, AnyTensor]:
-        """Tensors that a codec made are decoded one at a time, into another file."""
+        """The tensors in a file; encoded ones are decoded one at a time, into another file."""
         assert self._spool is not None
         tensors: dict[str, AnyTensor] = {}
         decoded, end = UnnamedFile(self._spool), 0
@@ -168,7 +169,7 @@ class Assembly:
 
 
 class FileTensor(DistantTensor):
-    """Lies in a file, which is gone with the last of its tensors."""
+    """A tensor in a file that is gone with the last of its tensors."""
 
     def __init__(self, descriptor: TensorDescriptor, file: UnnamedFile, offset: int) -> None:
         super().__init__(descriptor)

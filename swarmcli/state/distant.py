@@ -1,4 +1,4 @@
-"""Tensors that are not in this process's memory, and are read in pieces by threads that may wait for them."""
+"""Tensors that are not in this process's memory. Threads that may block read them in pieces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class DistantTensor(ABC):
     """A tensor of a snapshot that lies elsewhere: in another process of a site, or in a file.
 
     It does not change, and it can be read for as long as this object lives. The process or file that keeps it for the
-    snapshot lets go of it when the last object is gone.
+    snapshot frees it when the last object is gone.
     """
 
     def __init__(self, descriptor: TensorDescriptor) -> None:
@@ -26,9 +26,9 @@ class DistantTensor(ABC):
 
     @abstractmethod
     def read(self, begin: int, end: int) -> memoryview:
-        """A copy of bytes `begin` to `end` of its contiguous form. Blocks: never on an event loop; for several threads.
+        """A copy of bytes `begin` to `end` of its contiguous form. Blocks, so never on an event loop; thread-safe.
 
-        Raises SiteError when the process that has it is gone, OSError when the file cannot be read.
+        Raises SiteError if the process that has it is gone, OSError if the file cannot be read.
         """
 
 
@@ -47,7 +47,7 @@ def fill(target: torch.Tensor, source: AnyTensor) -> None:
     if isinstance(source, torch.Tensor):
         target.copy_(source)
     elif target.device.type == "cpu" and target.is_contiguous():
-        memory = target.detach().view(-1).view(torch.uint8)  # torch counts what is written through it
+        memory = target.detach().view(-1).view(torch.uint8)  # a view, so that the target's version counter moves
         for begin, end in pieces(source.nbytes):
             memory[begin:end].copy_(read_numbers(source.read(begin, end), torch.uint8, end - begin))
     else:

@@ -1,9 +1,8 @@
-"""Gives this peer's state to others, from a snapshot that does not hold up the training.
+"""Gives this peer's state to newcomers, from a snapshot that does not hold up the training.
 
-A few peers download at a time. The others wait in line, and the donor tells them which peers have finished and so have
-the state by now. So many newcomers spread over each other, and a donor's link is not cut into ever thinner slices.
-Places go to the network that has the fewest. While peers wait in line, a downloader that takes next to nothing gives
-way.
+A few peers download at a time. The others wait in line, and the donor tells them which peers have the state by now, so
+newcomers download from each other too, and a donor's line is not cut into ever thinner slices. A free place goes to the
+network that has the fewest. While peers wait in line, a downloader that takes next to nothing gives way.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from swarmcli.state.snapshot import MAX_VERSION, PinnedState, Snapshot
 from swarmcli.state.witnesses import RootAnswer, RootQuestion, root_method
 from swarmcli.tasks import Bell, beside, unless_stuck
 
-LIBRARY = f"torch {torch.__version__.partition('+')[0]}"  # by which this peer's states are made
+LIBRARY = f"torch {torch.__version__.partition('+')[0]}"  # that made this peer's states; told when they do not fit
 MAX_CHUNKS_AT_ONCE = 64  # of one request
 MAX_NAMED = 8  # other holders of the state in one message
 
 MOST_IN_LINE = 256  # downloaders that wait
-MOST_VERSIONS = 2  # downloaded at once, beside those lent: each may take as much memory as the state
-LEAST_TAKEN = 20 << 10  # bytes in PATIENCE, half of what a link of 10 kB/s takes from each of four donors
+MOST_VERSIONS = 2  # given at once, besides those lent: each may take as much memory as the state
+LEAST_TAKEN = 20 << 10  # bytes in PATIENCE, less than half of what a line of 10 kB/s takes from each of four donors
 # Seconds
 SIGN_OF_LIFE = 10.0  # between messages to those in line
 PATIENCE = 20.0  # for which a downloader may take nothing; or, while others wait, less than LEAST_TAKEN
 BETWEEN_ROOTS = 5.0  # between two states that are copied only to be hashed
-COURTESY = 2.0  # for which a chunk waits for this peer's own work at most
+COURTESY = 2.0  # at most, for which a chunk waits until this peer does not need its line for itself
 
 
 class StateRequest(msgspec.Struct, frozen=True):
@@ -62,8 +61,8 @@ class InLine(msgspec.Struct, frozen=True, tag=True):
 
 
 class ManifestHeader(msgspec.Struct, frozen=True, tag=True):
-    """The donor sends this when the downloader's turn has come, with the manifest as the payload. `library`: by
-    what the donor's states are made."""
+    """The donor sends this when the downloader's turn has come, with the manifest as the payload. `library`: what made
+    the donor's states."""
 
     library: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
@@ -76,7 +75,7 @@ class ChunkRequest(msgspec.Struct, frozen=True):
 
 
 class ChunkHeader(msgspec.Struct, frozen=True):
-    """In front of each chunk, in the order in which they were asked for."""
+    """Sent before each chunk, in the order in which chunks were asked for."""
 
     chunk: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
@@ -85,7 +84,7 @@ class ChunkHeader(msgspec.Struct, frozen=True):
 class _Ticket:
     """A download, in line or under way."""
 
-    network: Prefix | None  # None: its control connection has gone
+    network: Prefix | None  # None: its control connection has ended
     version: bytes
 
 
@@ -109,7 +108,7 @@ class StateDonor:
     ) -> None:
         """`provide(version)` gives a snapshot of that version (b"": of the newest), or None if it is not here.
         `donated` is called after each download with the downloader, the snapshot and the bytes given. `courtesy`
-        returns when this peer does not need its link for itself: each chunk waits a moment for that."""
+        returns when this peer does not need its line for itself: each chunk waits for that, COURTESY at most."""
         self._endpoint = endpoint
         self._method, self._root_method = state_method(prefix), root_method(prefix)
         self._last_root = -math.inf  # loop time at which a state was last copied only to be hashed
@@ -121,8 +120,8 @@ class StateDonor:
         self._pins = Pins(provide)
         self.expecting = self._pins.expecting  # for a state that this peer downloads itself
         self._news = Bell()
-        # Reads of other processes wait for each other anyway. With the lock they wait here, and not each in a thread of
-        # the executor, which would soon have none left.
+        # Reads from other processes wait for each other anyway. With this lock they wait on the loop, and not each in a
+        # thread of the executor, which would soon have none left.
         self._elsewhere = asyncio.Lock()
         self._closed = False
 
@@ -132,7 +131,7 @@ class StateDonor:
         self._endpoint.serve(self._root_method, RootQuestion, self._tell_root)
 
     def close(self) -> None:
-        """Takes no more downloads and lets go of the snapshots; downloads under way go on. Idempotent."""
+        """Takes no more downloads and frees the snapshots; downloads under way go on. Idempotent."""
         if not self._closed:
             self._closed = True
             self._endpoint.withdraw(self._method, self._root_method)
@@ -143,10 +142,10 @@ class StateDonor:
         ticket = _Ticket(self._endpoint.prefix(peer), request.version)
 
         def gives_way(taken: int) -> bool:
-            """Whether it takes next to nothing, or its network has more places than that of one in line. Its peer comes
-            again, and goes on from there."""
+            """Whether the download takes next to nothing, or its network has two places more than that of a peer in
+            line. Its peer comes again, and goes on from there."""
             idle = taken < (LEAST_TAKEN if self._line else 1)
-            idle = idle and not self._elsewhere.locked()  # reads of other processes may take long
+            idle = idle and not self._elsewhere.locked()  # it may be waiting for a long read from another process
             return idle or any(self._places(ticket) > self._places(each) + 1 for each in self._line)
 
         taking = unless_stuck(stream, PATIENCE, gives_way)
@@ -185,7 +184,7 @@ class StateDonor:
             self._admit()
 
     def _admit(self) -> None:
-        """Gives free places to those in line, where there is memory for the state that they want."""
+        """Gives free places to those in line, if there is memory for the state that they want."""
         while self._line and len(self._served) < self._max_downloads:
             copies = {each.version for each in self._served} - self._pins.lent
             here = copies | self._pins.lent
@@ -238,18 +237,18 @@ class StateDonor:
         return sum(len(piece) for piece in pieces)
 
     async def _tell_root(self, peer: PeerID, question: RootQuestion) -> RootAnswer:
-        """Copies and hashes the state, once for all peers that ask while it is kept; other versions are refused for a
-        while."""
+        """Copies and hashes the state once for all peers that ask while it is kept. Another version is refused within
+        BETWEEN_ROOTS."""
         asked = loop_time()
         if not self._pins.has(question.version):
             if asked < self._last_root + BETWEEN_ROOTS:
                 raise CallRefused("busy", "this peer has just told the root of another state")
             self._last_root = asked
-        async with self._pins.use(question.version, asked) as pin:  # one copy more than for downloads
+        async with self._pins.use(question.version, asked) as pin:  # may be one copy more than MOST_VERSIONS
             return RootAnswer(pin.state.root)
 
     async def _read_elsewhere(self, state: PinnedState, chunk: int) -> list[memoryview]:
-        """Reads what another process or a file has. Raises CallRefused when that cannot be read any more."""
+        """Reads a chunk from another process or a file. Raises CallRefused if it cannot be read any more."""
         async with self._elsewhere:
             try:
                 return await offload(state.chunk, chunk)

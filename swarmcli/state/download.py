@@ -1,8 +1,8 @@
 """Downloads a state from several donors at once. Each chunk is checked; a donor that fails is replaced.
 
 Donors with equal manifests give parts of one state (see `assembly`). A donor whose state differs (unlike processors
-may differ in the last bit) is put aside: only if all equal ones fail, its state is taken instead. All or nothing: one
-manifest names the hashes of all chunks of the result.
+may differ in the last bit) is put aside: its state is begun only if all donors of the first state fail. All chunks of
+the result have the hashes of one manifest.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ from swarmcli.tasks import OFFLOAD_FROM, Bell, beside, on_executor, unless_silen
 from swarmcli.words import format_size, printable, roughly
 
 PARALLEL = 4  # donors that give something at a time
-MOST_VISITS = 8  # those included in whose line this peer waits
-MOST_HEARSAY = 64  # donors that others named
+MOST_VISITS = 8  # at a time, those included in whose line this peer waits
+MOST_HEARSAY = 64  # donors that are known, above which those that others name are ignored
 MOST_BYTES = 1 << 40  # of a state, unless the caller says otherwise
 # Seconds
 BUSY_PAUSE = 0.5  # before donors that were busy are asked again
 OPENING = 60.0  # without a word before the manifest: the donor may have to copy and hash its state
 SILENCE = 20.0  # without a byte of a chunk that was asked for
-PATIENCE = 10.0  # for a chunk that another donor could give; one whose own round runs gives a chunk in 2 s
-STALLED = 20.0  # without a chunk that counts, after which a visit keeps no other donor from being asked
-BATCH_TIME = 0.5  # of a donor's speed in one request: at the end nobody waits long for the slowest
-SPEED_SECONDS = 10.0  # the last ones tell the speed of a download: lines change …
-SPEED_CHUNKS = 4  # … but no fewer chunks, of which a slow line takes longer for one
+PATIENCE = 10.0  # for a chunk that another donor could give; a donor in a round of its own gives one in 2 s
+STALLED = 20.0  # without a chunk that counts, after which other donors are asked beside the visited one
+BATCH_TIME = 0.5  # that a donor needs for one request: at the end nobody waits long for the slowest
+SPEED_SECONDS = 10.0  # by which the speed of a download is measured, since lines change …
+SPEED_CHUNKS = 4  # … but by no fewer chunks: a slow line may take longer for one
 
 Check = Callable[[StateOutline], object]
 
 
 class Unequal(Exception):
-    """The donor's state is another one than the one that is being put together."""
+    """The donor's state is not the one that is being put together."""
 
 
 @dataclass(slots=True)
 class DownloadProgress:
-    """How far a download is; any thread may look. `clock`: of the loop, in seconds."""
+    """How far a download is; any thread may look. `clock`: the loop's time, in seconds."""
 
     clock: Callable[[], float]
     total: int = 0  # bytes of the state; 0: no donor has answered yet
@@ -67,26 +67,26 @@ class DownloadProgress:
     what: str = "the state"
     began: float = field(init=False)
     moved: float = field(init=False)  # when the last chunk that counts came; before the first: when it began
-    _recent: deque[tuple[float, int]] = field(init=False, default_factory=deque)  # when so many bytes had arrived
+    _recent: deque[tuple[float, int]] = field(init=False, default_factory=deque)  # (time, bytes that had arrived)
 
     def __post_init__(self) -> None:
         self.began = self.moved = self.clock()
 
     def begin(self, total: int) -> None:
-        """A donor has answered: the state has so many bytes."""
+        """A donor has answered: the state has `total` bytes."""
         self._recent = deque([(self.clock(), 0)])
         self.total, self.received = total, 0
 
     def note(self, received: int) -> None:
-        """So many bytes have arrived by now."""
+        """`received` bytes have arrived by now."""
         self.received, now = received, self.clock()
         self._recent.append((now, received))
         while len(self._recent) > SPEED_CHUNKS and self._recent[1][0] <= now - SPEED_SECONDS:
             self._recent.popleft()
 
     def sentence(self, limit: float | None) -> str:
-        """For people: how many bytes are missing, and how long they take, where that is known. `limit`: bytes per
-        second that this peer's user allows it to receive."""
+        """For people: how many bytes are missing, and, if known, how long they take. `limit`: bytes per second that
+        this peer's user allows it to receive."""
         total, received, now = self.total, min(self.received, self.total), self.clock()
         if not total:
             return f"downloading {self.what}: no donor has answered for {roughly(now - self.began)}"
@@ -110,14 +110,14 @@ async def download_state(
     spool: Path | None = None,
     progress: DownloadProgress | None = None,
 ) -> DownloadedState:
-    """Downloads the state `version` (b"": the one that the first donor to answer has), from several at a time.
+    """Downloads the state `version` (b"": that of the first donor that answers) from several donors at a time.
 
-    `donors` come best first; those that are `relayed` are asked when no other one is left, since their bytes use the
-    links of others. `check` raises ValueError for an outline that does not fit here, before memory is allocated for it,
-    in a thread beside the loop. With `spool`, a directory, the state is put together in a file there, which has no name
-    and is gone with the last tensor: only the chunks on their way are in memory. Donors may let this peer wait in line.
-    After `timeout` seconds without a chunk that counts it gives up: how long the whole takes depends on the links.
-    `progress` is kept up to date meanwhile.
+    `donors` come best first; those that are `relayed` are asked when no other one is left, since their bytes use
+    relays' lines. `check` runs in a thread beside the loop, before memory is allocated for the state, and raises
+    ValueError for an outline that does not fit here. With `spool`, a directory, the state is put together in a file
+    there, which has no name and is gone with the last tensor: only the chunks on their way are in memory. Donors may
+    let this peer wait in line. After `timeout` seconds without a chunk that counts it gives up; how long the whole
+    takes depends on the lines. `progress` is kept up to date meanwhile.
     Raises StateDownloadError, whose `attempts` say what happened with each donor.
     """
 
@@ -145,11 +145,11 @@ async def download_state(
         raise download.failure(f"nothing of the state came for {timeout:g} s") from None
 
 
-# How soon a donor is asked, the lowest first. Those behind are asked when nobody before them gives anything.
-_FRESH = 0  # as many at a time as may give
-_LATER = 1  # was busy, or lost after it gave something; or it is behind a relay, whose link is another's
+# Ranks of donors: those of a higher rank are asked only when no donor of a lower one gives anything.
+_FRESH = 0  # is asked as soon as there is room for one more
+_LATER = 1  # was busy, or lost after it gave something; or is reached over a relay, which has others to serve
 _APART = 2  # has another state, which is begun only when nobody gives the one that is being put together
-_STALLED = 3  # gave next to nothing while others were put aside
+_STALLED = 3  # gave next to nothing
 
 
 @dataclass(eq=False)
@@ -159,13 +159,13 @@ class _Donor:
     peer: PeerID
     rank: int
     due: float = 0.0  # loop time before which it is not asked
-    patience: float = STALLED  # seconds without a chunk from it, twice as long each time: it may be slow and honest
-    lost: bool = False  # before; it is asked once more
+    patience: float = STALLED  # seconds without a chunk from it; doubled each time: it may be slow and honest
+    lost: bool = False  # after it gave something; it is asked once more
     gave: int = 0  # chunks that count, from this visit
     moved: float = 0.0  # loop time of the last of them
     in_line: bool = False
     fetching: bool = False
-    taken: set[int] = field(default_factory=set)  # chunks that it was asked for and that are not checked
+    taken: set[int] = field(default_factory=set)  # chunks that it was asked for and that are not checked yet
     task: asyncio.Task[None] | None = None
 
 
@@ -187,9 +187,9 @@ class _Download:
         self._endpoint, self._prefix, self._version = endpoint, prefix, version
         self._read, self._spool, self._progress, self._came = read, spool, progress, came
         self._pace = 0.0  # seconds for a chunk from the quickest donor
-        self._news = Bell()  # whenever another donor may be visited, a chunk be asked for, or nothing is missing
+        self._news = Bell()  # rings when another donor may be visited, a chunk be asked for, or nothing is missing
         self._attempts: dict[str, str] = {}
-        self._known = {endpoint.peer_id}  # who is not taken up from hearsay
+        self._known = {endpoint.peer_id}  # peers that are not added again when others name them
         self._waiting: list[_Donor] = []
         self._visited: list[_Donor] = []
         self._assembly: Assembly | None = None
@@ -211,7 +211,7 @@ class _Download:
                 assert self._assembly is not None
                 try:
                     return await offload(self._assembly.finish)
-                except CompressionError as error:  # the hashes are those that were named, but no codec makes such
+                except CompressionError as error:  # the hashes are right, but no codec makes such bytes
                     for peer in self._assembly.donors:
                         self._refuse(peer, str(error))
                     self._assembly = None
@@ -254,7 +254,7 @@ class _Download:
                 donor.task.cancel()
 
     def _live(self) -> list[_Donor]:
-        """Those that may be expected to give something."""
+        """The visited donors that may be expected to give something."""
         now = loop_time()
         return [donor for donor in self._visited if donor.in_line or donor.moved + self._patience(donor) > now]
 
@@ -262,7 +262,7 @@ class _Download:
         return max(donor.patience, 2 * self._pace)
 
     def _is_ending(self, donor: _Donor) -> bool:
-        """It has given all that it was asked for, and sees that nothing is missing."""
+        """Whether the visit ends by itself: the donor gave all that it was asked for, and nothing is missing."""
         return self._complete and donor.fetching and not donor.taken
 
     async def _visit(self, donor: _Donor) -> None:
@@ -299,10 +299,10 @@ class _Download:
     # One visit
 
     async def _fetch_from(self, donor: _Donor) -> None:
-        """Waits in the donor's line, and fetches whatever is missing, until nothing is.
+        """Waits in the donor's line, and fetches what is missing until nothing is.
 
-        Raises Unequal, ValueError for messages that no honest donor sends, NetworkError and TimeoutError, OSError when
-        it cannot be kept here. The chunks that the donor gave until then are kept.
+        Raises Unequal, ValueError for messages that no honest donor sends, NetworkError and TimeoutError, and OSError
+        if the state cannot be kept here. The chunks that the donor gave until then are kept.
         """
         request, method = StateRequest(self._version), state_method(self._prefix)
         assembly = None
@@ -322,7 +322,7 @@ class _Download:
                 async with beside(self._check(donor, assembly, arrived)):
                     await self._fetch(donor, assembly, stream, arrived)
         finally:
-            if assembly is not None:  # not before the stream is closed: until then its chunks might still be written
+            if assembly is not None:  # only after the stream is closed: until then its chunks might still be written
                 assembly.put_back(donor.taken)
             donor.taken.clear()
 
@@ -350,13 +350,13 @@ class _Download:
     async def _join(self, manifest: bytes) -> Assembly:
         """The assembly that this manifest belongs to. Raises ValueError, OSError if there is no room, or Unequal if it
         is of another state."""
-        async with self._joining:  # or each of several donors of one state would have room made for it
+        async with self._joining:  # otherwise several donors of one state would each allocate memory for it
             if self._assembly is None or self._assembly.manifest != manifest:
                 if self._settled:
                     raise Unequal
-                # It takes a second where there are 262,144 tensors.
+                # A manifest of 262,144 tensors takes a second.
                 outline = await offload(self._read, manifest)
-                self._assembly = None  # first: its place may be the next one's
+                self._assembly = None  # freed first: its memory may be the next one's
                 self._assembly = await offload(Assembly, manifest, outline, self._spool)
                 self._progress.begin(self._assembly.layout.nbytes)
             self._settled = True
@@ -397,15 +397,15 @@ class _Download:
             batch = max(1, min(MAX_CHUNKS_AT_ONCE, 2 * batch, int(BATCH_TIME / pace)))
 
     def _relieve_the_late(self) -> None:
-        """Some donor has nothing left to give. The visits end of those that owe chunks for long, who may have them
-        given by it."""
+        """Called when a donor has nothing left to give: ends the visits of donors that have owed chunks for long, so
+        that this one can give these chunks."""
         since = loop_time() - max(PATIENCE, 2 * self._pace)
         for late in self._visited:
             if late.taken and late.moved <= since and late.task is not None and not late.task.cancelling():
                 late.task.cancel()
 
     async def _check(self, donor: _Donor, assembly: Assembly, arrived: asyncio.Queue[tuple[int, memoryview]]) -> None:
-        """Checks chunks in the order in which they arrive, while the next ones do."""
+        """Checks chunks in the order of their arrival, while the next ones arrive."""
         while True:
             chunk, content = await arrived.get()
             assembly.received += len(content)
@@ -424,7 +424,7 @@ class _Download:
 
 
 async def _receive_chunk(stream: Stream, slot: memoryview, chunk: int) -> None:
-    """Reads a chunk to where it belongs."""
+    """Reads a chunk into its slot. Raises ProtocolViolation for any other chunk."""
 
     def into(header: ChunkHeader, size: int) -> memoryview:
         if header.chunk != chunk or size != len(slot):

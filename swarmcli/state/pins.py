@@ -1,4 +1,4 @@
-"""The snapshots that a donor keeps while downloads use them, and a little longer."""
+"""The snapshots that a donor keeps while downloads use them, and for a few seconds more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swarmcli.errors import CallRefused, SiteError
 from swarmcli.network.loop_thread import loop_time, offload
 from swarmcli.state.snapshot import PinnedState, Snapshot
 
-Lend: TypeAlias = Callable[[Snapshot, bytes], None]  # a state with its hashes, and its root
+Lend: TypeAlias = Callable[[Snapshot, bytes], None]  # takes a state with its hashes, and its root
 LINGER = 5.0  # seconds for which a snapshot is kept after its last use: newcomers tend to come together
 
 
@@ -23,12 +23,13 @@ class Pin:
     state: PinnedState
     version: bytes
     taken: float  # loop time at which it was asked for: it is not older
-    lent: bool = False  # a download of this peer's own
+    lent: bool = False  # it is this peer's own download, so it needs no copy
     users: int = 0
 
 
 class Pins:
-    """The snapshots of one donor. Of version b"", the newest state, several may be in use: each is soon outdated."""
+    """The snapshots of one donor. Several of version b"" (the newest state) may be in use, since each is soon
+    outdated."""
 
     def __init__(self, provide: Callable[[bytes], Awaitable[Snapshot | None]]) -> None:
         self._provide = provide
@@ -38,7 +39,7 @@ class Pins:
         self._closed = False
 
     def close(self) -> None:
-        """Keeps nothing any more beyond its use. Idempotent."""
+        """From now on keeps no snapshot that is not in use. Idempotent."""
         self._closed = True
         self._pins.clear()
 
@@ -53,19 +54,19 @@ class Pins:
 
     @asynccontextmanager
     async def use(self, version: bytes, since: float) -> AsyncIterator[Pin]:
-        """Holds a snapshot of that version; one of b"" shows the state as it was at `since` (loop time) or later.
+        """Holds a snapshot of that version; one of b"" is the state as of `since` (loop time) or later.
 
         Raises CallRefused if there is none.
         """
         while (coming := self._coming.get(version)) is not None and self._find(version) is None:
             await coming.wait()
-        async with self._pinning:  # newcomers come together: the first one's copy is for all of them
+        async with self._pinning:  # one at a time: newcomers come together, and the first one's copy serves all
             pin = self._find(version)
             if pin is None or (not version and pin.taken < since):
                 if pin is not None:
-                    self._let_go(pin)  # its memory may be the next copy's
+                    self._let_go(pin)  # before the next copy, which may use its memory
                     pin = None
-                taken = loop_time()  # before the state is copied: a peer that asks meanwhile gets a newer copy
+                taken = loop_time()  # before the copy: a peer that asks while it is made gets a newer one
                 snapshot = await self._provide(version)
                 if snapshot is None:
                     raise CallRefused("version", "this peer does not have that state")
@@ -83,9 +84,9 @@ class Pins:
 
     @contextmanager
     def expecting(self, version: bytes) -> Iterator[Lend]:
-        """While the block runs, this peer downloads that state itself, and a peer that asks for it waits for that.
+        """While the block runs, this peer downloads that state itself, and peers that ask for it wait for that.
 
-        The function that it yields takes the state, with its hashes and its root, to be handed on for a while.
+        Yields a function that takes the state, with its hashes, and its root; others can download it for a while.
         """
 
         def lend(snapshot: Snapshot, root: bytes) -> None:
@@ -97,7 +98,7 @@ class Pins:
         try:
             yield lend
         finally:
-            if self._coming.get(version) is coming:  # not of another download of the same state, which began later
+            if self._coming.get(version) is coming:  # otherwise a later download of the same state has replaced it
                 del self._coming[version]
             coming.set()
 

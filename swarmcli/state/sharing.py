@@ -1,4 +1,4 @@
-"""Offers of states under a key of the hash table: which peers donate, and which one a newcomer asks first.
+"""Offers of states under a key of the hash table: they say which peers donate, and which one a newcomer asks first.
 
 A peer that shares its state serves downloads and repeats its offer; a newcomer reads the offers, prefers the higher
 priority, then the higher epoch, and downloads from several donors at once.
@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 
 
 # Seconds
-WITHDRAWAL = 2.0  # that an ending donor takes to withdraw its offer
-LONGEST_DOWNLOAD = 3600.0  # where the caller sets no bound
+WITHDRAWAL = 2.0  # at most, to withdraw an offer
+LONGEST_DOWNLOAD = 3600.0  # if the caller sets no bound
 
 
 class StateOffer(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class StateOffer(msgspec.Struct, frozen=True):
     epoch: Annotated[int, msgspec.Meta(ge=-1, le=2**62)] = -1
     tag: bytes = b""  # lineage
     addresses: tuple[str, ...] = ()  # where the donor can be dialed
-    listening: bool = True  # directly
+    listening: bool = True  # False: it can be reached over relays only
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "addresses", bounded(self.addresses))
@@ -73,14 +73,14 @@ class StateSharing:
         period: float,
         courtesy: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`provide` gives the present state. `donates`: until `share` says otherwise, see there. `period`: seconds
-        between two repetitions of the offer. `courtesy`: see StateDonor."""
+        """`provide` gives the present state. `donates`: as in `share`, which may change it. `period`: seconds between
+        two repetitions of the offer. `courtesy`: see StateDonor."""
         self.offer = StateOffer()
         self._node = node
         self._prefix, self._key = prefix, f"{prefix}.state"
         self._provide, self._courtesy = provide, courtesy
         self._donates, self._period = donates, period
-        self._offered = False  # others may find an offer of this peer
+        self._offered = False  # whether others may find an offer of this peer
         self._changed = asyncio.Event()
         self._tasks = TaskOwner()
         self._donor: StateDonor | None = None  # while others may download
@@ -101,8 +101,8 @@ class StateSharing:
         await self._withdraw()
 
     def share(self, donates: bool | None) -> None:
-        """Whether others may download from now on; None: while they can reach this peer, directly or over a relay.
-        Downloads under way go on."""
+        """Sets whether others may download from now on; None: while they can reach this peer, directly or over a
+        relay. Downloads under way go on."""
         self._donates = donates
         self._changed.set()
         if donates is not False and self._donor is None:
@@ -158,7 +158,7 @@ class StateSharing:
                         self._prefix,
                         [peer for peer, listening in like.items() if listening],
                         relayed=[peer for peer, listening in like.items() if not listening],
-                        version=_version(tag),  # where states have tags: donors keep others for a while
+                        version=_version(tag),  # not simply the newest: a donor may move on meanwhile
                         timeout=max(deadline - loop_time(), 0.0),
                         max_bytes=psutil.virtual_memory().total,
                     )
@@ -193,7 +193,7 @@ class StateSharing:
 
     async def _make_offer(self) -> None:
         expiration = self._node.endpoint.clock.now() + 2 * self._period
-        self._offered = True  # also where storing fails: part of it may have been stored
+        self._offered = True  # even if storing fails: some replicas may have stored it
         try:
             node = self._node
             offer = replace_fields(self.offer, addresses=node.endpoint.addresses, listening=not node.client_mode)
@@ -217,7 +217,7 @@ class StateSharing:
 
 
 def _version(tag: bytes) -> bytes:
-    """The version under which peers ask for the state of a tag; b"" where states have no tag: any that a donor has."""
+    """The version under which peers ask for the state of a tag; b"" without a tag: any state that a donor has."""
     return hashlib.sha256(b"swarm state" + tag).digest() if tag else b""
 
 

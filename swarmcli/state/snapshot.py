@@ -3,10 +3,9 @@
     memory   | tensor "a" |pad| tensor "b"           |pad| "c" |        each tensor begins at a multiple of 64 bytes
     chunks   |   0   |   1   |   2   |   3   |   4   |   5   |         of equal size, but for the last
 
-The donor never builds that memory: it hashes the pieces of its tensors once, and sends them. The downloader does. The
-manifest tells both the same layout and the hashes of all chunks, so its own hash, the *root*, stands for the whole
-state: two states are equal if their roots are. Where a codec changes the tensors, what lies in memory is what the codec
-made of them.
+Only the downloader builds that memory; the donor hashes the pieces of its tensors once, and sends them. The manifest
+gives both the same layout and the hashes of all chunks, so its own hash, the *root*, stands for the whole state: two
+states are equal if their roots are. If a codec changes the tensors, the memory holds what the codec made of them.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ DIGEST_BYTES = 32  # BLAKE3
 
 _ALIGNMENT = 64
 _MIN_CHUNK, _USUAL_CHUNK, _MAX_CHUNK = 1 << 16, 1 << 20, 8 << 20  # bytes
-_FEW_CHUNKS = 256  # at least, where that leaves them above the least size: little is fetched twice
+_FEW_CHUNKS = 256  # of a state, above which they grow to the usual size: small ones cost little if fetched twice
 _MAX_CHUNKS = 1 << 15
-_HASHERS = 2  # threads: the newcomer waits for the manifest, and so has a processor to spare while they work
-_HASHED_ALONE = 8 << 20  # bytes up to which one thread has done before others would begin
+_HASHERS = 2  # threads: the newcomer waits for the manifest
+_HASHED_ALONE = 8 << 20  # bytes, up to which one thread is done before others would have begun
 
 
 @dataclass(frozen=True)
@@ -59,12 +58,12 @@ class Snapshot:
     """A state that does not change any more. The tensors may lie on any device, or elsewhere (DistantTensor); they are
     read while others download.
 
-    version   at most 64 bytes that tell states apart, b"" where nobody asks for a certain one
+    version   at most 64 bytes that tell states apart; b"" if nobody asks for a certain one
     metadata  whatever msgpack carries, at most MAX_METADATA bytes when encoded
-    codec     how the tensors travel; a lossy one gives up that the copy is bit-identical. Distant tensors travel as
-              they are: what a codec makes of one cannot be read in pieces without having all of it
-    roles     what the tensors are, for codecs that care; by name
-    digests   the hashes of all chunks, where they are known already
+    codec     how the tensors travel; with a lossy one the copy is not bit-identical. Distant tensors travel as they
+              are: a codec would need all of one at once, and they are read in pieces
+    roles     by name, what the tensors are, for codecs that care
+    digests   the hashes of all chunks, if they are known already
     """
 
     version: bytes
@@ -75,7 +74,7 @@ class Snapshot:
     digests: Sequence[bytes] = ()
 
     def encode(self, name: str) -> tuple[TensorEntry, memoryview | DistantTensor]:
-        """One tensor as it travels: unchanged if it holds NaN or infinity (as masks do) and the codec refuses those."""
+        """One tensor as it travels: unchanged if it holds NaN or infinity (as masks do) and the codec refuses them."""
         tensor, role = self.tensors[name], self.roles.get(name, TensorRole.UNSPECIFIED)
         if isinstance(tensor, DistantTensor):
             return TensorEntry.of(name, tensor), tensor
@@ -90,7 +89,7 @@ class Snapshot:
 
 
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor in a manifest; `nbytes` is what it takes as the codec made it."""
+    """One tensor in a manifest; `nbytes` is its size as the codec made it."""
 
     name: Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
     codec: str
@@ -148,13 +147,13 @@ class ChunkLayout:
         return -(-self.nbytes // self.chunk_size)
 
     def bounds(self, chunk: int) -> tuple[int, int]:
-        """First byte of a chunk, and the one behind its last."""
+        """First byte of a chunk, and the one after its last."""
         return chunk * self.chunk_size, min((chunk + 1) * self.chunk_size, self.nbytes)
 
     def tensors(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The tensors in flat memory (uint8), by name: views of it where nothing has to be decoded.
+        """The tensors in flat memory (uint8), by name: views of it unless they have to be decoded.
 
-        Raises CompressionError for what no codec makes.
+        Raises CompressionError for bytes that no codec makes.
         """
         return {
             entry.name: extract(TensorMessage(entry.header, (tensor_memory(memory[offset : offset + entry.nbytes]),)))
@@ -171,17 +170,17 @@ class StateOutline:
     descriptors: Mapping[str, TensorDescriptor]
     layout: ChunkLayout
     digests: tuple[bytes, ...]  # of all chunks
-    exact: bool  # every bit as the donor has it; a lossy codec gives that up
+    exact: bool  # every bit as the donor has it; False with a lossy codec
 
 
 class PinnedState:
-    """A snapshot ready to be given out: laid out, hashed, and read chunk by chunk without copies."""
+    """A snapshot ready to be sent: laid out, hashed, and read chunk by chunk without copies."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        """Encodes the tensors, if the codec changes them, and hashes all chunks unless the snapshot has their hashes:
-        gigabytes a second, beside the loop.
+        """Encodes the tensors, if the codec changes them, and hashes all chunks (gigabytes per second) unless the
+        snapshot has their hashes. To be called beside the loop.
 
-        Raises ValueError for a state that cannot travel, and what a DistantTensor raises that cannot be read.
+        Raises ValueError for a state that is too large to be described, and what DistantTensor.read raises.
         """
         self.snapshot = snapshot
         encoded = [snapshot.encode(name) for name in snapshot.tensors]
@@ -202,7 +201,7 @@ class PinnedState:
         return any(isinstance(content, DistantTensor) for content in self._contents[first:last])
 
     def chunk(self, chunk: int) -> list[memoryview]:
-        """The pieces of a chunk, in order. For several threads."""
+        """The pieces of a chunk, in order. Thread-safe. May block, see `is_distant`."""
         begin, end = self.layout.bounds(chunk)
         offsets, index = self.layout.offsets, self._tensor_at(begin)
         pieces = []
@@ -232,7 +231,7 @@ class PinnedState:
 
 
 def read_manifest(data: bytes | memoryview, max_bytes: int) -> StateOutline:
-    """Decodes and checks a manifest of another peer. Raises ValueError; allocates nothing of what it promises."""
+    """Decodes and checks a manifest of another peer. Raises ValueError. Allocates no memory for the state."""
     try:
         manifest = wire.decode(Manifest, data)
         metadata = wire.decode(Any, manifest.metadata)
@@ -256,13 +255,13 @@ def read_manifest(data: bytes | memoryview, max_bytes: int) -> StateOutline:
 
 @torch.no_grad()
 def copied(tensors: Mapping[str, torch.Tensor], memory: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-    """Copies in host memory that nobody else changes, as a snapshot needs them. `memory` for them: ChunkLayout's
-    `nbytes` of uint8 with any content; None: fresh one."""
+    """Copies of tensors in host memory, for a snapshot. `memory`: where to put them, `ChunkLayout.nbytes` of uint8 with
+    any content; None: fresh memory."""
     layout = ChunkLayout.of(tensors)
     if memory is None:
         memory = fresh_memory(layout.nbytes)
     for entry, offset in zip(layout.entries, layout.offsets, strict=False):
-        if entry.dtype == "bool":  # the memory may hold other bytes than booleans, and torch reads those
+        if entry.dtype == "bool":  # `layout.tensors` refuses booleans with bytes other than 0 and 1
             memory[offset : offset + entry.nbytes] = 0
     copies = layout.tensors(memory)
     for name, tensor in tensors.items():
@@ -271,7 +270,7 @@ def copied(tensors: Mapping[str, torch.Tensor], memory: torch.Tensor | None = No
 
 
 def copies_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """The same for tensors without names, in their order."""
+    """The same for tensors without names, in the same order."""
     return list(copied({str(index): tensor for index, tensor in enumerate(tensors)}).values())
 
 
@@ -289,7 +288,7 @@ def state_root(manifest: bytes) -> bytes:
 
 
 def _descriptor(entry: TensorEntry) -> TensorDescriptor:
-    """Raises CompressionError for a tensor that does not fit its size."""
+    """The descriptor of a tensor. Raises CompressionError if the tensor does not fit its size."""
     descriptor = entry.header.descriptor()
     if entry.nbytes != codec_named(entry.codec).payload_bound(descriptor):
         raise CompressionError(f"tensor {entry.name[:40]!r} in {entry.nbytes} bytes")
@@ -297,7 +296,7 @@ def _descriptor(entry: TensorEntry) -> TensorDescriptor:
 
 
 def _chunk_size(nbytes: int) -> int:
-    """The same for equal states everywhere."""
+    """Bytes in a chunk of a state of `nbytes`: depends on nothing else, so equal states have equal chunks."""
     size = _MIN_CHUNK
     while (size < _USUAL_CHUNK and nbytes > size * _FEW_CHUNKS) or (size < _MAX_CHUNK and nbytes > size * _MAX_CHUNKS):
         size *= 2

@@ -1,4 +1,4 @@
-"""Temporary files that have no name any more: a process that is killed leaves nothing behind."""
+"""Temporary files without a name: a process that is killed leaves none behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from swarmcli.memory import unwritten
 
 _WRITE = 8 << 20  # bytes in one call of the system
-_LEAVE_FREE = 1 << 30  # bytes of the disk that this program leaves to others
+_LEAVE_FREE = 1 << 30  # bytes of the disk that stay free for other programs
 
 
 class UnnamedFile:
@@ -26,7 +26,7 @@ class UnnamedFile:
         """Raises OSError."""
         self._directory = directory
         self._file: Any = tempfile.TemporaryFile("w+b", 0, dir=directory)  # noqa: SIM115  # closed by `close`
-        self._place = threading.Lock()  # its holder alone moves the file's position
+        self._place = threading.Lock()  # held from a seek to its read or write
         self.close = weakref.finalize(self, self._file.close)
 
     def resize(self, nbytes: int) -> None:
@@ -44,25 +44,25 @@ class UnnamedFile:
             content, offset = content[written:], offset + written
 
     def write_at(self, offset: int, piece: memoryview) -> int:
-        """One call of the system; how many bytes it took. Not `os.pwrite`, which Windows does not have."""
+        """Makes one system call. Returns how many bytes it wrote. Not `os.pwrite`, which Windows does not have."""
         with self._place:
             self._file.seek(offset)
             return int(self._file.write(piece))
 
     def read_at(self, offset: int, into: memoryview) -> int:
-        """One call of the system; how many bytes it gave."""
+        """Makes one system call. Returns how many bytes it read."""
         with self._place:
             self._file.seek(offset)
             return int(self._file.readinto(into))
 
     def map(self, nbytes: int) -> torch.Tensor:
-        """Its content, as bytes that nobody changes while the tensor is alive."""
+        """The content as a memory-mapped tensor of uint8. The file must not change while the tensor is alive."""
         # Private and writable only because torch warns of memory that is read-only; nobody writes there.
         mapping = mmap.mmap(self._file.fileno(), nbytes, access=mmap.ACCESS_COPY)
         return torch.frombuffer(mapping, dtype=torch.uint8)
 
     def read(self, offset: int, count: int) -> memoryview:
-        """A copy of what has been written there. Raises OSError. For several threads at once."""
+        """A copy of what has been written there. Raises OSError. Thread-safe."""
         content = unwritten(count)
         filled = 0
         while filled < count:

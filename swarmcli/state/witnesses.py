@@ -1,9 +1,9 @@
-"""Whether a state that was downloaded is the one that others hold under the same version.
+"""Whether a downloaded state is the one that others hold under the same version.
 
-Peers that hold a version say its root on request: the hash of its manifest, which has the hashes of all chunks. A
-downloader asks a few of them while it downloads, and drops a state that more of them contradict than confirm. Replicas
-on unlike processors differ in their last bits: where every root is another one, each root contradicts with one voice,
-and the donor is believed.
+Peers that hold a version tell its root on request: the hash of its manifest, which has the hashes of all chunks. A
+downloader asks a few of them while it downloads, and drops the state if another root has more holders. Replicas on
+unlike processors differ in their last bits: if every peer has another root, each has one holder, and the donor is
+believed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from swarmcli.state.snapshot import DIGEST_BYTES, MAX_VERSION
 MOST_WITNESSES = 4  # that are asked: each hashes its state once
 LEAST_WITNESSES = 3  # below that there is no majority against anybody
 ROOT_TIMEOUT = 60.0  # seconds for a root: the witness may have to copy and hash its state
-ROOT_PATIENCE = 5.0  # seconds for which a downloaded state waits for roots that have not come
+ROOT_PATIENCE = 5.0  # seconds for which a downloaded state waits for roots that have not come yet
 
 
 class RootQuestion(msgspec.Struct, frozen=True):
@@ -52,18 +52,18 @@ class Witnesses:
                 answer = await endpoint.call(peer, method, question, RootAnswer, timeout=ROOT_TIMEOUT)
                 self._roots[peer] = answer.root
             except NetworkError:
-                return  # the peer has gone on, or is busy: it says nothing
+                return  # the peer no longer has that version, or is busy: it does not count
 
         self._tasks = [asyncio.get_running_loop().create_task(ask(peer)) for peer in asked]
 
     async def roots(self) -> Mapping[PeerID, bytes]:
-        """The roots by the peer that said it, after ROOT_PATIENCE seconds at most."""
+        """Peer → the root that it told, after ROOT_PATIENCE seconds at most."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=ROOT_PATIENCE)
         return self._roots
 
     async def close(self) -> None:
-        """Leaves no task."""
+        """Asks no more; leaves no task."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
