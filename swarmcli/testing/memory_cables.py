@@ -1,4 +1,4 @@
-"""The cables of a memory network: what travels on them, the links of peers, and the faults that they can have."""
+"""The cables of a memory network: what travels on them, the lines of peers, and the faults that they can have."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from swarmcli.network.identity import PeerID
 
 Latency = float | Callable[[PeerID, PeerID], float]
 
-# Bytes that one connection may send over a slow link before it is another's turn: some hundredths of a second's, as
-# systems cut what they send over such a link, but not less than a packet.
+# Bytes that one connection may send over a slow line before it is another's turn, at most and at least: what passes in
+# 20 ms, as systems do it, but not less than a packet.
 SHARED_PIECE, LEAST_PIECE = 16 << 10, 1448
-PIECE = 64 << 10  # bytes that arrive at a time where no link is slow
+PIECE = 64 << 10  # bytes that arrive at a time if no line is slow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packet:
     data: bytes
     follows: bool = False  # it was written together with the packet before it
-    reset: str = ""  # not "": the connection is at its end, for this reason
+    reset: str = ""  # not "": the connection is reset, for this reason
 
     @property
     def size(self) -> int:
@@ -37,8 +37,8 @@ def cut(data: bytes | memoryview, size: int) -> Iterator[Packet]:
 
 
 class MemoryLink:
-    """A peer's way out, or in. With a bandwidth, its connections take turns, so that a small frame passes between the
-    pieces of large ones. `bandwidth` (bytes per second) may change at any time."""
+    """One direction of a peer's line. With a bandwidth, its connections take turns, so that a small frame passes
+    between the pieces of large ones. `bandwidth` (bytes per second) may change at any time."""
 
     def __init__(self, bandwidth: float | None) -> None:
         self.bandwidth = bandwidth
@@ -83,12 +83,12 @@ class MemoryLink:
         self._next()
 
     def drop(self, connection: object) -> None:
-        """Messages that wait to be sent on it go nowhere."""
+        """Drops the packets of a connection that wait to be sent."""
         self._queues.pop(connection, None)
 
 
 class Cables:
-    """Every random choice comes from `random`."""
+    """The lines of all peers, the latency between them, and their faults. Every random choice comes from `random`."""
 
     def __init__(self, seed: int, latency: Latency, bandwidth: float | None, loss: float) -> None:
         """See MemoryNetwork."""
@@ -101,11 +101,12 @@ class Cables:
         self._groups: dict[PeerID, int] = {}  # partition; a peer in none is in group -1
         self._cuts: dict[tuple[PeerID, PeerID], None] = {}
         self._frozen: dict[PeerID, None] = {}
-        self.pumps: dict[object, Callable[[], None]] = {}  # of each connection's end: delivers what can be delivered
+        self.pumps: dict[object, Callable[[], None]] = {}  # end of a connection → delivers what can be delivered there
         self._changed = asyncio.Event()
 
     def partition(self, *groups: Iterable[PeerID]) -> None:
-        """Peers reach only those of their own group; peers in no group reach each other. Replaces the last one."""
+        """Peers reach only those of their own group; peers in no group reach each other. Replaces the last
+        partition."""
         self._groups = {peer: number for number, group in enumerate(groups) for peer in group}
 
     def cut(self, a: PeerID, b: PeerID) -> None:

@@ -1,7 +1,7 @@
 """Connections on a memory network.
 
-Frames are cut and put together by the same code as over TCP. A payload arrives piece by piece in the receiver's
-memory, a sender waits before it writes where the other end does not read, and a connection may end in the middle.
+The same code as over TCP makes and reads the frames. A payload arrives piece by piece in the receiver's memory, a
+sender waits if the other end does not read, and a connection may end in the middle of a frame.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class MemoryConnection(MemoryPipe):
         self._receiver: Receiver | None = None
         self._error: Exception | None = None
         self._pumping = False
-        self._turn = False  # one packet may be taken, however much has come already
+        self._turn = False  # one packet may be taken, whatever the download limit says
         self._reader = FrameReader(limits)
         self._writer = _Writer(self, limits, rates)
 
@@ -96,7 +96,7 @@ class MemoryConnection(MemoryPipe):
 
     async def close(self, reason: str = "") -> None:
         if self._error is None:
-            try:  # a frame that is being written has a moment to end
+            try:  # a frame that is being written has two seconds to end
                 async with asyncio.timeout(2.0), self._writer.turn:
                     self._end_in_order(ConnectionLost(f"closed by us: {reason}"), reason)
             except TimeoutError:
@@ -120,7 +120,7 @@ class MemoryConnection(MemoryPipe):
             self._writer.pause()
 
     def pump(self) -> None:
-        """Delivers what has arrived as far as path, pauses and receiver allow."""
+        """Delivers what has arrived, as far as path and receiver allow."""
         if self._pumping:  # a receiver resumed reading while being handed a frame
             return
         self._pumping = True
@@ -137,7 +137,7 @@ class MemoryConnection(MemoryPipe):
     # Inside
 
     def _deliver_next(self, receiver: Receiver) -> bool:
-        """Hands over a frame, or puts a packet to where it belongs; False when there is nothing to do."""
+        """Hands over a frame, or takes in a packet. Returns False when there is nothing to do."""
         if not self._cables.flows(self.own_id, self.peer_id):
             return False
         # As over TCP, a frame whose payload has begun is read to its end.
@@ -158,7 +158,7 @@ class MemoryConnection(MemoryPipe):
         return True
 
     def _may_take(self) -> bool:
-        """Whether the way in has room, or it is this connection's turn; otherwise it is told when."""
+        """Whether a packet may be taken under the download limit; if not, `_its_turn` is called once it may."""
         way = self.rates.download
         if self._turn or way.is_open or self.purpose is not Purpose.BULK:
             self._turn = False
@@ -171,7 +171,7 @@ class MemoryConnection(MemoryPipe):
         self.pump()
 
     def _take(self, data: bytes) -> None:
-        """First the rest of the payload under way, which goes to the receiver's memory, then what is behind it."""
+        """Puts the rest of the payload under way into the receiver's memory, and feeds the reader with what follows."""
         early = min(len(self._reader.rest), len(data))
         if early:
             self._reader.rest[:early] = data[:early]
@@ -189,7 +189,7 @@ class MemoryConnection(MemoryPipe):
         self._end(error)
 
     def _end(self, error: Exception) -> None:
-        """This end is no more; says so to the receiver, from the loop."""
+        """Ends this end, and tells the receiver, from the loop."""
         self._error = error
         self._inbox.clear()
         if not self._ended_in_order:

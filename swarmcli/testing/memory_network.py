@@ -37,14 +37,14 @@ class MemoryNetwork(Cables):
     def __init__(
         self, *, seed: int = 0, latency: Latency = 0.01, bandwidth: float | None = None, loss: float = 0.0
     ) -> None:
-        """`latency` is seconds one way, or a function of source and target; `bandwidth` bytes per second of each
-        peer's own link, in each direction (None: unlimited); `loss` the probability that a packet has to be sent
-        twice, which delays it."""
+        """`latency`: seconds one way, or a function of source and target. `bandwidth`: bytes per second of each peer's
+        line, in each direction (None: unlimited). `loss`: the probability that a packet has to be sent twice, which
+        delays it."""
         super().__init__(seed, latency, bandwidth, loss)
         self._transports: dict[_Place, MemoryTransport] = {}
         self._routers: dict[tuple[MemoryRouter | None, str], MemoryRouter] = {}  # by network and host
         self._syns: dict[tuple[str, str], _Syn] = {}  # under way, by source and target
-        self.dials: list[tuple[PeerID, str]] = []  # every one so far: who dialed which address
+        self.dials: list[tuple[PeerID, str]] = []  # all so far: (who dialed, which address)
 
     def transport(
         self,
@@ -56,9 +56,9 @@ class MemoryNetwork(Cables):
         port: int = 0,
         behind: MemoryRouter | None = None,
     ) -> MemoryTransport:
-        """A peer's access to this network, at memory://<host>[:<port>] if it may listen; the host is the short form of
-        the peer's id unless given; peers of one host are on one computer. One with a port dials from ports of the
-        system's choice. `behind` a router it can be dialed from there only."""
+        """A peer's access to this network, at memory://<host>[:<port>] if it may listen. `host`: the short form of the
+        peer's id unless given; peers of one host are on one computer. With a `port`, each dial comes from another port.
+        `behind`: a router, from behind which alone it can then be dialed."""
         place = _Place(behind, host or identity.peer_id.short, port)
         transport = MemoryTransport(self, identity, place, listening=listening, limits=limits or NetworkLimits())
         self._transports[place] = transport
@@ -74,13 +74,13 @@ class MemoryNetwork(Cables):
         translation: Translation = "independent",
         refuses: bool = False,
     ) -> MemoryRouter:
-        """A router, seen from outside at `host`. `hairpin`: from inside, too, its outer addresses can be dialed.
-        `refuses`: it resets what it does not let in, instead of being silent."""
+        """A router, seen from outside at `host`. `hairpin`: its outer addresses can be dialed from inside too.
+        `refuses`: it refuses SYNs that it does not let in, instead of being silent."""
         router = self._routers[behind, host] = MemoryRouter(host, behind, hairpin, translation, refuses)
         return router
 
     def move(self, transport: MemoryTransport, host: str, behind: MemoryRouter | None = None) -> None:
-        """The machine is taken to another place, where it listens at once; its connections are reset."""
+        """The machine moves to another place, where it listens at once; its connections are reset."""
         del self._transports[transport.place]
         transport.place = _Place(behind, host, transport.place.port)
         self._transports[transport.place] = transport
@@ -93,7 +93,7 @@ class MemoryNetwork(Cables):
                 transport.die("killed")
 
     def find(self, dialer: MemoryTransport, host: str, port: int) -> MemoryTransport | Literal["refused", "silence"]:
-        """The peer that a dial meets, or how it is left without one."""
+        """The peer that a dial meets, or how the dial fails."""
         inside = networks(dialer.place.router)
         for network in inside:
             found = self._transports.get(_Place(network, host, port))
@@ -105,12 +105,12 @@ class MemoryNetwork(Cables):
                     return "silence"
             if found is not None:
                 return found if found.accepts else "refused"
-        # An inner address of somebody else's network leads nowhere here.
+        # A host that exists only in another private network gives silence; one that exists nowhere, a refusal.
         elsewhere = any(place.host == host and place.router not in inside for place in self._transports)
         return "silence" if elsewhere else "refused"
 
     def send_syn(self, syn: _Syn) -> None:
-        """An end dials one that dials it at the same moment."""
+        """One end dials another, which may dial it at the same moment."""
         self._syns[syn.source, syn.target] = syn
         asyncio.get_running_loop().call_later(self.latency(*syn.ends), self._syn_arrives, syn)
 
@@ -118,7 +118,7 @@ class MemoryNetwork(Cables):
         self._syns.pop((syn.source, syn.target), None)
 
     def _syn_arrives(self, syn: _Syn) -> None:
-        """To the router there it is an answer if the other end has sent one from there to here."""
+        """The router there lets a SYN in if the other end has sent one from there to here: it looks like the answer."""
         if self.severed(*syn.ends):
             return
         other = self._syns.get((syn.target, syn.source))
@@ -149,7 +149,7 @@ class MemoryTransport:
         self.place = place
         self._next_port = 40_000
         self._connections: list[MemoryConnection | MemorySocket] = []  # those that stand, and some that have ended
-        self._plain = Shared(identity, limits)  # reads the tokens of those who come without a handshake
+        self._plain = Shared(identity, limits)  # reads the tokens of connections that come without a handshake
         self._listening = listening
         self._accept: Accept | None = None
         self._closed = False
@@ -237,7 +237,7 @@ class MemoryTransport:
         protocol.connection_made(near)
 
     def _find(self, place: Address, address: str) -> MemoryTransport | None:
-        """The peer at an address; None: there is silence. Raises ConnectError."""
+        """The peer at an address; None: silence. Raises ConnectError."""
         if self._closed:
             raise ConnectError("this transport is closed", address=address)
         there = self.network.find(self, place.host, place.port)
@@ -280,20 +280,20 @@ class MemoryTransport:
         local.observed_address = own_address
         self._keep(local)
         there._keep(remote)
-        # The dialer is done half a round trip before the listener.
+        # The dialer has finished the handshake half a round trip before the listener.
         delay = self.network.latency(*ids)
         asyncio.get_running_loop().call_later(delay, there.accept, remote)
         return local
 
     def outer_address(self, source: int) -> str:
-        """Where the open network sees what this port sends now."""
+        """The address at which the open network sees this port now."""
         router = seen_through(self.place.router, None)
         if router is not None:
             return router.outer_address((self.identity.peer_id, source))
         return f"memory://{self.place.host}:{source}"
 
     def cross(self, syn: _Syn, other: _Syn) -> None:
-        """Two ends have met: one connection of both."""
+        """Two SYNs have met: makes one connection of both."""
         leader, follower = (syn, other) if syn.leads else (other, syn)
         ends: list[MemoryConnection] = []
         for end in (leader, follower):
@@ -315,7 +315,7 @@ class MemoryTransport:
             ends[0].die("no handshake came about")
 
     def _seen_at(self, listener: MemoryTransport, source: int | None) -> str:
-        """Where a listener sees the connection that is made now."""
+        """The address at which a listener sees the connection that is made now."""
         router = seen_through(self.place.router, listener.place.router)
         if router is not None:
             return router.outer_address((self.identity.peer_id, source) if source is not None else None)
@@ -351,7 +351,7 @@ class MemoryTransport:
 
 
 class _Syn:
-    """An end that dials another one while that dials it sends this."""
+    """The SYN of an end that dials another one while that dials it."""
 
     def __init__(
         self, transport: MemoryTransport, source: int, target: str, peer: PeerID, purpose: Purpose, leads: bool

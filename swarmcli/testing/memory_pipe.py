@@ -1,6 +1,6 @@
-"""Bytes from one end of a memory network to another: packets that leave by a link, travel, arrive and are taken.
+"""Bytes from one end of a memory network to another: packets that leave by a line, travel, arrive and are taken.
 
-A socket brings them as TCP does where no frames are cut: for circuits, which a relay joins below the ends' own TLS.
+`MemorySocket` carries plain bytes, without frames: for circuits, where the two ends run TLS of their own.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 from swarmcli.network.identity import PeerID
 from swarmcli.testing.memory_cables import Cables, Packet, cut
 
-_HIGH, _LOW = 256 << 10, 128 << 10  # bytes under way beyond which a sender waits, and until there are only so many
+_HIGH, _LOW = 256 << 10, 128 << 10  # bytes under way above which a sender waits, and at which it goes on
 
 
 class MemoryPipe:
-    """One end; `other` is the other one. It may be broken by the faults of the cables."""
+    """One end of a connection; `other` is the other one. The faults of the cables apply to it."""
 
     other: Any  # of the same class
 
@@ -37,11 +37,11 @@ class MemoryPipe:
         raise NotImplementedError
 
     def pump(self) -> None:
-        """Delivers what has arrived as far as path, pauses and receiver allow."""
+        """Delivers what has arrived, as far as path and receiver allow."""
         raise NotImplementedError
 
     def sending_may_go_on(self, may: bool) -> None:
-        """Too much is under way, or that is over."""
+        """False: too much is under way; True: that is over."""
         raise NotImplementedError
 
     def transmit(self, data: bytes | memoryview, largest: int) -> None:
@@ -53,9 +53,9 @@ class MemoryPipe:
             uplink.submit(self, packet, self.other.travel)
 
     def travel(self, packet: Packet) -> None:
-        """The packet has left the other end's link and will reach this one's, behind those before it."""
+        """The packet has left the other end's line and will reach this one's, after those before it."""
         arrival = self._loop.time() + self._cables.latency(self.peer_id, self.own_id)
-        behind = packet.size / 1e9 if packet.follows else 0  # seconds, on a line that no link slows down
+        behind = packet.size / 1e9 if packet.follows else 0  # seconds, at 1 GB/s if no line is slow
         in_line = self._last_arrival + behind
         self._last_arrival = max(arrival, in_line)
         self._travelling.append(packet)
@@ -67,12 +67,12 @@ class MemoryPipe:
             self.sending_may_go_on(True)
 
     def forget_unsent(self) -> None:
-        """As a socket that is reset forgets what has not been sent, on either end."""
+        """Forgets what has not been sent or delivered yet, like a socket that is reset."""
         self._cables.uplinks[self.own_id].drop(self)
         self._cables.downlinks[self.own_id].drop(self)
 
     def reset_other(self) -> None:
-        """Sends the other end a reset; it is lost where the path is cut."""
+        """Sends the other end a reset, which is lost if the path is cut."""
         delay = self._cables.latency(self.own_id, self.peer_id)
         self._loop.call_later(delay, self.other.was_reset)
 
@@ -90,13 +90,13 @@ class MemoryPipe:
             self._inbox.append(packet)
             self.pump()
         elif self._ended_in_order:
-            self.other.acknowledged(packet.size)  # nobody reads it any more, and the goodbye is on its way
+            self.other.acknowledged(packet.size)  # thrown away: the goodbye is on its way to the other end
         elif self._cables.flows(self.own_id, self.peer_id) and not self.other.ended:
             self.reset_other()  # like a kernel that knows no such connection (any more)
 
 
 class MemorySocket(asyncio.Transport, MemoryPipe):
-    """Stands where asyncio has a socket's transport, and calls a BufferedProtocol. An empty packet is the end."""
+    """Takes the place of asyncio's transport of a socket, and calls a BufferedProtocol. An empty packet is EOF."""
 
     other: MemorySocket
 
@@ -110,7 +110,7 @@ class MemorySocket(asyncio.Transport, MemoryPipe):
     def ended(self) -> bool:
         return self._over
 
-    # asyncio promises these
+    # What asyncio.Transport promises
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if data and not self._over:
@@ -124,7 +124,7 @@ class MemorySocket(asyncio.Transport, MemoryPipe):
         return True
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """The network has its own."""
+        """Does nothing: the memory network has limits of its own."""
 
     def get_write_buffer_size(self) -> int:
         return self._unacknowledged

@@ -1,4 +1,4 @@
-"""Routers of a memory network: peers behind them dial out, and nobody dials in."""
+"""Routers of a memory network: peers behind them dial out, and nobody dials in except at forwarded ports."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ Translation = Literal["independent", "dependent"]  # of the peer that is dialed 
 
 
 class MemoryRouter:
-    """A home's router with a stateful filter: each connection from inside is seen at `host`, at a port of its own; what
-    comes from outside to a port that was not forwarded meets silence, as a filter gives it, or a refusal."""
+    """A home's router with a stateful filter: each connection from inside is seen at `host`, at a port of its own. A
+    dial from outside to a port that is not forwarded meets silence; with `refuses`, the SYN of a simultaneous dial is
+    refused."""
 
     def __init__(
         self, host: str, behind: MemoryRouter | None, hairpin: bool, translation: Translation, refuses: bool
@@ -27,13 +28,13 @@ class MemoryRouter:
         self._next_port = 20_000
 
     def forward(self, port: int, peer: PeerID) -> str:
-        """Leads what comes to this port to a peer behind this very router; returns the outer address. Port 0: whatever
-        has no rule of its own."""
+        """Forwards this port to a peer directly behind this router; returns the outer address. Port 0: all ports that
+        are not forwarded otherwise."""
         self._forwarded[port] = peer
         return f"memory://{self.host}:{port}" if port else f"memory://{self.host}"
 
     def forget(self, port: int) -> None:
-        """Forwards it no more."""
+        """No longer forwards this port."""
         self._forwarded.pop(port, None)
 
     def inside(self, port: int) -> PeerID | None:
@@ -41,8 +42,8 @@ class MemoryRouter:
         return self._forwarded.get(port) or self._forwarded.get(0)
 
     def outer_address(self, source: tuple[PeerID, int] | None = None) -> str:
-        """The address of one more connection from inside. `source`: from this port of that peer, which an independent
-        translation shows to everyone alike."""
+        """The address at which one more connection from inside is seen. `source`: the peer and its port; an independent
+        translation gives these the same outer port each time."""
         port = self._shown.get(source) if source is not None and self.translation == "independent" else None
         if port is None and source is not None and self._keeps(source[1]):
             port = self._shown[source] = source[1]
@@ -53,12 +54,12 @@ class MemoryRouter:
         return f"memory://{self.host}:{port}"
 
     def _keeps(self, port: int) -> bool:
-        """As most routers do: another number only if it is taken."""
+        """Whether the outer port has the same number, as at most routers: unless that is taken."""
         return self.translation == "independent" and port not in self._shown.values()
 
 
 def networks(router: MemoryRouter | None) -> list[MemoryRouter | None]:
-    """Those into which a peer behind this router can dial: its own first, the open one (None) last."""
+    """The networks into which a peer behind this router can dial: its own first, the open one (None) last."""
     found = [router]
     while router is not None:
         router = router.behind

@@ -15,7 +15,7 @@ from swarmcli.testing.memory_router import MemoryRouter
 
 
 class Startable(Protocol):
-    """A core that stands on a node: AveragerCore, OptimizerCore, AuxiliaryCore."""
+    """A core that runs on a node: AveragerCore, OptimizerCore, AuxiliaryCore."""
 
     async def start(self) -> None: ...
     async def shutdown(self) -> None: ...
@@ -28,10 +28,10 @@ class Swarm:
     """Makes peers and ends them: `async with Swarm(seed=1) as swarm`, under virtual time."""
 
     def __init__(self, *, seed: int = 0, limits: NetworkLimits | None = None, **network: Any) -> None:
-        """`network` are the options of MemoryNetwork; everything random follows from `seed` and peers' numbers."""
+        """`network`: options of MemoryNetwork. Everything random follows from `seed` and the peers' numbers."""
         self.network = MemoryNetwork(seed=seed, **network)
         self.nodes: list[DHTNode] = []
-        self.reach: dict[PeerID, Reach] = {}  # of those that were given a host: what they found out
+        self.reach: dict[PeerID, Reach] = {}  # of peers that were given a host
         self._seed = seed
         self._limits = limits
         self._ends = contextlib.AsyncExitStack()
@@ -47,9 +47,9 @@ class Swarm:
     ) -> DHTNode:
         """A peer with an endpoint and a node of the hash table. Its first contact is the swarm's first node.
 
-        At a `host` (5.1.0.1 on the internet; 192.168.1.2 `behind` a router of the network) it finds out by itself
-        whether others can dial it, and is reached through relays where they cannot; with `relay` it relays for others.
-        Without one, everybody can dial it.
+        With a `host` (5.1.0.1 on the internet; 192.168.1.2 `behind` a router of the network) it finds out by itself
+        whether others can dial it, and is reached over relays if they cannot; with `relay` it relays for others.
+        Without a host, everybody can dial it.
         """
         number = len(self.nodes)
         transport = self.network.transport(
@@ -76,7 +76,7 @@ class Swarm:
         return node
 
     async def start(self, peer: S) -> S:
-        """Starts what stands on a node. It is shut down when the swarm ends, before what was made earlier."""
+        """Starts a core. It is shut down when the swarm ends, before what was made earlier."""
         await peer.start()
         self._ends.push_async_callback(peer.shutdown)
         return peer

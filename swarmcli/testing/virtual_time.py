@@ -1,9 +1,9 @@
 """An event loop whose clock jumps to the next timer instead of waiting for it.
 
 Hours of a simulated swarm pass in seconds, and nothing depends on how fast the machine is. There is no input or
-output besides the memory transport: the loop polls nothing. Jobs for an executor run inline, or the clock would
-run past them. Everything that happens follows from the program and its seeds alone: tasks hash by the order of
-their creation, so even the standard library's sets of tasks are walked in the same order in every run.
+output besides the memory transport: the loop polls nothing. Jobs for an executor run inline; otherwise the clock would
+run past them. Everything follows from the program and its seeds alone: tasks hash by the order of their creation, so
+even the standard library's sets of tasks are iterated in the same order in every run.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """Starts at time 0. `time()` moves only when nothing is left to do at the present moment."""
 
     def __init__(self, *, end: float = float("inf")) -> None:
-        """`end` is the time at which whatever still runs is taken to hang: the loop stops with TimeoutError."""
+        """`end`: the time at which whatever still runs is taken to hang; the loop then stops with TimeoutError."""
         self.end = end
         self._now = 0.0
         super().__init__(_NoInput(self._advance))
         self._task_numbers = itertools.count()
         self.set_task_factory(self._make_task)
-        self.faults: list[Exception] = []  # that callbacks and owned tasks have ended with, and nobody awaits
+        self.faults: list[Exception] = []  # errors of callbacks and of tasks that nobody awaits
         self.set_exception_handler(self._note_fault)
 
     def time(self) -> float:
@@ -44,7 +44,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return EPOCH + self._now
 
     def stall(self, seconds: float) -> None:
-        """Time passes, and nothing runs: what a process sees that was frozen, or had no processor."""
+        """Time passes, and nothing runs, as for a process that was frozen or had no processor."""
         self._now += seconds
 
     def run_in_executor(  # type: ignore[override]
@@ -70,7 +70,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def _note_fault(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.default_exception_handler(context)
         error = context.get("exception")
-        # A lost future is reported when it is collected, at any time: that would not be reproducible.
+        # An error that was never retrieved is reported when its future is garbage collected, which is not reproducible.
         if isinstance(error, Exception) and "never retrieved" not in context["message"]:
             self.faults.append(error)
 
@@ -141,7 +141,7 @@ def run(main: Coroutine[Any, Any, T], *, seed: int | None = None, timeout: float
 
 async def _leaving_nothing(main: Coroutine[Any, Any, T], loop: VirtualTimeLoop) -> T:
     result = await main
-    await asyncio.sleep(0)  # what was cancelled last may still end
+    await asyncio.sleep(0)  # tasks that were cancelled last may still end
     if loop.faults:
         raise loop.faults[0]
     leftovers = asyncio.all_tasks() - {asyncio.current_task()}
