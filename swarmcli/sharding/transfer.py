@@ -1,10 +1,10 @@
 """How bytes travel between the ranks of a process group: tensors and messages to one rank, or to all.
 
-Both ends agree on shapes and types beforehand. Tensors travel as bytes, so that any type does. Short ones share a
-message, long ones travel as they lie, in pieces of bounded size: so the memory besides the tensors is one piece at each
-end, and the number of messages depends on bytes alone.
+Both ends agree on shapes and types beforehand. Tensors travel as bytes, so any type will do. Short ones share a
+message, long ones are cut into pieces of bounded size without copying: so beside the tensors one piece is in memory at
+each end, and the number of messages depends on bytes alone.
 
-Every function raises RuntimeError when another rank is gone or a wait has taken too long, ValueError for a message that
+Every function raises RuntimeError if another rank is gone or a wait takes too long, and ValueError for a message that
 is too long.
 """
 
@@ -22,10 +22,10 @@ from swarmcli.network import wire
 T = TypeVar("T")
 
 
-# Bytes. All ranks of a group go by the same ones.
+# Bytes. The same at all ranks of a group.
 PIECE = 16 << 20  # of long tensors, that travel at once
-MOST = 64 << 20  # of a message that is taken from another rank
-SHORT = 64 << 10  # up to here copying a tensor costs less than a message of its own
+MOST = 64 << 20  # of a message, at most
+SHORT = 64 << 10  # of a tensor, up to which copying it costs less than a message of its own
 PACK = 1 << 20  # of short tensors that are broadcast together
 
 
@@ -38,7 +38,8 @@ class Run(NamedTuple):
 
 
 def runs_of(lengths: Sequence[int], longest: int) -> Iterator[list[Run]]:
-    """Lays tensors of so many elements one after the other and cuts them into pieces, all full but the last."""
+    """Concatenates tensors of these numbers of elements and cuts them into pieces of `longest`; the last may be
+    shorter."""
     runs: list[Run] = []
     room = longest
     for tensor, length in enumerate(lengths):
@@ -56,12 +57,13 @@ def runs_of(lengths: Sequence[int], longest: int) -> Iterator[list[Run]]:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's memory as flat uint8: a view of a contiguous tensor, of another one a copy."""
+    """The tensor's memory as flat uint8: a view if the tensor is contiguous, otherwise a copy."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def message_device(group: dist.ProcessGroup) -> torch.device:
-    """Where messages of this group have to lie: in CPU memory if it carries that, else on the device it serves."""
+    """Where messages of this group have to lie: in CPU memory if its backend takes that, else on the backend's
+    device."""
     served = [entry.split(":")[0] for entry in dist.get_backend_config(group).split(",")]
     return torch.device("cpu" if "cpu" in served else served[0])
 
@@ -74,8 +76,8 @@ def send_tensors(
 ) -> None:
     """Sends the tensors (any device) to rank `to` of the group, which receives into tensors of the same sizes.
 
-    gloo sends nothing, not even one number, before the other end receives. For that each piece waits for `patience`;
-    None: the group's timeout.
+    gloo sends nothing, not even one number, before the other end receives. Each piece waits for that, at most for
+    `patience`; None: the group's timeout.
     """
     target, device = dist.get_global_rank(group, to), message_device(group)
     sources = [as_bytes(tensor) for tensor in tensors]
@@ -87,9 +89,9 @@ def send_tensors(
 def receive_tensors(
     tensors: Sequence[torch.Tensor], source: int, group: dist.ProcessGroup, patience: timedelta | None = None
 ) -> None:
-    """Fills the tensors (contiguous, any device) with what rank `source` of the group sends; its other end.
+    """Fills the tensors (contiguous, any device) with what rank `source` of the group sends by `send_tensors`.
 
-    After an error some tensors are written. `patience`: for each piece; None: the group's timeout.
+    After an error some tensors may have been written. `patience`: for each piece; None: the group's timeout.
     """
     sender, device = dist.get_global_rank(group, source), message_device(group)
     targets = [tensor.view(-1).view(torch.uint8) for tensor in tensors]
@@ -111,7 +113,7 @@ def send_message(message: Any, to: int, group: dist.ProcessGroup, patience: time
 
 
 def receive_message(kind: type[T], source: int, group: dist.ProcessGroup, patience: timedelta | None = None) -> T:
-    """Takes what rank `source` of the group sends by `send_message`. ValueError for a message of another kind."""
+    """What rank `source` of the group sends by `send_message`. Raises ValueError for a message of another kind."""
     length = torch.empty(1, dtype=torch.int64)
     receive_tensors([length], source, group, patience)
     if not 0 < int(length) <= MOST:  # before memory is taken for it
@@ -135,8 +137,8 @@ def gather_numbers(values: Sequence[float], group: dist.ProcessGroup) -> list[li
 def broadcast_from_owners(tensors_by_rank: Sequence[Sequence[torch.Tensor]], group: dist.ProcessGroup) -> None:
     """Every rank sends its own tensors to all and overwrites those of the others with what their owners send.
 
-    They may be of several devices; one that is not contiguous goes through a copy. Returns when all are there; after
-    an error some tensors are new.
+    They may be on several devices; one that is not contiguous goes through a copy. Returns when all are there. After an
+    error some tensors may have been overwritten.
     """
     if dist.get_world_size(group) == 1:
         return
@@ -159,8 +161,8 @@ def broadcast_from_owners(tensors_by_rank: Sequence[Sequence[torch.Tensor]], gro
 
 
 def packs(flat: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Tensors that share a message, by size and device, in which all ranks agree: a long one alone, parts of short
-    ones."""
+    """The tensors of each message, by size and device, so that all ranks agree: a long tensor alone, short ones
+    together."""
     yield from ([tensor] for tensor in flat if tensor.numel() > SHORT)
     for device in dict.fromkeys(tensor.device for tensor in flat):
         short = [tensor for tensor in flat if tensor.device == device and tensor.numel() <= SHORT]
@@ -169,12 +171,12 @@ def packs(flat: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One message of these; a single part is sent from where it lies."""
+    """One message of these parts; a single part is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _room_for(parts: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Where a message of these arrives: a single part in its own memory, if the group carries that."""
+    """Memory for a message of these parts: a single part's own, if messages of the group lie on its device."""
     if len(parts) == 1 and parts[0].device.type == device.type:
         return parts[0]
     return torch.empty(sum(part.numel() for part in parts), dtype=torch.uint8, device=device)

@@ -1,4 +1,4 @@
-"""Commands: what rank 0 wants of the other ranks of its site, whose main threads carry them out within their steps.
+"""Commands of rank 0 to the other ranks of its site, whose main threads execute them within their steps.
 
 rank 0, any thread but the loop's                        every other rank, its main thread
     …waits until the others wait in a step
@@ -29,31 +29,31 @@ logger = logging.getLogger(__name__)
 
 
 class Command(msgspec.Struct, tag=True, frozen=True):
-    """One kind of command. Its fields say what is to be done; tensors follow in transfers and collectives.
+    """Base of all commands. The fields say what to do; tensors follow in transfers and collectives.
 
     Subclasses need names that are unique among the kinds that a site's ranks know.
     """
 
 
 class StepVerdict(Command, frozen=True):
-    """Rank 0's word of a step, when it is over for the swarm. Nothing comes after it in this step."""
+    """Tells how a step went, after it is over for the swarm. The last command of each step."""
 
     epoch: int
     new_parameters: bool = False  # they follow
-    new_buffers: bool = False  # likewise
+    new_buffers: bool = False  # they follow, after the parameters
     stop: bool = False
-    void: bool = False  # the sums of gradients are worth nothing
+    void: bool = False  # the other ranks have to drop their sums of gradients
 
 
 Handlers = Mapping[type[Command], Callable[[Any], None]]
 
 
 class LeaderCommands:
-    """Where rank 0 gives its commands, one after the other. Thread-safe; every call blocks, so never on an event loop.
+    """Sends rank 0's commands, one after the other. Thread-safe; every call blocks, so never on an event loop.
 
-    Commands are given while the others wait in a step, between `open` and `shut` of the main thread; a thread that
-    comes in between waits for the next step. Once a command has failed the ranks no longer agree on what comes next:
-    all connections of the site are closed, `failed` says why, and so does every later command.
+    Commands run while the other ranks wait in a step: from the main thread's `open` to its `shut`. Other threads wait
+    for the next `open`. After a command has failed, the ranks no longer agree on what comes next: all connections of
+    the site are closed, `failed` says why, and every later command raises the same.
     """
 
     def __init__(self, site: Site) -> None:
@@ -62,27 +62,27 @@ class LeaderCommands:
         self.site = site
         self.is_open = False
         self.failed: SiteError | None = None
-        self._turn = threading.Condition()  # held while a command is carried out
+        self._turn = threading.Condition()  # held while a command runs
         self._waiting = 0
 
     def open(self) -> None:
-        """The main threads of the other ranks wait for commands from now on."""
+        """From now on the main threads of the other ranks wait for commands."""
         with self._turn:
             self.is_open = True
             self._turn.notify_all()
 
     def shut(self) -> None:
-        """Returns when everybody who waited has had a command carried out; nobody has one until the next `open`."""
+        """Returns after all threads that waited have run their commands; later ones wait until the next `open`."""
         with self._turn:
             self._turn.wait_for(lambda: not self._waiting or self.failed)
             self.check()
             self.is_open = False
 
     def run(self, command: Command, transfer: Callable[[], T]) -> T:
-        """Has every other rank carry it out, runs `transfer`, this rank's own part, meanwhile, and returns its value.
+        """Sends the command to every other rank, runs `transfer`, this rank's own part of it, and returns its value.
 
-        The others may still be at it then; they do nothing else before. Raises SiteError; an error of `transfer` goes
-        to the caller as it is, and the site is broken by it all the same.
+        The others may still be at work then; they finish it before they do anything else. Raises SiteError. An error of
+        `transfer` goes to the caller as it is, but breaks the site too.
         """
         with self._turn:
             self._waiting += 1
@@ -95,7 +95,7 @@ class LeaderCommands:
                         send_message(self.site.group, command, rank)
                     result = transfer()
                     done = True
-                finally:  # also for a KeyboardInterrupt: the others wait in the middle of the command
+                finally:  # for a KeyboardInterrupt too: the others wait in the middle of the command
                     if not done:
                         error = sys.exception()
                         self.fail(f"{type(command).__name__} came to no end at rank 0: {error or type(error).__name__}")
@@ -111,16 +111,16 @@ class LeaderCommands:
             raise SiteError(str(self.failed)) from self.failed
 
     def fail(self, why: str) -> None:
-        """Nobody waits for this site any more: neither another rank, nor a thread of this one. For any thread."""
-        self.site.break_off()  # first: a thread inside of a transfer holds the turn until that ends
+        """Breaks the site: all that wait, other ranks and threads of this one, get an error. For any thread."""
+        self.site.break_off()  # before the lock: a thread inside of a transfer holds it until that ends
         with self._turn:
             self.failed = self.failed or SiteError(why)
             self._turn.notify_all()
 
 
 def follow(site: Site, handlers: Handlers) -> StepVerdict:
-    """At another rank: carries out commands until rank 0 says that the step is over. Waits for it as long as it lives:
-    what that waits for, in the swarm, has bounds of its own. Raises SiteError."""
+    """At the other ranks: runs commands until rank 0 says that the step is over. Waits for as long as rank 0 lives,
+    since its own waits in the swarm are bounded. Raises SiteError."""
     kinds: Any = reduce(or_, handlers, StepVerdict)
     while not isinstance(command := receive_message(kinds, site.group, 0), StepVerdict):
         handlers[type(command)](command)

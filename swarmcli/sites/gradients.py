@@ -1,7 +1,7 @@
 """How the gradients of a site's processes become those of one peer.
 
-Where gradients are averaged in the swarm, each rank sums its own over the epoch; only when rank 0 freezes are the sums
-added up there. With local updates the ranks' gradients are averaged in every step, and rank 0 steps with them.
+If the swarm averages gradients, each rank sums its own over the epoch, and `freeze` at rank 0 adds up the sums. With
+local updates the ranks' gradients are averaged in every step, and rank 0 steps with them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from swarmcli.sites.site import Site
 
 
 class GatherSums(Command, frozen=True):
-    """Every rank adds its sums to rank 0's and begins anew. `void`: they count nothing."""
+    """Every rank adds its sums to rank 0's and begins anew. `void`: it drops them first."""
 
     void: bool
 
 
 class SiteAccumulator(GradientAccumulator):
-    """Rank 0's: it counts the samples of all ranks, and `freeze` fetches the sums of the others.
+    """Rank 0's accumulator: it counts the samples of all ranks, and `freeze` fetches the others' sums.
 
-    From then on, also if they are restored, they are in this rank's. A `reset` makes theirs `void`, which they learn
-    with the next verdict or command.
+    From then on these are part of this rank's sums, even if `restore` follows. `reset` makes the others' sums `void`,
+    which they learn with the next verdict or command.
     """
 
     waits = True
@@ -39,22 +39,22 @@ class SiteAccumulator(GradientAccumulator):
             raise ValueError("reuse_grad_buffers=True: the processes of a site need sums beside their gradients")
         super().__init__(parameters)
         self._commands = commands
-        self._void = False  # what others summed before the last reset
-        self._own = Weighed()  # of the batch that comes next, at this rank
-        self._elsewhere = Weighed()  # counted here and summed at other ranks
+        self._void = False  # whether the others have to drop what they summed before the last reset
+        self._own = Weighed()  # this rank's part of the next batch
+        self._elsewhere = Weighed()  # samples that are counted here and summed at other ranks
 
     def expect(self, own: Weighed, others: Weighed) -> Weighed:
-        """Returns what the optimizer steps with: this rank's batch, and the others', which their sums have already."""
+        """Returns the batch for the optimizer's step: this rank's, and the others', which are in their sums already."""
         self._own = own
         return own if self._void else own + others
 
     def take_void(self) -> bool:
-        """Whether the others' sums are worth nothing. For the verdict or command that tells them."""
+        """Whether the others have to drop their sums. For the verdict or command that tells them."""
         void, self._void = self._void, False
         return void
 
     def add(self, batch_size: int, scale: float | None = None, weight: float | None = None) -> bool:
-        """Takes in this rank's gradients; the others have added theirs to their own sums before they reported."""
+        """Adds this rank's gradients; the others have added theirs to their own sums before they reported."""
         if scale is not None:
             raise OptimizerError("a GradScaler has no place in a site, whose processes would scale by themselves")
         own, self._own = self._own, Weighed()
@@ -76,7 +76,7 @@ class SiteAccumulator(GradientAccumulator):
                 return _total(site, Weighed())
 
             found = self._commands.run(GatherSums(self.take_void()), fetch)
-            self._summed += found - self._elsewhere  # equal, unless a reset came between
+            self._summed += found - self._elsewhere  # these are equal, unless a reset came in between
             self._elsewhere = Weighed()
         return super().freeze()
 
@@ -86,21 +86,21 @@ class SiteAccumulator(GradientAccumulator):
 
 
 class RankSums:
-    """Another rank's gradients, summed over the epoch until rank 0 wants them."""
+    """The gradients of another rank than 0, summed over the epoch until rank 0 gathers them."""
 
     def __init__(self, site: Site, parameters: Sequence[torch.Tensor]) -> None:
-        """`parameters`: those that are trained, in the order in which rank 0's optimizer has them."""
+        """`parameters`: those that are trained, in the order of rank 0's optimizer."""
         self._site, self._parameters = site, list(parameters)
         self._totals = [torch.zeros(p.shape, dtype=sum_type(p.dtype), device=p.device) for p in parameters]
         self._summed = Weighed()
 
     def add(self, batch: Weighed) -> None:
-        """The present gradients are means over this batch."""
+        """Adds the present gradients, which are means over this batch."""
         _add_weighted(self._totals, self._parameters, batch.weight)
         self._summed += batch
 
     def hand_over(self, command: GatherSums) -> None:
-        """To rank 0, which is in `SiteAccumulator.freeze`."""
+        """Sends the sums to rank 0, which is in `SiteAccumulator.freeze`."""
         if command.void:
             self.clear()
         sum_over_ranks(self._site, self._totals)
@@ -114,7 +114,7 @@ class RankSums:
 
 
 def average_gradients(site: Site, parameters: Sequence[torch.Tensor], batch: Weighed, total: Weighed) -> None:
-    """With local updates: rank 0's gradients become the weighted mean of all. All ranks call it, each with its batch.
+    """With local updates: sets rank 0's gradients to the weighted mean of all. All ranks call it with their batches.
 
     `total`: of all batches, known at rank 0. Parameters are in the order of rank 0's optimizer. Raises SiteError.
     """
@@ -131,7 +131,7 @@ def average_gradients(site: Site, parameters: Sequence[torch.Tensor], batch: Wei
 
 
 def sum_over_ranks(site: Site, tensors: Sequence[torch.Tensor]) -> None:
-    """Adds up `tensors[i]` of all ranks in rank 0's, in place; the others' are of no use afterwards.
+    """Adds up `tensors[i]` of all ranks in rank 0's, in place; the others' values are undefined afterwards.
 
     Tensors are of the same shapes and types everywhere, on any device. Raises SiteError.
     """

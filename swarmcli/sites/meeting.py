@@ -1,9 +1,10 @@
 """How the processes of a site find each other: on one machine at a file, else at a store of torchrun's agents.
 
 A file is new for each life of a site, and the file system says who may open it. torchrun's agents keep one store
-through all restarts of their processes, which find there what the lives before have left, and the agents of several
-machines count restarts differently. So a life begins with a new name: rank 0 writes it down, every other rank writes a
-random word below it, and rank 0 repeats the words. No process of an earlier life can have repeated a word of this one.
+through all restarts of their processes, which find there what earlier lives have left, and the agents of several
+machines count restarts differently. So each life begins with a new name: rank 0 writes it down, every other rank writes
+a random word below it, and rank 0 repeats the words. No process of an earlier life can have repeated a word of this
+one.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ CURRENT = "swarm-site/current"  # the name of the life that rank 0 has begun las
 
 
 def meet_at_file(path: Path, seconds: float) -> None:
-    """Makes the world of all processes of this machine that the environment tells of. Raises RuntimeError: some have
-    not come in time."""
+    """Makes the torch.distributed world of the processes of this machine that the environment names. Raises
+    RuntimeError if some do not come in time."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group(
         "gloo", store=dist.FileStore(str(path), size), rank=rank, world_size=size, timeout=timedelta(seconds=seconds)
@@ -32,9 +33,9 @@ def meet_at_file(path: Path, seconds: float) -> None:
 
 
 def meet_at_agents_store(seconds: float) -> None:
-    """Makes the world of all processes that the environment tells of, at the store of torch's agents, which may outlive
-    these processes. Raises SiteError: some have not come in time;
-    RuntimeError: the store cannot be reached, or torch.distributed finds no way to another process."""
+    """Makes the torch.distributed world of the processes that the environment names, at the store of torch's agents,
+    which may outlive these processes. Raises SiteError if some do not come in time, RuntimeError if the store cannot be
+    reached, or torch.distributed cannot connect to another process."""
     given, timeout = os.environ, timedelta(seconds=seconds)
     rank, size = int(given["RANK"]), int(given["WORLD_SIZE"])
     store = dist.TCPStore(given["MASTER_ADDR"], int(given["MASTER_PORT"]), is_master=False, timeout=timeout)

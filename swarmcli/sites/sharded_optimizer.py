@@ -1,4 +1,4 @@
-"""SiteOptimizer: rank 0's inner optimizer where every rank of a site keeps the statistics of its share.
+"""SiteOptimizer: rank 0's inner optimizer if every rank of a site keeps the statistics of its share.
 
 rank 0    step ── settings, a share of the gradients each ──▶ all ranks step their shares
           all parameters ◀── all ranks broadcast theirs ──▶ everywhere
@@ -24,22 +24,22 @@ from swarmcli.sites.step_sync import SharedModel
 
 
 class StepShares(Command, frozen=True):
-    """All ranks step their shares; rank 0 sends each of them the gradients that it needs first."""
+    """All ranks step their shares; before that, rank 0 sends each of them the gradients that it needs."""
 
     groups: list[dict[str, Any]]  # the settings of each parameter group
     present: list[int]  # parameters that have a gradient, by their places in the groups
-    anew: bool  # rank 0 sends the parameters of the shares before: they were replaced there
+    anew: bool  # rank 0 sends the parameters of the shares first, because its own have been replaced
 
 
 class SiteOptimizer(torch.optim.Optimizer):
-    """At rank 0: an optimizer like any other, whose `step` is that of all ranks with the gradients of this one.
+    """At rank 0: an optimizer like any other, whose `step` steps all ranks' shares with this rank's gradients.
 
     Afterwards all ranks hold the same parameters. Schedulers change the settings here; they go out with every step.
-    `state_dict` and `load_state_dict` are those of an optimizer that is not shared out, and no rank has all statistics
-    in memory; `statistics` has them for the swarm. `state` has those of this rank's share, which `zero` names.
+    `state_dict` and `load_state_dict` are those of an unsharded optimizer, but no rank has all statistics in memory;
+    `statistics` has them for the swarm. `state` has those of this rank's share, which `zero` names.
     """
 
-    waits = True  # for the other ranks: `step` is never to be called on an event loop
+    waits = True  # for the other ranks: never call `step` on an event loop
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class SiteOptimizer(torch.optim.Optimizer):
         shared: SharedModel,
         **defaults: Any,
     ) -> None:
-        """All ranks make theirs at the same time, the others by ShareOfOptimizer with equal arguments. `shared`: the
+        """All ranks make theirs at the same time, the others a ShareOfOptimizer with equal arguments. `shared`: the
         site's model, whose parameters these are.
 
         Raises SiteError if a rank does not come.
@@ -69,7 +69,7 @@ class SiteOptimizer(torch.optim.Optimizer):
                 loss = closure()
         groups = describe_settings(self.param_groups)
         present = [index for index, parameter in enumerate(self.zero.parameters) if parameter.grad is not None]
-        anew = self.shared.written  # restored, or averaged, and the models of the others come later
+        anew = self.shared.written  # they were restored or averaged here, and the other ranks do not have them yet
         command = StepShares(groups, present, anew)
         self._commands.run(command, lambda: self._step_all(present, anew))
         self.shared.note_equal()
@@ -92,19 +92,19 @@ class SiteOptimizer(torch.optim.Optimizer):
         return gradient
 
     def state_dict(self) -> dict[str, Any]:
-        """As of now: a copy, whose tensors are views of a file without a name. Raises SiteError, and OSError if the
+        """A copy of the present state, whose tensors are views of an unnamed file. Raises SiteError, and OSError if the
         disk is full."""
         return {"state": self.statistics.state(), "param_groups": groups_of(self)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Sends all ranks their shares. Raises SiteError, with which the site ends."""
+        """Sends all ranks their shares. Raises SiteError; the site has then ended."""
         tensors, numbers = by_place(state_dict["state"])
         with self.statistics.staged(tensors, numbers, state_dict["param_groups"]) as install:
             install()
 
 
 class ShareOfOptimizer(ShareOfStatistics):
-    """At the other ranks: their share of rank 0's SiteOptimizer, stepped by its commands while main threads wait."""
+    """At the other ranks: a share of rank 0's SiteOptimizer, stepped by its commands while the main thread waits."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ def _share(
 
 @contextmanager
 def _lent(gradients: Mapping[torch.Tensor, torch.Tensor | None]) -> Iterator[None]:
-    """Inside the block these are the parameters' gradients; then those of this rank's own last batch are back."""
+    """Inside the block these are the parameters' gradients; after it they have those of this rank's own batch again."""
     own = {parameter: parameter.grad for parameter in gradients}
     try:
         for parameter, gradient in gradients.items():

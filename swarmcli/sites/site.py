@@ -20,13 +20,13 @@ T = TypeVar("T")
 class Site:
     """One process's place in its site: a torch.distributed world whose rank 0 is the swarm's peer.
 
-    `group` is one of the whole world, so a group rank is a global rank: gloo, and where every process has a CUDA device
-    of its own, NCCL for tensors there. One thread of a process at a time uses it. A wait in it that takes longer than
-    `timeout` seconds, where it has a limit, breaks the group for everyone: a site that has lost one of its processes
-    ends as a whole, with errors in all others, and is started anew from its last state. (A collective of NCCL that
-    waits for a lost process ends with this one, by NCCL's own watchdog.)
+    `group` spans the whole world, so a group rank is a global rank. It uses gloo and, if every process has a CUDA
+    device of its own, NCCL for tensors there. One thread of a process at a time uses it. A bounded wait in it that
+    takes longer than `timeout` seconds breaks the group for everyone: a site that has lost one of its processes ends as
+    a whole, with errors in all others, and is started anew from its last state. (A collective of NCCL that waits for a
+    lost process ends with this process, by NCCL's own watchdog.)
 
-    `carrier` is where tensors have to lie that are summed over the ranks: this process's device, or host memory.
+    `carrier`: where tensors have to lie to be summed over the ranks: this process's device, or host memory.
     """
 
     forming: ClassVar = timedelta(minutes=5)  # until all have started and found each other
@@ -41,7 +41,7 @@ class Site:
         device: torch.device,
         owns_world: bool,
     ) -> None:
-        """For `form`. `owns_world`: the world was made for this site and ends with it."""
+        """Called by `form`. `owns_world`: the world was made for this site and ends with it."""
         self.rank, self.size = rank, size
         self.group = group
         self.timeout = timedelta(seconds=timeout)
@@ -58,13 +58,13 @@ class Site:
         device: torch.device | None = None,
         store: Path | None = None,
     ) -> Site:
-        """Meets the other processes that the environment (RANK, WORLD_SIZE, torchrun's) tells of, or takes the world
-        that there is.
+        """Meets the other processes that the environment names (RANK, WORLD_SIZE, torchrun's variables), or takes the
+        world that exists already.
 
-        All of them call this. `timeout`: seconds that one process waits for the others where nobody waits for the
-        swarm; `device`: where this process computes; `store`: a file at which processes of one machine meet, new for
-        each site (None: at the store that the environment names). SiteError when they have not found each other within
-        `forming`.
+        All of them call this. `timeout`: seconds that one process waits for another that is not itself waiting for the
+        swarm. `device`: where this process computes. `store`: a file at which processes of one machine meet, new for
+        each site (None: at the store that the environment names). Raises SiteError if they do not find each other
+        within `forming`.
         """
         if timeout <= 0:
             raise ValueError(f"timeout={timeout!r}: expected a positive number of seconds")
@@ -91,7 +91,7 @@ class Site:
 
     @property
     def others(self) -> range:
-        """The ranks beside rank 0."""
+        """The ranks but 0."""
         return range(1, self.size)
 
     def share(self, kind: type[T], value: T) -> T:
@@ -115,19 +115,19 @@ class Site:
         self.share(type(None), None)
 
     def any(self, mine: bool) -> bool:
-        """Whether any rank says yes. All main threads call it at once. Raises SiteError."""
+        """Whether `mine` is true at any rank. All main threads call it. Raises SiteError."""
         found = torch.tensor(int(mine))
         with named("the processes of this site did not agree"):
             dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.group)
         return bool(found)
 
     def break_off(self) -> None:
-        """Every thread of every process that waits for this one gets an error now. For any thread; idempotent."""
+        """Every thread of the site that waits for another process gets an error now. For any thread; idempotent."""
         if self.size > 1 and not self._closed:
             sever(self.group)
 
     def close(self, *, broken: bool = False) -> None:
-        """Leaves the group, when no thread is in it. Idempotent.
+        """Leaves the group; no thread may be in it. Idempotent.
 
         `broken`: the site ends before its time, and ranks that wait for this process get an error at once.
         """
@@ -148,7 +148,7 @@ class Site:
 
 
 def _all_have_own(device: torch.device | None) -> bool:
-    """Whether each process computes on a CUDA device of its own, so that NCCL, which wants that, can be used."""
+    """Whether each process computes on a CUDA device of its own, which NCCL needs."""
     own = (
         device is not None
         and device.type == "cuda"

@@ -1,9 +1,9 @@
-"""The statistics of a site's optimizer: every rank keeps its share, and rank 0 gives them to the swarm and to the disk.
+"""The statistics of a site's optimizer: every rank keeps its share; rank 0 exchanges them with the swarm and the disk.
 
-out    (donated, saved)       every rank sends its share, and rank 0 writes it into a file that has no name
+out    (donated, saved)       every rank sends its share, and rank 0 writes it into an unnamed file
 in     (downloaded, loaded)   rank 0 sends every rank its share; only when all have theirs do all switch
 
-They travel one after the other, in pieces, and never come together in one memory.
+Shares travel one after the other, in pieces, and are never together in one memory.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class SendStatistics(Command, frozen=True):
 
 
 class StageStatistics(Command, frozen=True):
-    """Every rank makes room for another share beside its own, and takes the tensors in the order of the entries."""
+    """Every rank makes room for a new share beside its own, and takes its tensors in the order of the entries."""
 
     entries: list[TensorEntry]
     numbers: dict[str, Any]
 
 
 class EndStaging(Command, frozen=True):
-    """That share takes the place of every rank's own (`install`), or it does not."""
+    """The new share replaces every rank's own (`install`), or is dropped."""
 
     install: bool
 
@@ -58,7 +58,7 @@ class Outline(msgspec.Struct, frozen=True):
 
 
 class ShareOfStatistics:
-    """At every rank. `handlers` are for the ranks but 0, which calls the other methods for its own share."""
+    """One rank's share. `handlers` are for the ranks but 0; rank 0 calls the other methods for its own share."""
 
     def __init__(self, site: Site, zero: ZeroRedundancyOptimizer) -> None:
         self.zero = zero
@@ -75,16 +75,16 @@ class ShareOfStatistics:
         }
 
     def owned_by(self, rank: int, places: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of this rank, in their order."""
+        """Those of `places` that belong to this rank, in their order."""
         return {place: each for place, each in places.items() if self.zero.owner_of(read_place(place)[0]) == rank}
 
     def outlined(self) -> tuple[Outline, list[torch.Tensor]]:
-        """This rank's share as it is, and its tensors in the order of the outline."""
+        """The outline of this rank's share, and its tensors in the order of the outline."""
         tensors, numbers = by_place(self.zero.local_state())
         return Outline([TensorEntry.of(place, each) for place, each in tensors.items()], numbers), [*tensors.values()]
 
     def stage(self, entries: Sequence[TensorEntry], numbers: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Makes room for what of these is this rank's; by place, in their order."""
+        """Makes room for those of these that belong to this rank. Returns place → tensor, in their order."""
         own = self.owned_by(self._site.rank, {entry.name: entry for entry in entries})
         self._staged = {
             place: torch.empty(entry.shape, dtype=entry.header.descriptor().dtype) for place, entry in own.items()
@@ -93,8 +93,8 @@ class ShareOfStatistics:
         return self._staged
 
     def end_staging(self, install: bool) -> None:
-        """Has what is staged take the place of this rank's statistics, in the types that a state dict would get, or
-        forgets it."""
+        """Replaces this rank's statistics by the staged ones, in the types that `load_state_dict` would give them; or
+        drops these."""
         staged, numbers = self._staged, self._numbers
         self._staged, self._numbers = {}, {}
         if not install:
@@ -125,8 +125,8 @@ class ShareOfStatistics:
 class SiteStatistics:
     """At rank 0: the statistics of all ranks. Implements `swarmcli.optim.state.statistics.Statistics`.
 
-    A rank that is gone, or silent for the site's timeout, makes every method raise SiteError. OSError: the disk of
-    `spool` is full; the site goes on.
+    Every method raises SiteError if a rank is gone, or silent for the site's timeout, and OSError if the disk of
+    `spool` is full; then the site goes on.
     """
 
     waits = True
@@ -142,7 +142,7 @@ class SiteStatistics:
         return {e.name: FileTensor(e.header.descriptor(), file, offset) for e, offset in places}, numbers
 
     def state(self) -> dict[int, dict[str, Any]]:
-        """The same as an optimizer has it, by parameter; tensors are views of the file."""
+        """The same by parameter, as an optimizer has it; tensors are views of the file."""
         file, layout, numbers = self._copied()
         tensors = layout.tensors(file.map(layout.nbytes)) if layout.nbytes else {}
         state: dict[int, dict[str, Any]] = {}
@@ -156,7 +156,7 @@ class SiteStatistics:
         self, tensors: Mapping[str, AnyTensor], numbers: Mapping[str, Any], groups: Sequence[dict[str, Any]]
     ) -> Iterator[Callable[[], None]]:
         entries = [TensorEntry.of(place, tensor) for place, tensor in tensors.items()]
-        unread: list[OSError] = []  # of a file; the ranks take zeros for the rest of it, and forget them
+        unread: list[OSError] = []  # errors of the file; the ranks then get zeros for the rest, and drop everything
 
         def hand_out() -> None:
             for rank in self._commands.site.others:
@@ -191,7 +191,7 @@ class SiteStatistics:
                 end(install=False)
 
     def _copied(self) -> tuple[UnnamedFile, ChunkLayout, dict[str, Any]]:
-        """The statistics of this moment in a file without a name, how they lie there, and the numbers."""
+        """The present statistics in an unnamed file, their layout there, and the numbers."""
         assert self.spool is not None
         file, unwritten = UnnamedFile(self.spool), list[OSError]()
         layout, numbers = self._commands.run(SendStatistics(), lambda: self._gather(file, unwritten))
@@ -200,7 +200,7 @@ class SiteStatistics:
         return file, layout, numbers
 
     def _gather(self, file: UnnamedFile, unwritten: list[OSError]) -> tuple[ChunkLayout, dict[str, Any]]:
-        """Takes the shares of all ranks, also what the disk has no room for: their ranks are sending."""
+        """Takes the shares of all ranks, even what the disk has no room for, because their ranks are sending."""
         site, (own, tensors) = self._commands.site, self._share.outlined()
         others = [receive_message(Outline, site.group, rank, site.timeout) for rank in site.others]
         entries = _by_index({entry.name: entry for outline in [own, *others] for entry in outline.entries})
@@ -245,5 +245,5 @@ def _read(tensor: AnyTensor, run: Run, unread: list[OSError]) -> torch.Tensor:
 
 
 def _by_index(values: dict[str, T]) -> dict[str, T]:
-    """As an optimizer that is not shared out has them in its state: so both describe equal states equally."""
+    """In the order of an unsharded optimizer's state, so that equal states have equal descriptions."""
     return dict(sorted(values.items(), key=lambda item: read_place(item[0])[0]))

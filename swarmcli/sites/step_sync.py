@@ -1,4 +1,4 @@
-"""The ranks of a site report to rank 0 in every step, and all have one model when it is over.
+"""In every step the ranks of a site report to rank 0, and at its end all have the same model.
 
 rank 0         gather_reports ──── the swarm's optimizer steps, however long that takes ──── announce
 other ranks    send_report ─────────── follow: they carry out commands, and wait ────────────────▶
@@ -21,12 +21,12 @@ from swarmcli.sites.site import Site
 
 
 class StepReport(msgspec.Struct, frozen=True):
-    """One rank's word of its step."""
+    """What one rank computed in a step."""
 
     samples: int = 0  # in its gradients
     weight: float = 0.0  # of these
-    losses: float = 0.0  # sum over what has a loss, by weight: `rated` of it
-    rated: float = 0.0
+    losses: float = 0.0  # sum of losses, each times its weight
+    rated: float = 0.0  # sum of these weights
     wants_to_stop: bool = False
     ended: bool = False  # its data has
 
@@ -69,20 +69,21 @@ class SharedModel:
 
     @property
     def written(self) -> bool:
-        """Whether a parameter was written to since all ranks had the same, by torch's counts of versions; first True.
+        """Whether a parameter was written to since all ranks had the same, by torch's version counters. True at first.
 
-        Kernels such as torch's fused optimizers do not count.
+        Writes by some kernels, such as torch's fused optimizers, are not seen.
         """
         return self._equal_at != self._versions()
 
     @property
     def equal(self) -> bool:
-        """Whether they have been made equal at all ranks since the last transfer, and not been written to again."""
+        """Whether the parameters were made equal at all ranks by other means than a transfer since the last one
+        (`note_equal`), and not written to again."""
         return self._equal and not self.written
 
     def note_equal(self) -> None:
-        """All ranks have rank 0's values of what the optimizer steps now; before the first transfer the rest may
-        differ."""
+        """All ranks now have rank 0's values of what the optimizer steps. Does nothing before the first transfer, when
+        other parameters may still differ."""
         if self._equal_at is not None:
             self._equal_at, self._equal = self._versions(), True
 

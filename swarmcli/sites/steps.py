@@ -24,12 +24,13 @@ logger = logging.getLogger(__name__)
 
 
 class SiteSteps(ABC):
-    """All ranks have this in common. For one thread, the training loop's.
+    """What all ranks have in common. For one thread, the training loop's.
 
-    Methods raise SiteError once the site has lost a rank or one of them has failed; then this process is of no more use
-    to it. Whatever a method raises, the other ranks end too, with SiteErrors.
+    Methods raise SiteError after the site has lost a rank, or one of them has failed; this process then cannot go on in
+    it. Whatever a method raises, the other ranks end too, with SiteErrors.
 
-    `stopped` is set after the same step at all ranks: one wanted to stop, the data of all has ended, or the run has.
+    `stopped` is set after the same step at all ranks: when one wanted to stop, the data of all has ended, or the run
+    has.
     """
 
     _commands: LeaderCommands | None = None
@@ -38,50 +39,49 @@ class SiteSteps(ABC):
         self._site = site
         self._parameters = list(parameters)
         self._wants_to_stop = wants_to_stop or threading.Event()
-        self._noted = (0.0, 0.0)  # loss of the step that comes, and the weight of what has it
+        self._noted = (0.0, 0.0)  # mean loss of the next step, and its weight
         self.stopped = threading.Event()
 
     def note_loss(self, loss: float, weight: float) -> None:
-        """The mean loss of this rank in the step that comes, with its weight. The swarm sees the site's mean."""
+        """Notes this rank's mean loss in the next step, with its weight. The swarm sees the site's mean."""
         self._noted = (loss, weight)
 
     @property
     def is_averaging(self) -> bool:
-        """Whether a step without a batch is wanted between two others: of a site never, since its processes take each
+        """Whether a step without a batch is wanted between two others. Always False: the processes of a site take each
         step together."""
         return False
 
     def step(self, *, batch_size: int, weight: float | None = None) -> None:
-        """The present gradients are means over `batch_size` samples of this rank, which count by `weight` if it is
-        given; the site steps with those of all.
+        """Steps with the present gradients of all ranks. This rank's are means over `batch_size` samples, which count
+        by `weight` if it is given.
 
-        Rank 0 does in it what `Optimizer.step` does, and raises SiteError if another rank takes the site's timeout
-        longer for its batch. The others carry out its commands until that is over, as long as the swarm's end of an
-        epoch takes.
+        Rank 0 does what `Optimizer.step` does, and raises SiteError if another rank takes longer for its batch by the
+        site's timeout. The others run its commands until that is over, however long the swarm takes to end an epoch.
         """
         with self._all_or_none():
             self._step(Weighed.of(batch_size, weight) if batch_size else Weighed(), ended=False)
 
     def drain(self) -> None:
-        """This rank's data has ended: takes part without samples until that of all ranks has, or one wants to stop."""
+        """After this rank's data has ended: takes part without samples until `stopped`."""
         while not self.stopped.is_set():
             with self._all_or_none():
                 self._step(Weighed(), ended=True)
 
     @abstractmethod
     def close(self) -> None:
-        """Leaves the site when the others need this rank no more."""
+        """Leaves the site after the others no longer need this rank."""
 
     @abstractmethod
     def break_off(self) -> None:
-        """This rank takes no further step: nobody waits for it any more, the other ranks end by SiteErrors. Idempotent;
+        """This rank takes no further step: the other ranks do not wait for it, and end with SiteErrors. Idempotent;
         from any thread."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """After an error the other ranks are not waited for; otherwise as `close`."""
+        """After an error it does not wait for the other ranks; otherwise the same as `close`."""
         if kind is None:
             self.close()
         else:
@@ -97,14 +97,14 @@ class SiteSteps(ABC):
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
-        """If the block comes to no end, nobody waits for this rank."""
+        """If the block raises, breaks off, so that nobody waits for this rank."""
         done = False
         try:
             yield
             done = True
         except SiteError:
             if self._commands is not None:
-                self._commands.check()  # what a command died of is the reason to give: the rest follows from it
+                self._commands.check()  # raises the failed command's error, of which this one is a consequence
             raise
         finally:
             if not done:
@@ -112,14 +112,14 @@ class SiteSteps(ABC):
 
 
 class SiteLeader(SiteSteps):
-    """Rank 0 of a site, whose Optimizer takes its steps in the swarm for all ranks.
+    """Rank 0 of a site, whose Optimizer steps in the swarm for all ranks.
 
     A step gathers the others' reports, steps the Optimizer with the samples of all, tells the others how it went and,
-    where its model has changed, gives them its parameters and buffers. So before the next batch every rank's model is
-    this one's, and so it is when they go: after the last step an average may still have come in.
+    if its model has changed, sends them its parameters and buffers. So before the next batch every rank has this one's
+    model; `close` sends it once more, since an average may come in after the last step.
 
-    Whatever may need the other ranks, saving a sharded optimizer for example, has its place in a step (`in_step`),
-    before the first one (`await_ranks`), or after the last: in between they compute.
+    Work that needs the other ranks, for example saving a sharded optimizer, belongs into a step (`in_step`), before the
+    first one (`await_ranks`), or after the last: between steps they compute.
     """
 
     _commands: LeaderCommands
@@ -138,10 +138,10 @@ class SiteLeader(SiteSteps):
         heed: Callable[[], object] | None = None,
     ) -> None:
         """`parameters`: those that are trained, in the order of the optimizer. `sums`: its accumulator; None: it makes
-        local updates. `wants_to_stop` is set when this rank's
-        user wants to. `has_ended`: whether the run has, so that all ranks stop. `in_step` are called in each step, and
-        return when the site may compute on: until then the other ranks wait with this one. `heed` is told when another
-        rank wants to stop, and has `wants_to_stop` set, perhaps in one of those; None: it is set at once."""
+        local updates. `wants_to_stop`: set when this rank's user wants to. `has_ended`: whether the run has, so that
+        all ranks stop. `in_step`: called in each step; they return when the site may go on computing, and until then
+        all ranks wait. `heed`: called when another rank wants to stop; it has to set `wants_to_stop`, perhaps later in
+        one of `in_step`. None: sets it at once."""
         super().__init__(commands.site, parameters, wants_to_stop)
         self._commands, self._optimizer, self._sums = commands, optimizer, sums
         inner = optimizer.opt
@@ -153,21 +153,21 @@ class SiteLeader(SiteSteps):
 
     @property
     def local_epoch(self) -> int:
-        """As all ranks have been told: where steps are delayed, the Optimizer comes to the next one between steps."""
+        """The epoch that all ranks were told. With delayed steps the Optimizer may be ahead of it between steps."""
         return self._optimizer.local_epoch if self._told is None else self._told.epoch
 
     def zero_grad(self) -> None:
         self._optimizer.zero_grad()
 
     def await_ranks(self) -> None:
-        """Returns when all ranks wait in `load_state_from_peers`. Before it nothing that needs them can be done."""
+        """Returns when all ranks wait in `load_state_from_peers`. Nothing that needs them can run earlier."""
         if not self._commands.is_open:
             with self._all_or_none():
                 gather_reports(self._site, self._site.forming)
                 self._commands.open()
 
     def load_state_from_peers(self) -> bool:
-        """Waits for all ranks to be ready, joins the run, and gives everyone the model. All call it before training."""
+        """Waits for all ranks, joins the run, and sends all the model. All ranks call it before they train."""
         self.await_ranks()
         with self._all_or_none():
             changed = self._optimizer.load_state_from_peers()
@@ -178,7 +178,7 @@ class SiteLeader(SiteSteps):
         self._commands.fail("rank 0 takes no further step")
 
     def close(self) -> None:
-        """The other ranks get the model as it ends, and may go; then this one leaves the site. To be called after the
+        """Sends the other ranks the last model and lets them go; then this rank leaves the site. To be called after the
         Optimizer's shutdown."""
         last = StepVerdict(self.local_epoch, new_parameters=True, new_buffers=True, stop=True)
         try:
@@ -205,7 +205,7 @@ class SiteLeader(SiteSteps):
             self._optimizer.note_loss(sum(each.losses for each in everyone) / rated, total.weight)
         self._commands.open()
         self._optimizer.step(batch_size=total.samples, weight=total.weight)
-        # Here all ranks' samples of this step are counted, and the others wait for the verdict, however long.
+        # Now all ranks' samples of this step are counted, and the others wait for the verdict, however long that takes.
         stepped = total.samples > 0 and self._sums is None
         self._end_step(stop=all(each.ended for each in everyone), stepped=stepped)
 
@@ -216,7 +216,7 @@ class SiteLeader(SiteSteps):
         stop = stop or self._has_ended() or self._wants_to_stop.is_set()
         epoch, told = self._optimizer.local_epoch, self._told
         new_epoch = told is None or epoch != told.epoch
-        # Kernels such as torch's fused optimizers do not let tensors tell that they were written to.
+        # `written` alone is not enough: kernels such as torch's fused optimizers do not move version counters.
         changed = not self._shared.equal and (new_epoch or stepped or self._shared.written)
         self._told = StepVerdict(
             epoch,
@@ -228,12 +228,12 @@ class SiteLeader(SiteSteps):
         announce(self._site, self._told)
         self._shared.transfer(self._told)
         if stop:
-            self._commands.open()  # the others come to `close`
+            self._commands.open()  # the others wait for commands in `close`
             self.stopped.set()
 
 
 class SiteMember(SiteSteps):
-    """A rank of a site that computes for rank 0. Its model is rank 0's whenever a step has ended."""
+    """A rank of a site that computes for rank 0. After each step its model equals rank 0's."""
 
     def __init__(
         self,
@@ -261,7 +261,8 @@ class SiteMember(SiteSteps):
         self._model.zero_grad(set_to_none=True)
 
     def load_state_from_peers(self) -> bool:
-        """Waits until rank 0 has joined the run, and takes its model and epoch. Always True: the model is another."""
+        """Waits until rank 0 has joined the run, and takes its model and epoch. Returns True, since the model was
+        replaced."""
         with self._all_or_none():
             send_report(self._site, StepReport())
             self._follow()
@@ -271,7 +272,7 @@ class SiteMember(SiteSteps):
         self._site.break_off()
 
     def close(self) -> None:
-        """Stays for rank 0's commands until that lets this rank go with the last model. Raises SiteError."""
+        """Runs rank 0's commands until that sends the last model, then leaves the site. Raises SiteError."""
         try:
             with self._all_or_none():
                 self._follow()

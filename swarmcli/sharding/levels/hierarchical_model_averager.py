@@ -41,7 +41,7 @@ class HierarchicalModelAverager(ModelAverager):
         *,
         swarm: SwarmGroups | None = None,
     ) -> None:
-        """`period_group_size_dict`: for each level, after how many steps it averages, and within groups of how many.
+        """`period_group_size_dict`: for each level its period in steps, and the size of its groups.
         At most one level averages at a step: the last whose period divides it. The last group is the whole one.
 
         Nothing is averaged at the first `warmup_steps` steps. `process_group`: of torch.distributed; None: all
@@ -63,7 +63,7 @@ class HierarchicalModelAverager(ModelAverager):
 
     @property
     def step(self) -> int:
-        """That of the next call of `average_parameters`."""
+        """The number of the next call of `average_parameters`."""
         return self._step
 
     @step.setter
@@ -83,8 +83,8 @@ class HierarchicalModelAverager(ModelAverager):
 
     @property
     def period_process_group_dict(self) -> dict[int, dist.ProcessGroup]:
-        """Within which group of this process each period averages. Raises RuntimeError in a swarm, where groups form
-        at each average."""
+        """Period → this process's group that averages then. Raises RuntimeError in a swarm, where groups form at each
+        average."""
         if self._groups is None:
             raise RuntimeError("period_process_group_dict is for process groups; the groups of a swarm form anew")
         return dict(zip(self._plan.periods, self._groups.groups, strict=True))
@@ -92,17 +92,17 @@ class HierarchicalModelAverager(ModelAverager):
     def average_parameters(
         self, params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]
     ) -> LevelAverage | None:
-        """Counts one step, and averages if it is the turn of a level; None if it is not.
+        """Counts one step, and averages if a level is due; returns None if none is.
 
-        `params` are those of a model or the parameter groups of an optimizer; only parameters with a gradient are
+        `params`: a model's parameters, or the parameter groups of an optimizer. Only parameters with a gradient are
         averaged, in place, all or none; they must be the same ones at all members, by their places in `params`. On a
         process group every rank of the level's group calls this at the same step. In a swarm the call waits for the
         others up to `matchmaking_time`; if there is no average, the result says why, and the parameters are as they
-        were. A peer that has counted fewer steps than most others goes on from theirs.
+        were. A peer that has counted fewer steps than most others goes on from their step.
 
-        Raises TypeError for what are no parameters, ValueError where the processes of a group average different
-        parameters, FingerprintError where the peers of a group do, and torch's RuntimeError where a process is lost.
-        The step is not counted then.
+        Raises TypeError for anything but parameters, ValueError if the processes of a group average different
+        parameters, FingerprintError if the peers of a group do, and torch's RuntimeError if a process is lost. The step
+        is not counted then.
         """
         tensors, places = chosen(params, lambda param: param.grad is not None)
         average: LevelAverage | None
@@ -116,10 +116,10 @@ class HierarchicalModelAverager(ModelAverager):
     def load_state_from_peers(
         self, params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]], timeout: float | None = None
     ) -> bool:
-        """For a newcomer to a swarm: the parameters that others have averaged last, and their step.
+        """For a newcomer to a swarm: takes the parameters that others have averaged last, and their step.
 
-        `params` as in `average_parameters`; those that are trained are replaced. False, and nothing has changed, if
-        nobody gave any within `timeout` seconds that fit. Raises RuntimeError on a process group.
+        `params` as in `average_parameters`; those that are trained are replaced. Returns False, and changes nothing, if
+        nobody gave fitting ones within `timeout` seconds. Raises RuntimeError on a process group.
         """
         if self._swarm is None:
             raise RuntimeError("load_state_from_peers needs swarm=...; processes of a group load a checkpoint")
@@ -127,15 +127,15 @@ class HierarchicalModelAverager(ModelAverager):
         step: int | None = self._swarm.run(lambda levels: levels.download(tensors, timeout, places))
         if step is None:
             return False
-        self._step = step  # at which they still may be
+        self._step = step  # the level of this step may still be averaging
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """A checkpoint keeps this, to go on at the same step of the same hierarchy."""
+        """For a checkpoint: the step, at which `load_state_dict` goes on."""
         return {"step": self._step}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on at the step of `state_dict`. Raises ValueError and TypeError for what is none."""
+        """Goes on at the step of `state_dict`. Raises ValueError and TypeError for a dict without a valid step."""
         if "step" not in state_dict:
             raise ValueError(f"state_dict has no step; its keys are {sorted(state_dict)}")
         self.step = state_dict["step"]

@@ -1,4 +1,4 @@
-"""When which level of a hierarchy averages, which parameters are averaged, and what came of it. No input or output."""
+"""Which level of a hierarchy averages at which step, which parameters are averaged, and the outcome. No I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOTHING = "no parameter has a gradient"  # the reason when there is nothing to a
 class LevelAverage:
     """The outcome of averaging at one level."""
 
-    step: int  # at which it was; in a swarm the highest of the members', to which the others have caught up
+    step: int  # at which it was; in a swarm the one that most members were at, or this peer's if that is higher
     level: int  # 0: the first entry of `period_group_size_dict`
     group: str  # the members: the ranks of a process group, or the place that the members of a swarm group share
     members: int  # whose parameters are in the average; 0: there is none
@@ -97,15 +97,15 @@ def _warn_of_shadows(periods: tuple[int, ...]) -> None:
 
 
 def outline(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> bytes:
-    """32 bytes, equal for tensors of equal shapes and types at equal places among all parameters: shapes alone do not
-    tell them apart."""
+    """32 bytes, equal for tensors of equal shapes and types at equal places among all parameters. The places count
+    because different parameters may have the same shape."""
     kinds = [(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors]
     return hashlib.sha256(repr((kinds, list(places))).encode()).digest()
 
 
 def chosen(params: Iterable[Any], fits: Callable[[torch.Tensor], bool]) -> tuple[list[torch.Tensor], list[int]]:
-    """The parameters that fit, from parameters or from the parameter groups of an optimizer, in order, and their places
-    among all that were given. Raises TypeError for anything else."""
+    """The parameters for which `fits` is true, in their order, and their places among all that were given. `params`:
+    parameters, or the parameter groups of an optimizer. Raises TypeError for anything else."""
     found = [(param, place) for place, param in enumerate(_flat(params)) if fits(param)]
     return [param for param, _ in found], [place for _, place in found]
 

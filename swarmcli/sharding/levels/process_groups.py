@@ -11,15 +11,15 @@ from swarmcli.sharding.levels.plan import NOTHING, LevelAverage, LevelPlan, outl
 
 
 class ProcessGroupLevels:
-    """Each level cuts the ranks of the whole group into groups of its size, neighbours together.
+    """Each level cuts the ranks of the whole group into groups of consecutive ranks.
 
-    Groups are made here, so every rank of `process_group`, and nobody else, makes this object, at the same place in
-    its program. They last as long as torch.distributed does: one that is destroyed and made again would find the
-    addresses of the former one in the store.
+    The constructor makes the groups, so every rank of `process_group`, and no other, calls it at the same place in its
+    program. Groups are never destroyed: one that is destroyed and made again would find the addresses of the former one
+    in the store.
     """
 
     def __init__(self, plan: LevelPlan, process_group: dist.ProcessGroup | None = None) -> None:
-        """`process_group`: None is all processes.
+        """`process_group`: None: all processes.
 
         Raises RuntimeError without torch.distributed, ValueError for group sizes that do not fit and for a process
         that is not in `process_group`.
@@ -53,7 +53,7 @@ class ProcessGroupLevels:
     def take_step(
         self, tensors: Sequence[torch.Tensor], step: int, places: Sequence[int]
     ) -> tuple[int, LevelAverage | None]:
-        """Averages if it is the turn of a level; the number of the next step, and what came of it.
+        """Averages if a level is due. Returns the number of the next step, and the outcome.
 
         Every rank takes the same steps. Raises what `average` raises.
         """
@@ -84,7 +84,7 @@ class ProcessGroupLevels:
         name = f"ranks {', '.join(map(str, ranks))}"
         if size == len(self._ranks):
             return name, self.process_group
-        # Only the members make a group, so a hierarchy within a part of the processes is none of the others' business.
+        # Only the members make a group, so processes outside of the hierarchy need not take part.
         backend = dist.get_backend_config(self.process_group)
         return name, dist.new_group(ranks, backend=backend, use_local_synchronization=True)
 
@@ -103,10 +103,10 @@ def _check_sizes(plan: LevelPlan, whole: int) -> None:
 
 
 def _average(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """One message for all tensors of a device, since many small ones take longer.
+    """Averages with one message for all tensors of a device, since many small messages take longer.
 
-    They are divided before they are added, and of unlike types in the wider one: so the means are those of torch's
-    averager, bit for bit. Nothing is written before every message has come back.
+    Values are divided before they are added, and values of unlike types in the wider type, so the means are those of
+    torch's averager, bit for bit. Nothing is written before every message has come back.
     """
     messages = []
     kinds: dict[tuple[torch.device, bool], list[torch.Tensor]] = {}
@@ -125,7 +125,8 @@ def _average(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
 
 
 def _check_alike(tensors: Sequence[torch.Tensor], places: Sequence[int], group: dist.ProcessGroup, name: str) -> None:
-    """Members with other tensors would wait for each other forever, or add what does not belong together."""
+    """Raises ValueError at all members unless they average the same tensors: otherwise they would wait for each other
+    forever, or add up values that do not belong together."""
     digest = int.from_bytes(outline(tensors, places)[:7])
     carried = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
     own = torch.tensor([len(tensors), digest], device=tensors[0].device if tensors else carried)

@@ -1,4 +1,4 @@
-"""Where a peer is in a hierarchy of a swarm, and how it finds the others: the options of averaging there."""
+"""Options of hierarchical averaging in a swarm: where a peer is in the hierarchy, and how it finds the others."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ EVERYONE = "everyone"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmGroups:
-    """The groups of a peer: at the last level everyone, at the one before all whose place begins alike, and so on.
+    """The groups of a peer: at the last level everyone, at the level before all with the same first name in `place`,
+    and so on.
 
         SwarmGroups(dht=dht, prefix="run", place="europe/paris")
 
-    is in a group with the others in europe/paris, in one with all of europe, and in one with everybody. Peers that
-    have fewer levels than others meet them at those that they have.
+    is in a group with the others in europe/paris, in one with all of europe, and in one with everybody. Peers with
+    fewer levels than others meet them at the levels that they share.
     """
 
     dht: DHT
     prefix: str  # of the run: what all group keys begin with
-    place: str = ""  # this peer's groups from the widest to the narrowest: one name less than levels
+    place: str = ""  # this peer's groups from the widest to the narrowest: a name for each level but the last
     matchmaking_time: float = 5.0  # seconds to look for others at most, while not everyone is there
     averaging_timeout: float | None = None  # seconds that a round may take once the group is there; None: adaptive
     compression: CompressionBase = field(default_factory=NoCompression)
     bandwidth: float | None = None  # share of the reducing work; None: as measured in past rounds; 0: reduces nothing
 
     def names(self, plan: LevelPlan) -> tuple[str, ...]:
-        """(levels,) what the groups of this peer are called, in the order of the plan. Raises ValueError where there is
-        not one for each, and TypeError."""
+        """(levels,) the names of this peer's groups, in the order of the plan. Raises TypeError, and ValueError unless
+        `place` has one name for each level but the last."""
         if not isinstance(self.place, str):
             raise TypeError(f"place={self.place!r}: expected a text such as 'europe/paris'")
         parts = self.place.split("/") if self.place else []
@@ -52,7 +53,8 @@ class SwarmGroups:
         return tuple("/".join(parts[: len(plan) - 1 - level]) for level in range(len(plan)))
 
     def configs(self, plan: LevelPlan) -> list[AveragerConfig]:
-        """(levels,) Raises ValueError and TypeError for options that make no sense. The last one shares the state."""
+        """(levels,) the options of each level's averager; that of the last level shares the state. Raises ValueError
+        and TypeError for options that make no sense."""
         check_text(prefix=self.prefix)
         names = self.names(plan)
         return [self._config(name, size) for name, size in zip(names, plan.group_sizes, strict=True)]

@@ -1,4 +1,4 @@
-"""Averaging within the groups of a swarm, of the peers that are there. Coroutines of one event loop."""
+"""Averaging within the groups of a swarm, with the peers that are there. Coroutines of one event loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from swarmcli.sharding.levels.plan import NOTHING, LevelAverage, LevelPlan, outl
 from swarmcli.sharding.levels.swarm_groups import EVERYONE, SwarmGroups
 from swarmcli.state.sharing import StateOffer
 
-MAX_STEP = 1 << 40  # that anybody believes of another peer
+MAX_STEP = 1 << 40  # of another peer that is believed
 TRIES = 3  # a group whose members die in the middle of a round is formed again without them
 SHUTDOWN_SECONDS = 5.0  # to leave all groups
 
@@ -37,10 +37,10 @@ logger = logging.getLogger(__name__)
 
 
 class SwarmLevels:
-    """One averager for each level, under a key of its own. They share one copy of the parameters in host memory.
+    """Has one averager for each level, under a key of its own. They share one copy of the parameters in host memory.
 
-    The copy is what rounds average and what newcomers download, so the parameters themselves are free for training
-    at any time but inside `average`, and change only when a round has committed.
+    Rounds average the copy, and newcomers download it, so the parameters themselves are free for training at any time
+    but inside `average`, and change only after a round has committed.
     """
 
     def __init__(self, groups: SwarmGroups, plan: LevelPlan) -> None:
@@ -54,15 +54,15 @@ class SwarmLevels:
         self._configs = groups.configs(plan)
         self._averagers: list[AveragerCore] = []
         self._copies: list[torch.Tensor] = []
-        self._which = ""  # parameters the copies are of
-        self._state_step = -1  # of what is in the copies; -1: nothing that others should begin with
-        self._behind = False  # others were ahead when this peer came, and it has nothing of theirs yet
+        self._which = ""  # outline of the parameters that the copies are of
+        self._state_step = -1  # the step of the copies; -1: they hold nothing that others should begin with
+        self._behind = False  # others were ahead when this peer came, and it has not averaged with them yet
 
     async def take_step(
         self, tensors: Sequence[torch.Tensor], step: int, places: Sequence[int]
     ) -> tuple[int, LevelAverage | None]:
-        """As ProcessGroupLevels does. A peer that is behind begins at the step of most others, so the same level is
-        due: two peers a step apart could look for each other at different levels forever.
+        """As in ProcessGroupLevels. A peer that is behind goes on from the step of most others, so that the same level
+        is due: two peers a step apart could look for each other at different levels forever.
         """
         if tensors and step >= self._plan.warmup_steps:
             await self._fit(tensors, places)
@@ -72,14 +72,14 @@ class SwarmLevels:
         if level is None:
             return step + 1, None
         average = await self.average(level, tensors, step, places)
-        self._tell(average.step + 1)  # where whoever came too late for this one finds this peer
+        self._tell(average.step + 1)  # at which a peer that came too late for this average finds this one
         return average.step + 1, average
 
     async def average(
         self, level: int, tensors: Sequence[torch.Tensor], step: int, places: Sequence[int]
     ) -> LevelAverage:
-        """One round with the others of this level's group who look for one now. Their tensors are of the same shapes
-        and types, in the same order, and of the same places.
+        """One round with those of this level's group that look for one now. Their tensors have the same shapes, types
+        and places, in the same order.
 
         A round that fails leaves the tensors as they are, and the result, an event and the log say why. Raises
         FingerprintError if the others average other tensors.
@@ -109,9 +109,9 @@ class SwarmLevels:
     async def download(
         self, tensors: Sequence[torch.Tensor], timeout: float | None, places: Sequence[int]
     ) -> int | None:
-        """Replaces the tensors by those that others have averaged last; the step at which they were.
+        """Replaces the tensors by those that others have averaged last. Returns the step of these.
 
-        None (logged) if nobody gave any, or what came does not fit; the tensors are as they were then.
+        None (logged) if nobody gave any, or those that came do not fit; the tensors are then as they were.
         """
         await self._fit(tensors, places)
         try:
@@ -146,7 +146,7 @@ class SwarmLevels:
             await averager.shutdown()
 
     async def _fit(self, tensors: Sequence[torch.Tensor], places: Sequence[int]) -> None:
-        """Averagers are made for the tensors that come, and made anew when others come."""
+        """Makes the averagers for these tensors, anew if the last call had others."""
         which = outline(tensors, places).hex()[:16]
         if self._averagers and self._which == which:
             return
@@ -171,12 +171,12 @@ class SwarmLevels:
         return present
 
     def _tell(self, step: int) -> None:
-        """Tells peers that are behind at which step they find a group."""
+        """Tells peers that are behind at which step they can find a group."""
         if self._state_step >= 0:
             self._averagers[-1].sharing.declare(StateOffer(epoch=step))
 
     async def _round(self, averager: AveragerCore, step: int) -> RoundResult:
-        # Without retries of its own a search ends when time is up, and not in the middle of the next one.
+        # Without retries a search ends when time is up, and not in the middle of another search.
         request = RoundRequest(gather=step, allow_retries=False, epoch=step)
         for remaining in reversed(range(TRIES)):
             control = averager.begin_round(request)
@@ -192,13 +192,13 @@ class SwarmLevels:
 
     async def _state(self) -> tuple[Any, Sequence[torch.Tensor]]:
         async with self._at_rest():
-            if self._state_step < 0:  # the copies may never have been filled: they would show this process's memory
+            if self._state_step < 0:  # the copies may be uninitialized memory of this process
                 raise CallRefused("version", "this peer has averaged no parameters of these yet")
             return {"step": self._state_step, "which": self._which}, [copy.clone() for copy in self._copies]
 
     @asynccontextmanager
     async def _at_rest(self) -> AsyncIterator[None]:
-        """No round at any level, and nobody else, uses the copies."""
+        """Within this block nothing else uses the copies, no round at any level either."""
         async with AsyncExitStack() as stack:
             for averager in self._averagers:
                 await stack.enter_async_context(averager.tensors())
@@ -206,7 +206,7 @@ class SwarmLevels:
 
 
 def run_swarm_levels(groups: SwarmGroups, plan: LevelPlan) -> CoreRunner[SwarmLevels]:
-    """SwarmLevels on the loop thread that everything of the process shares, for programs without coroutines.
+    """SwarmLevels on the process's loop thread, for programs without coroutines.
 
     Raises what SwarmLevels raises, and RuntimeError for a DHT that does not run.
     """
@@ -238,10 +238,10 @@ def _words(signature: Signature) -> str:
 
 
 def _most(own: int, others: Sequence[int]) -> int:
-    """The own step, or that of most others if it is higher: one that lies far ahead leads nobody on."""
+    """The own step, or the median of the others' if that is higher: one peer that lies far ahead misleads nobody."""
     return max(own, median_high(others)) if others else own
 
 
 def _read_step(told: Any) -> int:
-    """The step that a member says it is at; -1 for what no honest one says."""
+    """The step that a member claims; -1 if no honest one would claim it."""
     return told if type(told) is int and 0 <= told <= MAX_STEP else -1

@@ -1,4 +1,4 @@
-"""ZeroRedundancyOptimizer, the communication hooks that overlap it with DDP, and what they are made of."""
+"""ZeroRedundancyOptimizer, and the communication hooks that overlap its step with DDP's backward pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks the arguments of ZeroRedundancyOptimizer, and says what to pass instead of wrong ones."""
+"""Checks of ZeroRedundancyOptimizer's arguments; the errors say what to pass instead."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swarmcli.sharding.transfer import gather_numbers
 
 
 def check_parameters(parameters: Sequence[torch.Tensor], first: int = 0) -> None:
-    """Raises ValueError for a tensor that cannot be sharded; `first` is the index of the first one not yet checked."""
+    """Raises ValueError for a tensor that cannot be sharded. `first`: the index of the first that was not checked."""
     for index, parameter in enumerate(parameters[first:], start=first):
         if parameter.layout is not torch.strided:
             raise ValueError(
@@ -31,9 +31,9 @@ def check_parameters(parameters: Sequence[torch.Tensor], first: int = 0) -> None
 
 
 def check_agreement(groups: Sequence[Mapping[str, Any]], bucket_view: bool, group: dist.ProcessGroup) -> None:
-    """A collective call. Raises ValueError, at every rank, when these parameter groups are not alike at all ranks.
+    """A collective call. Raises ValueError at every rank if these parameter groups are not alike at all ranks.
 
-    Small parameters share a message, so that of ranks with unlike ones each would read others' numbers as its own.
+    Small parameters share a message, so a rank with other parameters would read numbers into the wrong ones.
     """
     listed = [list(each["params"]) for each in groups]
     shapes = [[(tuple(parameter.shape), str(parameter.dtype)) for parameter in each] for each in listed]
@@ -62,7 +62,7 @@ def _digest(outline: Any) -> float:
 
 
 def check_class(optimizer_class: Any) -> None:
-    """Raises TypeError for what makes no optimizer."""
+    """Raises TypeError for anything that cannot be called to make an optimizer."""
     if not callable(optimizer_class):
         raise TypeError(
             f"optimizer_class is a {torch.typename(optimizer_class)}: pass the class itself, such as torch.optim.Adam, "
@@ -71,7 +71,7 @@ def check_class(optimizer_class: Any) -> None:
 
 
 def checked_place(value: Any, name: str, count: int, what: str) -> int:
-    """`value` as the number of one of `count` things. Raises TypeError for no whole number, ValueError beyond them."""
+    """`value`, if it is a number from 0 to `count - 1`. Raises TypeError for no whole number, otherwise ValueError."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} is {value!r}, a {torch.typename(value)}: pass the number of a {what}, such as 0")
     if not 0 <= value < count:
@@ -80,8 +80,8 @@ def checked_place(value: Any, name: str, count: int, what: str) -> int:
 
 
 def group_of(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """The group, by default all processes. Raises TypeError for what is none, ValueError when there is none, or this
-    process is not in it."""
+    """The group; None: all processes. Raises TypeError for anything else, ValueError if there is none, or this process
+    is not in it."""
     group = process_group if process_group is not None else dist.group.WORLD
     if group is None:
         raise ValueError("there is no process group: call torch.distributed.init_process_group before, or hand one in")
@@ -98,10 +98,10 @@ def group_of(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 
 def gathered_shares(share: float | None, group: dist.ProcessGroup) -> list[float]:
-    """How much each rank can hold, by its own word; None is 1, as much as any other. A collective call.
+    """The shares that all ranks name for themselves, by rank; None counts as 1. A collective call.
 
-    Raises TypeError for what is no number; ValueError, at every rank, for a share that is negative or not finite, and
-    where all are 0.
+    Raises TypeError for anything but a number, and ValueError, at every rank, for a share that is negative or not
+    finite, or if all are 0.
     """
     if isinstance(share, bool) or not isinstance(share, int | float | None):
         raise TypeError(f"shares is {share!r}: pass how much this rank can hold, one number such as 24e9")

@@ -24,10 +24,10 @@ class ShareHeader(msgspec.Struct, frozen=True):
 
 
 def consolidate(share: State, to: int, group: dist.ProcessGroup, owners: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """All ranks' shares at rank `to`, in CPU memory, as a copy that later steps do not change; elsewhere nothing.
+    """All ranks' shares at rank `to`, copied to CPU memory, so that later steps do not change them; {} elsewhere.
 
-    A collective call. `owners` says whose each parameter index is. Raises TypeError at the rank whose state cannot be
-    sent (only tensors, plain values, lists, tuples and dicts can) and ShardingError at rank `to`.
+    A collective call. `owners`: the rank of each parameter index. If a rank's state cannot be sent (only tensors, plain
+    values, lists, tuples and dicts can), raises TypeError there and ShardingError at rank `to`.
     """
     rank = dist.get_rank(group)
     if rank != to:
@@ -63,7 +63,8 @@ def send_share(share: State, to: int, group: dist.ProcessGroup) -> None:
 def receive_share(source: int, group: dist.ProcessGroup, expected: Collection[int]) -> dict[int, dict[str, Any]]:
     """The state that rank `source` sends, in CPU memory.
 
-    Raises ShardingError when it cannot send it, and ValueError for what is no state of the parameters `expected`.
+    Raises ShardingError if that rank cannot send it, and ValueError for anything but state of the parameters
+    `expected`.
     """
     header = receive_message(ShareHeader, source, group)
     if header.failure:

@@ -1,4 +1,4 @@
-"""Communication hooks with which DistributedDataParallel's backward pass steps a ZeroRedundancyOptimizer, too.
+"""Communication hooks by which DistributedDataParallel's backward pass also steps a ZeroRedundancyOptimizer.
 
     zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, overlap_with_ddp=True, lr=1e-3)
     ddp = DistributedDataParallel(model)
@@ -29,17 +29,17 @@ CommunicationHook = Callable[[Any, dist.GradBucket], Reduced]
 def hook_with_zero_step(
     hook: CommunicationHook, ddp: DistributedDataParallel, zero: ZeroRedundancyOptimizer, shard_buckets: bool = False
 ) -> CommunicationHook:
-    """`hook`, and the step when the last bucket's gradients are there: it overlaps with what is still being reduced.
+    """Returns `hook`, followed by the step once the last bucket is handed over: it overlaps with the reductions.
 
     In the first two iterations (three with `static_graph=True`) no parameter changes, because DDP's buckets are final
-    from the second (third) forward pass on only. `shard_buckets` shares buckets out in parts, which evens out what
-    ranks hold. `zero.step()` is not called. To be made at all ranks alike.
+    only from the second (third) forward pass on. `shard_buckets` splits buckets between ranks, which evens out what
+    they hold. Do not call `zero.step()`. All ranks make the hook alike.
 
-    Raises TypeError for what is no DistributedDataParallel or ZeroRedundancyOptimizer, and ValueError when `zero` was
-    made without `overlap_with_ddp`, or its group's ranks are not those of `ddp`, or DDP looks for unused parameters (it
-    then keeps its first buckets, and parameters that were not used would not be stepped). In the backward pass:
-    ValueError when DDP's parameters are not the optimizer's, ShardingError when trainability changed or a rank is gone;
-    parameters of two steps may then lie side by side.
+    Raises TypeError unless `ddp` is a DistributedDataParallel and `zero` a ZeroRedundancyOptimizer; ValueError if
+    `zero` was made without `overlap_with_ddp`, its group's ranks are not those of `ddp`, or DDP looks for unused
+    parameters (it then keeps its first buckets, and unused parameters would not be stepped). In the backward pass:
+    ValueError if DDP's parameters are not the optimizer's, ShardingError if trainability changed or a rank is gone;
+    some parameters may then be a step ahead of others.
     """
     _checked(ddp, zero).shard_buckets = shard_buckets
     return _SteppingHook(hook, ddp, zero, zero.process_group, interleaved=False).on_bucket
@@ -48,11 +48,11 @@ def hook_with_zero_step(
 def hook_with_zero_step_interleaved(
     hook: CommunicationHook, ddp: DistributedDataParallel, zero: ZeroRedundancyOptimizer, shard_buckets: bool = False
 ) -> CommunicationHook:
-    """As `hook_with_zero_step`, but each bucket is stepped and sent as soon as it is reduced, amid the backward pass.
+    """As `hook_with_zero_step`, but each bucket is stepped and sent as soon as it is reduced, during the backward pass.
 
-    Better where communication is fast beside computation. The new parameters travel in a group of their own, made
-    here; this is a collective call. A parameter changes when its gradient is complete, so nothing that runs later in
-    the same backward pass may still use its old value, such as a detached copy.
+    Better if communication is fast compared with computation. The new parameters travel in a process group of their
+    own, which this makes: a collective call. A parameter changes when its gradient is complete, so nothing that runs
+    later in the same backward pass may still use its old value, for example through a detached view.
     """
     _checked(ddp, zero).shard_buckets = shard_buckets
     ranks = dist.get_process_group_ranks(zero.process_group)
@@ -82,7 +82,8 @@ def _checked(ddp: DistributedDataParallel, zero: ZeroRedundancyOptimizer) -> Ove
 
 
 class _SteppingHook:
-    """One hook's state: the buckets seen before there are shares, and in each backward pass those not yet stepped."""
+    """The state of one hook: the buckets seen before shares are assigned, then, in each backward pass, those not
+    stepped yet."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class _SteppingHook:
         interleaved: bool,
     ) -> None:
         self._hook = hook
-        self._ddp = weakref.ref(ddp)  # which holds this object
+        self._ddp = weakref.ref(ddp)  # weak, since DDP holds this object
         assert zero.overlap is not None
         self._zero, self._overlap = zero, zero.overlap
         self._group = group
@@ -122,7 +123,8 @@ class _SteppingHook:
         return reduced
 
     def _initialized(self, bucket: dist.GradBucket) -> bool:
-        """Notes DDP's buckets in the first backward pass they are final in, and shares them out at the next one."""
+        """Notes DDP's buckets in the first backward pass in which they are final, and assigns them to ranks at the next
+        one. Returns whether they are assigned."""
         if self._overlap.initialized:
             return True
         ddp = self._ddp()
@@ -154,7 +156,7 @@ class _SteppingHook:
             torch.accelerator.current_stream(device).wait_stream(stream)
 
     def _beside(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-        """On an accelerator a stream of its own, so that the backward pass need not wait for the gradients' means."""
+        """On an accelerator a stream of its own, so that the backward pass does not wait for the reduced gradients."""
         if device.type == "cpu":
             return contextlib.nullcontext()
         if device not in self._streams:

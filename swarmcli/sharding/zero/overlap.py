@@ -1,10 +1,10 @@
 """The sharded step as parts of DistributedDataParallel's backward pass: one part for each of its gradient buckets.
 
 A part is a step with the gradients of a few parameters, which are handed in. torch has *functional* variants of some of
-its optimizers for that (torch.distributed.optim), but they are deprecated TorchScript, keep their own copy of the
-learning rate, so that a schedule is not seen, and Adagrad's updates the wrong parameters when only some have a
-gradient. Here an ordinary optimizer is stepped in parts instead. For one of torch's functional classes it is the
-ordinary optimizer that the class is a variant of.
+its optimizers for that (torch.distributed.optim). But they are deprecated TorchScript; they keep their own copy of the
+learning rate, so schedules have no effect; and Adagrad's updates the wrong parameters when only some have a gradient.
+Here an ordinary optimizer is stepped in parts instead; for a functional class, the ordinary one of which it is a
+variant.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Gradients = Mapping[torch.Tensor, torch.Tensor]  # by parameter
 class Overlap:
     """The parts of DDP's buckets: which rank steps each, and in which tensor it is sent.
 
-    Nothing is decided until DDP's buckets are final: the rank that steps a parameter has to have its whole bucket's
-    gradients at once. `shard_buckets` splits buckets between ranks, otherwise each is one rank's.
+    Nothing is decided until DDP's buckets are final, because gradients come bucket by bucket. `shard_buckets` splits
+    buckets between ranks; otherwise one rank steps each.
     """
 
     def __init__(self, optimizer_class: Any, defaults: Mapping[str, Any], group: dist.ProcessGroup) -> None:
@@ -52,10 +52,10 @@ class Overlap:
     def share(
         self, buckets: Sequence[Sequence[torch.Tensor]], parameters: Sequence[torch.Tensor], settings: Mapping[str, Any]
     ) -> tuple[list[int], FunctionalOptimizer]:
-        """Shares these buckets of parameters out: the owners of all `parameters`, and this rank's optimizer, made with
-        these settings.
+        """Assigns these buckets of parameters to ranks. Returns the owners of all `parameters`, and this rank's
+        optimizer, made with these settings.
 
-        Raises ValueError when the buckets' are not exactly the trainable ones.
+        Raises ValueError unless the buckets hold exactly the trainable parameters.
         """
         _check(list(chain.from_iterable(buckets)), parameters)
         sizes = [[parameter.nbytes for parameter in bucket] for bucket in buckets]
@@ -68,7 +68,7 @@ class Overlap:
         return owners, FunctionalOptimizer(self._optimizer_class([{**settings, "params": own}], **self._defaults))
 
     def _owners(self, parameters: Sequence[torch.Tensor]) -> list[int]:
-        """The owner of each parameter. Frozen ones, of which DDP knows nothing, go to the emptiest ranks."""
+        """The owner of each parameter. Frozen ones, which are in no bucket, go to the emptiest ranks."""
         owners: dict[torch.Tensor, int] = {}
         loads = [0] * self._world_size
         for share, shared in zip(self._shares, self._parameters, strict=True):
@@ -81,7 +81,7 @@ class Overlap:
         return [owners[parameter] for parameter in parameters]
 
     def restore_layout(self) -> None:
-        """Moves parameters back to where they are sent from, if they were given other memory."""
+        """Moves parameters back into the tensors that are sent, if they were given other memory."""
         if not self._flat.intact():
             logger.warning("parameters were given other memory than their buckets; rebuilding the buckets")
             self._flat.lay_out(self._parameters)
@@ -93,7 +93,7 @@ class Overlap:
                 yield dict(zip(parameters, gradients[share.start : share.stop], strict=True))
 
     def send_bucket(self, bucket: int, group: dist.ProcessGroup) -> list[dist.Work]:
-        """Starts sending the parameters of the bucket from the ranks that step them to all; wait for each work."""
+        """Starts to broadcast the bucket's parameters from the ranks that step them. Wait for each work."""
         works = []
         for index, share in enumerate(self._shares):
             if share.bucket == bucket:
@@ -118,7 +118,7 @@ class FunctionalOptimizer:
     def step(self, *, gradients: Gradients) -> None:
         """Updates these of its parameters, each by its gradient (of the same shape and type), and no others.
 
-        `.grad` is as before afterwards, whether or not the step raises.
+        Afterwards `.grad` is as it was, even if the step raises.
         """
         group = self.param_groups[0]
         everything, former = group["params"], {parameter: parameter.grad for parameter in gradients}
@@ -139,10 +139,10 @@ def is_functional(optimizer_class: Any) -> bool:
 
 
 def functional_equivalent(optimizer_class: Any) -> type[Optimizer]:
-    """The ordinary class to wrap for `optimizer_class`, be that an ordinary or one of torch's functional ones.
+    """The ordinary class to wrap for `optimizer_class`, which is an ordinary one or one of torch's functional ones.
 
-    Raises ValueError for a class not known to treat each parameter by itself; one's own may be made known with torch's
-    `register_functional_optim`.
+    Raises ValueError for a class that is not known to treat each parameter by itself. torch's
+    `register_functional_optim` makes a class of one's own known.
     """
     variants = _torchs_variants()
     ordinary = {variant: each for each, variant in variants.items()}.get(optimizer_class, optimizer_class)
@@ -157,8 +157,8 @@ def functional_equivalent(optimizer_class: Any) -> type[Optimizer]:
 
 
 def _torchs_variants() -> Mapping[Any, Any]:
-    """By ordinary class. A user who names a variant has imported them all; an import here would compile TorchScript for
-    a second."""
+    """Ordinary class → functional variant. A user who names a variant has imported them already; an import here would
+    compile TorchScript for a second."""
     module = sys.modules.get("torch.distributed.optim.utils")
     return {} if module is None else module.functional_optim_map
 

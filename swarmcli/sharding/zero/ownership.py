@@ -1,4 +1,4 @@
-"""Which rank keeps and steps which parameter, and in which tensors each rank's are sent. No input or output."""
+"""Which rank keeps and steps which parameter, and in which tensors a rank's parameters are sent. No I/O."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 
 
 class Ownership:
-    """The owner of every parameter by index; parameters that come later are shared out without moving the earlier."""
+    """The owner of every parameter, by index. Parameters that come later are assigned without moving earlier ones."""
 
     def __init__(self, weights: Sequence[float]) -> None:
-        """`weights` has one for each rank: how much of the bytes it shall take."""
+        """`weights`: for each rank, the part of the bytes that it should take, in any unit."""
         self.owners: list[int] = []
         self._weights = list(weights)
         self._loads = [0] * len(self._weights)  # bytes of parameters
 
     def take_on(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Shares out the parameters of one more group."""
+        """Assigns the parameters of one more group."""
         self.owners += assign([parameter.nbytes for parameter in parameters], self._loads, self._weights)
 
     def indices_of(self, rank: int) -> list[int]:
@@ -34,7 +34,7 @@ class Ownership:
 
 
 def assign(sizes: Sequence[int], loads: list[int], weights: Sequence[float]) -> list[int]:
-    """The owner of each tensor of a parameter group; `loads` (units per rank so far) grows by what was assigned.
+    """The owner of each tensor of a parameter group. `loads` (bytes of each rank so far) grows by what is assigned.
 
     Largest first, each to the rank that would then be least full for its weight: (load + size) / weight. With equal
     weights that is the emptiest rank, the lowest one of several. Ranks of weight 0 get nothing. With W the sum of the
@@ -54,11 +54,11 @@ def assign(sizes: Sequence[int], loads: list[int], weights: Sequence[float]) -> 
 
 
 class ParameterBuckets:
-    """For each rank one long tensor per device and type that its parameters are views of.
+    """For each rank, one long tensor per device and type, of which its parameters are views.
 
     Parameters that are frozen when they are first laid out stay tensors of their own; they are sent too, because an
-    optimizer steps whatever has a gradient. Later changes move nothing: if ranks froze different parameters, what they
-    send and expect would not match otherwise.
+    optimizer steps whatever has a gradient. Freezing or unfreezing later moves nothing: otherwise ranks that froze
+    different parameters would send and expect different tensors.
     """
 
     def __init__(self) -> None:
@@ -71,11 +71,11 @@ class ParameterBuckets:
         return self._sent[rank]
 
     def intact(self) -> bool:
-        """Whether the parameters still are views of the buckets; `model.half()`, for one, gives them other memory."""
+        """Whether the parameters are still views of the buckets. `model.half()` for example gives them other memory."""
         return all(parameter.data_ptr() == view.data_ptr() for parameter, view in self._views.items())
 
     def lay_out(self, parameters_by_rank: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Moves the values into new buckets; parameters that are frozen and have never been in one stay apart."""
+        """Moves the values into new buckets. Parameters that are frozen and were never in one stay apart."""
         everything = [parameter for parameters in parameters_by_rank for parameter in parameters]
         self._apart |= {each for each in everything if not each.requires_grad and each not in self._views}
         self._views = {}
@@ -118,8 +118,9 @@ class Share:
 def share_out(sizes: Sequence[Sequence[int]], ranks: int, *, split: bool) -> list[Share]:
     """The shares, ordered by bucket and start; `sizes` has the bytes of each parameter of each bucket.
 
-    Largest bucket first, each to the rank with the least so far. Whole buckets, or, with `split`, runs of parameters
-    below 1/N of all bytes (a longer one is a single parameter), so that a few large buckets do not lie on a few ranks.
+    Largest bucket first, each to the rank with the fewest bytes so far. Without `split` whole buckets; with it runs of
+    parameters below 1/N of all bytes (or of a single larger parameter), so that a few large buckets do not lie on a few
+    ranks.
     """
     loads = [0] * ranks
     limit = sum(map(sum, sizes)) / ranks if split else float("inf")

@@ -1,5 +1,5 @@
-"""The state of an optimizer by parameter: which entries are a rank's own, where their tensors belong, and how state and
-settings are written or sent."""
+"""The state of an optimizer by parameter: which entries a rank owns, on which device their tensors belong, and how
+state and settings are written or sent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOT_SETTINGS = ("params", "param_names")
 
 
 def copy_settings(source: Sequence[Mapping[str, Any]], target: Sequence[dict[str, Any]]) -> None:
-    """Everything but the parameters themselves, group by group; the groups must be as many."""
+    """Copies all but the parameters themselves, group by group. Both must have equally many groups."""
     for from_group, to_group in zip(source, target, strict=True):
         to_group.update(settings_of(from_group))
 
@@ -29,8 +29,8 @@ def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def own_entries(state_dict: Mapping[str, Any], param_groups: Sequence[Mapping[str, Any]], owned: Iterable[int]) -> Any:
-    """The state in a state dict of the parameters `owned`, by index. Raises ValueError for a dict of other groups, and
-    TypeError or ValueError for what is no state dict.
+    """From a state dict, the state of the parameters `owned`, by index. Raises ValueError for a dict of other groups,
+    and TypeError or ValueError for anything but a state dict.
 
     The dict numbers parameters in its groups, in their order, as every optimizer's state dict does.
     """
@@ -56,8 +56,8 @@ def own_entries(state_dict: Mapping[str, Any], param_groups: Sequence[Mapping[st
 
 
 def placed(value: Any, parameter: torch.Tensor, group: Mapping[str, Any], *, copy: bool = True) -> Any:
-    """A copy of a state value where the optimizer expects it: on the parameter's device, in its own type.
-    Without `copy` what is there already is taken as it is.
+    """A copy of a state value on the device where the optimizer expects it, which is mostly the parameter's.
+    Without `copy`, a tensor that is on that device already is taken as it is.
 
     Zero-dimensional tensors (Adam's step) stay on the CPU, unless the group is `capturable` or `fused`, whose kernels
     count their steps on the device.
@@ -77,8 +77,8 @@ def copied_to_cpu(value: Any) -> Any:
 
 
 def map_tensors(change: Callable[[Any], Any], value: Any, *, kinds: type | tuple[type, ...] = torch.Tensor) -> Any:
-    """The value with what `change` makes of each tensor in it, or of what else `kinds` are; within lists, tuples and
-    mappings too."""
+    """The value with each tensor in it (or value of `kinds`) replaced by what `change` returns for it; within lists,
+    tuples and mappings too."""
     if isinstance(value, kinds):
         return change(value)
     if isinstance(value, list | tuple):
@@ -90,7 +90,8 @@ def map_tensors(change: Callable[[Any], Any], value: Any, *, kinds: type | tuple
 
 
 def describe(value: Any, tensors: dict[str, torch.Tensor], place: str) -> Any:
-    """As `flatten`, for what msgpack carries: integers of 64 bits, text that is UTF-8, no value within itself.
+    """As `flatten`, but only for values that msgpack can carry: integers of 64 bits, text in UTF-8, no value within
+    itself.
 
     Raises TypeError, which names the place, for anything that could not be read again.
     """
@@ -107,7 +108,7 @@ def describe(value: Any, tensors: dict[str, torch.Tensor], place: str) -> Any:
 
 
 def describe_settings(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The settings of parameter groups as plain values. Tensors of one element become numbers, also within tuples.
+    """The settings of parameter groups as plain values. Tensors of one element become numbers, within tuples too.
 
     Raises TypeError for a setting that is neither a number, text, None nor made of such.
     """
@@ -137,7 +138,8 @@ def _describe_setting(place: str, value: Any) -> Any:
 
 
 def apply_settings(groups: Sequence[dict[str, Any]], described: Sequence[Mapping[str, Any]]) -> None:
-    """Sets what was described; a setting that is a tensor here stays that tensor. ValueError for other groups."""
+    """Sets what `describe_settings` described; a setting that is a tensor here stays that tensor. Raises ValueError
+    for other groups."""
     if len(described) != len(groups):
         raise ValueError(f"the settings are not those of {len(groups)} parameter groups")
     for group, settings in zip(groups, described, strict=True):
@@ -150,7 +152,7 @@ def _no_tensor(name: str) -> torch.Tensor:
 
 
 def _renewed(here: Any, saved: Any) -> Any:
-    """The saved values, in the tensors that are here: captured graphs and others may hold them."""
+    """The saved value, written into the tensors that are here, if any: captured graphs may hold these."""
     if isinstance(here, torch.Tensor) and here.numel() == 1 and isinstance(saved, bool | int | float):
         here.detach().fill_(saved)
         return here

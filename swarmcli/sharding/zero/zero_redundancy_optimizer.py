@@ -1,4 +1,4 @@
-"""Any optimizer with its state shared out over the ranks of a process group (ZeRO stage 1, arXiv 1910.02054, §5.1)."""
+"""Any optimizer, with its state sharded over the ranks of a process group (ZeRO stage 1, arXiv 1910.02054, §5.1)."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     """Steps like `optimizer_class` would, with about 1/N of its state on each of the N ranks of `process_group`.
 
     Every rank makes one with the same parameters in the same order and steps it when the others do. A step updates the
-    parameters that this rank owns and then takes those of the others from their owners, so that all ranks end with the
-    same parameters, those of an unsharded optimizer. Gradients are expected to be everyone's already
-    (DistributedDataParallel). `param_groups` are those of the whole model and drive the local optimizer, `.optim`;
-    `defaults` go to it as they are.
+    parameters that this rank owns and then receives the others from their owners, so that all ranks end with the same
+    parameters, those of an unsharded optimizer. The gradients must be averaged over the ranks already
+    (DistributedDataParallel). `param_groups` are those of the whole model; their settings go to the local optimizer,
+    `.optim`, at each step. `defaults` are passed to `optimizer_class`.
 
     `parameters_as_bucket_view`: the parameters of each rank become views of one long tensor per device and type, which
-    is sent whole; otherwise they are sent as they lie, short ones packed. Several devices and types at once are fine.
-    `overlap_with_ddp`: the step runs inside a DistributedDataParallel communication hook (see `overlap`).
-    `shares`: at each rank how much of the state it can hold, in any common unit; 0 takes nothing. None: all the same.
-    The attribute `initialized` is torch's: whether the constructor has come to its end.
+    is sent whole; otherwise they are sent from their own memory, short ones packed. Several devices and types at once
+    are fine. `overlap_with_ddp`: the step runs inside a DistributedDataParallel communication hook (see `overlap`).
+    `shares`: how much of the state this rank can hold, in a unit common to all ranks; 0: nothing. None counts as 1. The
+    attribute `initialized` is torch's: whether the constructor has finished.
 
-    A rank that dies makes the others' next collective raise RuntimeError (after the group's timeout at the latest);
-    this object is then of no more use. Raises TypeError and ValueError for arguments that cannot work; the message
-    names which and the fix.
+    If a rank dies, the others' next collective raises RuntimeError (after the group's timeout at the latest), and this
+    object cannot be used any more. Raises TypeError and ValueError for arguments that cannot work; the message names
+    the argument and the fix.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         shares: float | None = None,
         **defaults: Any,
     ) -> None:
-        self.initialized = False  # the base class calls add_param_group before there is anything to share out
+        self.initialized = False  # the base class calls add_param_group before there are owners
         check_class(optimizer_class)
         Optimizer.__init__(self, params, defaults)
         Joinable.__init__(self)
@@ -86,7 +86,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._trainable = [parameter.requires_grad for parameter in self.parameters]
         self._ownership = Ownership(gathered_shares(shares, self.process_group))
         self._consolidated: State | None = None
-        self.has_joined = False  # this rank has run out of inputs, and steps along
+        self.has_joined = False  # this rank has run out of inputs, and steps its share for the others
         if overlap_with_ddp:
             self._check_overlap()
             self.overlap = Overlap(optimizer_class, defaults, self.process_group)
@@ -109,7 +109,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     @property
     def _overlap_with_ddp(self) -> NoReturn:
-        """torch's communication hooks look at this first: they reach into torch's optimizer, which this is not."""
+        """torch's communication hooks read this first. They use internals of torch's own optimizer, so this raises."""
         raise ShardingError(
             "torch's hook_with_zero_step cannot step a swarmcli.ZeroRedundancyOptimizer: register "
             "swarmcli.sharding.hook_with_zero_step (or hook_with_zero_step_interleaved), which takes the same arguments"
@@ -120,7 +120,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def owner_of(self, index: int) -> int:
         """The rank that keeps the state of parameter `index` (its place in `param_groups`, as in a state dict).
 
-        Raises TypeError and ValueError for an index of none.
+        Raises TypeError and ValueError for an index that no parameter has.
         """
         self._require_initialized()
         return self._ownership.owners[checked_place(index, "index", len(self.parameters), "parameter")]
@@ -131,9 +131,9 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         return self._ownership.indices_of(rank)
 
     def share_buckets(self, buckets: Sequence[Sequence[torch.Tensor]]) -> None:
-        """With overlap, once DDP's buckets are final: shares them out and makes the optimizer of this rank's share.
+        """With overlap, once DDP's buckets are final: assigns them to ranks and makes this rank's optimizer.
 
-        Raises ValueError when they are not exactly the trainable parameters of the optimizer.
+        Raises ValueError unless they hold exactly the trainable parameters of the optimizer.
         """
         assert self.overlap is not None
         settings = settings_of(self.param_groups[0])  # as of now: a schedule may have changed them
@@ -141,7 +141,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._use(local)
 
     def _take_on(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """Shares the group out; returns it as the local optimizer shall have it, which may be without parameters."""
+        """Assigns the group's parameters. Returns the group for the local optimizer, perhaps without parameters."""
         first = len(self._ownership.owners)
         self._ownership.take_on(group["params"])
         return {**settings_of(group), "params": self._ownership.by_rank(group["params"], first)[self.rank]}
@@ -160,7 +160,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group and shares it out; nothing moves that was shared out before. A collective call.
+        """Adds a group and assigns its parameters to ranks; earlier ones do not move. A collective call.
 
         Raises ShardingError with overlap, which has one group only, and TypeError or ValueError for a group that cannot
         be added, or is another one at other ranks; nothing is changed then.
@@ -188,18 +188,18 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             raise
         self.parameters += group["params"]
         self.optim.add_param_group(self._take_on(group))
-        copy_settings(self.optim.param_groups[-1:], self.param_groups[-1:])  # of the others the exposed ones are newer
+        copy_settings(self.optim.param_groups[-1:], self.param_groups[-1:])  # of older groups these are the newer ones
         self._trainable += [parameter.requires_grad for parameter in group["params"]]
         self._lay_out_buckets()
 
     # Stepping
 
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:  # type: ignore[override]
-        """Steps this rank's share and takes everyone's; returns what the local optimizer's step returned.
+        """Steps this rank's share and receives the others'. Returns what the local optimizer's step returned.
 
-        A collective call. `closure` is run by the local optimizer, at every rank; `kwargs` are passed on to its step.
-        With overlap it does nothing but warn and return None, since the hook steps. Raises RuntimeError when a rank is
-        gone or the group's timeout has passed; parameters of several steps may then lie side by side.
+        A collective call. The local optimizer of every rank runs `closure`; `kwargs` are passed on to its step. With
+        overlap it only warns and returns None, since the hook steps. Raises RuntimeError if a rank is gone or the
+        group's timeout has passed; some parameters may then be a step ahead of others.
         """
         if self.overlap is not None:
             logger.warning("step() does nothing with overlap_with_ddp=True: the hook steps; leave the call out")
@@ -222,7 +222,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         return loss
 
     def broadcast_parameters(self) -> None:
-        """Sends this rank's parameters to all and takes everyone else's. A collective call; raises as `step` does."""
+        """Sends this rank's parameters to all and receives the others'. A collective call; raises as `step` does."""
         if self._buckets is not None:
             by_rank = [self._buckets.of_rank(rank) for rank in range(self.world_size)]
         else:
@@ -230,9 +230,9 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         broadcast_from_owners(by_rank, self.process_group)
 
     def follow_changes(self) -> None:
-        """Warns of changed trainability, which moves nothing, and of parameters that left their buckets (rebuilt).
+        """Warns if trainability changed, which moves nothing, and if parameters left their buckets, which it rebuilds.
 
-        Raises ShardingError for changed trainability with overlap, and for parameters added behind this object's back.
+        Raises ShardingError for changed trainability with overlap, and for parameters added without add_param_group.
         """
         if sum(len(group["params"]) for group in self.param_groups) != len(self.parameters):
             raise ShardingError("param_groups have other parameters than before: add them with add_param_group")
@@ -266,13 +266,13 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         )
 
     def local_state(self) -> dict[int, dict[str, Any]]:
-        """The live state of this rank's parameters by index, as far as they have any yet. Not a copy."""
+        """The live state, not a copy, of those of this rank's parameters that have any yet, by index."""
         state = self.optim.state if self.optim is not None else {}
         return {index: values for index in self.indices_of(self.rank) if (values := state.get(self.parameters[index]))}
 
     def install_state(self, state: Mapping[int, Mapping[str, Any]], *, copy: bool = True) -> None:
-        """Makes copies of these values the whole state of this rank; a parameter that is absent starts without any.
-        Without `copy` the tensors themselves, where they lie on the right device: nobody else may use them then.
+        """Makes copies of these values the whole state of this rank; a parameter that is absent has no state then.
+        Without `copy` it takes tensors that are on the right device as they are: nobody else may use them then.
 
         Tensors go to their parameter's device, zero-dimensional ones to the CPU (except for `capturable` and `fused`
         groups). Raises ValueError, before anything changes, for a parameter of another rank.
@@ -291,11 +291,11 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self.state = self.optim.state
 
     def consolidate_state_dict(self, to: int = 0) -> None:
-        """Brings the whole state to the memory (CPU) of rank `to`, where `state_dict` then has it. A collective call.
+        """Copies the whole state to CPU memory of rank `to`, whose `state_dict` then returns it. A collective call.
 
-        Raises TypeError or ValueError for a rank that is not there, TypeError for state that is not made of tensors and
-        plain values, ShardingError (a RuntimeError) when a rank could not send, or, with overlap, is not initialized
-        yet, and RuntimeError when a rank is gone.
+        Raises TypeError or ValueError for a rank that does not exist, TypeError for state that is not made of tensors
+        and plain values, ShardingError (a RuntimeError) if a rank could not send or, with overlap, is not initialized
+        yet, and RuntimeError if a rank is gone.
         """
         self._require_initialized()
         checked_place(to, "to", self.world_size, "rank")
@@ -308,8 +308,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def state_dict(self) -> dict[str, Any]:
         """The whole optimizer's state dict as of the last `consolidate_state_dict` to this rank.
 
-        It is what an unsharded optimizer would give, may be loaded by one, and by any number of ranks. Raises
-        ShardingError (a RuntimeError) when nothing was consolidated to this rank since the last load.
+        It is what an unsharded optimizer would return; such a one, or any number of ranks, can load it. Raises
+        ShardingError (a RuntimeError) if nothing was consolidated to this rank since the last load.
         """
         self._require_initialized()
         if self._consolidated is None:
@@ -322,7 +322,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes this rank's share of a whole state dict (of any number of ranks, or unsharded) and all its settings.
 
-        The dict itself is left as it is. Raises ValueError, before anything changes, for one of other groups, and
+        Does not change the dict. Raises ValueError, before anything changes, for a dict of other groups, and
         ShardingError with overlap before it is initialized.
         """
         self._require_initialized()
@@ -334,12 +334,12 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     # Uneven inputs (torch.distributed.algorithms.Join)
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """This rank steps its share along in the steps of others after its inputs have ended.
+        """After its inputs have ended, this rank goes on stepping its share in the steps of the others.
 
-        It does so with the gradients that it has then, as torch's optimizer does; an earlier hook may set them.
-        DistributedDataParallel's does not. The options are for other hooks. Raises ShardingError with overlap: DDP's
-        hook for `Join` reduces gradients without its communication hook; and for `hand_over_gradients`, which earlier
-        versions had.
+        It does so with the gradients that it has then, as torch's optimizer does; a hook that runs earlier may set
+        them, but DistributedDataParallel's does not. Options are for other hooks. Raises ShardingError with overlap
+        (DDP's hook for `Join` reduces gradients without its communication hook), and for `hand_over_gradients`, which
+        earlier versions had.
         """
         if kwargs.get("hand_over_gradients"):
             raise ShardingError(
@@ -360,7 +360,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     @property
     def join_process_group(self) -> dist.ProcessGroup:
-        """The group over which the state is shared out."""
+        """The group over which the state is sharded."""
         return self.process_group
 
 
