@@ -1,4 +1,4 @@
-"""How far the swarm is in its epoch: what peers report, the arithmetic that says when it ends, and the tracker.
+"""How far the swarm is in its epoch: what peers report, when by that the epoch ends, and the tracker.
 
 All times are seconds; moments are swarm time (`Clock.now()`).
 """
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from swarmcli.dht import DHTNode
 
 
-FUTURE_TOLERANCE = 5.0  # seconds: clocks are corrected, but not to the last second
-FAR_AHEAD = 16  # epochs beyond all others, from which on one report alone leads nobody on
-LONGEST_DRAWN = 15.0  # seconds; reports come every three while there is news, and are read every ten
+FUTURE_TOLERANCE = 5.0  # seconds by which a report may be in the future: clocks are corrected, but not to the second
+FAR_AHEAD = 16  # epochs beyond all others; a single report of more than that leads nobody on
+LONGEST_DRAWN = 15.0  # seconds for which a report is drawn out; with news it comes every three, and is read every ten
 
 
 class LocalTrainingProgress(BaseModel):
-    """One peer's word about its own share of the epoch; the value of its subkey under `{prefix}_progress`."""
+    """One peer's word about its own part of the epoch; the value of its subkey under `{prefix}_progress`."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -51,12 +51,12 @@ class LocalTrainingProgress(BaseModel):
 class GlobalTrainingProgress:
     """Where the swarm stands, as far as this peer knows."""
 
-    epoch: int  # the highest among listening peers and this one
-    samples_accumulated: int  # reported by the peers at that epoch
+    epoch: int  # the highest of this peer and of listening ones
+    samples_accumulated: int  # that the peers at that epoch report
     target_batch_size: int
     num_peers: int  # this one included
-    num_clients: int  # of which cannot be dialed
-    eta_next_epoch: float  # swarm time at which the samples are expected to suffice; infinite if nobody computes
+    num_clients: int  # those of them that nobody can dial
+    eta_next_epoch: float  # swarm time at which the samples should suffice; infinite if nobody computes
     next_fetch_time: float  # swarm time at which to look again
 
 
@@ -69,13 +69,13 @@ def estimate_global_progress(
     options: RefreshOptions,
     latest_epoch: int | None = None,
 ) -> GlobalTrainingProgress:
-    """Sums up the run from the others' reports and this peer's live counts.
+    """Sums up the run from the others' reports and this peer's own count.
 
-    A report of this peer itself among the others is older than `local` and ignored, as are stale and future-dated
-    reports. Rates of all peers count towards the time that remains, also of those a step behind: they will catch up.
+    A report of this peer among the others is older than `local` and ignored, as are stale reports and those from the
+    future. The rates of all peers count towards the time that is left, even of those an epoch behind: they catch up.
 
-    `latest_epoch` is the highest that others are believed to have reached; reports from beyond it, which nothing
-    bears out, add no samples and lead nobody on. None: reports are all that is known, see `borne_out`.
+    `latest_epoch`: the highest that others can have reached; reports of later ones add no samples and lead nobody on.
+    None: only reports are known, see `borne_out`.
     """
     oldest, newest = now - options.metadata_expiration, now + FUTURE_TOLERANCE
     reports = [r for r in others if oldest <= r.time <= newest and r.peer_id != local.peer_id]
@@ -102,8 +102,8 @@ def estimate_global_progress(
 
 
 def borne_out(own: int, reported: Iterable[int]) -> int:
-    """The highest of these epochs that is not a lone claim far ahead of all others. One other peer's word, which can be
-    compared with nothing, is believed."""
+    """The highest of these epochs that is not a lone claim far ahead of all others. If only one peer reports, its word,
+    which nothing can be compared with, counts."""
     ranked = sorted(reported)
     if len(ranked) == 1:
         return max(own, *ranked)
@@ -115,10 +115,11 @@ def borne_out(own: int, reported: Iterable[int]) -> int:
 def expected_samples(
     report: LocalTrainingProgress, epoch: int, began: float, target_batch_size: int, now: float
 ) -> float:
-    """How many samples of `epoch`, which began at `began`, this peer should have by now.
+    """How many samples of `epoch`, which began at `began`, the peer of this report should have by now.
 
-    All who know a report expect the same, however long ago each has read it. A young report of an epoch before was made
-    ahead of steps that everyone took together. No report is drawn out for longer than they take to come.
+    All who know a report expect the same, however long ago each has read it. A young report of an earlier epoch was
+    made before a step that everyone took: its peer began this epoch with the others. A report is drawn out for no
+    longer than the next one may take to come.
     """
     if report.epoch == epoch:
         samples, since = report.samples_accumulated, report.time
@@ -137,7 +138,7 @@ def seconds_until(samples: float, samples_per_second: float) -> float:
 
 
 def refresh_period(seconds_left: float, peers: int, options: RefreshOptions) -> float:
-    """Shorter than the time that remains, since peers that may yet join would shorten that."""
+    """Seconds until the next look: less than `seconds_left`, since peers that may yet join would shorten that."""
     expected = max(peers + options.expected_drift_peers, peers * (1 + options.expected_drift_rate))
     return min(max(seconds_left * peers / expected, options.min_refresh_period), options.max_refresh_period)
 
@@ -145,7 +146,7 @@ def refresh_period(seconds_left: float, peers: int, options: RefreshOptions) -> 
 class PerformanceEMA:
     """Samples per second of this peer: an exponential average of seconds per sample, corrected for its start.
 
-    Time in which the peer did not compute (averaging, downloading) is left out by calling `resume` after it.
+    Call `resume` after time in which the peer did not compute (averaging, downloading): that time does not count.
     """
 
     def __init__(self, alpha: float = 0.1) -> None:
@@ -153,7 +154,7 @@ class PerformanceEMA:
             raise ValueError(f"performance_ema_alpha={alpha!r}: expected a number above 0 and at most 1")
         self._alpha = alpha
         self._seconds_per_sample = 0.0
-        self._weight = 0.0  # how much of the average is filled; divides out the zero that it starts from
+        self._weight = 0.0  # the part of the average that is filled; dividing by it removes the zero at its start
         self._since: float | None = None
 
     @property
@@ -166,11 +167,11 @@ class PerformanceEMA:
         self._since = moment
 
     def scale(self, factor: float) -> None:
-        """From now on the peer computes `factor` times as quickly: the average need not find that out by and by."""
+        """From now on the peer computes `factor` times as quickly: the average need not learn that step by step."""
         self._seconds_per_sample /= factor
 
     def update(self, samples: int, moment: float) -> None:
-        """`samples` were done between the last call and this moment (loop time)."""
+        """The peer has computed `samples` between the last call and this moment (loop time)."""
         if self._since is not None and moment > self._since and samples > 0:
             self._seconds_per_sample += self._alpha * ((moment - self._since) / samples - self._seconds_per_sample)
             self._weight += self._alpha * (1 - self._weight)
@@ -187,11 +188,11 @@ class ProgressKeys(pydantic.BaseModel):
 
 
 class ProgressTrackerCore:
-    """Tells others of this peer's samples and estimates everyone's; both in the background, nothing here waits.
+    """Tells others this peer's samples and estimates everyone's, in the background.
 
-    All methods but `start`, `refresh` and `shutdown` are plain functions of what is known at the moment. Reports go
-    out at most once per `min_refresh_period`, at least (while there is news) once per `default_refresh_period`, and are
-    repeated at half their expiration.
+    All methods but `start`, `refresh` and `shutdown` return at once, with what is known at the moment. Reports go out
+    at most once per `min_refresh_period`, while there is news at least once per `default_refresh_period`, and again
+    after half of their expiration.
     """
 
     def __init__(
@@ -207,10 +208,9 @@ class ProgressTrackerCore:
         identity: Identity | None = None,
         latest_epoch: Callable[[], int] | None = None,
     ) -> None:
-        """The swarm's progress goes to the log at `status_loglevel` whenever it was read.
-
-        This peer reports under `identity` (None: the node's own), whose id stands in its report. A caller that has
-        better knowledge than reports of how far the others can be gives it in `latest_epoch`.
+        """`status_loglevel`: at which the swarm's progress goes to the log after each reading. `identity`: under which
+        this peer reports; None: the node's own. `latest_epoch`: returns the highest epoch that others can have reached,
+        if the caller knows more than reports say. Raises ValueError.
         """
         if target_batch_size <= 0:
             raise ValueError(f"target_batch_size={target_batch_size!r}: expected a positive number of samples")
@@ -224,15 +224,15 @@ class ProgressTrackerCore:
         expiration = self.options.metadata_expiration
         self._board = Board(node, f"{prefix}_progress", LocalTrainingProgress, expiration, identity)
         self._own_id = bytes(self._board.owner)
-        # The others' reports as last read: well formed, and signed by the peer that they are about.
+        # The others' reports as last read: well formed, and signed by the peers that they are about.
         self.reports: tuple[LocalTrainingProgress, ...] = ()
         self._changed = asyncio.Event()  # there is something to report
-        self._urgent = asyncio.Event()  # and others act on it: another epoch, or enough samples
-        self._moved = asyncio.Event()  # the epoch is another: what was read of the others may be old
+        self._urgent = asyncio.Event()  # others act on it: another epoch, or enough samples
+        self._moved = asyncio.Event()  # the epoch has changed: the others' reports may be old
         self._tasks = TaskOwner()
-        self._reports = False  # whether this peer does
+        self._reports = False  # whether this peer reports
         self._rests = False  # it computes nothing, and says so
-        self._seen_epoch = 0, self._clock.now()  # the present one, and since when
+        self._seen_epoch = 0, self._clock.now()  # the present epoch, and since when
         self._pauses = 0  # blocks of pause_updates that are open
         self.local_progress = self._describe(epoch=0, samples=0)
         self.global_progress = self._estimate()
@@ -273,7 +273,7 @@ class ProgressTrackerCore:
 
     @contextlib.contextmanager
     def pause_updates(self) -> Iterator[None]:
-        """Inside the block estimates stand still (a step is under way); its time is left out of this peer's rate."""
+        """Inside the block, for a step, estimates do not change; its time does not count in this peer's rate."""
         self._pauses += 1
         try:
             yield
@@ -282,7 +282,8 @@ class ProgressTrackerCore:
             self.performance_ema.resume(loop_time())
 
     def update_epoch(self, new_epoch: int | None = None) -> int:
-        """Moves on to `new_epoch` (None: the one after the present) with no samples. Only while paused."""
+        """Moves on to `new_epoch` (None: the next one) with no samples, and returns it. Raises RuntimeError outside of
+        `pause_updates`."""
         if not self._pauses:
             raise RuntimeError("update_epoch changes what estimates are made of: call it inside pause_updates()")
         epoch = self.local_progress.epoch + 1 if new_epoch is None else new_epoch
@@ -295,12 +296,12 @@ class ProgressTrackerCore:
         return epoch
 
     def spare(self, line: float) -> None:
-        """This peer's line is known to carry no more than so many bytes per second; infinite: it is quick."""
+        """Reads and writes less, for a line of so many bytes per second; infinite: the line is quick."""
         self._board.line = line
 
     def rest(self, rests: bool) -> None:
-        """From now on this peer computes nothing: its rate is told as 0, at once. Or it does again, as quickly as
-        before."""
+        """From now on this peer computes nothing, and reports the rate 0 at once; or (False) it computes again, as
+        quickly as before."""
         self._rests = rests
         self.performance_ema.resume(loop_time())
         self.report_local_progress(self.local_progress.epoch, self.local_progress.samples_accumulated)
@@ -308,7 +309,7 @@ class ProgressTrackerCore:
 
     @property
     def client_mode(self) -> bool:
-        """How this peer reports itself: whether nobody can dial it directly."""
+        """Whether this peer reports that nobody can dial it directly."""
         return self._hidden or self._node.client_mode
 
     # what is known
@@ -330,7 +331,7 @@ class ProgressTrackerCore:
 
     @property
     def ready_to_update_epoch(self) -> bool:
-        """This peer is behind, the samples suffice, or by the rates they must by now."""
+        """Whether this peer is behind, the samples suffice, or by the rates they should by now."""
         return (
             self.global_epoch > self.local_progress.epoch
             or self.accumulated_enough_samples
@@ -338,13 +339,13 @@ class ProgressTrackerCore:
         )
 
     def reported(self, epoch: int) -> dict[PeerID, float]:
-        """Samples towards the end of this epoch, as each has last reported them, this peer included."""
+        """Peer → its samples towards the end of this epoch, as last reported; this peer included."""
         everyone = (self.local_progress, *self.reports)
         return {PeerID(each.peer_id): float(each.samples_accumulated) for each in everyone if each.epoch == epoch}
 
     def expected(self) -> dict[PeerID, tuple[float, float]]:
         """Peer → its samples towards the end of the present epoch, as they should be at this moment, and its samples
-        per second; this peer included if it reports. For people: rounds are begun by what is counted."""
+        per second; this peer included if it reports. For people: rounds begin by counted samples."""
         epoch, now = self.global_epoch, self._clock.now()
         if self._seen_epoch[0] != epoch:
             self._seen_epoch = epoch, now
@@ -360,7 +361,7 @@ class ProgressTrackerCore:
 
     @property
     def seconds_to_round(self) -> float:
-        """How long the others need to end this peer's epoch if it computes no more; infinite where no rate is known.
+        """Seconds that the others need to end this peer's epoch if it computes no more; infinite if no rate is known.
         From any thread."""
         if self.global_epoch > self.local_progress.epoch:
             return 0.0
@@ -376,7 +377,7 @@ class ProgressTrackerCore:
     # how it comes to be known
 
     async def refresh(self) -> GlobalTrainingProgress:
-        """Reads the others' reports now."""
+        """Reads the others' reports now. Raises SwarmError if the DHT cannot be read."""
         records = await self._board.refresh()
         self.reports = tuple(r for peer, r in records.items() if peer == r.peer_id and r.peer_id != self._own_id)
         if not self._pauses:
@@ -419,11 +420,11 @@ class ProgressTrackerCore:
     async def _keep_reporting(self) -> None:
         published: LocalTrainingProgress | None = None
         while True:
-            # Cleared before the report is taken: what changes while it is being stored goes out with the next one.
+            # Cleared before the report is taken: what changes while the DHT stores it goes out with the next one.
             self._changed.clear()
             self._urgent.clear()
             report = self.local_progress
-            if report is published:  # said again: it is still so. A new one is of the moment that it speaks of
+            if report is published:  # repeated, so it is true now; a new report has the time at which it was made
                 report = report.model_copy(update={"time": self._clock.now()})
             published = self.local_progress
             try:
@@ -431,21 +432,21 @@ class ProgressTrackerCore:
             except SwarmError as error:
                 logger.warning("progress was not stored: %s", error)
             least = max(self.options.min_refresh_period, self._board.turn_in())
-            await asyncio.sleep(least)  # whatever comes: nobody writes more often
+            await asyncio.sleep(least)  # whatever comes, this peer writes no more often
             await set_within(self._urgent, self._report_period - least)
             await set_within(self._changed, self._board.lives / 2 - self._report_period)
 
     @property
     def _report_period(self) -> float:
-        """Readers add to each report what its rate makes of the time since, so more of them say little more until the
-        epoch ends: a report goes out as often as one would be read."""
+        """Seconds between two reports: as often as others read them. They add to a report what its rate makes of the
+        time since, so until the epoch ends more reports would say little more."""
         left = self.global_progress.eta_next_epoch - self._clock.now()
         period = refresh_period(left, self.global_progress.num_peers, self.options)
         most = max(self.options.default_refresh_period, self.options.min_refresh_period)
         return max(min(period, most), self._board.renewal)
 
     async def _keep_reading(self) -> None:
-        self._moved.clear()  # before reading: an epoch that ends meanwhile is read after once more
+        self._moved.clear()  # before reading: if the epoch ends meanwhile, this reads once more
         try:
             await self.refresh()
         except SwarmError as error:

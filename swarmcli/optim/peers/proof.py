@@ -1,9 +1,10 @@
-"""Proofs of where a lineage came from: its last epochs, with the certificates of the rounds that ended them.
+"""Proofs of how a lineage came about: its last epochs, with the certificates of the rounds that ended them.
 
     lineage a ── round, signed by A B C D ──▶ b ── stepped alone ──▶ c ── round, signed by C D E F ──▶ d
 
 Each step names what the hash of the next lineage is made of, so nobody can leave one out or count epochs differently.
-Who knows A and B believes b; and if enough of those who signed there have signed d too, whoever else signed it, then d.
+A peer that knows A and B believes b. If enough of those who have signed there have signed d too, whoever else has, it
+also believes d.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from swarmcli.optim.state.lineage import (
     next_lineage,
 )
 
-MOST_ROUNDS = 16  # with unlike members, whose members are mates
-MOST_MATES = 512  # that are kept of one round
-MOST_STEPS = 64  # a peer that stood still while a round had no outcome, or was cut off, misses some dozens
+MOST_ROUNDS = 16  # the last rounds, no two with the same members, whose members are mates
+MOST_MATES = 512  # of one round
+MOST_STEPS = 64  # in a proof: a peer that stood still while a round had no outcome, or was cut off, misses some dozens
 ANSWER_TIMEOUT = 3.0  # seconds
-MOST_PROOFS = 4  # that are asked for at once; each takes some hundred signatures' time at most
-MOST_SIGNED = 256  # lineages of which is remembered who signed
+MOST_PROOFS = 4  # that this peer asks for at once; to check one takes a few hundred signatures at most
+MOST_SIGNED = 256  # lineages whose signers this peer remembers
 SignedByOwner: TypeAlias = Callable[[LineagePosition, bytes, bytes], bool]  # position, hash of a state, signature
 logger = logging.getLogger(__name__)
 _Hash = Annotated[bytes, msgspec.Meta(min_length=LINEAGE_BYTES, max_length=LINEAGE_BYTES)]
@@ -47,8 +48,12 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One epoch. `epoch` and `samples` are those of the position that it led to; `round_id` is `ANY_ROUND` where the
-    lineage only counts epochs. `certificate` is of a round on the lineage `before`; None: the peer stepped by itself.
+    """One epoch of a lineage.
+
+    before       the lineage before it
+    round_id     of the round that ended it; `ANY_ROUND` if the lineage only counts epochs
+    epoch        of the position to which it led, as is `samples`
+    certificate  of the round; None: the peer stepped alone, or has no certificate
     """
 
     before: _Hash
@@ -59,14 +64,14 @@ class Step(msgspec.Struct, frozen=True):
 
     @property
     def position(self) -> LineagePosition:
-        """Where it led."""
+        """The position to which it led."""
         return LineagePosition(
             self.epoch, self.samples, next_lineage(self.before, self.round_id, self.epoch, self.samples)
         )
 
     @property
     def fits(self) -> bool:
-        """Whether the certificate, if there is one, is of this step."""
+        """Whether the certificate, if there is one, belongs to this step."""
         if self.certificate is None:
             return True
         same = self.round_id in (ANY_ROUND, self.certificate.group_id)
@@ -82,18 +87,18 @@ class Signed:
 
 
 def enough(members: int) -> int:
-    """So many of a round cannot all be hostile; of fewer than four none can be."""
+    """How many of a round's members cannot all be hostile: more than a third of four or more, or one of fewer."""
     return (members - 1) // 3 + 1 if members >= 4 else 1
 
 
 class Mates:
-    """The members of this peer's own last rounds, without itself. Bounded."""
+    """The members of this peer's last rounds, without itself. Bounded."""
 
     def __init__(self) -> None:
-        self.rounds: deque[frozenset[PeerID]] = deque(maxlen=MOST_ROUNDS)  # unlike each other, the latest last
+        self.rounds: deque[frozenset[PeerID]] = deque(maxlen=MOST_ROUNDS)  # all different, the latest last
 
     def note(self, members: Iterable[PeerID]) -> None:
-        """This peer has committed a round with these; with nobody, if it stepped by itself."""
+        """A round of this peer and these members has committed; of nobody else, if it stepped alone."""
         mates = frozenset(sorted(members)[:MOST_MATES])
         if mates in self.rounds:
             self.rounds.remove(mates)
@@ -105,11 +110,11 @@ class Mates:
 
     @property
     def needed(self) -> int:
-        """How many of them a lineage needs at least: one more than can be hostile in the last round."""
+        """How many mates must bear out a lineage: one more than can be hostile in the last round."""
         return enough(1 + len(self.rounds[-1])) if self.rounds else 1
 
     def __bool__(self) -> bool:
-        """Whether this peer has made a round."""
+        """Whether this peer has been in a round."""
         return bool(self.rounds)
 
 
@@ -119,7 +124,7 @@ class LineageProof(msgspec.Struct, frozen=True):
     steps: Annotated[tuple[Step, ...], msgspec.Meta(max_length=MOST_STEPS)] = ()
 
     def leads_to(self, position: LineagePosition) -> bool:
-        """Whether each step follows from the one before, and the last one leads there. Hashes a little."""
+        """Whether each step follows from the one before, and the last one leads to this position."""
         if not self.steps or not all(step.fits for step in self.steps):
             return False
         positions = [step.position for step in self.steps]
@@ -129,20 +134,20 @@ class LineageProof(msgspec.Struct, frozen=True):
         return joined and epochs == list(range(epochs[0], epochs[0] + len(epochs))) and positions[-1] == position
 
     def shows(self) -> LineagePosition | None:
-        """Where its steps lead, if they follow from each other and the members of each round, whoever these are, have
-        signed it. To be called off the loop, as `signed`."""
+        """The position to which its steps lead, if they follow from each other and the members of each round, whoever
+        they are, have signed it; else None. Not for the event loop, as `signed`."""
         if not self.steps or not self.leads_to(self.steps[-1].position):
             return None
         rounds = [step.certificate for step in self.steps if step.certificate is not None]
         return self.steps[-1].position if all(_names_signers(each) and each.verify() for each in rounds) else None
 
     def signed(self, known: Collection[PeerID], needed: int) -> Signed:
-        """Finds those `known` that bear the last step out; nobody if it is not signed, as one that a peer made by
-        itself, or not by enough.
+        """Finds those of the `known` peers that bear out the last step: nobody if not enough have signed it, or nobody
+        has, since a peer made it alone.
 
-        Enough are `needed` of those known or, step by step, more than a third of a round that has been borne out (as
-        light clients follow a chain whose validators change). Signatures are checked only where enough of the signers
-        are such members. To be called off the loop: each takes a tenth of a millisecond.
+        `needed` of the known ones are enough or, step by step, more than a third of a round that has been borne out (as
+        light clients follow a chain whose validators change). Signatures are checked only if enough of the signers are
+        such members. Not for the event loop: each signature takes a tenth of a millisecond.
         """
         trusted, bearing, members = [(frozenset(known), needed)], frozenset[PeerID](), frozenset[PeerID]()
         for step in self.steps:
@@ -161,18 +166,18 @@ def _names_signers(certificate: RoundCertificate) -> bool:
 
 
 def weekday(moment: float) -> str:
-    """For waits of hours or days: Sat 14:05."""
+    """A swarm time in words, for waits of hours or days: Sat 14:05."""
     return time.strftime("%a %H:%M", time.localtime(moment))
 
 
 @dataclass(frozen=True)
 class Heard:
-    """Somebody has shown how far the run is: a peer over its own connection, or this peer's own home."""
+    """What this peer has been shown of how far the run is: by another peer, or by its own home."""
 
     epoch: int
     by: str  # in words
     at: float  # swarm time
-    proof: LineageProof = field(default_factory=LineageProof)  # which convinces others too
+    proof: LineageProof = field(default_factory=LineageProof)  # with it this peer convinces others
 
     @property
     def sentence(self) -> str:
@@ -186,7 +191,7 @@ class LineageWay:
         self._steps: deque[Step] = deque(maxlen=MOST_STEPS)
 
     def note(self, step: Step) -> None:
-        """The next epoch; one that does not follow from the last begins a new row."""
+        """Adds the next step; if it does not follow from the last one, it replaces all."""
         if self._steps and self._steps[-1].position.lineage != step.before:
             self._steps.clear()
         self._steps.append(step)
@@ -197,9 +202,10 @@ class LineageWay:
         self._steps.extend(proof.steps)
 
     def proof(self, lineage: bytes) -> LineageProof:
-        """Shows as many of the last steps to this lineage as have room; none if it is not on this peer's way."""
+        """Returns as many of the last steps to this lineage as a message has room for; none if it is not on this peer's
+        way."""
         steps: list[Step] = []
-        room, found = 128 << 10, False  # bytes: groups of hundreds show fewer steps
+        room, found = 128 << 10, False  # bytes; of groups of hundreds fewer steps have room
         for step in reversed(self._steps):
             found = found or step.position.lineage == lineage
             if found:
@@ -216,7 +222,7 @@ class LineageWay:
 def step_between(
     before: LineagePosition, after: LineagePosition, round_id: bytes, certificate: RoundCertificate | None
 ) -> Step | None:
-    """The step from one position to the next by this round; None if it is another way that led there."""
+    """The step from one position to the next by this round; None if the round does not lead there."""
     for named in (round_id, ANY_ROUND):
         step = Step(before.lineage, named, after.epoch, after.samples, certificate)
         if after.epoch == before.epoch + 1 and step.position == after:
@@ -225,18 +231,19 @@ def step_between(
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """Goes into a checkpoint, so that a peer that comes back knows its mates and can prove where it stands."""
+    """What a checkpoint keeps, so that a peer that comes back knows its mates and can prove its position."""
 
     rounds: Annotated[tuple[tuple[PeerID, ...], ...], msgspec.Meta(max_length=MOST_ROUNDS)] = ()
     proof: LineageProof = LineageProof()
 
     def plain(self) -> str:
-        """As JSON takes it."""
+        """As hexadecimal digits, for JSON."""
         return wire.encode(self).hex()
 
     @classmethod
     def read(cls, value: Any) -> Saved:
-        """Returns nothing of a checkpoint without it, or of a former version. Raises ValueError for what is none."""
+        """Reads it from a checkpoint; of one without it, or of an earlier version, it is empty. Raises ValueError for
+        anything else."""
         if not isinstance(value, str):
             return cls()
         try:
@@ -246,20 +253,20 @@ class Saved(msgspec.Struct, frozen=True):
 
 
 def method_of(run_id: str) -> str:
-    """By this call the peers of a run prove where they stand."""
+    """The name of the call by which the peers of a run prove their positions."""
     return f"{run_id}.position.proof"
 
 
 class ProofRequest(msgspec.Struct, frozen=True):
-    """Which certificates led to this lineage, or (b"") to the furthest of which the asked peer knows? The answer is a
-    LineageProof; former versions show nothing of the furthest."""
+    """Which certificates led to this lineage, or (b"") to the furthest that you know? The answer is a LineageProof;
+    earlier versions show nothing of the furthest."""
 
     lineage: Annotated[bytes, msgspec.Meta(max_length=LINEAGE_BYTES)]
 
 
 async def hear(endpoint: Endpoint, run_id: str, peer: PeerID, named: str) -> Heard | None:
-    """Asks how far the run is. None: the peer, `named` so for people, proves nothing. A stranger may have made up all
-    of it, so whatever is heard makes a newcomer wait, and moves nobody."""
+    """Asks a peer, `named` so for people, how far the run is; None: it proves nothing. A stranger may have made up all
+    of it, so what is heard only makes a newcomer wait, and moves nobody."""
     try:
         method = method_of(run_id)
         proof = await endpoint.call(peer, method, ProofRequest(b""), LineageProof, timeout=ANSWER_TIMEOUT)
@@ -271,33 +278,33 @@ async def hear(endpoint: Endpoint, run_id: str, peer: PeerID, named: str) -> Hea
 
 
 class Vouching:
-    """Gives the proof of this peer's own lineage to whoever asks, by the call `method`, and asks for others'."""
+    """Gives the proof of this peer's lineage to whoever asks, by the call `method`, and asks others for theirs."""
 
     def __init__(self, endpoint: Endpoint, method: str, mates: Mates) -> None:
-        """`mates`: whose signatures count here."""
+        """`mates`: those whose signatures count here."""
         self._endpoint, self._method, self._mates = endpoint, method, mates
         self.way = LineageWay()
-        self.heard: Heard | None = None  # of how far the run is; kept for those who come to this peer meanwhile
+        self.heard: Heard | None = None  # how far the run is; this peer shows it to others that ask
         self.signed_by_owner: SignedByOwner = lambda position, state, signature: False
         self.owners_word: tuple[LineagePosition, bytes, bytes] | None = None  # for a position: state hash, signature
-        self.signed: dict[bytes, Signed] = {}  # lineage → who is known to have signed the round that led there
+        self.signed: dict[bytes, Signed] = {}  # lineage → mates that have signed the rounds that led there
         self.owners: dict[bytes, bytes] = {}  # lineage that the run's owner signed → SHA-256 of its parameters
 
     def start(self) -> None:
         self._endpoint.serve(self._method, ProofRequest, self._prove)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Answers nobody any more. Idempotent."""
         self._endpoint.withdraw(self._method)
 
     def told_by_owner(self, position: LineagePosition) -> str:
-        """For the report: the owner's word for this position, if this peer has it."""
+        """For the report: the owner's word for this position, in hexadecimal; "": this peer does not have it."""
         if self.owners_word is None or self.owners_word[0] != position:
             return ""
         return (self.owners_word[1] + self.owners_word[2]).hex()
 
     def read_owners_words(self, reports: Iterable[PeerReport]) -> None:
-        """Those that reports carry; a few at a time, for each takes a signature's time."""
+        """Takes in the owner's words that reports carry; a few at a time, since each takes a signature's check."""
         fresh = [each for each in reports if each.owners_word and bytes.fromhex(each.lineage) not in self.owners]
         for report in fresh[:MOST_PROOFS]:
             position, word = report.claim.position, bytes.fromhex(report.owners_word)
@@ -305,11 +312,11 @@ class Vouching:
                 self.owners[position.lineage] = word[:32]
 
     def note_heard(self, *heard: Heard | None) -> None:
-        """The furthest counts."""
+        """Keeps the furthest of what this peer has heard."""
         self.heard = max(filter(None, (self.heard, *heard)), key=lambda each: each.epoch, default=None)
 
     async def look_into(self, claims: Iterable[tuple[PeerID, LineagePosition]]) -> None:
-        """Asks for the proofs of a few lineages that have none yet: of each lineage the first to claim it."""
+        """Asks for the proofs of a few lineages without one: of each lineage the first peer that claims it."""
         asked: dict[LineagePosition, PeerID] = {}
         for peer, position in claims:
             if position.lineage not in self.signed and len(asked) < MOST_PROOFS:
@@ -317,7 +324,8 @@ class Vouching:
         await asyncio.gather(*(self.fetch(peer, at) for at, peer in asked.items()))
 
     async def fetch(self, peer: PeerID, position: LineagePosition) -> LineageProof | None:
-        """The proof of a position, checked as far as this peer knows its signers. None: the peer has none that fits."""
+        """Asks a peer for the proof of a position, and remembers which mates have signed it. None: the peer has none
+        that fits."""
         question = ProofRequest(position.lineage)
         try:
             proof = await self._endpoint.call(peer, self._method, question, LineageProof, timeout=ANSWER_TIMEOUT)

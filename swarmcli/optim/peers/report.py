@@ -1,4 +1,4 @@
-"""Counts that a peer keeps of itself, and the report in which others read them under `{run_id}_peers`."""
+"""What a peer counts of itself, and the report in which others read that under `{run_id}_peers`."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
     from swarmcli.optim.modes.base import Advanced
 
 MAX_REASON = 200  # characters
-MOST_LOSS = 1e30  # a loss beyond is as good as infinite; of less, means and differences are finite whoever adds them up
-MAX_RECENT = 16  # epochs; whoever reads reports now and then still learns of each
+MOST_LOSS = 1e30  # a larger loss is as good as infinite; of smaller ones all means and differences are finite
+MAX_RECENT = 16  # epochs: a peer that reads reports now and then still learns of each
 MAX_METRICS = 8
-MAX_UNKNOWN = 2048  # bytes of fields that this version does not know: readers have room for so much and no more
+MAX_UNKNOWN = 2048  # bytes of fields that this version does not know, for which readers have room
 METRIC_NAME = re.compile(r"^[a-z][a-z0-9_]{0,23}\Z")
 LastOutcome = Literal["", "committed", "alone", "failed", "undecided"]
 Phase = Literal[
     "joining",  # has not decided yet which lineage to train on
-    "stranded",  # waits: nobody whom it can reach holds the state of the lineage that leads
+    "stranded",  # waits: nobody that it can reach holds the state of the lineage that leads
     "training",
     "following",  # takes part in every round with weight zero
     "assisting",  # reduces for others, holds no state
-    "lingering",  # is done, and serves its state to those who are not
-    "left",  # says goodbye: its last report, by which it is no peer of the run any more
+    "lingering",  # is done, and hands out its state to those who are not
+    "left",  # its last report: it is no peer of the run any more
 ]
 _UNSETTLED = ("joining", "stranded")
 Pause = Literal[
     "",  # it does what its phase says
     "pausing",  # computes nothing, and stays in its group until a round has taken what it computed before
-    "paused",  # takes part in no round: nobody waits for it, and whoever needs a state asks others first
+    "paused",  # takes part in no round: nobody waits for it, and newcomers ask others first for a state
     "returning",  # finds out where the run is by now
 ]
 
@@ -80,21 +80,21 @@ class ReportedLoss(pydantic.BaseModel):
 
 
 class ReportedEvaluation(ReportedLoss):
-    """The last one of a peer: the loss of the model of `epoch` on data that nobody trains on, over so many samples, and
-    the metrics of the run's task."""
+    """A peer's last evaluation: the loss of the model of `epoch` on `samples` that nobody trains on, and the metrics of
+    the run's task."""
 
     metrics: dict[_MetricName, _Loss] = Field(default_factory=dict, max_length=MAX_METRICS)
 
 
 class PeerMetrics:
-    """Counts one peer's samples, losses and outcomes so far, and emits the events that tell of its epochs."""
+    """Counts one peer's samples, losses and outcomes, and emits the events of its epochs."""
 
     def __init__(self, peer_id: PeerID, events: Events) -> None:
         self.samples = 0  # by this peer since it started
         self.last_loss: float | None = None  # mean of the last epoch that had one
         self.recent: deque[ReportedLoss] = deque(maxlen=MAX_RECENT)  # of the latest epochs that had one, oldest first
         self.evaluation: ReportedEvaluation | None = None
-        self.ends: int | None = None  # as reports tell it
+        self.ends: int | None = None  # see PeerReport.ends
         self.last_outcome: LastOutcome = ""
         self.last_reason = ""
         self._peer_id = peer_id
@@ -102,27 +102,27 @@ class PeerMetrics:
         self._usual = UsualNorms()
         self._loss_sum = 0.0
         self._loss_weight = 0.0
-        self._epoch_began: float | None = None  # loop time, moved on by what was left out
+        self._epoch_began: float | None = None  # loop time, plus the seconds that do not count
 
     def begin(self) -> None:
-        """The present epoch begins for this peer: what it did before was waiting."""
+        """The present epoch begins for this peer now: before, it only waited."""
         self._epoch_began = loop_time()
 
     def leave_out(self, seconds: float) -> None:
-        """For so long this peer waited for others: that is no part of the present epoch's length."""
+        """For so many seconds this peer waited for others: they do not count in the length of the present epoch."""
         if self._epoch_began is not None:
             self._epoch_began += seconds
 
     def note_loss(self, loss: float, weight: float) -> None:
-        """`loss` is the mean over this much of the present epoch: over samples, unless its steps had other weights.
-        One beyond MOST_LOSS, or no number, is left out."""
+        """`loss` is a mean in the present epoch over so many samples, or over the weight of its steps, if that is
+        another. A loss beyond MOST_LOSS, or that is no number, does not count."""
         if abs(loss) < MOST_LOSS and weight > 0:
             self._loss_sum += loss * weight
             self._loss_weight += weight
 
     def note_evaluation(self, epoch: int, loss: float, samples: int, metrics: Mapping[str, float]) -> None:
-        """A loss or metric beyond MOST_LOSS, or that is no number, is told to nobody, nor are metrics with other names
-        or more of them than reports have. From any thread."""
+        """Reports an evaluation, without what reports cannot hold: a loss or metric beyond MOST_LOSS or that is no
+        number, metrics with other names, and too many of them. From any thread."""
         if abs(loss) < MOST_LOSS:
             told = [(n, value) for n, value in metrics.items() if METRIC_NAME.match(n) and abs(value) < MOST_LOSS]
             told = told[:MAX_METRICS]
@@ -133,7 +133,7 @@ class PeerMetrics:
         self.last_outcome, self.last_reason = outcome, reason
 
     def forget_losses(self) -> None:
-        """Those of the present epoch: they are of parameters that have been replaced."""
+        """Drops the losses of the present epoch: they are of parameters that have been replaced."""
         self._loss_sum, self._loss_weight = 0.0, 0.0
 
     def end_epoch(
@@ -142,8 +142,8 @@ class PeerMetrics:
         step: Advanced | None = None,
         rate: float = 0.0,
     ) -> EpochAdvanced:
-        """Closes the epoch that led this peer to `position`, with a round's `step` or with another peer's state. Emits
-        the event and returns it; `rate`: of this peer, in samples per second. A norm far beyond the usual is told."""
+        """Ends the epoch that led this peer to `position`, by a round's `step` or (None) by another peer's state. Emits
+        its event and returns it, and warns of a norm far beyond the usual. `rate`: samples per second of this peer."""
         loss = self._loss_sum / self._loss_weight if self._loss_weight else None
         if loss is not None:
             self.last_loss = loss
@@ -176,7 +176,7 @@ def credited(
     reduced: Mapping[PeerID, int] | None = None,
     seconds: float = 0.0,
 ) -> EpochCredited:
-    """The event that tells what a round, which led to `position`, has counted of each peer's work."""
+    """Makes the event that says what the round that led to `position` has counted of each peer's work."""
     return EpochCredited(
         position.epoch,
         position.samples,
@@ -187,8 +187,10 @@ def credited(
 
 
 class PeerReport(pydantic.BaseModel):
-    """Signed by the peer it is about. Everything in it is a claim, and its texts are a stranger's. Fields of a later
-    version are left out: a report that adds one, with a default, is still read by peers of this version."""
+    """A peer's report about itself, which it signs. Everything in it is a claim, and its texts are a stranger's.
+    Readers leave out fields of a later version: if that adds one, with a default, peers of this version still read the
+    report.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -207,23 +209,23 @@ class PeerReport(pydantic.BaseModel):
     limited: bool = False  # its user's limit explains why sending takes so long
     client_mode: bool  # nobody can dial it directly
     addresses: list[_Address] = Field(max_length=MAX_ADDRESSES)  # in client mode those at relays
-    loss: _Loss | None  # mean over this peer's last epoch; None: it computes none, or the loss is told to nobody
+    loss: _Loss | None  # mean over this peer's last epoch; None: it computes none, or tells nobody
     # The latest epochs, oldest first.
     recent: list[ReportedLoss] = Field(default_factory=list, max_length=MAX_RECENT)
     evaluation: ReportedEvaluation | None = None
-    # The epoch after which the run ends, as its evaluator has decided: nobody hears that of another peer.
+    # The epoch after which the run ends, as its evaluator has decided: others take that from no other peer.
     ends: _Count | None = None
     drift: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None  # from the others' parameters, relative
     # Sketch of its parameters at one of its last positions, and the lineage of that; see DriftMonitor.
     sketch: Annotated[bytes, Field(max_length=TOLD_BYTES)] = b""
-    keeps: bool = False  # writes checkpoints as the run goes on, unless somebody does who comes before it
-    version: _Name = ""  # of its swarm; "": from before 0.2
+    keeps: bool = False  # writes checkpoints as the run goes on, unless a peer that comes before it does
+    version: _Name = ""  # of its swarm; "": older than 0.2
     team: _Name = ""  # for which its contribution counts; "": none
     leaving: bool = False  # others must not rely on it to keep what they hold
-    pause: Pause = ""  # whether it works at all, at present
+    pause: Pause = ""
     # The owner's word that this position is the run's: SHA-256 of its parameters, and the signature, in hexadecimal.
     owners_word: str = Field("", pattern=re.compile(r"^([0-9a-f]{192})?\Z"))
-    # Digest of its frozen weights, or of its base where nobody has said which these are; "": it has none.
+    # Digest of its frozen weights, or of its base if nobody has said which weights are frozen; "": it has none.
     frozen: str = Field("", pattern=re.compile(r"^([0-9a-f]{64})?\Z"))
     last_outcome: LastOutcome
     last_reason: Annotated[str, Field(max_length=MAX_REASON), AfterValidator(harmless)]
@@ -239,8 +241,8 @@ class PeerReport(pydantic.BaseModel):
 
     @property
     def claim(self) -> Claim:
-        """The lineage that this peer holds; while it is away it has no say in where the run goes. Auxiliaries hold
-        none, they only repeat what they read."""
+        """The position that this peer reports. While it is away it does not count as settled. Auxiliaries hold no
+        state; they repeat what they have read."""
         position = LineagePosition(self.epoch, self.samples_seen, bytes.fromhex(self.lineage))
         return Claim(position, settled=is_settled(self.phase) and not is_away(self.pause))
 
@@ -260,8 +262,8 @@ def describe(
     samples_per_second: float = 0.0,
     **more: Any,
 ) -> PeerReport:
-    """The report of the peer that runs this node. `more`: further fields of PeerReport;
-    the core of the Optimizer tells those of a trainer."""
+    """Makes the report of the peer that runs this node. `more`: further fields of PeerReport; for those of a trainer
+    see `OptimizerCore.report`."""
     return PeerReport(
         terms=terms,
         role=description.role,

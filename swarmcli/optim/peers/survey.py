@@ -1,6 +1,6 @@
-"""Survey: asks peers where they stand, by the call `{run_id}.position`, and answers it.
+"""Survey: asks peers for their positions, by the call `{run_id}.position`, and answers that.
 
-Reports are seconds old. Where that matters (am I behind? am I alone?) the peers themselves are asked.
+Reports are seconds old. Where that matters (am I behind? am I alone?) a peer asks the others themselves.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from swarmcli.optim.peers.proof import ANSWER_TIMEOUT
 from swarmcli.optim.peers.report import Pause, PeerReport, Phase, is_away, is_settled
 from swarmcli.optim.state.lineage import LINEAGE_BYTES, Claim, LineagePosition, is_count
 
-MOST_TRAIL = 8  # lineages that a peer says it came through
-ASKED_AT_ONCE = 16  # peers: one answer usually settles the question
+MOST_TRAIL = 8  # lineages through which a peer says that it came
+ASKED_AT_ONCE = 16  # peers: one answer usually suffices
 Surroundings = Literal[
     "alone",  # nobody on this lineage can be reached
     "company",  # somebody trains on it
-    "followed",  # nobody does yet, but somebody may be about to: it is one epoch behind, or starts as this peer does
+    "followed",  # nobody does yet, but somebody may soon: a peer is one epoch behind, or starts as this one does
     "behind",  # somebody trains on a lineage that beats it
 ]
 _TAKE_PART = ("training", "following")
@@ -49,7 +49,7 @@ class PositionReply(msgspec.Struct, frozen=True):
 
     @property
     def stays(self) -> bool:
-        """Whether others may leave to this peer what it holds."""
+        """Whether others may rely on this peer to keep the state that it holds."""
         return self.claim.settled and self.phase != "assisting" and not self.leaving
 
     @property
@@ -63,16 +63,16 @@ class PositionReply(msgspec.Struct, frozen=True):
 
 
 class Survey:
-    """Asks the peers of a directory, in an order that floods of claims cannot turn."""
+    """Asks the peers of a directory, in an order that a flood of claims cannot change."""
 
     def __init__(self, claims: Claims) -> None:
         self.claims, self.directory = claims, claims.directory
-        self.out_of_reach: dict[PeerID, PeerReport] = {}  # peers that lived, but could not be asked, at the last survey
+        self.out_of_reach: dict[PeerID, PeerReport] = {}  # peers that were there, but did not answer the last survey
         self._endpoint = self.directory.endpoint
         self._method = f"{self.directory.run_id}.position"
 
     async def start(self) -> None:
-        """Begins to say where this peer stands, and starts the claims and the directory."""
+        """Begins to answer with this peer's position, and starts the claims and the directory."""
         self._endpoint.serve(self._method, PositionRequest, self._answer)
         await self.claims.start()
 
@@ -82,7 +82,7 @@ class Survey:
         await self.claims.shutdown()
 
     async def ask(self, peers: Iterable[PeerID]) -> dict[PeerID, PositionReply]:
-        """Asks these peers where they stand; silent ones are missing."""
+        """Asks these peers for their positions. Those that give no valid answer are missing in the result."""
         asked = list(peers)
         answers = await asyncio.gather(*map(self._ask, asked))
         return {peer: answer for peer, answer in zip(asked, answers, strict=True) if answer is not None}
@@ -90,16 +90,16 @@ class Survey:
     async def find(
         self, peers: Iterable[PeerID], fits: Callable[[PositionReply], bool]
     ) -> tuple[PeerID, PositionReply] | None:
-        """Asks the first few of these peers; returns the first of them whose answer fits, and that."""
+        """Asks the first few of these peers. Returns the first one whose answer fits, and the answer."""
         answers = await self.ask(list(peers)[:ASKED_AT_ONCE])
         return next(((peer, answer) for peer, answer in answers.items() if fits(answer)), None)
 
     async def survey(self) -> dict[PeerID, PeerWord]:
-        """Asks who holds the run's states, a few at a time, until some of them answer.
+        """Asks the peers that report a state, a few at a time, until some of them answer. Returns their words.
 
-        So records of peers that are gone, and claims that nobody stands by, count for nothing. A peer that reported
-        more than it now says is not asked for a while, unless nobody else is left. Where nobody answers who has
-        settled, `out_of_reach` are those who live all the same.
+        So reports of peers that are gone, and claims that nobody stands by, count for nothing. This peer does not ask
+        one that reported more than it now says for a while, unless nobody else is left. If no settled peer answers,
+        `out_of_reach` are those that are there all the same.
         """
         claims, others = self.claims, await self.directory.refresh()
         self.out_of_reach = {}
@@ -118,18 +118,18 @@ class Survey:
         return {}
 
     async def surroundings(self, position: LineagePosition, *, starts: bool = False) -> Surroundings:
-        """Finds out who is there for a peer at `position` to average with. `starts`: it has ended no epoch yet, so
-        those who are joining may have been started with it.
+        """Finds out with whom this peer, which is at `position`, can average. `starts`: it has ended no epoch yet, so
+        peers that are joining may have been started with it.
 
-        It matters where a peer stands now: its report may be some epochs old.
+        It asks them, since their reports may be some epochs old.
         """
         directory, holders = self.directory, self.claims.holders()
         reports = [directory.others[peer] for peer in holders if self._endpoint.is_connected(peer)]
         if _judge(position, reports) == "company":
             return "company"
-        await directory.refresh()  # a newcomer that has just settled is to find a mate, not to follow step by step
-        # One that is joining or paused takes part in no round, and its line may be busy with a download. But a mate's
-        # report may be of the time before its first round, or not be read yet, where epochs are short.
+        await directory.refresh()  # so that a newcomer that has just settled finds a mate, and is not always one behind
+        # A peer that is joining or paused takes part in no round, and its line may be busy with a download. But if
+        # epochs are short, a mate's report may be older than its first round, or not be read yet.
         told, mates = {peer: directory.others[peer] for peer in self.claims.holders()}, self.claims.mates.known
         works = {p for p, r in told.items() if (is_settled(r.phase) or p in mates) and r.pause != "paused"}
         there = (
@@ -144,15 +144,15 @@ class Survey:
         if judged == "alone" and starts and any(answer.phase == "joining" for answer in answers.values()):
             return "followed"
         if judged == "alone":
-            # Two peers that cannot dial each other meet at somebody whom both can, an auxiliary for example, who
-            # needs a moment to find their lineage.
+            # Two peers that cannot dial each other meet at a third one that both can dial, an auxiliary for example,
+            # which needs a moment to find their lineage.
             silent = [peer for peer in asked if peer not in answers and not directory.is_away(peer)]
             alike = [peer for peer in silent if peer in told and told[peer].claim.position.lineage == position.lineage]
             return "followed" if self._out_of_reach(alike) else "alone"
         return judged
 
     async def anyone_behind(self, epoch: int) -> bool:
-        """Whether a peer that holds a state, does not pause and can be reached has not come to this epoch yet."""
+        """Whether a peer that reports a state, can be reached and does not pause is behind this epoch."""
         others = await self.directory.refresh()
         holders = self.claims.holders()
         behind = [peer for peer in holders if others[peer].epoch < epoch and not self.directory.is_away(peer)]
@@ -160,7 +160,7 @@ class Survey:
         return any(answer.epoch < epoch for answer in answers.values())
 
     def _out_of_reach(self, silent: Iterable[PeerID]) -> list[PeerID]:
-        """Those of these peers, who gave no answer, who are there, but connected with others alone."""
+        """Of these peers, which gave no answer, those that are there but not connected with this one."""
         return [peer for peer in silent if self.directory.is_there(peer) and not self._endpoint.is_connected(peer)]
 
     async def _ask(self, peer: PeerID) -> PositionReply | None:
@@ -193,8 +193,8 @@ class Survey:
 
 
 def _judge(position: LineagePosition, others: Iterable[PeerReport | PositionReply]) -> Surroundings:
-    # A peer that has not settled yet may take its time with that, or end up elsewhere. One that pauses comes to no
-    # round; one that returns from a pause is about to.
+    # A peer that has not settled may take its time, or end up elsewhere. A paused one comes to no round; one that
+    # returns from a pause soon will.
     at_work = [each for each in others if each.phase in _TAKE_PART and each.pause != "paused"]
     if any(each.claim.position.lineage == position.lineage for each in at_work):
         return "company"

@@ -22,15 +22,16 @@ T = TypeVar("T")
 
 
 class ProgressTracker:
-    """The tracker for programs without coroutines: reports and estimates on the DHT's loop thread.
+    """The tracker for programs without coroutines: it reports and estimates on the DHT's loop thread.
 
-    See ProgressTrackerCore for what each name means. `shutdown` withdraws this peer's record.
+    ProgressTrackerCore and RefreshOptions explain the names. Periods and expirations are seconds.
 
-    `status_loglevel` is at which level of `logging` the swarm's progress is told after each reading. With
-    `private_key` this peer's record stands under that Ed25519 identity instead of the DHT's: several trackers of one
-    process then count as several peers, and one that moves to another machine keeps its record. `daemon=False` keeps
-    the process alive, when its main thread has ended, until somebody calls `shutdown`. Raises ValueError or TypeError
-    that names an argument that makes no sense.
+    status_loglevel  level of `logging` at which the swarm's progress goes to the log after each reading
+    private_key      Ed25519 identity under which this peer reports, instead of the DHT's: so several trackers of one
+                     process count as several peers, and one that moves to another machine keeps its record
+    daemon           False: the process stays alive after its main thread has ended, until `shutdown` is called
+
+    Raises ValueError or TypeError, which names the argument, for one that makes no sense.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class ProgressTracker:
         return self._runner.is_alive and self._dht.is_alive()
 
     def shutdown(self) -> None:
-        """Ends reports and reads and withdraws this peer's record. Idempotent."""
+        """Ends reporting and reading, and withdraws this peer's record. Idempotent."""
         self._runner.shutdown()
 
     def _call(self, action: Callable[[], T]) -> T:

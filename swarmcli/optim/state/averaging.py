@@ -1,8 +1,8 @@
-"""The averaging of training states: one round after an epoch, whose average comes back by the delta rule.
+"""The averaging of training states: a round after an epoch, whose average changes the state by the delta rule.
 
     state ── copied ──▶ a round, beside those of the gradients ──▶ state += average − state as it was copied
 
-A lossy codec gets differences from the last average that all members hold, see `averaging/round/differences.py`.
+A lossy codec encodes differences from the last average that all members hold, see `averaging/round/differences.py`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
     from swarmcli.dht import DHTNode
 
-# Seconds. Mates copy their states as they end the same epoch, so they come within moments. Those of other groups are at
-# another epoch, perhaps, and look for this peer in turn: who waited as long for them had no time for its own epochs.
-LONGEST_WAIT, TO_BEGIN = 5.0, 10.0  # for mates, and beyond that until the group of those who came has begun
+# Seconds. Mates copy their states as they end the same epoch, so they come within moments. Peers of other groups may be
+# at another epoch, and look for this peer later: if it waited as long for them, it would have no time for its epochs.
+LONGEST_WAIT, TO_BEGIN = 5.0, 10.0  # for mates, and after that for the group of those who came to begin
 WAIT_FOR_OTHER_GROUPS, TO_BEGIN_WITHOUT = 3.0, 1.0
 # Torch's optimizers divide by these, or by their roots.
 _SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta", "exp_inf", "sum"})
@@ -40,18 +40,19 @@ _SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta",
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One tensor that is averaged: found anew each time, since optimizers and users put others in their places.
+    """One tensor that is averaged. `find` looks it up each time, since optimizers and users replace tensors.
 
-    Where there is none, zeros stand for it, and the average of it changes nothing.
+    If there is none, zeros stand for it, and the average changes nothing.
     """
 
     like: torch.Tensor  # has the shape and type
     find: Callable[[], torch.Tensor | None]
-    # Means of squares, or something else that is never negative and that others divide by. None: nobody says which.
+    # Whether it holds means of squares, or something else that is never negative and by which others divide. None: its
+    # values decide, see `move`.
     squares: bool | None = False
 
     def copied(self) -> torch.Tensor:
-        """In host memory."""
+        """A copy in host memory."""
         tensor = self.find()
         if tensor is None:
             return torch.zeros(self.like.shape, dtype=self.like.dtype)
@@ -59,13 +60,13 @@ class Slot:
 
     @torch.no_grad()
     def move(self, average: torch.Tensor, before: torch.Tensor | None) -> None:
-        """As the delta rule says. `before`: what was copied; None: nothing has changed since."""
+        """Changes the tensor by the delta rule. `before`: what was copied; None: the tensor has not changed since."""
         tensor = self.find()
         if tensor is None:
             return
         if before is not None:
-            # Batch norm's running variances have no name here. To means that happen to be positive the rule for
-            # squares does no harm.
+            # Batch norm's running variances have no name here, so positive values count as such. If they are means that
+            # happen to be positive, the rule for squares does no harm.
             squares = bool((before > 0).all() and (tensor > 0).all()) if self.squares is None else self.squares
             average = moved(tensor.detach(), average, before, squares=squares)
         tensor.detach().copy_(average)
@@ -77,10 +78,10 @@ def state_slots(
     statistics: Sequence[str],
     extra_tensors: Sequence[torch.Tensor],
 ) -> Iterator[Slot]:
-    """The tensors that the peers of a run average of their states, in the order that all of them have.
+    """The tensors of their states that the peers of a run average, in the same order at all of them.
 
-    Tensors that are no floating-point numbers are left alone: batch norm's counter of batches, for one, counts what
-    this peer computed, and neither a mean nor a maximum of it means anything. Newcomers download them with the state.
+    Tensors without floating-point numbers stay as they are: batch norm's counter of batches, for example, counts what
+    this peer has computed, and neither a mean nor a maximum of it means anything. Newcomers download them.
     """
     trained = (parameter for parameter in parameters if parameter.requires_grad and parameter.is_floating_point())
     yield from (Slot(parameter, partial(_itself, parameter)) for parameter in trained)
@@ -94,8 +95,8 @@ def statistic_slots(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> I
     """Statistics of the optimizer by name (`exp_avg`, `momentum_buffer`, …), of the parameters that are trained.
 
     They have the shape of their parameter. One that the optimizer has not made yet counts as zero, as it would begin.
-    Finding one raises OptimizerError, which names the statistic, where the optimizer has others but not this.
-    ValueError: the optimizer keeps its statistics in other processes.
+    `find` raises OptimizerError, which names the statistic, if the optimizer has others but not this one, or one of
+    another shape. Raises ValueError if the optimizer keeps its statistics in other processes.
     """
     if names and statistics_of(optimizer).waits:
         raise ValueError(
@@ -129,9 +130,11 @@ def _statistic(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: 
 
 
 def state_config(run_id: str, gradients: AveragerConfig, compression: CompressionBase) -> AveragerConfig:
-    """Configures the states' averager: like that of the gradients, with its own codec, and all peers in one group."""
+    """Returns the options of the states' averager: those of the gradients', with its own codec and all peers in one
+    group.
+    """
     wait = min(LONGEST_WAIT, gradients.matchmaking.min_matchmaking_time)
-    # This unites what several groups part.
+    # One group, since this brings together what several groups have parted.
     matchmaking = replace(gradients.matchmaking, target_group_size=None, min_matchmaking_time=wait)
     allreduce = replace(gradients.allreduce, compression=compression, tensor_infos=None)
     return replace(
@@ -141,7 +144,7 @@ def state_config(run_id: str, gradients: AveragerConfig, compression: Compressio
 
 @dataclass(frozen=True, slots=True)
 class Occasion:
-    """After which epoch states are averaged, and with whom: with `mates`, and with others of this tag."""
+    """After which epoch states are averaged, and with whom: with `mates`, and with others that have this tag."""
 
     tag: bytes
     epoch: int
@@ -151,7 +154,7 @@ class Occasion:
 
 
 class StateRounds:
-    """Rounds of the slots' tensors, in memory that the averager has only while a round is under way."""
+    """Rounds that average the slots' tensors, in memory that the averager holds only while a round is under way."""
 
     def __init__(
         self, node: DHTNode, config: AveragerConfig, slots: Iterable[Slot], terms: Mapping[str, str] | None = None
@@ -165,8 +168,9 @@ class StateRounds:
         self._terms = dict(terms or {})
 
     async def average(self, occasion: Occasion, tensors: Sequence[torch.Tensor] | None = None) -> str:
-        """One round over these tensors, which hold the average afterwards; None: this peer is an auxiliary and has
-        none. Why there is no average, empty if there is. A round that is cancelled here is left; the others go on."""
+        """One round over these tensors, which then hold the average; None: this peer is an auxiliary and has none.
+        Returns why there is no average; "": there is one. If this coroutine is cancelled, this peer leaves the round;
+        the others go on."""
         averager = self.averager
         wait, to_begin = averager.config.matchmaking.min_matchmaking_time, TO_BEGIN
         if occasion.several:
@@ -185,21 +189,21 @@ class StateRounds:
         try:
             result = await control.outcome()
         finally:
-            control.cancel()  # without effect on a round that has ended
+            control.cancel()  # without effect if the round has ended
             await averager.take_up(self._outline)
         if isinstance(result, BaseException):
             return str(result)
-        # Auxiliaries do not learn of everybody's weight.
+        # Auxiliaries do not learn everybody's weight.
         return "" if result.total_weight > 0 or averager.config.auxiliary else "nobody in the group had samples"
 
 
 @dataclass(slots=True)
 class _Copies:
-    """One state on its way.
+    """The copies of one state that is being averaged.
 
-    averages    hold the state as it was, and the averages once the round has committed
-    before      the state as it was; None: it does not change meanwhile
-    generation  of the state; a later one is another state
+    averages    hold the state as it was copied, and the averages once the round has committed
+    before      the state as it was copied; None: it does not change meanwhile
+    generation  of the state, see Replica: a later one is another state
     """
 
     averages: list[torch.Tensor]
@@ -210,9 +214,10 @@ class _Copies:
 
 
 class StateAveraging:
-    """One averaging at a time: `begin` returns at once, `apply` changes the state, for its caller to choose when.
+    """One averaging at a time: `begin` starts a round in the background, `apply` changes the state when the caller
+    wants.
 
-    A round that fails changes nothing: the event Noticed says why, and everyone goes on with the state that he has.
+    A round that fails changes nothing: the event Noticed says why, and each peer goes on with its own state.
     """
 
     def __init__(
@@ -223,7 +228,7 @@ class StateAveraging:
         statistics: Sequence[str] = (),
         terms: Mapping[str, str] | None = None,
     ) -> None:
-        """`config` is that of the state's averager. Raises OptimizerError for statistics that cannot be averaged."""
+        """`config`: see `state_config`. Raises OptimizerError for statistics that cannot be averaged."""
         state = replica.state
         slots = state_slots(state.parameters, state.optimizer, statistics, state.extra_tensors)
         self._events = node.endpoint.events
@@ -242,14 +247,14 @@ class StateAveraging:
 
     @property
     def under_way(self) -> bool:
-        """Whether there is an averaging that `apply` has not taken in."""
+        """Whether there is an averaging that `apply` has not finished."""
         return self._copies is not None
 
     async def begin(self, occasion: Occasion, *, changes: bool) -> None:
-        """Averages the state as it is now with that of its mates, and of others with its tag, in the background.
+        """Begins to average the state as it is now with those of mates, and of others with this tag. Drops an earlier
+        average that was never applied.
 
-        `changes`: the state may change until `apply`. An average that was never applied is given up. OptimizerError:
-        statistics that cannot be averaged.
+        `changes`: the state may change until `apply`. Raises OptimizerError for statistics that cannot be averaged.
         """
         await self._abandon()
         copied = await self._replica.change(lambda: [slot.copied() for slot in self._rounds.slots])
@@ -259,21 +264,21 @@ class StateAveraging:
         copies.task = self._tasks.spawn(self._average(occasion, copies))
 
     async def apply(self, *, wait: bool = False) -> bool:
-        """Moves the state by the delta rule if the round has ended; with `wait`, once it has. Whether it is another
-        state for an average. Raises SiteError if a process that has a part of the state is gone."""
+        """Changes the state by the delta rule if the round has ended; with `wait` it waits for that. Returns whether an
+        average has changed the state. Raises SiteError if a process that has a part of the state is gone."""
         copies = self._copies
         if copies is None or copies.task is None or not (wait or copies.task.done()):
             return False
         await asyncio.wait([copies.task])
         if copies is not self._copies:
-            return False  # another call has taken it in, or the state was replaced
+            return False  # another call has applied it, or the state was replaced
         self._copies = None
         if not copies.committed:
             return False
         return await self._replica.change(partial(self._move, copies))
 
     def drop(self) -> None:
-        """The state that is being averaged is of no use any more: leaves the round; the others go on."""
+        """Drops the averaging under way, since its state is of no use any more: leaves the round; the others go on."""
         copies, self._copies = self._copies, None
         if copies is not None and copies.task is not None:
             copies.task.cancel()
@@ -290,7 +295,7 @@ class StateAveraging:
             self._events.emit(Noticed("warning", f"the states were not averaged {after}"))
 
     def _move(self, copies: _Copies) -> bool:
-        if copies.generation != self._replica.generation:  # asked under the lock: a download may come before it
+        if copies.generation != self._replica.generation:  # checked under the lock: a download may have come first
             return False
         self._replica.placement.shift()
         for index, slot in enumerate(self._rounds.slots):

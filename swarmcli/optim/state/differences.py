@@ -13,20 +13,20 @@ from swarmcli.optim.state.anchor import Anchored
 
 
 class Differences:
-    """Makes inner steps, and the difference of all since the anchor.
+    """Makes inner steps, and the difference to which all steps since the anchor add up.
 
         add, add ──▶ an inner step, once `inner_batch_size` samples are there ──▶ the model
         freeze   ──▶ means: (anchor − model) / inner steps ──▶ the round ─┬─ committed: settle
                                                                            ├─ dead: restore
                                                                            └─ undecided: set_aside
 
-    A difference grows with its steps, so the weighted mean of whole differences would favour quick peers twice. Each
-    is divided by its steps, and their weighted mean multiplied by `steps_of` the round, as in FedNova (arXiv
-    2007.07481): every inner step counts by its weight, and the anchor goes as far as peers went.
+    A difference grows with its steps, so the weighted mean of whole differences would favor quick peers twice. Each is
+    divided by its steps, and their weighted mean is multiplied by `steps_of` the round, as in FedNova (arXiv
+    2007.07481): every inner step counts by its weight, and the anchor goes as far as the peers went.
 
     Without an `inner_batch_size` each batch makes a step, and differences are averaged as they are.
 
-    A difference of which a round has counted nothing is in the next one. Calls exclude each other.
+    If a round has counted nothing of a difference, the next difference has it. One call at a time.
     """
 
     waits = False
@@ -36,12 +36,12 @@ class Differences:
         trained = [pair for pair in pairs if pair[0].requires_grad]
         self.parameters, self._stepped = tuple(p for p, _ in trained), tuple(p for _, p in trained)
         self.means = tuple(torch.zeros(p.shape, dtype=sum_type(p.dtype)) for p in self.parameters)
-        self._moved = Weighed()  # of inner steps since the anchor; what is handed in is not among them
+        self._moved = Weighed()  # of the inner steps since the anchor, without what is handed in
         self.handed_in = Weighed()
-        self._marked = False  # what is handed in is a difference; otherwise its samples alone
+        self._marked = False  # what is handed in is a difference; otherwise only its samples
         self._place, self._inner, self._inner_batch = place, inner, inner_batch_size
-        self._sums: list[torch.Tensor] | None = None  # of gradients over the samples of an inner step
-        self._summed = Weighed()
+        self._sums: list[torch.Tensor] | None = None  # weighted sums of gradients of a part of an inner step
+        self._summed = Weighed()  # what is in the sums
 
     @property
     def samples(self) -> int:
@@ -49,11 +49,11 @@ class Differences:
 
     @torch.no_grad()
     def add(self, batch_size: int, scale: float | None = None, weight: float | None = None) -> bool:
-        """Takes in the parameters' present gradients, means over `batch_size` samples that weigh `weight`, of losses
-        that were multiplied by `scale`; makes the inner step when it has enough, unless all of it weighs nothing.
-        False: one is not finite, and the batch is dropped.
+        """Takes in the parameters' present gradients, means over `batch_size` samples, and makes the inner step when it
+        has enough samples, unless their weight is 0. Returns False, and drops the batch, if a gradient is not finite.
 
-        Raises ValueError, and changes nothing, for a batch that is no part of an inner step.
+        `weight`: of the batch; None: its samples. `scale`: the losses were multiplied by it. Raises ValueError, and
+        changes nothing, for a batch that is larger than an inner step.
         """
         batch = Weighed.of(batch_size, weight)
         inner_batch = self._inner_batch or batch_size
@@ -95,8 +95,8 @@ class Differences:
 
     @torch.no_grad()
     def freeze(self) -> Weighed:
-        """Writes the difference for each inner step into `means`; returns what is in it. One that is not finite is
-        dropped, and the model is the anchor again."""
+        """Writes the difference per inner step to `means`, and returns what is in it. If it is not finite, everything
+        is dropped, and the model is the anchor again."""
         self._place.mark(self.means)
         if not all(is_finite(mean) for mean in self.means):
             self.reset()
@@ -107,7 +107,7 @@ class Differences:
         return self._hand_in()
 
     def count(self) -> Weighed:
-        """Hands in the samples alone: what was learned from them is in a later difference."""
+        """Hands in only the samples: what was learned from them is in a later difference."""
         self._marked = False
         return self._hand_in()
 
@@ -120,21 +120,21 @@ class Differences:
         self._moved, self.handed_in = self._moved + self.handed_in, Weighed()
 
     def set_aside(self) -> None:
-        """A round may have used what was frozen: it is in no other difference, and the anchor comes in its place."""
+        """A round may have counted what was frozen: no other difference gets it, see `Anchored.set_aside`."""
         if self.handed_in.samples and self._marked:
             self._place.set_aside()
         self.handed_in = Weighed()
 
     @torch.no_grad()
     def settle(self, counted: bool) -> None:
-        """A round has committed, and the anchor is about to step. `counted`: some of what was frozen is in it."""
+        """A round has committed, and the anchor is about to step. `counted`: the round has some of what was frozen."""
         if not counted:
             self.restore()
         self._place.move(counted=counted)
         self.handed_in = Weighed()
 
     def reset(self) -> None:
-        """Drops everything: the model is the anchor."""
+        """Drops everything: the model is the anchor again."""
         self._place.give_up()
         self._drop_sums()
         self._moved = self.handed_in = Weighed()
@@ -144,7 +144,7 @@ class Differences:
 
 
 def steps_of(pairs: Sequence[tuple[float, float]], inner_batch_size: int) -> float:
-    """Inner steps by which the mean of differences for each step is multiplied: the weighted mean of its contributors'.
-    `pairs`: weight and samples of each. The same to the bit in whatever order they are told."""
+    """The weighted mean of the contributors' inner steps, by which the mean of differences per step is multiplied.
+    `pairs`: weight and samples of each contributor; their order changes no bit of the result."""
     total = math.fsum(weight for weight, _ in pairs)
     return math.fsum(weight * samples for weight, samples in pairs) / total / inner_batch_size if total > 0 else 0.0

@@ -1,10 +1,10 @@
-"""Whether this peer's parameters have drifted away from its mates': by a sketch of them in everybody's report.
+"""Whether this peer's parameters have drifted away from its mates': a sketch of them is in everybody's report.
 
     epoch ends ─ look ─▶ sketch ─ in the signed report ─▶ read by all ─ compared with their own of the same lineage
 
-A sketch is a claim. It counts by how far it is from this peer's own of the same lineage, so it matters little which
-epoch a report is of. The median of an element of these differences lies between values of honest members as long as
-they are more than half, so fewer liars send nobody away.
+A sketch is a claim. This peer compares it with its own sketch of the same lineage, so it matters little of which epoch
+a report is. In each element the median of these differences lies between values of honest members while these are more
+than half, so fewer liars send nobody away.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from swarmcli.network.identity import PeerID
 from swarmcli.optim.state.lineage import LINEAGE_BYTES
 from swarmcli.optim.state.replica import Replica
 
-BUCKETS = 16  # a distance is then off by a fifth, usually: what matters differs by orders of magnitude
+BUCKETS = 16  # a distance is usually off by a fifth then: the ones that matter are orders of magnitude larger
 SKETCH_BYTES = 4 * BUCKETS
 _ROW = 4096  # elements
-_ROWS = 16  # with signs of their own, then the same again
-_SLAB = _ROWS * _ROW  # elements that are taken at a time: half a megabyte in float64 stays in the cache
+_ROWS = 16  # so many rows have signs of their own, which then repeat
+_SLAB = _ROWS * _ROW  # elements that are sketched at a time: half a megabyte in float64 stays in the cache
 
 
-Sketch: TypeAlias = np.ndarray  # (BUCKETS,) of float32, as it travels: what is compared differs by a thousandth or more
+Sketch: TypeAlias = np.ndarray  # (BUCKETS,) float32, as it travels: sketches that matter differ by a thousandth or more
 
 
 def distance(one: Sketch, other: Sketch) -> float:
-    """An estimate of the distance between what was sketched, with one seed."""
+    """An estimate of the distance between what was sketched. Both sketches have one seed."""
     return math.dist(one.tolist(), other.tolist())
 
 
@@ -46,10 +46,10 @@ class Sketcher:
     added with a random sign to a random one of the buckets. It is linear, so sketch(a) - sketch(b) = sketch(a - b), and
     the expected square of its length is that of the vector.
 
-    One random draw per element would cost more than everything else, so the draws are shared and still pairwise
-    independent: a row of 4096 neighbours has fixed signs, 16 rows of them, and lies over the buckets in order; each
-    row has a sign and a first bucket of its own. Signs and buckets follow from the seed by SHAKE-256, equally
-    everywhere.
+    One random draw per element would cost more than everything else, so elements share draws that are still pairwise
+    independent. A row of 4096 neighbors lies over the buckets in order, with signs that repeat after 16 rows; each row
+    also has a sign and a first bucket of its own. Signs and buckets follow from the seed by SHAKE-256, so they are
+    equal everywhere.
     """
 
     def __init__(self, seed: bytes) -> None:
@@ -59,16 +59,18 @@ class Sketcher:
 
     @torch.no_grad()
     def sketch(self, tensors: Sequence[torch.Tensor]) -> Sketch:
-        """Takes floating-point tensors on any device; sums are taken in float64. Not finite where a tensor is not."""
+        """Returns the sketch, (BUCKETS,) float32, of floating-point tensors on any device; it adds up in float64. The
+        sketch is not finite if a tensor is not."""
         sums = torch.zeros(BUCKETS, dtype=torch.float64)
         for index, tensor in enumerate(tensors):
             rows = self._rows(tensor.detach().reshape(-1))
             self._scatter(rows, self._draw(index.to_bytes(4, "big"), len(rows)), sums)
-        with np.errstate(over="ignore"):  # a sum beyond float32 is as good as infinite
+        with np.errstate(over="ignore"):  # a sum beyond float32 may become infinite
             return sums.numpy().astype("<f4")
 
     def _rows(self, flat: torch.Tensor) -> torch.Tensor:
-        """(rows, BUCKETS): each row of elements with its signs, summed by bucket but not yet turned to its own."""
+        """(rows, BUCKETS): each row of elements with the repeating signs, summed by bucket, without the sign and the
+        first bucket of its own."""
         signs = self._signs.to(flat.device)
         rows = torch.empty(math.ceil(flat.numel() / _ROW), BUCKETS, dtype=torch.float64, device=flat.device)
         slab = torch.empty(_SLAB, dtype=torch.float64, device=flat.device)
@@ -92,18 +94,18 @@ class Sketcher:
         return hashlib.shake_256(b"swarm sketch" + self._seed + purpose).digest(count)
 
 
-TOLD_BYTES = LINEAGE_BYTES + SKETCH_BYTES  # as it travels: the lineage that was sketched, and the sketch
+TOLD_BYTES = LINEAGE_BYTES + SKETCH_BYTES  # in a report: the lineage that was sketched, and the sketch
 EACH_EPOCH = 1 << 25  # elements; larger states are sketched every second, third … epoch: 1.5 ms per million
-KEPT = 256  # own sketches, so that reports of some seconds ago are compared where epochs take a moment
-FURTHEST = 1e9  # a distance further away than this, or not a number at all, is told so
+KEPT = 256  # own sketches, so that reports can be compared some seconds later even if epochs are short
+FURTHEST = 1e9  # a larger distance, or one that is no number, is reported as this
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far everybody who told a sketch is from the median, relative to the length of this peer's parameters.
+    """How far each member with a sketch is from the median, relative to the norm of this peer's parameters.
 
-    strays   those who have to download the state: who is not close to the median while more than half are; where no
-             more than half agree, whoever is not close to the member with the smallest id
+    strays   members that have to download the state: those that are not close to the median, if more than half are;
+             otherwise those that are not close to the member with the smallest id
     """
 
     distances: Mapping[PeerID, float]
@@ -111,9 +113,10 @@ class Comparison:
 
 
 def compare(differences: Mapping[PeerID, Sketch], length: float, expected: int, tolerance: float) -> Comparison:
-    """Compares what `expected` members, this peer among them, differ from it, whose sketch has this length.
+    """Compares members by the differences of their sketches from this peer's own, whose norm is `length`. `expected`:
+    how many members there are, this peer among them. `tolerance`: the relative distance that counts as close.
 
-    One whose sketch is not finite knows it, has to download in any case, and has no say.
+    A member whose sketch is not finite knows it, has to download in any case, and has no say.
     """
     finite = {peer: sketch for peer, sketch in differences.items() if np.isfinite(sketch).all()}
     if not finite:
@@ -127,13 +130,13 @@ def compare(differences: Mapping[PeerID, Sketch], length: float, expected: int, 
     measured = distances | dict.fromkeys(broken, math.inf)
     if 2 * sum(far <= tolerance for far in distances.values()) <= expected - len(broken):
         if len(differences) < expected:
-            return Comparison(measured, frozenset(broken))  # whoever has not told yet may decide it
+            return Comparison(measured, frozenset(broken))  # members without a sketch so far may decide it
         distances = far_from(finite[min(finite)])
     return Comparison(measured, frozenset(broken) | {peer for peer, far in distances.items() if far > tolerance})
 
 
 def relative(far: float, length: float) -> float:
-    """A distance as a fraction of this length."""
+    """A distance as a fraction of `length`."""
     return far / length if length > 0 else math.inf if far > 0 else 0.0
 
 
@@ -141,14 +144,14 @@ class DriftMonitor:
     """Sketches one peer's state, and compares it with what its mates report."""
 
     def __init__(self, own_id: PeerID, events: Events, run_id: str, replica: Replica, tolerance: float) -> None:
-        self.drift: float | None = None  # of this peer, as last measured, relative to the length of the parameters
+        self.drift: float | None = None  # of this peer, as last measured, relative to the norm of its parameters
         self._own_id, self._events, self._replica, self._tolerance = own_id, events, replica, tolerance
         self._sketcher = Sketcher(run_id.encode())
-        self._kept: dict[bytes, Sketch] = {}  # lineage → of this peer's state there, the latest last
-        self._strays = frozenset[PeerID]()  # as last compared
+        self._kept: dict[bytes, Sketch] = {}  # lineage → sketch of this peer's state there, the latest last
+        self._strays = frozenset[PeerID]()  # of the last comparison
 
     async def look(self) -> None:
-        """Sketches the state, for the next report; a very large one not in every epoch."""
+        """Sketches the state for the next report; a very large one not in every epoch."""
         state = self._replica.state
         buffers = [tensor for tensor in state.extra_tensors if tensor.is_floating_point()]
         watched: list[torch.Tensor] = [*state.trained, *state.shared.values(), *buffers]
@@ -161,20 +164,21 @@ class DriftMonitor:
                 del self._kept[next(iter(self._kept))]
 
     def drop(self) -> None:
-        """The state is another one than the last looks have seen."""
+        """Drops all sketches: the state has been replaced."""
         self._kept.clear()
 
     @property
     def told(self) -> bytes:
-        """For the report; nothing before the first look."""
+        """What the report has: the latest lineage with a sketch, and that; b"" before the first look."""
         if not self._kept:
             return b""
         lineage, sketch = next(reversed(self._kept.items()))
         return lineage + sketch.tobytes()
 
     def strays(self, reported: Mapping[PeerID, bytes], epoch: int) -> bool:
-        """Compares this peer's state with what its mates last reported, which are all in `reported`: whether it has to
-        download theirs. Emits DriftMeasured if there was anything to compare."""
+        """Compares this peer's state with what its mates last reported, and returns whether it has to download theirs.
+        `reported`: all mates, with b"" for one without a sketch. Emits DriftMeasured if there is anything to
+        compare."""
         if not self._kept:
             return False
         latest = next(reversed(self._kept.values()))
@@ -199,5 +203,5 @@ class DriftMonitor:
 
 
 def _away(sketch: Sketch, own: Sketch) -> Sketch:
-    """The sketch of the difference. From one that is not finite all finite ones differ alike."""
+    """The difference of two sketches; zeros if this peer's own is not finite and the other one is."""
     return sketch - own if np.isfinite(own).all() else 0 * sketch

@@ -3,8 +3,8 @@
     digest = SHA-256("swarm frozen weights 1" + chunk size, and each tensor's name, type and shape, by name, as JSON
                      + the BLAKE3 of all chunks of the flat memory that `state/snapshot.py` lays out)
 
-So whoever knows the digest, and has a model of these shapes, can check the list of hashes that a donor names before it
-downloads a byte, and then each chunk by itself.
+So a peer that knows the digest, and has a model of these shapes, can check the list of hashes that a donor names before
+it downloads a byte, and then each chunk by itself.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ Parameters = Iterable[torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 
 
 class FrozenWeights:
-    """Those of one model. All methods block for as long as hashing or reading takes, which is seconds for a gigabyte.
+    """The frozen weights of one model. Methods block while they hash or read, for seconds per gigabyte.
 
-    digest  of the run's, in hexadecimal; "": the model has none
-    named   whether somebody has said which the run's are; otherwise they are taken to be these
-    held    whether this model's are those of the run
-    own     the digest of this model's, as last looked at
-    base    where nobody has said what is frozen: what `base_of` finds. It is compared, and never downloaded
+    digest  of the run's frozen weights, in hexadecimal; "": the model has none
+    named   whether somebody has named that digest; otherwise it is that of this model's weights
+    held    whether this model's frozen weights are the run's
+    own     the digest of this model's, as of the last look; "": they are being replaced, or torn
+    base    if nobody has said what is frozen: what `base_of` finds. Peers compare it, and never download it
     """
 
-    may_be_absent = False  # whether a model can be without any until it gets the run's
+    may_be_absent = False  # whether a model can lack them until it gets the run's
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], digest: str = "", directory: Path | None = None) -> None:
-        """`digest`: of the run's, if these may be others. `directory`: where downloaded ones are kept, and looked for
-        now if they are wanted. Raises ValueError for a digest that is none or of nothing."""
+        """`tensors`: name → this model's weight. `digest`: of the run's, if this model's may be others; "": they are
+        the run's. `directory`: keeps downloaded ones; they are read from there now if this model has others. Raises
+        ValueError for a digest that is none, or for a model without frozen weights."""
         found = bool(tensors) or self.may_be_absent
         if digest and (not found or not re.fullmatch("[0-9a-f]{64}", digest)):
             wrong = (
@@ -68,7 +69,7 @@ class FrozenWeights:
 
     @property
     def told(self) -> str:
-        """For the report: the digest by which others compare these with theirs; "": there is nothing to compare."""
+        """What the report has: the digest that others compare with theirs; "": there is nothing to compare."""
         return self.digest or self.base
 
     @property
@@ -76,37 +77,37 @@ class FrozenWeights:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def look(self) -> None:
-        """Hashes this model's as they are now."""
+        """Hashes this model's frozen weights as they are now."""
         self._chunks = _chunks_of(self.tensors)
         self.own = _digest(self.layout, self._chunks)
 
     def snapshot(self) -> Snapshot:
-        """To be handed out, once they are held."""
+        """What this peer hands out. Only once the run's are `held`."""
         return Snapshot(bytes.fromhex(self.digest), None, self.tensors, digests=self._chunks)
 
     def check(self, outline: StateOutline) -> None:
-        """Raises ValueError unless the hashes of all chunks that a donor promises are those of the run's."""
+        """Raises ValueError unless the hashes of chunks in a donor's outline are those of the run's frozen weights."""
         if outline.layout != self.layout:
             raise ValueError("its frozen weights have other names, types or shapes than this model's")
         if _digest(self.layout, outline.digests) != self.digest:
             raise ValueError(f"what it offers are not the run's frozen weights, {self.digest[:16]}…")
 
     def take(self, contents: Mapping[str, AnyTensor], chunks: Sequence[bytes]) -> None:
-        """The model has these from now on, whose hashes have been checked. OSError: they could not be read, and the
-        model has a part of them."""
+        """Puts weights, whose hashes have been checked, into the model. Raises OSError if they could not be read: then
+        the model has a part of them."""
         self.own = ""
         for name, tensor in self.tensors.items():
             fill(tensor, contents[name])
         self.own, self._chunks = self.digest, chunks
 
     def keep(self) -> None:
-        """Where there is a directory they are found in it after a restart. Raises OSError, or TypeError for a type that
-        files of this format cannot hold."""
+        """Writes them to the directory, if there is one, for the next start. Raises OSError, or TypeError for a type
+        that files of this format cannot hold."""
         if self.directory is not None:
             write_tensors(self.directory / FILE, self.tensors)
 
     def _read(self, file: Path) -> None:
-        """Takes what was kept, if it is the run's: it may be of another run, or torn."""
+        """Takes what the file holds, if it is the run's: it may be another run's, or torn."""
         try:
             with TensorFile(file) as kept:
                 found = {name: kept.tensor(name) for name in self.tensors}
@@ -120,8 +121,8 @@ class FrozenWeights:
 
 
 class StoredWeights(FrozenWeights):
-    """Those of a model that holds them in another form than the run means them, quantized perhaps: they are what files
-    have, under the names that those have. Here they are views of these files, which is how others get them."""
+    """The frozen weights of a model that holds them in another form, quantized for example, than the run's files do.
+    Here they are views of those files, with their names, and others get them in that form."""
 
     may_be_absent = True
 
@@ -133,8 +134,8 @@ class StoredWeights(FrozenWeights):
         load: Callable[[Mapping[str, torch.Tensor]], object],
         most: int,
     ) -> None:
-        """`stored` maps what is here, and in the model; {}: nothing. `load` brings others into the model. `most`: bytes
-        that this computer would download, to `directory`."""
+        """`stored` returns views of the files from which the model was loaded; {}: there are none. `load` brings other
+        weights into the model. `most`: bytes that this computer would download, to `directory`."""
         self._stored, self._load, self._most = stored, load, most
         super().__init__(stored(), digest, directory)
 
@@ -143,7 +144,7 @@ class StoredWeights(FrozenWeights):
         return super().nbytes or self._most
 
     def look(self) -> None:
-        if not self.own:  # files of a base do not change
+        if not self.own:  # the files do not change
             super().look()
             self._map(self._stored())
 
@@ -156,13 +157,13 @@ class StoredWeights(FrozenWeights):
         super().check(outline)
 
     def take(self, contents: Mapping[str, AnyTensor], chunks: Sequence[bytes]) -> None:
-        """As for others, once they lie in the directory."""
+        """Writes the weights to the directory, and brings them into the model from there."""
         assert self.directory is not None
         write_tensors(self.directory / FILE, contents, load=loaded)
         self._use(self.directory / FILE, chunks)
 
     def keep(self) -> None:
-        """They are kept."""
+        """Nothing to do: `take` has written them."""
 
     def _read(self, file: Path) -> None:
         with suppress(CheckpointError):
@@ -178,7 +179,7 @@ class StoredWeights(FrozenWeights):
         self.own, self._chunks = self.digest, chunks
 
     def _map(self, fresh: Mapping[str, torch.Tensor]) -> None:
-        # Pages that were read count as memory of this process as long as they are mapped: those before are let go.
+        # Pages that were read count as memory of this process while they are mapped: this lets go of the old ones.
         self.tensors, self.layout = {name: fresh[name] for name in sorted(fresh)}, ChunkLayout.of(fresh)
 
 
@@ -189,15 +190,15 @@ def frozen_of(
     directory: Path | None = None,
     averaged: Sequence[torch.Tensor] = (),
 ) -> FrozenWeights:
-    """Finds a model's frozen weights: the optimizer has these `parameters`, others are `named`, and those that are
-    trained are passed over. None may be a view of what is trained, or `averaged`. Raises TypeError or ValueError."""
+    """Finds a model's frozen weights: those of the optimizer's `parameters` and of the `named` ones that nobody trains.
+    Raises TypeError or ValueError, as for one that is a view of a trained or `averaged` tensor."""
     found: dict[torch.Tensor, str] = {}
     for index, item in enumerate(named):
         name, tensor = item if isinstance(item, tuple) and len(item) == 2 else (str(index), item)
         if not isinstance(tensor, torch.Tensor) or not isinstance(name, str):
             raise TypeError(f"frozen_parameters: expected tensors, or names and tensors, got {type(tensor).__name__}")
         if not tensor.requires_grad:
-            found.setdefault(tensor, name)  # tied ones are one
+            found.setdefault(tensor, name)  # tied weights count once
     for index, parameter in enumerate(parameters):
         if not parameter.requires_grad:
             found.setdefault(parameter, f"parameter/{index}")
@@ -215,8 +216,8 @@ def frozen_of(
 
 
 def base_of(parameters: Sequence[torch.Tensor]) -> str:
-    """A digest of what is frozen in the modules of this process that have some of these parameters, by values taken
-    here and there of each tensor, whatever its name and floating type; "": there is nothing."""
+    """A digest, in hexadecimal, of what is frozen in the modules of this process that have some of these parameters;
+    "": nothing is. It is made from some values of each tensor, whatever its name and floating type."""
     trained, found = set(map(id, parameters)), dict[int, torch.Tensor]()
     for each in gc.get_objects():
         if issubclass(type(each), torch.nn.Module) and "_parameters" in vars(each):
@@ -225,7 +226,7 @@ def base_of(parameters: Sequence[torch.Tensor]) -> str:
                 found |= {place: its for place, its in own.items() if not (its.requires_grad or its.is_meta)}
     hashes = []
     for tensor in found.values():
-        with suppress(RuntimeError, TypeError, NotImplementedError):  # a kind of tensor that tells no values
+        with suppress(RuntimeError, TypeError, NotImplementedError):  # a kind of tensor whose values cannot be read
             taken = tensor.detach().flatten()[:: max(1, tensor.numel() // 1024)].cpu()
             values = (taken.bfloat16() if taken.is_floating_point() else taken).contiguous().view(torch.uint8)
             hashes.append(hashlib.sha256(repr(tuple(tensor.shape)).encode() + values.numpy().tobytes()).digest())

@@ -1,8 +1,8 @@
-"""Which parameters a peer holds, as a chain of hashes, and which chain to follow where they part.
+"""Which parameters a peer holds, as a chain of hashes, and which chain to follow when chains part.
 
 `lineage = hash(previous lineage, id of the committed round, epoch, samples)`; the first is the hash of the run's
-initial parameters. So a lineage says which epoch it is of, and what its rounds signed cannot be shown as of another.
-Peers of one lineage hold the same parameters (to rounding), so only they average with each other.
+initial parameters. So a lineage fixes its epoch, and nobody can show what its rounds signed as that of another one.
+Peers of one lineage hold the same parameters, up to rounding, so only they average with each other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 LINEAGE_BYTES = 32
-MAX_COUNT = 1 << 47  # epochs or samples that a peer may claim; half of what reports hold, so that none can be passed
+MAX_COUNT = 1 << 47  # most epochs or samples that a peer may claim: reports hold twice that, so counts can still grow
 ANY_ROUND = b"swarm any round"  # in place of a round's id, where a lineage only counts epochs
 
 
@@ -32,12 +32,12 @@ def hash_tensors(tensors: Iterable[torch.Tensor], *prefix: bytes) -> bytes:
 
 
 def is_count(*numbers: int) -> bool:
-    """Whether all can be a run's epochs or samples. Others' counts that cannot are no position."""
+    """Whether all numbers can be a run's epochs or samples."""
     return all(0 <= number <= MAX_COUNT for number in numbers)
 
 
 def first_lineage(run_id: str, parameters: Sequence[torch.Tensor]) -> bytes:
-    """The lineage of a run that nobody has stepped yet: equal for peers that start from equal parameters."""
+    """The lineage of a run in which nobody has stepped yet: equal for peers that start from equal parameters."""
     return hash_tensors(parameters, b"swarm first lineage", run_id.encode())
 
 
@@ -47,13 +47,13 @@ def lineage_of_resumed(run_id: str, lineage: bytes) -> bytes:
 
 
 def next_lineage(lineage: bytes, round_id: bytes, epoch: int, samples: int) -> bytes:
-    """After the round `round_id` was committed on `lineage`, which led to this epoch with so many samples in all."""
+    """The lineage after the round `round_id` on `lineage`, which led to this epoch and to so many samples in all."""
     counts = epoch.to_bytes(8, "big") + samples.to_bytes(8, "big")
     return hashlib.sha256(b"swarm lineage 2" + lineage + counts + round_id).digest()
 
 
 def solitary_round_id(peer_id: bytes, lineage: bytes) -> bytes:
-    """Stands in for a group's id when a peer that is alone steps by itself."""
+    """In place of a group's id, for a peer that steps alone."""
     return hashlib.sha256(b"swarm alone" + peer_id + lineage).digest()
 
 
@@ -62,31 +62,31 @@ class LineagePosition:
     """How far a lineage has come. Members of one lineage agree on all three values."""
 
     epoch: int
-    samples: int  # in all epochs so far, by everyone
+    samples: int  # of all peers, in all epochs so far
     lineage: bytes
 
     def after(self, round_id: bytes, samples: int) -> LineagePosition:
-        """Once the round `round_id` with so many samples was committed on it."""
-        total = min(self.samples + samples, MAX_COUNT)  # a member may say that it had as many as there are numbers
+        """The position after the round `round_id`, with so many samples, at this one."""
+        total = min(self.samples + samples, MAX_COUNT)  # a member may claim any number
         epoch = self.epoch + 1
         return LineagePosition(epoch, total, next_lineage(self.lineage, round_id, epoch, total))
 
     def is_after(self, lineage: bytes, round_id: bytes) -> bool:
-        """Whether that round on that lineage led here."""
+        """Whether this round on this lineage led to this position."""
         return self.lineage == next_lineage(lineage, round_id, self.epoch, self.samples)
 
     def by_epoch(self, target_batch_size: int) -> LineagePosition:
-        """One epoch later, where peers differ by design (local updates, several groups): no round names the lineage,
-        so it says no more than from where the run started and how many epochs ago."""
+        """One epoch later, if peers differ by design (several groups): the lineage names no round, so it only says from
+        where the run began and how many epochs ago."""
         return self.after(ANY_ROUND, target_batch_size)
 
     def astray(self, peer_id: bytes) -> LineagePosition:
-        """Where a peer stands that came here with other parameters than everyone else: all of theirs beat it."""
+        """The position of a peer that came here with other parameters than everyone else. The others' beat it."""
         lineage = hashlib.sha256(b"swarm astray" + peer_id + self.lineage).digest()
         return LineagePosition(self.epoch, max(0, self.samples - 1), lineage)
 
     def beats(self, other: LineagePosition) -> bool:
-        """The rule for lineages that parted: higher epoch, then more samples, then the smaller id."""
+        """The rule for lineages that have parted: the higher epoch, then more samples, then the smaller hash."""
         return self.order > other.order
 
     @property
@@ -95,30 +95,30 @@ class LineagePosition:
         return self.epoch, self.samples, -int.from_bytes(self.lineage, "big")
 
 
-# Parameters here are partly another state's, since a download could not be read to its end, or never were the run's:
-# every other position beats it.
+# The position of parameters that are partly another state's, since a download could not be read to its end, or that
+# never were the run's. Every other position beats it.
 TORN = LineagePosition(0, 0, b"\xff" * LINEAGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A position that a peer says it holds; `settled` once it has decided to train on it."""
+    """A position that a peer says it holds. `settled`: it has decided to train on it."""
 
     position: LineagePosition
     settled: bool = True
 
 
 def best(positions: Iterable[LineagePosition]) -> LineagePosition | None:
-    """The one that beats all others; None if there is none."""
+    """The position that beats all others; None if there is none."""
     return max(positions, key=lambda position: position.order, default=None)
 
 
 def lineage_to_follow(own: Claim, others: Iterable[Claim]) -> LineagePosition:
-    """The position that this peer should train on, its own if no other has a better claim to it.
+    """The position on which this peer should train; its own, unless another claim is better.
 
-    A settled peer yields only to a settled lineage that beats its own. A newcomer also yields to a settled lineage
-    that is just as far (its unlike initial weights lose nothing); among newcomers only, the rule for lineages decides,
-    so that all of them name the same one.
+    A settled peer yields only to a settled position that beats its own. A newcomer also yields to a settled one that is
+    just as far (giving up its own initial weights loses nothing). Among newcomers alone the rule for lineages decides,
+    so all of them choose the same one.
     """
     claims = list(others)
     settled = best(claim.position for claim in claims if claim.settled)
@@ -133,14 +133,16 @@ def lineage_to_follow(own: Claim, others: Iterable[Claim]) -> LineagePosition:
 class PositionHistory:
     """The latest positions of one peer's lineage, and since when (swarm time) it had each.
 
-    Reports of others are seconds old, which may be some epochs: they are compared with where this peer stood then.
+    Reports of others are seconds old, which may be some epochs: they are compared with this peer's position at that
+    time.
     """
 
     def __init__(self) -> None:
         self._positions: deque[tuple[float, LineagePosition]] = deque(maxlen=1024)
 
     def note(self, position: LineagePosition, now: float, *, anew: bool = False) -> None:
-        """This peer has come to `position`; `anew`: from another lineage than those before."""
+        """This peer has come to `position`. `anew`: by another lineage than before, so earlier positions are
+        forgotten."""
         if anew:
             self._positions.clear()
         if not self._positions or self._positions[-1][1] != position:
@@ -148,18 +150,18 @@ class PositionHistory:
 
     @property
     def latest(self) -> LineagePosition | None:
-        """Where this peer stands."""
+        """The present position; None before the first."""
         return self._positions[-1][1] if self._positions else None
 
     def at(self, moment: float) -> LineagePosition | None:
-        """Where this peer stood then, or at the earliest moment that is remembered; None: nothing is."""
+        """This peer's position at a moment (swarm time), or the earliest that is remembered; None: there is none."""
         for since, position in reversed(self._positions):
             if since <= moment:
                 return position
         return self._positions[0][1] if self._positions else None
 
     def trail(self, position: LineagePosition, most: int) -> tuple[bytes, ...]:
-        """The latest lineages before `position`, oldest first."""
+        """The latest lineages before `position`, at most so many, oldest first."""
         before = [each.lineage for _, each in list(self._positions)[-most - 1 :] if each != position]
         return tuple(before[-most:])
 

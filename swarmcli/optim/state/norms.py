@@ -1,4 +1,4 @@
-"""How far an epoch's step went, and whether that was far more than usual: a jump of the loss can be explained by it."""
+"""How far an epoch's step went, and whether that was far more than usual, which may explain a jump of the loss."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-SAMPLED = 1 << 20  # values of the parameters whose way is measured, evenly taken; of fewer all
-USUAL_OF = 6  # steps whose median is the usual norm: it falls quickly while a model begins to learn
-LEAST_KNOWN = 5  # steps before any is called unusual
-FAR = 3.0  # times the usual norm: the least that was seen where a loss jumped; noise makes less of it
+SAMPLED = 1 << 20  # values of the parameters, evenly taken, whose change is measured; if there are fewer, all
+USUAL_OF = 6  # last steps whose median is the usual norm: it falls quickly while a model begins to learn
+LEAST_KNOWN = 5  # steps before any counts as unusual
+FAR = 3.0  # times the usual norm: the least with which a loss was seen to jump; noise stays below it
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +21,13 @@ class StepNorms:
     """Euclidean norms over all trained parameters; None: not finite."""
 
     gradient: float | None  # of the average as the optimizer got it: before it clips
-    update: float | None  # of the change of the parameters; an estimate where there are more than SAMPLED values
+    update: float | None  # of the parameters' change; an estimate if there are more than SAMPLED values
 
 
 def measure_step(
     parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], step: Callable[[], object]
 ) -> StepNorms:
-    """Makes the step. Reads the gradients once, and keeps a copy of at most about SAMPLED values meanwhile."""
+    """Makes the step and measures it. It reads the gradients once, and keeps a copy of about SAMPLED values at most."""
     gradient = math.hypot(*(torch.linalg.vector_norm(each).item() for each in gradients))
     before = _sample(parameters)
     step()
@@ -37,9 +37,9 @@ def measure_step(
 
 @torch.no_grad()
 def _sample(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A vector in host memory, scaled so that its norm is that of all values, about."""
+    """A sample of the values, a vector in host memory, scaled so that its norm is about that of all values."""
     stride = math.ceil(sum(parameter.numel() for parameter in parameters) / SAMPLED)
-    while math.gcd(stride, 210) > 1:  # otherwise it would meet the same columns of a matrix again and again
+    while math.gcd(stride, 210) > 1:  # otherwise it would take the same columns of a matrix again and again
         stride += 1
     parts = []
     for parameter in parameters:
@@ -50,7 +50,7 @@ def _sample(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class UsualNorms:
-    """Remembers the norms of the last steps, and tells of one that went far beyond them: once for each row of such."""
+    """Remembers the norms of the last steps, and warns of a step far beyond them: once for each row of such steps."""
 
     def __init__(self) -> None:
         names = "averaged gradient (before clipping)", "update"
@@ -58,7 +58,7 @@ class UsualNorms:
         self._told = False
 
     def look(self, epoch: int, norms: StepNorms) -> str:
-        """Says what to tell a person of the step that led to `epoch`; "": nothing."""
+        """Takes in the norms of the step that led to `epoch`. Returns a warning for people; "": there is none."""
         found = []
         for (name, last), norm in zip(self._last.items(), (norms.gradient, norms.update), strict=True):
             usual = statistics.median(last) if len(last) >= LEAST_KNOWN else math.inf

@@ -1,4 +1,4 @@
-"""A peer's copy of what the run trains, and where it lives: in the model, or as copies in host memory.
+"""A peer's copy of what the run trains, and where it lies: in the model, or in host memory.
 
     in place     model ◀──────────── the optimizer steps ─────────────
     offloaded    model ─ gradients ─▶ host copies ◀─ the optimizer steps
@@ -26,10 +26,11 @@ T = TypeVar("T")
 
 
 class Replica:
-    """A training state whose changes exclude each other and run beside the loop; nobody sees it half changed.
+    """A training state whose changes exclude each other, and run beside the loop if they take long. Nobody sees it half
+    changed.
 
-    The model computes with the state's own parameters or, where the optimizer lives elsewhere, with copies of them,
-    which only change by `publish`.
+    The model computes with the state's own parameters or, if the optimizer steps others, with copies of these, which
+    only `publish` changes.
     """
 
     def __init__(
@@ -38,15 +39,15 @@ class Replica:
         placement: ParameterPlacement,
         buffers: Buffers | None = None,
     ) -> None:
-        """`buffers`: the model's, where the state has copies of them."""
+        """`buffers`: the model's, if the state has copies of them."""
         self.state = state
         self.placement = placement
         self.buffers = buffers or Buffers([])
         self._nbytes = sum(parameter.nbytes for parameter in state.parameters)
-        # An optimizer with statistics in other processes waits for them: then nothing is small enough for the loop.
+        # An optimizer with statistics in other processes waits for these: then no work is short enough for the loop.
         if state.statistics.waits or getattr(state.optimizer, "waits", False):
             self._nbytes = max(self._nbytes, OFFLOAD_FROM)
-        self.generation = 0  # how often another state has come in this one's place
+        self.generation = 0  # how often another state has replaced this one
         self._lock = asyncio.Lock()  # held while the state changes or is copied
 
     @property
@@ -54,30 +55,34 @@ class Replica:
         return self.state.position
 
     async def change(self, action: Callable[[], T]) -> T:
-        """Runs `action`, which changes the state or gives a new one, with all processors. Then it is wholly done.
+        """Runs `action`, which changes or copies the state, with all processors, to its end.
 
-        The step of a small model takes a third of a millisecond; handing it to another thread, which has to win the
-        interpreter from this one and back, takes up to 6 ms on a busy machine.
+        Small work runs in the loop's thread: the step of a small model takes a third of a millisecond, and handing it
+        to another thread, which has to get the interpreter from this one and give it back, up to 6 ms on a busy
+        machine.
         """
         async with self._lock:
             return await on_all_processors(self._nbytes, action)
 
     async def _beside(self, work: Callable[[], T]) -> T:
-        """Runs `work`, which takes no processor from the trainer, while nobody else reads or changes the state."""
+        """Runs `work` on one processor, so as not to slow down the trainer, while nobody else reads or changes the
+        state.
+        """
         async with self._lock:
             return await on_executor(self._nbytes, work)
 
     async def alone(self, action: Callable[[], T]) -> T:
-        """Runs `action` while nobody else reads or changes the state. It may wait: it is never on the event loop."""
+        """Runs `action` while nobody else reads or changes the state. It may block: it never runs on the event loop."""
         async with self._lock:
             return await offload(action)
 
     async def publish(self) -> None:
-        """The model computes with the present parameters from now on. To be called while the trainer waits."""
+        """From now on the model computes with the present parameters. Only while the trainer waits."""
         await self._beside(lambda: self._publish(self.placement.publish))
 
     async def rest(self) -> None:
-        """The same, to be saved: what the model has learned beside the state comes back when it is published again."""
+        """Gives the model the state's parameters alone, to be saved. What the model has learned beside them comes back
+        with the next `publish`."""
         await self._beside(lambda: self._publish(self.placement.rest))
 
     def _publish(self, publish: Callable[[], None]) -> None:
@@ -85,20 +90,20 @@ class Replica:
         self.buffers.publish()
 
     async def check(self) -> None:
-        """Raises OptimizerError if something was changed that must stay; see ParameterPlacement.check."""
+        """Raises OptimizerError if something was changed that must stay as it was; see ParameterPlacement.check."""
         await self._beside(self.placement.check)
 
     async def capture(self) -> CapturedState:
-        """A copy that later steps do not change."""
+        """Returns a copy that later steps do not change. Raises OptimizerError if the state is torn."""
         return await self._beside(lambda: self.state.capture().clone())
 
     async def restore(self, captured: CapturedState) -> None:
-        """Takes over a state. ValueError: it does not fit. For other errors see TrainingState.restore."""
+        """Takes over a state. Raises ValueError if it does not fit; for other errors see TrainingState.restore."""
         async with self._lock:
             try:
                 await on_executor(self._nbytes, self.state.restore, captured)
             finally:
-                if self.state.torn:  # what is being averaged of the former state must not be applied to this one
+                if self.state.torn:  # an average of the old state must not be applied to this one
                     self.generation += 1
             self.buffers.replace()
             await on_executor(self._nbytes, self.placement.publish)
@@ -111,9 +116,9 @@ class Replica:
     async def load_checkpoint(
         self, state_dict: Mapping[str, Any], accepted: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        """See TrainingState.read_checkpoint; the model's parameters are those of the checkpoint. ValueError or
-        OptimizerError: it was refused, and nothing has changed, the copies of an offloaded optimizer included.
-        `accepted` is called before anything changes."""
+        """Takes over a checkpoint, see TrainingState.read_checkpoint; the model has its parameters already. `accepted`
+        is called before anything changes. Raises ValueError or OptimizerError if the checkpoint is refused: then
+        nothing has changed, nor have the copies of an offloaded optimizer."""
         async with self._lock:
             place, read = self.placement, self.state.read_checkpoint
             place.check()
@@ -131,7 +136,8 @@ Params = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
 
 
 class ParameterPlacement:
-    """`model_parameters[i]` is what the model computes with, `state_parameters[i]` what the optimizer steps.
+    """Where the parameters lie: the model computes with `model_parameters[i]`, the optimizer steps
+    `state_parameters[i]`.
 
     Both are in the order of the optimizer's parameter groups.
     """
@@ -152,24 +158,22 @@ class ParameterPlacement:
                 )
 
     def check(self) -> None:
-        """Raises OptimizerError, which names the parameter, if something was changed that must stay as it was.
-
-        Not to be called while the optimizer steps.
-        """
+        """Raises OptimizerError, which names the parameter, if something was changed that must stay as it was. Not
+        while the optimizer steps."""
         self.check_trained()
 
     def publish(self) -> None:
-        """The model computes with the optimizer's parameters of this moment from now on."""
+        """From now on the model computes with the optimizer's present parameters."""
 
     def rest(self) -> None:
-        """The model has the optimizer's parameters and nothing else, to be saved, until they are published again."""
+        """Gives the model the optimizer's parameters alone, to be saved, until the next `publish`."""
         self.publish()
 
     def shift(self) -> None:
-        """The state's parameters are about to change by something else than a step."""
+        """The state's parameters are about to change, and not by a step."""
 
     def adopt(self) -> None:
-        """The optimizer goes on from the model's parameters of this moment: they have been restored, for example."""
+        """The optimizer goes on from the model's present parameters, which have been restored, for example."""
 
 
 class InPlace(ParameterPlacement):
@@ -182,10 +186,10 @@ class InPlace(ParameterPlacement):
 class Offloaded(ParameterPlacement):
     """The optimizer steps copies in host memory, and its statistics are there too.
 
-    The copies have the model's types: so they are bit for bit what a peer without offloading holds, and peers of one
-    run may choose for themselves. A user who wants the optimizer to step in float32 keeps the model's parameters in
-    float32 and computes under autocast. Copies are pinned where the model's parameters are on a CUDA device. Parameters
-    that nobody trains have none.
+    The copies have the model's types: so they equal, bit for bit, what a peer without offloading holds, and each peer
+    of a run may choose. If you want the optimizer to step in float32, keep the model's parameters in float32 and
+    compute under autocast. Copies are pinned if the model's parameters are on a CUDA device. Parameters that nobody
+    trains have no copies.
 
     `optimizer` is what the factory made of the copies, with the groups and their options as they were given.
     """
@@ -193,9 +197,10 @@ class Offloaded(ParameterPlacement):
     def __init__(self, params: Params, factory: Callable[[Any], torch.optim.Optimizer]) -> None:
         """`params`: parameters, (name, parameter) pairs or groups of them, as torch optimizers take them.
 
-        Raises TypeError or ValueError if they are none, or if the optimizer is for others than the copies.
+        Raises TypeError or ValueError for anything else, and if the factory's optimizer has other parameters than the
+        copies.
         """
-        self._copies: dict[torch.Tensor, torch.Tensor] = {}  # of the model's parameters
+        self._copies: dict[torch.Tensor, torch.Tensor] = {}  # parameter of the model → its copy
         self.optimizer = factory([self._copied(item) for item in _as_list(params, "params")])
         if not isinstance(self.optimizer, torch.optim.Optimizer):
             raise TypeError(
@@ -238,7 +243,7 @@ class Offloaded(ParameterPlacement):
             copy.copy_(parameter)
 
     def _copied(self, item: Any) -> Any:
-        """The same with copies in the places of the model's parameters."""
+        """Returns the item with copies in place of the model's parameters."""
         if isinstance(item, torch.Tensor):
             if item not in self._copies and item.requires_grad:
                 copy = item.detach().to("cpu", copy=True)

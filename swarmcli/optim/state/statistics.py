@@ -1,11 +1,11 @@
 """An optimizer's statistics, wherever they are, and its settings as plain values that travel.
 
-Statistics are in the optimizer's own memory, or shared out among the processes of a site. A statistic's *place* is
-`<parameter index>/<name>`, parameters being counted in the order of the optimizer's groups.
+Statistics are in the optimizer's own memory, or divided among the processes of a site. A statistic's *place* is
+`<parameter index>/<name>`; parameters count in the order of the optimizer's groups.
 
-Settings of optimizers and schedulers travel as values that msgpack carries. Values that arrive from a donor are fitted
-to a template, the value that this peer holds in the same place: the same keys, the same kinds. So a donor can change a
-learning rate, never what kind of thing it is.
+Settings of optimizers and schedulers travel as values that msgpack can encode. Values from a donor have to fit a
+template, the value that this peer holds in the same place: the same keys, the same kinds. So a donor can change a
+learning rate, but not what kind of thing it is.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Statistics(Protocol):
-    """A training state asks this of its statistics. An optimizer that keeps them elsewhere has one as `.statistics`.
+    """What a training state needs of an optimizer's statistics. An optimizer that keeps them elsewhere has one as
+    `.statistics`.
 
-    Every method may block where they lie in other processes (`waits`), so none is for an event loop then. While one
-    runs nobody steps the optimizer. SiteError: another process is gone.
+    While a method runs nobody steps the optimizer. SiteError: another process is gone.
 
-    waits  whether its methods wait for other processes
-    spool  the directory for the file that a downloaded state goes through; None: it fits into memory
+    waits  whether methods wait for other processes: then none is for an event loop
+    spool  directory of the file through which a downloaded state goes; None: it fits into memory
     """
 
     waits: bool
     spool: Path | None
 
     def capture(self) -> tuple[dict[str, AnyTensor], dict[str, Any]]:
-        """By place: tensors, live ones or distant copies of this moment; and what is no tensor as plain values."""
+        """Returns place → tensor, a live one or a distant copy of this moment; and place → plain value for the rest."""
 
     def staged(
         self, tensors: Mapping[str, AnyTensor], numbers: Mapping[str, Any], groups: Sequence[dict[str, Any]]
     ) -> AbstractContextManager[Callable[[], None]]:
-        """Has all of these ready inside the block, beside what there is. The function that it yields puts them in its
-        place: what is not named is dropped, and the options of the parameter groups are these. If it is not called,
-        nothing changes.
+        """Keeps new statistics ready inside the block, beside the present ones. The function that it yields replaces
+        the present ones by these, and the options of the parameter groups by `groups`. If nobody calls it, nothing
+        changes.
 
-        All that comes has been checked to be of parameters that there are.
+        The caller has checked that all places are of existing parameters.
         """
 
 
 class OwnStatistics:
-    """Those of a plain torch optimizer."""
+    """The statistics of a plain torch optimizer."""
 
     waits = False
     spool: Path | None = None
@@ -80,14 +80,14 @@ class OwnStatistics:
 
 
 def statistics_of(optimizer: torch.optim.Optimizer) -> Statistics:
-    """The optimizer's own idea of where they are, if it has one."""
+    """The optimizer's own `.statistics`, if it has them; otherwise those of a plain torch optimizer."""
     found = getattr(optimizer, "statistics", None)
     return found if isinstance(found, Statistics) else OwnStatistics(optimizer)
 
 
 def groups_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Its parameter groups as its state dict has them, with places in place of parameters. Statistics that lie in other
-    processes are not fetched for that."""
+    """An optimizer's parameter groups as its state dict has them, with indices in place of parameters. This fetches no
+    statistics from other processes."""
     if not statistics_of(optimizer).waits:
         return list(optimizer.state_dict()["param_groups"])
     places = count()
@@ -95,10 +95,10 @@ def groups_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def by_place(state: Mapping[int, Mapping[str, Any]]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """An optimizer's statistics by parameter index and name: live tensors, and all else as plain values."""
+    """Place → live tensor, and place → plain value for the rest, from the `state` of an optimizer's state dict."""
     tensors: dict[str, torch.Tensor] = {}
     numbers: dict[str, Any] = {}
-    for index, statistics in sorted(state.items()):  # equal states are described by equal bytes anywhere
+    for index, statistics in sorted(state.items()):  # so that equal states have equal bytes everywhere
         for name, value in statistics.items():
             if isinstance(value, torch.Tensor):
                 tensors[f"{index}/{name}"] = value.detach()
@@ -122,8 +122,8 @@ def read_place(text: object) -> tuple[int, str]:
 
 
 def by_parameter(values: Mapping[str, T], parameters: Sequence[torch.Tensor]) -> dict[int, dict[str, T]]:
-    """Values by place as optimizers keep them. Raises ValueError for places that there are not, for too many, and for
-    tensors larger than their parameter."""
+    """Place → value, as optimizers keep it: parameter index → name → value. Raises ValueError for places that do not
+    exist, for too many values of a parameter, and for tensors larger than their parameter."""
     statistics: dict[int, dict[str, T]] = {}
     for place, value in values.items():
         index, name = read_place(place)
@@ -140,8 +140,8 @@ def by_parameter(values: Mapping[str, T], parameters: Sequence[torch.Tensor]) ->
 
 
 def check_travel(state: Mapping[Any, Any], parameters: Sequence[torch.Tensor]) -> None:
-    """Raises ValueError, with the reason, for statistics of an optimizer that no newcomer could download. `state`: that
-    of its `state_dict()`."""
+    """Raises ValueError, with the reason, for statistics that no newcomer could download. `state`: of the optimizer's
+    `state_dict()`."""
     for index, statistics in state.items():
         if not isinstance(index, int) or not isinstance(statistics, Mapping):
             raise ValueError(f"it keeps {str(index)[:40]!r} beside the statistics of its parameters")
@@ -176,7 +176,7 @@ def is_plain(value: Any) -> bool:
 
 
 def to_plain(value: Any) -> Any:
-    """The value made of dicts, lists, numbers, strings and None. Mapping entries that are not plain are left out."""
+    """The value as dicts, lists, numbers, strings and None, without mapping entries that cannot be plain."""
     if isinstance(value, torch.Tensor):
         return value.item()
     if isinstance(value, list | tuple):
@@ -187,7 +187,7 @@ def to_plain(value: Any) -> Any:
 
 
 def fit(template: Any, value: Any, where: str) -> Any:
-    """`value` in the form of `template`. Raises ValueError naming the place where they differ in kind."""
+    """Returns `value` in the form of `template`. Raises ValueError, which names the place where they differ in kind."""
     if isinstance(template, Mapping):
         return _fit_mapping(template, value, where)
     if isinstance(template, list | tuple):
