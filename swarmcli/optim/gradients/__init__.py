@@ -1,1 +1,1 @@
-"""How gradients of many batches become one."""
+"""How the gradients of many batches, and of many peers, become one."""

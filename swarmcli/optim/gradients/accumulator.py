@@ -1,4 +1,4 @@
-"""Gradients of many small batches as one gradient of a large one, and how the swarm's mean comes from everyone's."""
+"""Adds up gradients of small batches to one of a large batch, and makes the swarm's mean from everyone's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from swarmcli.compression import CompressionBase
 
 
-MOST_WEIGHT, LEAST_WEIGHT = 1e12, 1e-9  # of one batch, and of one peer's in a round
+MOST_WEIGHT, LEAST_WEIGHT = 1e12, 1e-9  # of one batch; of what one peer brings to a round
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class Weighed:
 
     @classmethod
     def of(cls, batch_size: int, weight: float | None = None) -> Weighed:
-        """Describes one batch. Raises ValueError unless the batch size is positive, and the weight (None: the same)
-        finite and not negative."""
+        """Describes one batch. `weight`: None: the batch size. Raises ValueError unless the batch size is positive, and
+        the weight 0 to MOST_WEIGHT."""
         if batch_size <= 0:
             raise ValueError(f"batch_size={batch_size!r}: expected a positive number of samples")
         weight = float(batch_size if weight is None else weight)
@@ -41,7 +41,7 @@ class Weighed:
 
     @property
     def in_round(self) -> Weighed:
-        """As reducers take it: samples of which none weighs anything are in the average as zeros of next to nothing."""
+        """As reducers take it: samples with weight 0 are in the average with next to no weight."""
         return replace(self, weight=max(self.weight, LEAST_WEIGHT)) if self.samples else self
 
     def __add__(self, other: Weighed) -> Weighed:
@@ -52,23 +52,23 @@ class Weighed:
 
 
 class GradientAccumulator:
-    """A peer makes here what it brings to the round that ends an epoch: weighted sums of gradients, and the host
-    buffers through which their mean goes to the swarm.
+    """What a peer brings to the round that ends an epoch: weighted sums of gradients, and the host buffers through
+    which their mean goes to the swarm.
 
         add, add, add ──▶ sums ── freeze ──▶ means ──▶ the round ─┬─ committed: settle
                            ▲                                      │
                            └──────────── restore ─────────────────┴─ dead, or undecided
 
-    `accumulators[i]` and `means[i]` have the shape of `parameters[i]`; both are kept in float32 where a parameter has
-    a shorter type, since sums over an epoch would lose what small gradients add. Sums live beside their parameters or
-    on `device`, means in host memory, where the network reads and writes them. After that the sums are as they
-    were until the next `add` makes room for its own.
+    `accumulators[i]` and `means[i]` have the shape of `parameters[i]`. Both are float32 if a parameter has a shorter
+    type, since sums over an epoch would lose what small gradients add. Sums lie beside their parameters or on `device`,
+    means in host memory, where the network reads and writes them. `freeze` leaves the sums as they are; the next `add`
+    makes them zero.
 
-    With `reuse` the accumulators are the parameters' own `.grad`, in the parameters' type, and backward
-    passes add to them: no second buffer. Their batches count equally, so within an epoch all batches weigh the
-    same, and nobody but this class may zero or replace the gradients.
+    With `reuse` the accumulators are the parameters' own `.grad`, in the parameters' type, and backward passes add to
+    them: no second buffer. All batches of an epoch then have one weight, and nobody but this class may zero or replace
+    the gradients.
 
-    `restore` and `settle` may be called beside `add`, from another thread; other calls exclude each other.
+    `restore` and `settle` may be called while another thread is in `add`; otherwise one call at a time.
     """
 
     waits = False  # whether `freeze` waits for other processes, so that it must not be called on an event loop
@@ -81,7 +81,8 @@ class GradientAccumulator:
         device: torch.device | str | None = None,
         means: Sequence[torch.Tensor] | None = None,
     ) -> None:
-        """`means`: the host buffers to use. Raises ValueError for such that do not fit."""
+        """`device`: of the sums; None: their parameters'. `means`: the host buffers to use; None: new ones. Raises
+        ValueError for buffers that do not fit, for no parameters, and for `reuse` with a device."""
         if not parameters:
             raise ValueError("parameters: expected at least one tensor with requires_grad")
         if reuse and device is not None:
@@ -95,16 +96,16 @@ class GradientAccumulator:
         self.means = tuple(_zeros(p, torch.device("cpu")) for p in self.parameters) if means is None else tuple(means)
         _check_means(self.means, self.parameters)
         self.times = 0  # calls of `add` since the sums were last empty
-        self.handed_in = Weighed()  # of what a round may be using the mean
-        self._summed = Weighed()  # of the sums
-        self._returned = Weighed()  # of what lies in `means` and belongs to the sums again
-        self._used = False  # the sums still are what was frozen: exact if it is restored, else to be zeroed
-        self._scale = 1.0  # what reused gradients are multiplied with; separate sums hold unscaled ones
-        self._unit = 1.0  # what each addition to a sum weighs: as much as the batch where gradients are reused
+        self.handed_in = Weighed()  # what is frozen: a round may be using its mean
+        self._summed = Weighed()  # what is in the sums
+        self._returned = Weighed()  # what was restored: it lies in `means`, and belongs to the sums again
+        self._used = False  # the sums still hold what was frozen: exact if it is restored, otherwise to be zeroed
+        self._scale = 1.0  # factor of reused gradients; separate sums hold unscaled ones
+        self._unit = 1.0  # weight of what backward passes add: of a batch if gradients are reused, otherwise 1
 
     @property
     def samples(self) -> int:
-        """Accumulated for the next round; what is frozen is not among them."""
+        """Samples that are accumulated for the next round, without those that are frozen."""
         return self._summed.samples + self._returned.samples
 
     @property
@@ -114,18 +115,19 @@ class GradientAccumulator:
 
     @torch.no_grad()
     def add(self, batch_size: int, scale: float | None = None, weight: float | None = None) -> bool:
-        """Takes in the parameters' present gradients, means over `batch_size` samples, or over what weighs `weight` of
-        them; returns True. A weight of 0: nothing in them counts, and only the samples do.
+        """Takes in the parameters' present gradients, means over `batch_size` samples. Returns False, and drops the
+        batch, if a gradient is not finite.
 
-        If one is not finite, the batch is dropped and False returned. With `scale` they are those of losses multiplied
-        by it; then everything but what is frozen is dropped with the batch, as all of it had one scale. Reused
-        gradients without a scale are only looked at when they are frozen: they hold the batch already.
+        `weight`: of the batch in the average (None: its samples); with 0 only its samples count. `scale`: the losses
+        were multiplied by it; then, if a gradient is not finite, everything that is accumulated, and not frozen, is
+        dropped with the batch, since all of it had one scale. Reused gradients without a scale are checked only when
+        they are frozen: they hold the batch already.
 
-        A parameter without gradient adds nothing. Raises ValueError, and adds nothing at all, if the batch size is
-        not positive, the weight is impossible, or a gradient is sparse or of another shape than its buffer. Reused
-        gradients hold the batch already, which cannot be undone: where it has another weight or scale than those
-        before it, or a gradient is another tensor, OptimizerError says so and all that the epoch had accumulated is
-        dropped.
+        A parameter without a gradient adds nothing. Raises ValueError, and adds nothing, if the batch size is not
+        positive, the weight is impossible, or a gradient is sparse or of another shape than its buffer. Reused
+        gradients hold the batch already, which cannot be undone: if it has another weight or scale than the batches
+        before it, or a gradient is another tensor, this drops all that the epoch has accumulated and raises
+        OptimizerError.
         """
         batch = Weighed.of(batch_size, weight)
         if self.reuse:
@@ -150,7 +152,9 @@ class GradientAccumulator:
 
     @torch.no_grad()
     def load_means(self) -> bool:
-        """Writes the mean over this peer's samples into `means`; zeros if it has none. Whether all is finite."""
+        """Writes the mean over this peer's samples to `means`; zeros if it has none. Returns whether all of it is
+        finite.
+        """
         if self._returned.samples:
             self._merge_returned()
         for total, mean in zip(self.accumulators, self.means, strict=True):
@@ -161,10 +165,10 @@ class GradientAccumulator:
         return all(is_finite(mean) for mean in self.means)
 
     def freeze(self) -> Weighed:
-        """Writes the mean into `means` and empties the sums; returns what is in it.
+        """Writes the mean to `means` and empties the sums; returns what is in the mean.
 
-        Gradients that are not finite are worth nothing to anybody: then all are dropped, the means are zeros, and
-        nothing is in it. Gradients that were frozen earlier and neither settled nor restored are used up.
+        If it is not finite, all gradients are dropped, the means are zeros, and nothing is in them. What was frozen
+        earlier, and neither settled nor restored, is lost.
         """
         if not self.load_means():
             self.reset()
@@ -174,13 +178,13 @@ class GradientAccumulator:
         return self.handed_in
 
     def settle(self, counted: bool = True) -> None:
-        """The parameters step: what was frozen is used up, though a round may not have `counted` it, since it is of the
-        parameters before. Without effect if nothing was."""
+        """The parameters step: what was frozen is used up, even if no round has `counted` it, since it is of the old
+        parameters. Without effect if nothing was frozen."""
         self.handed_in = Weighed()
 
     def restore(self) -> None:
-        """No round used what was frozen: it counts again, once. `means` must be as `freeze` wrote them until the
-        next `add` or `freeze`, which is when they return to the sums. Without effect if nothing was frozen."""
+        """No round has used what was frozen: it counts again, once. Until the next `add` or `freeze`, which takes them
+        back into the sums, `means` must stay as `freeze` wrote them. Without effect if nothing was frozen."""
         self._returned, self.handed_in = self._returned + self.handed_in, Weighed()
 
     def reset(self) -> None:
@@ -224,7 +228,7 @@ class GradientAccumulator:
 
     @torch.no_grad()
     def _merge_returned(self) -> None:
-        """Into the sums; those that were frozen, and that nothing was added to since, are what it was."""
+        """Takes what was restored back into the sums: from `means`, unless the sums still hold it."""
         if self._used:
             self._used = False
         else:
@@ -234,14 +238,14 @@ class GradientAccumulator:
         self._summed += returned
 
     def _make_ready(self) -> None:
-        """Before gradients are added to the sums: they are empty, or hold what counts."""
+        """Makes the sums zero, or what counts, before gradients are added to them."""
         if self._returned.samples:
             self._merge_returned()
         if self._used:
             self._zero()
 
     def _empty(self, keep_until_needed: bool) -> None:
-        # Backward passes do not ask before they add to reused gradients.
+        # Reused gradients are zeroed at once: the next backward pass adds to them.
         self._used = True
         if self.reuse or not keep_until_needed:
             self._zero()
@@ -254,13 +258,13 @@ class GradientAccumulator:
 
 
 class GradientMethod:
-    """One peer's side of it. Works on the means of one GradientAccumulator; belongs to one AveragerCore.
+    """How gradients are averaged, at one peer. It works on the means of one GradientAccumulator, for one AveragerCore.
 
-    Around a round: `load` when the means are frozen; the round, or `alone`; `finish` when it committed. A round
-    that failed calls for nothing, since nothing that outlives a round has changed: `load` may simply follow again.
+    Around a round: `load` when the means are frozen; the round, or `alone`; `finish` when it has committed. If a round
+    fails, nothing that outlives rounds has changed, and `load` may follow again.
 
-    This one averages the means as they are, in place, by one weighted all-reduce: nothing outlives a round.
-    `beside` are averaged with them in the same round as they are.
+    This one averages the means as they are, in place, by one weighted all-reduce: nothing outlives a round. The tensors
+    `beside` are averaged in the same round, as they are.
     """
 
     def __init__(self, means: Sequence[torch.Tensor], beside: Sequence[torch.Tensor] = ()) -> None:
@@ -269,7 +273,7 @@ class GradientMethod:
         # The averager is made with these, and keeps them of committed rounds for replays.
         self.tensors: Sequence[torch.Tensor] = [*means, *beside]
         self.beside = tuple(beside)
-        self.samples = 0.0  # the weight of what is loaded; 0: nothing is, or it weighs next to nothing
+        self.samples = 0.0  # the weight of what is loaded; 0: nothing is loaded, or it has next to no weight
 
     @property
     def program(self) -> RoundProgram | None:
@@ -283,37 +287,39 @@ class GradientMethod:
 
     @property
     def shared(self) -> Mapping[str, torch.Tensor]:
-        """Everything that all peers hold alike beside their parameters, and a newcomer needs: name → tensor."""
+        """Name → tensor, of what all peers hold alike beside their parameters, and a newcomer needs."""
         return {}
 
     @property
     def own(self) -> Mapping[str, torch.Tensor]:
-        """Everything that belongs to this peer, and goes nowhere but into its checkpoints."""
+        """Name → tensor, of what only this peer has, and what only goes into its checkpoints."""
         return {}
 
     def load(self, weight: float) -> None:
-        """The accumulator's means, with this weight, are what the next round averages."""
-        self.samples = weight if weight > LEAST_WEIGHT else 0.0  # what is divided by next to nothing is no mean
+        """The next round averages the accumulator's present means, with this weight."""
+        self.samples = weight if weight > LEAST_WEIGHT else 0.0  # no method can divide by less
 
     def alone(self) -> None:
-        """`tensors` become what a round with nobody else would give."""
+        """Makes `tensors` what a round with nobody else would give."""
 
     def finish(self, weight: float, counted: bool) -> None:
-        """`tensors` hold what a round of this total weight gave: writes `averaged`, and moves what outlives the round.
+        """`tensors` hold the outcome of a round of this total weight: writes `averaged`, and changes what outlives
+        rounds.
 
-        `counted`: what was loaded here is in it; False where this peer was left out, or follows a round of others.
-        The means that were loaded are used up.
+        `counted`: what was loaded here is in it; False if this peer was left out, or replays a round of others. The
+        means that were loaded are used up.
         """
 
     def set_aside(self) -> None:
-        """A round may have used what was loaded. `load` may follow before `forget_aside` says whether it has."""
+        """A round may have counted what was loaded. `load` may follow; later `forget_aside` says whether the round
+        has."""
 
     def forget_aside(self, *, counted: bool) -> None:
-        """Whether a round has `counted` what was set aside, if anything was."""
+        """A round has, or has not, `counted` what was set aside. Without effect if nothing was."""
 
     @torch.no_grad()
     def reset_own(self) -> str:
-        """The parameters are others than those that `own` came from: drops it. Says in words what is lost; "":
+        """Drops `own`, since the parameters from which it came have been replaced. Returns what is lost, in words; "":
         nothing."""
         norm = math.hypot(*(float(each.norm()) for each in self.own.values()))
         for each in self.own.values():
@@ -323,8 +329,8 @@ class GradientMethod:
 
 @contextmanager
 def lent(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Inside the block these are the parameters' gradients, in their types and on their devices; then the user's own
-    are back."""
+    """Inside the block the parameters have these gradients, in their own types and on their own devices; afterwards
+    they have the user's again."""
     users = [parameter.grad for parameter in parameters]
     try:
         for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -336,12 +342,12 @@ def lent(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) 
 
 
 def all_finite(gradients: Iterable[torch.Tensor]) -> bool:
-    """Whether no value is infinite or no number. One pass over each tensor and no copy; waits for each device once."""
+    """Whether all values are finite numbers. It reads each tensor once, copies none, and waits once for each device."""
     finite: dict[torch.device, list[torch.Tensor]] = {}
     for gradient in gradients:
         values = gradient.coalesce().values() if gradient.is_sparse else gradient
         if values.device.type == "cpu":
-            if not is_finite(values):  # a sum: there the norm takes 25 times as long
+            if not is_finite(values):  # on a processor the norm below would take 25 times as long
                 return False
         elif values.numel():
             largest = torch.linalg.vector_norm(values.detach(), ord=float("inf"))
@@ -350,7 +356,7 @@ def all_finite(gradients: Iterable[torch.Tensor]) -> bool:
 
 
 def sum_type(dtype: torch.dtype) -> torch.dtype:
-    """In which gradients of this type are summed and averaged."""
+    """The type in which gradients of this type are added up and averaged."""
     return torch.float32 if dtype.itemsize < 4 else dtype
 
 
@@ -370,7 +376,7 @@ def _check_means(means: Sequence[torch.Tensor], parameters: Sequence[torch.Tenso
 
 
 def _own_gradient(parameter: torch.Tensor) -> torch.Tensor:
-    """The parameter's `.grad`, which is zero from now on."""
+    """Sets the parameter's `.grad` to zeros, and returns it."""
     parameter.grad = torch.zeros_like(parameter, requires_grad=False)
     return parameter.grad
 

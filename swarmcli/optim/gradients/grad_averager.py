@@ -22,20 +22,20 @@ logger = logging.getLogger(__name__)
 
 
 class GradientAverager(DecentralizedAverager):
-    """For training loops that decide themselves when to average; the Optimizer does all of this by itself.
+    """For training loops that decide themselves when to average; with the Optimizer you need none.
 
         averager.accumulate_grads_(batch_size)          # after each backward pass
         control = averager.schedule_step()              # finds a group while the last batches are computed
-        averager.step(control=control)                  # averages, weighted by samples or what else was given
+        averager.step(control=control)                  # averages, weighted by samples, or by the weights that you gave
         with averager.use_averaged_gradients():
             optimizer.step()
 
-    Peers average with those of the same `prefix` whose parameters have the same shapes. The tensors that are averaged
-    are buffers in host memory beside the accumulators, so a round that fails costs nothing that was accumulated.
-    Methods are for one thread.
+    Peers average with those of the same `prefix` whose parameters have the same shapes. What is averaged lies in
+    buffers in host memory beside the accumulators, so a round that fails loses nothing that was accumulated. Use the
+    methods from one thread.
     """
 
-    _by_differences = False  # gradients are new ones in each round
+    _by_differences = False  # each round has new gradients
 
     def __init__(
         self,
@@ -51,13 +51,13 @@ class GradientAverager(DecentralizedAverager):
         start: bool = True,
         **averager_options: Any,
     ) -> None:
-        """Parameters without `requires_grad` are passed over.
+        """Skips parameters without `requires_grad`. Raises ValueError and TypeError for arguments that make no sense.
 
-        reuse_grad_buffers   accumulate in the parameters' own `.grad`: no zero_grad between steps, batches of one size
-        accumulate_grads_on  where the sums live; None: beside the parameters
-        warn                 say in the log when averages were not used before the next step, or accumulators not reset
-        averaged_grads       host tensors in which the averages arrive, one for each parameter; None: made here
-        averager_options     those of DecentralizedAverager
+        reuse_grad_buffers   accumulates in the parameters' own `.grad`: no zero_grad between steps, batches of one size
+        accumulate_grads_on  device of the sums; None: that of their parameters
+        warn                 warns in the log if averages were not used before the next step, or accumulators not reset
+        averaged_grads       host tensors for the averages, one for each parameter; None: new ones
+        averager_options     of DecentralizedAverager
         """
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         self._gradients = GradientAccumulator(
@@ -67,8 +67,8 @@ class GradientAverager(DecentralizedAverager):
         self._program = self._method.program
         self._warn = warn
         self._last: StepControl | None = None  # of a step whose outcome has not been taken in
-        self._emptied = False  # the accumulators gave away to it what they had
-        self._unused = False  # averages have come that nobody has used
+        self._emptied = False  # that step has emptied the accumulators
+        self._unused = False  # there are averages that nobody has used
         self._kept = False  # what is in the accumulators has been in a round already
         super().__init__(
             self._method.tensors, dht, prefix=prefix, client_mode=client_mode, start=start, **averager_options
@@ -76,7 +76,8 @@ class GradientAverager(DecentralizedAverager):
 
     @classmethod
     def get_factory(cls, **options: Any) -> Callable[..., GradientAverager]:
-        """A function of what is still missing, with these options filled in. The Optimizer's `grad_averager`."""
+        """Returns a function that takes the missing arguments; these options are filled in. For the Optimizer's
+        `grad_averager`."""
         return partial(cls, **options)
 
     @property
@@ -88,10 +89,10 @@ class GradientAverager(DecentralizedAverager):
         return self._gradients.times
 
     def accumulate_grads_(self, batch_size: int, weight: float | None = None) -> None:
-        """Adds the parameters' gradients, each the mean over `batch_size` samples, or over what `weight` counts, such
-        as tokens. ValueError: they do not fit.
+        """Adds the parameters' gradients, means over `batch_size` samples, or over what `weight` counts, such as
+        tokens. Raises ValueError if they do not fit.
 
-        Unless the gradients are reused buffers, a batch with one that is not finite is dropped.
+        A batch with a gradient that is not finite is dropped, unless gradients are reused buffers.
         """
         if self._kept and self._warn:
             logger.warning("gradients are added to some that have been averaged already: reset_accumulated_grads_()")
@@ -100,17 +101,19 @@ class GradientAverager(DecentralizedAverager):
             logger.warning("%d samples are dropped: their gradients are not finite", batch_size)
 
     def reset_accumulated_grads_(self) -> None:
-        """Forgets what was accumulated. A round under way goes on with what it was given."""
+        """Drops what was accumulated. A round under way goes on with what it has."""
         self._kept = False
         self._gradients.reset()
 
     def load_accumulators_into_averager_(self) -> None:
-        """Writes the mean over this peer's samples into the buffers of the averages; zeros without samples."""
+        """Writes the mean over this peer's samples to the buffers of the averages; zeros without samples. Raises
+        RuntimeError while a step is under way."""
         with self._at_rest():
             self._gradients.load_means()
 
     def schedule_step(self, scheduled_time: float | None = None, **step_options: Any) -> StepControl:
-        """Begins to find a group. The round waits for `step(control=…)`; `scheduled_time` is swarm time."""
+        """Begins to find a group, and returns at once. The round waits for `step(control=…)`. `scheduled_time`: swarm
+        time before which the group does not begin."""
         return DecentralizedAverager.step(
             self, scheduled_time=scheduled_time, require_trigger=True, wait=False, **step_options
         )
@@ -123,13 +126,17 @@ class GradientAverager(DecentralizedAverager):
         timeout: float | None = None,
         wait: bool = True,
     ) -> RoundResult | StepControl | None:
-        """Averages what was accumulated; `weight` is that of the batches in it unless given.
+        """Averages what was accumulated.
 
-        Waits for the outcome and returns it, None if the round failed: what was accumulated is back in the
-        accumulators then, which are empty otherwise (unless `reset_accumulators` is False: then they stay as they are).
-        With `wait=False` the control is returned, and the outcome taken in when the averages are used, or by the next
-        call. `timeout` bounds finding a group, in seconds, and is for a step without `control`. Gradients that are not
-        finite are dropped, and this peer takes part without weight.
+        weight              of this peer's mean; None: that of the batches in it
+        reset_accumulators  True: a step empties the accumulators; if the round fails, they get back what they had
+        control             what `schedule_step` has returned; None: this call finds a group
+        timeout             seconds for finding a group, for a step without `control`
+        wait                True: waits for the outcome, and returns it, or None if the round failed. False: returns the
+                            control; the outcome is taken in when the averages are used, or by the next call
+
+        If gradients are not finite, they are dropped, and this peer takes part with weight zero. Raises RuntimeError
+        for a control that was used before, and while the last step is under way.
         """
         if control is not None and control.triggered:
             raise RuntimeError("this control has been used for a step already")
@@ -153,9 +160,9 @@ class GradientAverager(DecentralizedAverager):
 
     @contextmanager
     def use_averaged_gradients(self) -> Iterator[None]:
-        """Inside the block the parameters' gradients are the averaged ones; afterwards the user's own are back.
+        """Inside the block the parameters have the averaged gradients; afterwards they have the user's again.
 
-        Waits for the end of a step under way. If that fails they are what the buffers hold, this peer's own means.
+        Waits for the end of a step under way. If that fails, they are what the buffers hold: this peer's own means.
         """
         self._take_in_outcome()
         self.notify_used_averaged_gradients()
@@ -163,7 +170,7 @@ class GradientAverager(DecentralizedAverager):
             yield
 
     def notify_used_averaged_gradients(self) -> None:
-        """The averages have been used, in another way than by `use_averaged_gradients`."""
+        """Call it if you have used the averages in another way than by `use_averaged_gradients`."""
         self._unused = False
 
     # Inside
@@ -172,7 +179,7 @@ class GradientAverager(DecentralizedAverager):
         return GradientMethod(accumulator.means)
 
     def _wait_for(self, control: StepControl) -> RoundResult | None:
-        """None: waiting longer makes no sense."""
+        """Waits for the round's result. None: waiting longer makes no sense."""
         return control.result()
 
     def _freeze(self, control: StepControl, weight: float | None, empty: bool) -> None:
@@ -215,4 +222,4 @@ class GradientAverager(DecentralizedAverager):
             self._unused, self._kept = True, not self._emptied
 
     def _committed(self, result: RoundResult) -> None:
-        """Called with the tensors held when a round has been taken in."""
+        """Called, while the tensors are held, after a committed round was taken in."""

@@ -1,11 +1,11 @@
 """The linear algebra of low-rank averaging: pure functions, the same on every peer.
 
     E    (rows, cols)  what is compressed
-    Q    (cols, rank)  from the last round; its columns span what E did to the last P
+    Q    (cols, rank)  from the last round: Eᵀ P of that round
     P    (rows, rank)  E Q, made orthonormal; then Q = Eᵀ P, and P Qᵀ is the best approximation of E in the span of P
 
-All peers decide alike, since they decide on bits that they share, in float64: averages of all-reduces are equal to
-the last bit everywhere, what processors make of them is not.
+All peers decide alike, since they decide by bits that they share, and in float64: averages of all-reduces are equal to
+the last bit everywhere, but what processors compute from them is not.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from collections.abc import Sequence
 import numpy
 import torch
 
-# Lengths of columns below this share of the usual. Rounding errors along what was taken out before grow by its inverse
-# from round to round. Random matrices have 0.2 and more; orthogonal ones with noise of size x about 3 x.
+# A column that is shorter than this share of its usual length says next to nothing: the inverse of the share is how
+# much rounding errors along the columns before it grow each round. Random matrices have 0.2 and more; orthogonal ones
+# with noise of size x about 3 x.
 _NEARLY_INVARIANT = 0.02
-_SLACK = 16.0  # rounding errors up to so many times the unit are nothing but rounding errors
+_SLACK = 16.0  # times the unit roundoff: what is no larger is a rounding error
 
 
 def flattened(shape: Sequence[int]) -> tuple[int, int] | None:
-    """The two dimensions that a tensor is flattened to; None if it has fewer than two that are not 1, or is empty.
+    """The two dimensions to which a tensor is flattened; None if it has fewer than two that are not 1, or is empty.
 
-    Neighbours with the smallest product are merged until two are left, which keeps the matrix as square as it can be.
+    Neighbors with the smallest product are merged until two are left, which keeps the matrix nearly square.
     """
     extents = [extent for extent in shape if extent != 1]
     if len(extents) < 2 or 0 in extents:
@@ -43,14 +44,14 @@ def saved(rows: int, cols: int, rank: int) -> float:
 
 
 def drawn(seed: bytes, *label: int, length: int, dtype: torch.dtype) -> torch.Tensor:
-    """(length,) of numbers between −1 and 1 that everyone draws alike, on any processor and with any library."""
+    """(length,) numbers between −1 and 1, equal at all peers, on any processor and with any library."""
     name = b"swarm column" + b"".join(number.to_bytes(8, "big") for number in label)
     digits = hashlib.shake_128(seed + name).digest(4 * length)
     return torch.from_numpy(numpy.frombuffer(digits, dtype="<i4") / 2.0**31).to(dtype)
 
 
 def vanished(matrix: torch.Tensor) -> list[int]:
-    """The columns that are zero, or so small that products with them are."""
+    """The columns that are zero, or so small that their squares vanish."""
     least = math.sqrt(torch.finfo(matrix.dtype).tiny)
     return (matrix.abs().amax(dim=0) <= least).nonzero().flatten().tolist()
 
@@ -66,7 +67,7 @@ def redrawn(matrix: torch.Tensor, columns: Sequence[int], seed: bytes, *label: i
 
 
 def orthonormalized(matrix: torch.Tensor, seed: bytes, *label: int) -> torch.Tensor:
-    """An orthonormal basis (rows, rank) of the columns' span. Rank must not be above the number of rows.
+    """An orthonormal basis (rows, rank) of the columns' span. The rank must not be above the number of rows.
 
     Columns that lie, up to rounding, in the span of those before them are drawn anew from the seed.
     """
@@ -81,10 +82,10 @@ def orthonormalized(matrix: torch.Tensor, seed: bytes, *label: int) -> torch.Ten
 
 
 def stuck(product: torch.Tensor, right: torch.Tensor) -> list[int]:
-    """Columns of E `right` that say next to nothing about E.
+    """The columns of `product`, which is E `right`, that say next to nothing about E.
 
-    `right` is Eᵀ P of the last round, so with an E much like that one, column j has about the length |right_j|². Where
-    nearly all of it is gone, the span of P was nearly invariant under E Eᵀ, and no error was left there to be seen.
+    `right` is Eᵀ P of the last round. If E is much like it was then, column j has about the length |right_j|². If
+    nearly all of that is missing, the span of P was nearly invariant under E Eᵀ, and no error is left in it.
     """
     unit, lengths = _normalized(product)
     _, remainders = _factored(unit)
@@ -93,7 +94,7 @@ def stuck(product: torch.Tensor, right: torch.Tensor) -> list[int]:
 
 
 def _normalized(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The columns in float64 and with length one, or zero, and their lengths."""
+    """The columns in float64 with length one, or zero; and their lengths before."""
     unit = matrix.double()
     largest = unit.abs().amax(dim=0)
     scale = torch.where(largest > 0, largest, torch.ones_like(largest))
@@ -104,7 +105,7 @@ def _normalized(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _factored(unit: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """An orthonormal basis, and per column how much of its unit length is not in the span of those before it."""
+    """An orthonormal basis, and for each column how much of its unit length is not in the span of those before it."""
     basis, upper = torch.linalg.qr(unit)
     diagonal = upper.diagonal()
-    return basis * diagonal.sign(), diagonal.abs()  # of two signs, which rounding may choose, always the same
+    return basis * diagonal.sign(), diagonal.abs()  # one sign: otherwise rounding could choose between two

@@ -22,11 +22,11 @@ _TRIES, _TAG_BYTES = 3, 32
 
 
 class LowRankGradientAverager(GradientAverager):
-    """The base of both. All peers hold something alike beside their gradients (`docs/powersgd.md`), so only
-    peers that have been in the same rounds average with each other.
+    """The base of both. Beside their gradients all peers hold equal tensors (`docs/powersgd.md`), so only peers that
+    have been in the same rounds average with each other.
 
-    A newcomer, and a peer that lost sight of a round, gets it from the others when it looks for its next group, and
-    what only it held (PowerSGD's residuals) is dropped then. `load_state_from_peers` does it at once.
+    A newcomer, or a peer that could not learn a round's outcome, downloads them from the others when it looks for its
+    next group, and drops what only it holds (PowerSGD's residuals). `load_state_from_peers` does that at once.
     """
 
     _kind: type[LowRankMethod]
@@ -39,26 +39,27 @@ class LowRankGradientAverager(GradientAverager):
         min_compression_ratio: float = 0.5,
         **options: Any,
     ) -> None:
-        """`averager_rank`: columns that each matrix is approximated with. Matrices of which less than the share
-        `min_compression_ratio` would be saved, and tensors of fewer than two dimensions, are averaged as they are.
-        For `options` see GradientAverager. Raises ValueError and TypeError.
+        """`averager_rank`: columns of the approximation of each matrix. Matrices that would save less than the share
+        `min_compression_ratio`, and tensors of fewer than two dimensions, are averaged as they are. GradientAverager
+        explains `options`. Raises ValueError and TypeError.
         """
         self._rank = Rank(averager_rank, min_compression_ratio)
-        self._state_epoch = 0  # rounds that what all share is the outcome of
+        self._state_epoch = 0  # rounds so far, of which the shared tensors are the outcome
         super().__init__(parameters, **options)
 
     def schedule_step(self, scheduled_time: float | None = None, **step_options: Any) -> StepControl:
-        """See GradientAverager. The outcome of the last step must be known: it says with whom this one is."""
+        """See GradientAverager. Raises RuntimeError while the last step is under way: its outcome decides with whom
+        this one averages."""
         with self._at_rest():
             pass
-        for _ in range(_TRIES):  # they may have a round while this peer downloads
+        for _ in range(_TRIES):  # the others may end another round while this peer downloads
             if not self._others_are_further():
                 break
             self.load_state_from_peers(timeout=60.0)
         return super().schedule_step(scheduled_time, **step_options)
 
     def get_current_state(self) -> tuple[Any, Sequence[torch.Tensor]]:
-        """Returns what all peers hold alike. Not the averaged tensors, which mean nothing between rounds."""
+        """Returns the tensors that all peers hold alike, not the averaged ones, which mean nothing between rounds."""
         with self.get_tensors():
             return {"rounds": self._state_epoch, "tag": self._tag}, list(copied(dict(self._method.shared)).values())
 
@@ -68,7 +69,8 @@ class LowRankGradientAverager(GradientAverager):
         return self._kind(accumulator.means, self._rank)
 
     def _wait_for(self, control: StepControl) -> RoundResult | None:
-        """Peers that are further form groups of their own: a peer that they have left behind would wait for ever."""
+        """Waits for the round's result; None if the others are further: they form groups of their own, and this peer
+        would wait for ever."""
         while True:
             try:
                 return control.result(timeout=2.0)
@@ -87,7 +89,7 @@ class LowRankGradientAverager(GradientAverager):
     def _committed(self, result: RoundResult) -> None:
         self._state_epoch += 1
         self._tag = hashlib.sha256(b"swarm low rank" + self._tag + result.round_id).digest()
-        self.state_sharing_priority = self._state_sharing_priority  # which makes known how far this peer is
+        self.state_sharing_priority = self._state_sharing_priority  # declares the new `_state_epoch` to newcomers
 
     async def _load_state(self, core: AveragerCore, timeout: float | None) -> tuple[Any, list[torch.Tensor]] | None:
         state = await super()._load_state(core, timeout)
@@ -98,7 +100,7 @@ class LowRankGradientAverager(GradientAverager):
         return state
 
     def _adopt(self, metadata: Any, tensors: Sequence[torch.Tensor]) -> None:
-        """Takes over what others hold, if they are further. A stranger's word: what does not fit is not taken."""
+        """Takes over what others hold, if they are further and it fits: it is a stranger's word."""
         rounds, tag = (metadata.get(key) if isinstance(metadata, dict) else None for key in ("rounds", "tag"))
         own = list(self._method.shared.values())
         fits = [(each.shape, each.dtype) for each in tensors] == [(each.shape, each.dtype) for each in own]
@@ -112,9 +114,9 @@ class LowRankGradientAverager(GradientAverager):
 
 
 class PowerSGDGradientAverager(LowRankGradientAverager):
-    """Sends two thin matrices in the place of each large one; what they lack stays with the peer and is sent later.
+    """Sends two thin matrices in place of each large one; what they lack stays with the peer, and it sends that later.
 
-    arXiv 1905.13727; formulas and what holds of them at `PowerSGDMethod`.
+    arXiv 1905.13727; `PowerSGDMethod` has the formulas.
     """
 
     _kind = PowerSGDMethod
@@ -123,7 +125,8 @@ class PowerSGDGradientAverager(LowRankGradientAverager):
 class PowerEFGradientAverager(LowRankGradientAverager):
     """Corrects an estimate of the mean gradient, which all peers share, by a matrix of low rank in each round.
 
-    EF21, arXiv 2106.05203, with PowerSGD's compression; formulas at `PowerEFMethod`. There is nothing of a peer's own.
+    EF21 (arXiv 2106.05203) with PowerSGD's compression; `PowerEFMethod` has the formulas. No peer
+    has anything of its own.
     """
 
     _kind = PowerEFMethod

@@ -1,11 +1,11 @@
-"""PowerSGD and PowerEF: gradients that travel as two thin matrices P and Q, in a round of two or three phases.
+"""PowerSGD and PowerEF: gradients travel as two thin matrices P and Q, in a round of two or three phases.
 
     P of every matrix                                          (rows, rank)
-    PowerEF: P once more, with other columns of Q where these said nothing
-    Q of every matrix, the other gradients                     (cols, rank)
+    PowerEF: P once more, with other columns of Q in place of those that said nothing
+    Q of every matrix, and the other gradients                 (cols, rank)
 
-A peer's own part of P and Q is linear in what it compresses, so weighted means of the parts are the P and Q of the
-weighted mean, whatever the weights.
+A peer's P and Q are linear in what it compresses, so their weighted means over peers are the P and Q of the weighted
+mean, whatever the weights.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from swarmcli.optim.gradients.low_rank import flattened, orthonormalized, redraw
 class Rank:
     """How far matrices are compressed. Raises ValueError or TypeError.
 
-    averager_rank           columns of P and Q; a matrix that has fewer rows or columns gets as many as those
-    min_compression_ratio   a matrix of which a smaller share would be saved is sent as it is
+    averager_rank           columns of P and Q; fewer for a matrix that has fewer rows or columns
+    min_compression_ratio   a matrix that would save a smaller share than this is sent as it is
     """
 
     averager_rank: int
@@ -42,7 +42,7 @@ class Rank:
             raise ValueError(f"min_compression_ratio must be below 1, got {self.min_compression_ratio!r}")
 
     def matrix(self, shape: Sequence[int]) -> tuple[int, int] | None:
-        """Rows and columns of a gradient that is compressed; None for one that is not."""
+        """Rows and columns of a gradient of this shape; None if it is not compressed."""
         extents = flattened(shape)
         if extents is None or saved(*extents, self.averager_rank) < self.min_compression_ratio:
             return None
@@ -51,8 +51,8 @@ class Rank:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A compressed gradient. `p` and `q` hold what the last round gave, P orthonormal; `right` is the Q of all peers
-    between rounds, zero before the first one."""
+    """A compressed gradient. `p` and `q` hold the last round's outcome, P orthonormal. `right` is the Q that all peers
+    hold between rounds, zero before the first one."""
 
     mean: torch.Tensor  # (rows, cols), of the accumulator's memory
     p: torch.Tensor  # (rows, rank)
@@ -68,21 +68,21 @@ class Matrix:
 
 
 class LowRankMethod(GradientMethod, ABC):
-    """Averages most matrices as products of two thin ones. It is the RoundProgram of its rounds, too, whose phases read
-    means and what outlives rounds, and change neither.
+    """Averages most matrices as products of two thin ones. It is also the RoundProgram of its rounds: the phases read
+    the means and what outlives rounds, and change neither.
 
-    A column of Q that has vanished, as that of a layer whose gradient was zero does, is drawn anew before it is used,
-    from a seed that the group shares: a product with it would be zero for ever.
+    A column of Q that has vanished, like that of a layer whose gradient was zero, is drawn anew before its use, from a
+    seed that the group shares: otherwise products with it would be zero for ever.
     """
 
     name: str
-    redraws_stuck = False  # whether columns of P that say nothing are asked for again with other columns of Q
+    redraws_stuck = False  # whether a second phase replaces columns of P that say nothing, by other columns of Q
 
     def __init__(self, means: Sequence[torch.Tensor], rank: Rank, beside: Sequence[torch.Tensor] = ()) -> None:
         super().__init__(means, beside)
         self.description = f"{self.name} {rank.averager_rank} {float(rank.min_compression_ratio)}"
         self.nbytes = sum(mean.nbytes for mean in means)
-        self.matrices: dict[int, Matrix] = {}  # by the index of their gradient
+        self.matrices: dict[int, Matrix] = {}  # index of a gradient → its matrix
         for index, mean in enumerate(means):
             if (extents := rank.matrix(mean.shape)) is not None:
                 self.matrices[index] = Matrix.of(mean, extents, rank.averager_rank)
@@ -151,19 +151,19 @@ class LowRankMethod(GradientMethod, ABC):
 
     @abstractmethod
     def _compressed(self) -> Iterator[torch.Tensor]:
-        """The part of each matrix that this peer compresses, per sample; one at a time, since each takes its memory."""
+        """Yields what this peer compresses of each matrix, per sample; one at a time, since each takes memory."""
 
     @abstractmethod
     def _sent_whole(self) -> list[torch.Tensor]:
-        """The part of the other gradients that it sends."""
+        """What this peer sends of the other gradients."""
 
     @abstractmethod
     def _conclude(self, samples: float) -> None:
-        """Writes the averages, from what `tensors` hold; `samples` of this peer are in them."""
+        """Writes the averages to the means, from what `tensors` hold. `samples`: the weight of this peer in them."""
 
 
 class PowerSGDMethod(LowRankMethod):
-    """The rest that a round does not carry stays with the peer for the next one (arXiv 1905.13727, algorithms 1 and 2).
+    """What a round does not carry stays with the peer for the next one (arXiv 1905.13727, algorithms 1 and 2).
 
         S ← S + n G              residual of this peer, in sums over samples; G its mean gradient over n samples
         P ← Σ S Q / N            all-reduce, N = Σ n; then made orthonormal
@@ -171,10 +171,10 @@ class PowerSGDMethod(LowRankMethod):
         L = P Qᵀ                 what everyone steps with
         S ← S − n L
 
-    In sums over samples residuals stay right when weights change from round to round: over any rounds of the same
+    As sums over samples residuals stay right when weights change from round to round: over any rounds of the same
     members Σ N L + Σ S = Σ n G. A peer that leaves takes its residual along.
 
-    S and Q change only in `finish`, so a round that fails or is repeated adds nothing twice.
+    S and Q change only in `finish`, so a round that fails, or that is tried again, adds nothing twice.
     """
 
     name = "powersgd"
@@ -206,22 +206,21 @@ class PowerSGDMethod(LowRankMethod):
 
 
 class PowerEFMethod(LowRankMethod):
-    """An estimate of the mean gradient that all peers share and correct with low rank (EF21, arXiv 2106.05203).
+    """All peers share an estimate of the mean gradient, and correct it with low rank (EF21, arXiv 2106.05203).
 
         P ← Σ n (G − g) Q / N      all-reduce; then made orthonormal
         Q ← Σ n (G − g)ᵀ P / N     all-reduce, with the differences of gradients that are not compressed
         g ← g + P Qᵀ               what everyone steps with: g' − g = P Pᵀ (mean G − g)
 
-    The error mean G − g of a gradient that stays the same never grows, since P Pᵀ is a projection, and each round
-    takes as many dimensions from its range as P has columns. There is nothing that only one peer knows; a newcomer
-    needs g and Q.
+    If the gradient stays the same, the error mean G − g never grows, since P Pᵀ is a projection, and each round takes
+    as many dimensions from its range as P has columns. No peer has anything of its own; a newcomer needs g and Q.
 
     g and Q change only in `finish`.
     """
 
     name = "poweref"
-    # Under E Eᵀ of an orthogonal E every span is invariant: E Q of the Q that comes from the last P is in the span of
-    # that P, of which nothing is left in the error, and every second round would do nothing.
+    # If E is orthogonal, every span is invariant under E Eᵀ: with the Q of the last P, E Q is in the span of that P, in
+    # which no error is left, so every second round would do nothing.
     redraws_stuck = True
 
     def __init__(self, means: Sequence[torch.Tensor], rank: Rank, beside: Sequence[torch.Tensor] = ()) -> None:
@@ -230,7 +229,7 @@ class PowerEFMethod(LowRankMethod):
 
     @property
     def shared(self) -> Mapping[str, torch.Tensor]:
-        """Q and g, the latter in the shapes of the parameters."""
+        """Q, and g in the shapes of the parameters."""
         return {**super().shared, **{f"g{index}": each for index, each in enumerate(self._estimates)}}
 
     def _compressed(self) -> Iterator[torch.Tensor]:
@@ -241,7 +240,7 @@ class PowerEFMethod(LowRankMethod):
         return [mean - self._estimates[index] for index, mean in self.rest.items()]
 
     def _conclude(self, samples: float) -> None:
-        # Into the means, and a copy of that: an optimizer that scales its gradients in place must not change g.
+        # To the means, and from there to g: an optimizer that scales its gradients in place must not change g.
         for index, matrix in self.matrices.items():
             estimate = self._estimates[index].view_as(matrix.mean)
             torch.addmm(estimate, matrix.p, matrix.q.t(), out=matrix.mean)
@@ -252,6 +251,6 @@ class PowerEFMethod(LowRankMethod):
 
 
 def _fresh(product: torch.Tensor, right: torch.Tensor, drawn: Sequence[int]) -> list[int]:
-    """The columns of Q to be asked for once more with other numbers. Where one was drawn for this round, a product of
-    zero means that there is nothing to compress."""
+    """The columns of Q that the second phase replaces. Not those that were drawn for this round: a product of zero with
+    one of these means that there is nothing to compress."""
     return [column for column in stuck(product, right) if column not in drawn]

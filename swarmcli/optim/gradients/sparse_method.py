@@ -1,4 +1,4 @@
-"""SparseLoCo's error feedback: what a sparse message leaves out stays with its peer for the next round."""
+"""SparseLoCo's error feedback: what a peer's sparse message leaves out stays with the peer for the next round."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from swarmcli.optim.gradients.accumulator import GradientMethod
 
 
 class SparseMethod(GradientMethod):
-    """Sends the largest of what has come up and keeps the rest (arXiv 2508.15706, algorithm 1).
+    """Sends the largest numbers and keeps the rest (arXiv 2508.15706, algorithm 1).
 
         E' = β E + n G          residual of this peer, in sums over samples; G its mean over n samples
         T  = Q(top-k(E' / n))   what it sends, with weight n: the values that all others decode, to the bit
         E  ← E' − n T           if the round counted it; otherwise E stays
 
-    Everyone steps with Σ n T / Σ n, the sum over the samples of all members, also of those that did not send a
-    coordinate. E changes only in `finish`, so a round that fails gives everything back. G is read there once more: the
-    accumulator's means are as they were loaded until then. float64 gradients travel whole.
+    Everyone steps with Σ n T / Σ n; the sums are over all members, even those that did not send a coordinate. E changes
+    only in `finish`, so a round that fails loses nothing. `finish` reads G once more: until then the accumulator's
+    means must stay as they were loaded. float64 gradients travel whole.
     """
 
     def __init__(
         self, means: Sequence[torch.Tensor], codec: TopK, decay: float, beside: Sequence[torch.Tensor] = ()
     ) -> None:
-        """`decay`: β, the share of the residual that a round keeps."""
+        """`decay`: β, the share of the residual that goes into the next round."""
         super().__init__(means, beside)
         self._codec, self._decay = codec, decay
         self._messages = [torch.zeros_like(mean) for mean in self.averaged]
         self._residuals = [torch.zeros_like(mean) for mean in self.averaged]
         self.tensors = [*self._messages, *beside]
-        self._aside: list[torch.Tensor] | None = None  # the residuals, if a round has counted what was set aside
+        self._aside: list[torch.Tensor] | None = None  # the residuals if a round has counted what was set aside
 
     @property
     def compression(self) -> CompressionBase:
-        """The codecs of `tensors`, by index: tensors beside gradients are not made sparse."""
+        """The codecs of `tensors`, by index; those beside gradients are not sparse."""
         return PerTensorCompression([self._codec] * len(self._messages) + [NoCompression()] * len(self.beside))
 
     @property
@@ -77,7 +77,7 @@ class SparseMethod(GradientMethod):
         return residual.mul(self._decay).add_(mean * self.samples)
 
     def _left(self, mean: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """The residual, once a round has counted what was loaded."""
+        """The residual after a round that has counted what was loaded."""
         due = self._with(mean, residual)
         return due.sub_(self._sent(due), alpha=self.samples)
 

@@ -1,4 +1,4 @@
-"""Everything that a newcomer must hold to go on as the others do: parameters, statistics, scheduler, position."""
+"""Everything that a newcomer needs to go on like the others: parameters, statistics, scheduler, position."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ SchedulerFactory = Callable[[torch.optim.Optimizer], Scheduler]
 
 @dataclass(frozen=True)
 class CapturedState:
-    """A training state in pieces that travel: tensors by name, all else as plain values."""
+    """A training state in a form that travels: tensors by name, all else as plain values."""
 
     metadata: dict[str, Any]
     tensors: Mapping[str, AnyTensor]
 
     def clone(self) -> CapturedState:
-        """The same with tensors that later steps do not change: in host memory, but for distant ones, which are copies
+        """Returns it with tensors that later steps do not change: copies in host memory; distant ones are copies
         already."""
         here = {name: tensor for name, tensor in self.tensors.items() if isinstance(tensor, torch.Tensor)}
         return CapturedState(self.metadata, {**self.tensors, **copied(here)})
@@ -63,9 +63,9 @@ class CapturedState:
 class TrainingState:
     """Parameters, their optimizer and scheduler, extra tensors, and the position of their lineage.
 
-    Parameters that are not trained are no part of it, though the optimizer may have some: see `frozen.py`.
-    The names of the tensors are `parameter/<index>`, `statistic/<index>/<name>` and `extra/<index>`, in the order of
-    the optimizer's parameter groups, and `gradient/<name>` for what a method of averaging gradients shares.
+    Parameters that nobody trains are no part of it, though the optimizer may have some: see `frozen.py`. The names of
+    the tensors are `parameter/<index>` and `statistic/<index>/<name>`, in the order of the optimizer's parameter
+    groups, `extra/<index>`, and `gradient/<name>` for what a method of averaging gradients shares.
     """
 
     def __init__(
@@ -79,10 +79,13 @@ class TrainingState:
         inner: torch.optim.Optimizer | None = None,
         outer: torch.optim.Optimizer | None = None,
     ) -> None:
-        """`shared` and `own` belong to the method of averaging gradients: what all peers hold identically, and what
-        is this peer's alone and only goes into its checkpoints. `inner` is the optimizer that the scheduler moves,
-        where that is another one, with statistics that are each peer's own: its settings are part of the state.
-        `outer` steps the parameters of the state, where `optimizer` steps others.
+        """`optimizer`: its statistics and settings are part of the state.
+
+        shared   of the method of averaging gradients: tensors that all peers hold alike
+        own      of the same: tensors that only this peer has, and that only go into its checkpoints
+        inner    the optimizer whose learning rate the scheduler moves, if that is another one: its settings are part of
+                 the state, its statistics are not
+        outer    the optimizer that steps the state's parameters, if `optimizer` steps others
         """
         self.optimizer, self._inner, self._outer = optimizer, inner, outer or optimizer
         self.statistics = statistics_of(optimizer)
@@ -93,22 +96,23 @@ class TrainingState:
         self._named = {f"parameter/{index}": each for index, each in enumerate(self.parameters) if each.requires_grad}
         self.trained = tuple(self._named.values())
         self.position = LineagePosition(0, 0, first_lineage(run_id, self.trained))
-        self._may_travel = False  # whether the optimizer's statistics have been looked at
-        self._rates = self._read_rates()  # as the last epoch, or a state that was taken over, left them
-        # Others at this position hold other parameters or statistics, since several groups ended an epoch on the way.
+        self._may_travel = False  # the optimizer's statistics have been checked, and can travel
+        self._rates = self._read_rates()  # as the last step of the scheduler, or the last state, has left them
+        # Others at this position hold other parameters or statistics, since several groups have ended an epoch.
         self.apart = False
 
     @property
     def torn(self) -> bool:
-        """Whether the parameters are partly another state's: they are of no use but to be replaced."""
+        """Whether the parameters are partly another state's: another state has to replace them."""
         return self.position == TORN
 
     def digest(self) -> str:
-        """SHA-256 over the trained parameters, in hexadecimal: equal exactly where they are bit-identical."""
+        """SHA-256 over the trained parameters, in hexadecimal: equal if they are equal bit for bit."""
         return hash_tensors(self.trained).hex()
 
     def step(self, gradients: Sequence[torch.Tensor], position: LineagePosition) -> StepNorms:
-        """One optimizer step with these gradients of the trained parameters, then the scheduler's; a new position."""
+        """One step of the optimizer with these gradients of the trained parameters, then one of the scheduler; then the
+        state is at `position`. Raises OptimizerError, see `check_rates` and `note_step`."""
         self.check_rates()
         with lent(self.trained, gradients):
             norms = measure_step(self.trained, gradients, self.step_optimizer)
@@ -116,15 +120,15 @@ class TrainingState:
         return norms
 
     def step_optimizer(self) -> None:
-        """With the parameters' present gradients. For its error see `note_step`."""
+        """Steps with the parameters' present gradients. Raises OptimizerError, see `note_step`."""
         self._outer.step()
         self.note_step()
 
     def note_step(self) -> None:
-        """The optimizer has stepped. Raises OptimizerError after the first step of one whose statistics cannot travel:
-        nobody could join, and this peer's state would be lost with it."""
+        """The optimizer has stepped. Raises OptimizerError after its first step if its statistics cannot travel: nobody
+        could join, and this peer's state would be lost with it."""
         self._rates = self._read_rates()  # some optimizers move their own
-        if self._may_travel or self.statistics.waits:  # those of a site are of an optimizer of torch
+        if self._may_travel or self.statistics.waits:  # a site has an optimizer of torch, whose statistics can travel
             return
         try:
             check_travel(self.optimizer.state_dict()["state"], self.parameters)
@@ -136,8 +140,8 @@ class TrainingState:
         self._may_travel = True
 
     def end_epoch(self, position: LineagePosition) -> None:
-        """The epoch that led to `position` is over: the scheduler's step. One that fails, at the end of its schedule
-        for example, leaves the learning rate as it is: the parameters have moved already."""
+        """The epoch that led to `position` is over: the scheduler steps. If that fails, at the end of a schedule for
+        example, the learning rate stays as it is (logged), since the parameters have moved already."""
         if self.scheduler is not None:
             try:
                 self.scheduler.step()
@@ -147,8 +151,8 @@ class TrainingState:
         self.position = position
 
     def check_rates(self) -> None:
-        """Raises OptimizerError if anybody but the scheduler of this state has moved the learning rate: whoever steps a
-        scheduler with one peer's batches moves it too far, and this peer away from the others."""
+        """Raises OptimizerError if anything but the state's scheduler has moved the learning rate: a scheduler that
+        steps with one peer's batches moves it too far, and parts this peer from the others."""
         if (rates := self._read_rates()) != self._rates:
             raise OptimizerError(
                 f"the learning rate was changed from {self._rates} to {rates} between two epochs of the run. Give a "
@@ -162,7 +166,8 @@ class TrainingState:
         return [float(group["lr"]) for group in moved.param_groups if "lr" in group]
 
     def capture(self) -> CapturedState:
-        """The state as it is now. Its tensors are the live ones: clone before they may change."""
+        """The state as it is now, with the live tensors: clone it before they may change. Raises OptimizerError if the
+        state is torn."""
         self._check_whole()
         statistics, numbers = self.statistics.capture()
         tensors: dict[str, AnyTensor] = {f"{_STATISTIC}{place}": tensor for place, tensor in statistics.items()}
@@ -171,7 +176,7 @@ class TrainingState:
         return CapturedState({**self._described(), **told, "lineage": self.position.lineage}, tensors)
 
     def _described(self) -> dict[str, Any]:
-        """A state that travels and one that is saved say this alike."""
+        """What a captured state and a checkpoint have in common."""
         inner = {} if self._inner is None else {"inner": [settings_of(group) for group in self._inner.param_groups]}
         return inner | {
             "epoch": self.position.epoch,
@@ -182,11 +187,12 @@ class TrainingState:
 
     @torch.no_grad()
     def restore(self, captured: CapturedState) -> None:
-        """Takes over a state that another peer captured, wholly or (ValueError: it does not fit) not at all.
+        """Takes over a state that another peer has captured. Raises ValueError, and changes nothing, if it does not
+        fit.
 
-        OSError or SiteError: its tensors could not be read, and this state may be torn: parameters are filled in place,
-        since there need not be memory for a second copy of them. ValueError: also where the optimizer or the scheduler
-        itself cannot take what has passed here; then it is torn too. A later call that succeeds makes it whole.
+        Raises OSError or SiteError if its tensors cannot be read, and ValueError if the optimizer or the scheduler
+        itself cannot take what has passed the checks here. Then this state may be torn: parameters are filled in place,
+        since there may be no memory for a second copy of them. A later call that succeeds makes it whole.
         """
         metadata = captured.metadata
         position = read_position(metadata)
@@ -196,23 +202,23 @@ class TrainingState:
         by_parameter(statistics | numbers, self.parameters)
         groups, schedule, inner = self.fit(metadata)
 
-        # All that can be refused is checked by here, and statistics are staged beside the old ones, before a tensor
-        # changes: a donor's state is taken over wholly or not at all.
+        # By now everything that this peer can refuse is checked, and statistics are staged beside the old ones, before
+        # a tensor changes: so it takes over a donor's state wholly or not at all.
         with self.statistics.staged(statistics, numbers, groups) as install:
-            self.position = TORN  # whatever interrupts this: nobody trains, donates or saves such parameters
+            self.position = TORN  # if anything interrupts this, nobody trains, donates or saves such parameters
             for name, own in self._own_tensors().items():
                 fill(own, captured.tensors[name])
             try:
                 install()
                 self._follow(schedule, inner)
-            except (KeyError, TypeError, AttributeError) as error:  # of libraries, which expect what they have written
+            except (KeyError, TypeError, AttributeError) as error:  # from libraries, which expect their own form
                 raise ValueError(f"the optimizer or its scheduler cannot take it: {error!r:.200}") from error
         self.position, self.apart = position, metadata.get("apart") is True
 
     def fit(self, metadata: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any], list[dict[str, Any]]]:
-        """The parameter groups of the optimizer, the state of the scheduler ({}: there is none), and the groups of the
-        inner optimizer ([]: likewise), as another peer's state has them. Raises ValueError if its settings are not
-        those that this peer's optimizers and scheduler have.
+        """Returns, from another peer's state, the optimizer's parameter groups, the state of the scheduler ({}: there
+        is none), and the groups of the inner optimizer ([]: there is none). Raises ValueError unless this peer's
+        optimizers and scheduler have the same settings.
         """
         groups = fit_settings(groups_of(self.optimizer), metadata.get("groups"))
         inner = [] if self._inner is None else fit_settings(self._inner.param_groups, metadata.get("inner"))
@@ -225,7 +231,7 @@ class TrainingState:
         return groups, {}, inner
 
     def _follow(self, schedule: dict[str, Any], inner: Sequence[Mapping[str, Any]]) -> None:
-        """The scheduler, and the settings of the inner optimizer, are where those of a state are."""
+        """Sets the scheduler, and the settings of the inner optimizer, to those of a state."""
         if self.scheduler is not None:
             self.scheduler.load_state_dict(schedule)
         if self._inner is not None:
@@ -234,7 +240,7 @@ class TrainingState:
         self._rates = self._read_rates()
 
     def _reschedule(self, asked: Any, others: Sequence[str]) -> None:
-        """The user of a checkpoint has made another schedule than its writer, and gets it."""
+        """Takes the schedule that the user has made, though the checkpoint has another, and warns."""
         scheduler, groups, told = cast(Any, self.scheduler), asked.optimizer.param_groups, ", ".join(others)
         scheduler.load_state_dict(asked.state_dict())
         for group, new in zip(scheduler.optimizer.param_groups, groups, strict=True):
@@ -245,7 +251,8 @@ class TrainingState:
         )
 
     def checkpoint(self) -> dict[str, Any]:
-        """The optimizer's state_dict, and under "swarm" the scheduler, the position and a digest of the parameters."""
+        """The optimizer's state_dict, and under "swarm" the scheduler, the position, a digest of the parameters, and
+        the extra tensors. Raises OptimizerError if the state is torn."""
         self._check_whole()
         swarm = {
             **self._described(),
@@ -259,10 +266,10 @@ class TrainingState:
     def read_checkpoint(
         self, checkpoint: Mapping[str, Any], parameters: Sequence[torch.Tensor] | None = None
     ) -> Callable[[], None]:
-        """Checks what `checkpoint` returned against the parameters of that moment, which have been restored: those
-        given, or this state's own. The function that comes back takes it over, once this state's are these.
+        """Checks what `checkpoint` has returned against the restored parameters: those given, or this state's own.
+        Returns a function that takes the checkpoint over; call it once this state has these parameters.
 
-        Raises ValueError, and changes nothing, if the parameters are others or the checkpoint is no such thing.
+        Raises ValueError, and changes nothing, if the parameters are others, or the checkpoint does not fit.
         """
         swarm = _mapping(checkpoint, "swarm")
         restored = self.parameters if parameters is None else parameters
@@ -279,7 +286,7 @@ class TrainingState:
         if _forms(saved) != _forms(kept):
             raise ValueError("the checkpoint is of a run that averages its gradients by another method")
         extra = {str(index): tensor for index, tensor in enumerate(self.extra_tensors)}
-        # Former versions have them in the model alone.
+        # Checkpoints of earlier versions have them only in the model.
         saved_extra = _mapping({"extra": extra, **swarm}, "extra")
         if _forms(saved_extra) != _forms(extra):
             raise ValueError("the checkpoint has other extra tensors (the model's buffers) than this peer")
@@ -319,12 +326,12 @@ class TrainingState:
             raise OptimizerError("this peer's parameters are partly those of a state whose download failed")
 
     def _own_tensors(self) -> dict[str, torch.Tensor]:
-        """Those that every peer of the run holds in the same shapes."""
+        """Name → tensor, of all that every peer of the run holds in the same shapes; no statistics."""
         own = self._named | {f"extra/{index}": tensor for index, tensor in enumerate(self.extra_tensors)}
         return own | {f"gradient/{name}": tensor for name, tensor in self.shared.items()}
 
     def check_tensors(self, tensors: Mapping[str, Shaped]) -> None:
-        """Raises ValueError unless tensors of these names, types and shapes could be restored here."""
+        """Raises ValueError unless this state could take over tensors of these names, types and shapes."""
         own = self._own_tensors()
         by_parameter(_statistics_of(tensors), self.parameters)
         for name, tensor in tensors.items():
@@ -337,7 +344,7 @@ class TrainingState:
 
 
 def _statistics_of(tensors: Mapping[str, T]) -> dict[str, T]:
-    """By place."""
+    """Place → statistic."""
     return {n.removeprefix(_STATISTIC): tensor for n, tensor in tensors.items() if n.startswith(_STATISTIC)}
 
 
