@@ -46,7 +46,7 @@ function sortBy(button) {
 
 function tellTotal(total) {
   const searched = asked.q.trim() !== "";
-  say($("peers-empty"), total > 0 ? "" : searched ? "No peer is called or doing that." : "Nobody is here yet.");
+  say($("peers-empty"), total > 0 ? "" : searched ? "No peer has that name, role, device or state." : "Nobody is here yet.");
   write($("peers-note"), searched ? `${plural(total, "peer")} found` : total > FEW ? plural(total, "peer") : "");
   $("peers-find").hidden = total <= FEW && !searched;
 }

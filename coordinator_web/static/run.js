@@ -34,7 +34,7 @@ function roles(counts) {
   const present = [[counts.trainers, "trainer"], [counts.auxiliaries, "auxiliary", "auxiliaries"], [counts.monitors, "monitor"]];
   const words = present.filter(([number]) => number > 0).map((each) => plural(...each));
   if (counts.paused > 0) words.push(`${count(counts.paused)} of them paused`);
-  if (counts.following > 0) words.push(`${count(counts.following)} with no part in it`);
+  if (counts.following > 0) words.push(`${count(counts.following)} of them computing nothing`);
   return words.join(", ");
 }
 
@@ -101,7 +101,7 @@ const showCheckpoints = pagesOf({
     const loss = each.loss !== null ? `loss ${decimal(each.loss)} on data kept aside` : best ? "not evaluated yet" : "";
     write(node.querySelector(".sub"), [marks, bytes(each.bytes), day(each.time), loss].filter(Boolean).join(" · "));
   },
-  onTotal: (total) => say($("checkpoints-empty"), total ? "" : "None at this peer. Where the recipe asks for them, a monitor writes them, or a trainer where there is none."),
+  onTotal: (total) => say($("checkpoints-empty"), total ? "" : "None at this peer. Where the recipe asks for them, a monitor writes them; without a monitor, a trainer does."),
 });
 
 async function lookSlowly() {
