@@ -64,7 +64,7 @@ def before_joining(nbytes: int, limit: float | None, target: float, epoch: float
     sends = f"a round sends {format_size(nbytes)}"
     if limit is None:
         return f"{sends}; {RULE}"
-    elsewhere = "unless all others are on this computer, where limits do not hold"
+    elsewhere = "unless all others are on this computer"
     seconds = min(nbytes / limit, MAX_SECONDS)
     me, other = PeerID(bytes(32)), PeerID(bytes([1] * 32))
     pace = LineSeen(pace=target / epoch if epoch else 0.0)
