@@ -188,7 +188,9 @@ class EvaluationSettings(Section):
     every_epochs: int = shared(0, "epochs between evaluations; 0: none", ge=0)
     samples: int = shared(256, "samples to evaluate on, at most", ge=1)
     evaluator: PeerText | None = shared(None, "peer id of the monitor that evaluates and stops early; null: any peer")
-    early_stopping_patience: int = shared(0, "evaluations without a better one that end the run; 0: never", ge=0)
+    early_stopping_patience: int = shared(
+        0, "evaluations in a row without improvement that end the run; 0: never", ge=0
+    )
     early_stopping_threshold: float = shared(0.0, "least improvement of the loss", ge=0)
     held_out: float = shared(0.0, "share of all data that nobody trains on", ge=0, le=0.5)
     dataset: Dataset | None = shared(None, "data to evaluate on instead, with the keys of datasets")
@@ -208,7 +210,7 @@ class AggregatorSettings(Section):
     trim: float = shared(0.34, "share that is cut off at each end", of={"name": ("trimmed_mean",)}, gt=0, lt=0.5)
     radius: float = shared(1.0, "clip at this many times the median norm", of={"name": ("centered_clip",)}, gt=0)
     iterations: int = shared(
-        3, "times that values are clipped, each around the last result", of={"name": ("centered_clip",)}, ge=1, le=20
+        3, "times values are clipped, each around the last result", of={"name": ("centered_clip",)}, ge=1, le=20
     )
 
 
