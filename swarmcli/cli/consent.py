@@ -60,7 +60,7 @@ def sheet(
         ("leaving", "Ctrl-C at any time; the same command takes you back in"),
         ("limits", "; ".join(in_words(limits)) or NO_LIMITS),
         ("data", _data(recipe, role) or "none"),
-        ("download", f"{_download(recipe, role, demand)}; no programs"),
+        ("download", _download(recipe, role, demand)),
         ("files", str(files)),
         ("others see", "this computer's address and device, what it gives, your --name"),
         ("router", _router(recipe)),
@@ -135,7 +135,7 @@ def _download(recipe: Recipe, role: Role, demand: Demand) -> str:
             nbytes = recipe.sequence_len * (1 if saved_tokenizer(recipe) is None else 4)
             size = f"about {format_size(nbytes)}" if nbytes else "an image"
             said.append(f"data while it trains, {size} for each sample")
-    return "; ".join(said) or "nothing"
+    return "; ".join([*said, "no programs"]) if said else "nothing"
 
 
 def _disk(recipe: Recipe, role: Role, demand: Demand, files: Path) -> str:

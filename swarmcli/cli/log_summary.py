@@ -68,7 +68,7 @@ def _round_facts(reader: JournalReader, run_id: str) -> list[tuple[str, str]]:
     facts = [("rounds", counts)]
     failures = [each for each in reader.failures(run_id) if each.what == "round"]
     facts += [("", f"{each.count} × {printable(each.example)}") for each in failures[:5]]
-    facts.append(("moved", f"{format_size(totals.bytes_sent)} sent, {format_size(totals.bytes_received)} received"))
+    facts.append(("bytes", f"{format_size(totals.bytes_sent)} sent, {format_size(totals.bytes_received)} received"))
     return facts
 
 

@@ -99,7 +99,7 @@ def test_the_room_on_the_disk_is_told_and_limits_or_how_to_set_them() -> None:
 
 def test_who_computes_nothing_reads_nothing() -> None:
     assert sheet(small(), "auxiliary")["data"] == "none"
-    assert sheet(small(), "auxiliary")["download"] == "nothing; no programs"
+    assert sheet(small(), "auxiliary")["download"] == "nothing"
     assert "passes on others' connections, at most 32 MB a second" in sheet(small(), "auxiliary")["traffic"]
     assert "at most 1.0 MB a second" in sheet(small("local.relay_rate=1e6"), "monitor")["traffic"]
     assert "passes on" not in sheet(small("local.relay=false"), "monitor")["traffic"]
