@@ -14,7 +14,7 @@ from itertools import pairwise
 from swarmcli.run.standstill import LONGEST_GAP
 from swarmcli.run.values import Alert, AlertKind, PeerStatus, RunStatus
 
-STANDS = 60.0  # seconds for which the screens have said that the run stands: alerts are for what lasts
+STANDS = 60.0  # seconds for which the screens have said that the run stands still: alerts are for what lasts
 DESERTED = 600.0  # seconds of an epoch in which nobody computed
 DONORLESS = 60.0  # seconds; the first report of the next donor may come so long after a donor's goodbye
 LOST_NUMBERS = 3  # epochs in a row whose loss is not finite
@@ -65,7 +65,7 @@ class Alerts:
         if status.waits and status.overdue >= (STANDS if status.state == "standing" else DESERTED):
             self._stalled_in = status.epoch
         stands = status.epoch == self._stalled_in and self._goes_on < DESERTED
-        return (status.waits or "The run stands.") if stands else ""
+        return (status.waits or "The run stands still.") if stands else ""
 
     def _no_donor(self, status: RunStatus, seconds: float) -> str:
         """Nobody can hand the state to a newcomer any more, though somebody could."""

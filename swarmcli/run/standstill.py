@@ -56,7 +56,7 @@ def due(seconds_by_rates: float, usual: float | None) -> float:
 def stands(epoch: int, lasted: float, usual: float | None, peers: Sequence[PeerStatus], *, averages: bool) -> str:
     """Says to people that the epoch does not end, for whom it waits, if that can be told, and what helps."""
     where = f", and one usually takes about {roughly(usual)}" if usual else ""
-    told = f"The run stands: epoch {epoch:,} has lasted {roughly(lasted)}{where}."
+    told = f"The run stands still: epoch {epoch:,} has lasted {roughly(lasted)}{where}."
     held = [peer for peer in peers if peer.health in HOLD_UP or (peer.computes and peer.samples_per_second <= 0)]
     if held:
         return (

@@ -63,7 +63,7 @@ STATES: Mapping[State, StateInWords] = {
     "synchronizing": StateInWords("joining the run", "warn", True, "looking for it"),
     "stranded": StateInWords("waiting: out of reach of the others", "bad", True, "nobody in reach holds the model"),
     "following": StateInWords("computing nothing", "warn"),
-    "standing": StateInWords("waiting: the run stands", "warn", True, "it does not end"),
+    "standing": StateInWords("waiting: the run stands still", "warn", True, "it does not end"),
     "finished": StateInWords("finished", "good", True, "the run is complete"),
 }
 HOW: Mapping[Health, str] = {  # follows a peer's name

@@ -212,8 +212,8 @@ class RunWatch:
         return "averaging" if optimizer.is_averaging else "training"
 
     def _progress(self, state: State, epoch: int, peers: Sequence[PeerStatus], now: float) -> tuple[State, float, str]:
-        """Returns whether the run stands, or waits for somebody to compute; then also for how long, for whom, and what
-        helps."""
+        """Returns whether the run stands still, or waits for somebody to compute; then also for how long, for whom, and
+        what helps."""
         if state not in (*GOES_ON, "waiting"):
             return state, 0.0, ""
         usual, rates = self._usual(), [peer.samples_per_second for peer in peers if peer.computes]

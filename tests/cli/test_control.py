@@ -100,10 +100,13 @@ def test_status_tells_what_each_does(ada: RunningPeer) -> None:
 
 
 def test_status_says_that_the_run_stands_and_that_samples_cannot_count(ada: RunningPeer) -> None:
-    ada.run.state, ada.run.waits = "standing", "The run stands: epoch 3 has lasted 30 s."
+    ada.run.state, ada.run.waits = "standing", "The run stands still: epoch 3 has lasted 30 s."
     ada.run.people = [replace(each, samples_per_second=0.0) for each in ada.run.people]
     out = swarm("status")[1]
-    assert "Waiting: the run stands, epoch 3 of 200" in out and "  waits  The run stands: epoch 3 has lasted" in out
+    assert (
+        "Waiting: the run stands still, epoch 3 of 200" in out
+        and "  waits  The run stands still: epoch 3 has lasted" in out
+    )
     assert "samples a second" not in out and "Training" not in out and "alarm" not in out
     ada.run.state, ada.run.waits, ada.run.seat = "following", "", "a round sends 1.8 MB; your samples cannot count here"
     ada.run.people[0] = replace(ada.run.people[0], health="line too slow")

@@ -143,7 +143,7 @@ FOLLOWING = replace(
     STATUS, state="following", seat=SEAT, samples_per_second=100.0,
     peers=(replace(PEERS[0], health="line too slow", samples_per_second=0.0), replace(PEERS[1], epoch=7)),
 )  # fmt: skip
-WAITS = "The run stands: epoch 7 has lasted 30 s, and one usually takes about 10 s. It waits for bob (does not answer)."
+WAITS = "The run stands still: epoch 7 has lasted 30 s, and one usually takes about 10 s. It waits for bob (is behind)."
 STANDING = replace(
     STATUS, state="standing", waits=WAITS, samples_per_second=0.0, eta_seconds=None,
     peers=(PEERS[0], replace(PEERS[1], health="not answering")),
@@ -166,7 +166,7 @@ def test_a_trainer_without_a_seat_is_told_so_as_long_as_that_lasts() -> None:
 
 def test_what_a_frame_tells_of_a_run_that_stands_of_a_state_that_comes_and_of_the_end() -> None:
     lines = lines_of(STANDING)
-    assert WAITS in lines and "the run stands" in lines[0] and "training" not in lines[0]
+    assert WAITS in lines and "the run stands still" in lines[0] and "training" not in lines[0]
     assert not any(" left" in line for line in lines) and "samples/s" not in lines[2]
     lines = lines_of(GETTING)
     assert lines[1] == GETTING.download and "0 of 4,096" not in "".join(lines) and "samples/s" not in lines[2]

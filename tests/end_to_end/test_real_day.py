@@ -79,7 +79,7 @@ def test_hours_of_churn_leave_nothing_behind(tmp_path: Path) -> None:
             if new := run.epochs("ann", after=epoch):
                 epoch, since = new[-1].epoch, now
             longest = max(longest, now - since)
-            assert longest < STANDS, f"the run stands at epoch {epoch}: {chaos.strikes[-9:]}\n{run.last_words()}"
+            assert longest < STANDS, f"the run stands still at epoch {epoch}: {chaos.strikes[-9:]}\n{run.last_words()}"
             if now > began + HOURS * 3600 * len(held[0].looks["memory"]) / LOOKS:
                 for each in held:
                     each.look()

@@ -173,7 +173,7 @@ def test_everybody_is_back_and_in_step_after_450_epochs_of_chaos(tmp_path: Path)
             if now > epoch:
                 epoch, since = now, time.monotonic()
             longest = max(longest, time.monotonic() - since)
-            assert longest < 120, f"the run stands at epoch {now}: {chaos.strikes[-12:]}\n{run.last_words()}"
+            assert longest < 120, f"the run stands still at epoch {now}: {chaos.strikes[-12:]}\n{run.last_words()}"
             if epoch >= goes and monitor.returncode is None and not comes:
                 monitor.kill()
                 comes = time.monotonic() + MONITOR_GONE

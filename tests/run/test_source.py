@@ -146,7 +146,7 @@ def test_equals_share_a_place_among_those_who_gave_something(
 
 
 def test_an_alert_that_stands_says_for_the_page_whom_the_run_waits_for(world: World) -> None:
-    world.live = replace(world.live, waits="The run stands: it waits for bob.")
+    world.live = replace(world.live, waits="The run stands still: it waits for bob.")
     alerts: list[Alert] = []
     source = DashboardSource(
         world.journal, lambda: world.live, Providers(alerts=lambda: alerts), clock=lambda: world.now
@@ -155,7 +155,7 @@ def test_an_alert_that_stands_says_for_the_page_whom_the_run_waits_for(world: Wo
     alerts.append(Alert(id="1", kind="stalled", text=world.live.waits, since=START))
     shown = source.overview()
     assert shown.run.waits == "" and shown.alerts == (*alerts,)
-    world.live = replace(world.live, waits="The run stands: it waits for cem, since two hours.")
+    world.live = replace(world.live, waits="The run stands still: it waits for cem, since two hours.")
     world.now += LOOK_SECONDS
     shown = source.overview()
     assert [alert.text for alert in shown.alerts] == [world.live.waits], "not whom it waited for when the alert began"

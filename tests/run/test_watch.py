@@ -305,7 +305,7 @@ def test_within_three_usual_epochs_it_says_that_the_run_stands_and_for_whom_it_w
     status = look_for(watch, optimizer, 8)
     assert status.state == "standing" and status.samples_per_second == 0.0
     assert status.eta_seconds is None and status.run_eta_seconds is None
-    assert status.waits.startswith("The run stands: epoch 330 has lasted 30 s, and one usually takes about 10 s.")
+    assert status.waits.startswith("The run stands still: epoch 330 has lasted 30 s, and one usually takes about 10 s.")
     assert "It waits for Bob (does not answer) and Cem (has computed nothing yet)." in status.waits
     assert "start that peer again" in status.waits
     optimizer.local_epoch = 331

@@ -61,11 +61,11 @@ def test_sizes_and_durations_read_as_in_a_terminal(serve: Serve, open_page: Open
 
 
 def test_a_run_that_stands_is_told_and_no_rate_beside_it(serve: Serve, open_page: Open) -> None:
-    run = FakeRun(finished_epochs=41, state="standing", waits="The run stands: it waits for Bob.", run_eta=None)
+    run = FakeRun(finished_epochs=41, state="standing", waits="The run stands still: it waits for Bob.", run_eta=None)
     run.people[0] = replace(run.people[0], health="line too slow")
     page = open_page(serve(run).url)
-    expect_text(page, "#state", "Waiting: the run stands")
-    expect_text(page, "#waits", "The run stands: it waits for Bob.")
+    expect_text(page, "#state", "Waiting: the run stands still")
+    expect_text(page, "#waits", "The run stands still: it waits for Bob.")
     expect_text(page, "#eta", "it does not end")
     expect_text(page, "#throughput", "–")
     row = page.locator("#peers [data-health='line too slow']")
