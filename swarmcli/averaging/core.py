@@ -35,6 +35,7 @@ from swarmcli.averaging.trust import PeerTrust
 from swarmcli.averaging.weights import Pledges
 from swarmcli.backoff import growing
 from swarmcli.compression import NoCompression
+from swarmcli.concurrency import on_executor
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import MatchmakingError, RoundFailed, RoundUndecided, SwarmError
 from swarmcli.events import PeerRefused
@@ -45,7 +46,6 @@ from swarmcli.network.loop_thread import loop_time, offload
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.state.sharing import StateSharing
 from swarmcli.state.snapshot import ChunkLayout, Snapshot, copied
-from swarmcli.tasks import on_executor
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 4.0  # seconds between a round that failed and the next try, doubled each time
 SHORTEST_TRY = 0.01  # seconds: with less time left to find a group, a failed round is not tried again

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
+from swarmcli.concurrency import beside
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.optim.config import IDLE_WAIT, PeerContext
 from swarmcli.optim.epoch.end import LOOK_AROUND, EpochEnd, LastMoment
@@ -30,7 +31,6 @@ from swarmcli.optim.run_seat import RunSeat
 from swarmcli.optim.state.frozen import TERM
 from swarmcli.optim.state.lineage import Claim, LineagePosition
 from swarmcli.optim.succession import Succession
-from swarmcli.tasks import beside
 
 
 class OptimizerCore(Participant):

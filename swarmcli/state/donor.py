@@ -18,6 +18,7 @@ from typing import Annotated
 import msgspec
 import torch
 
+from swarmcli.concurrency import Bell, beside, unless_stuck
 from swarmcli.errors import CallRefused, EndOfStream, SiteError
 from swarmcli.network import Endpoint, PeerID, Stream
 from swarmcli.network.loop_thread import loop_time, offload
@@ -25,7 +26,6 @@ from swarmcli.network.prefix import Prefix
 from swarmcli.state.pins import Pin, Pins, gone
 from swarmcli.state.snapshot import MAX_VERSION, PinnedState, Snapshot
 from swarmcli.state.witnesses import RootAnswer, RootQuestion, root_method
-from swarmcli.tasks import Bell, beside, unless_stuck
 
 LIBRARY = f"torch {torch.__version__.partition('+')[0]}"  # that made this peer's states; told when they do not fit
 MAX_CHUNKS_AT_ONCE = 64  # of one request

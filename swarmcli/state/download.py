@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from swarmcli.concurrency import OFFLOAD_FROM, Bell, beside, on_executor, unless_silent
 from swarmcli.errors import CallRefused, CompressionError, NetworkError, ProtocolViolation, StateDownloadError
 from swarmcli.events import PeerRefused
 from swarmcli.network import Endpoint, PeerID, Stream
@@ -33,7 +34,6 @@ from swarmcli.state.donor import (
     state_method,
 )
 from swarmcli.state.snapshot import MAX_MANIFEST, StateOutline, read_manifest
-from swarmcli.tasks import OFFLOAD_FROM, Bell, beside, on_executor, unless_silent
 from swarmcli.words import format_size, printable, roughly
 
 PARALLEL = 4  # donors that give something at a time

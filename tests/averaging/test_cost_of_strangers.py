@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from swarmcli import tasks
+from swarmcli import concurrency
 from swarmcli.averaging import RoundResult
 from swarmcli.averaging.aggregators.centered_clip import CenteredClip
 from swarmcli.averaging.aggregators.median import CollectedPart
@@ -105,7 +105,7 @@ def test_long_arithmetic_leaves_the_loop_however_small_a_part_is(monkeypatch: py
         seen.append(beside[0])
         return finish(part)
 
-    monkeypatch.setattr(tasks, "offload", offload)
+    monkeypatch.setattr(concurrency, "offload", offload)
     monkeypatch.setattr(CollectedPart, "finish", watched)
 
     @simulated

@@ -27,11 +27,11 @@ from swarmcli.averaging.round.mates import GroupMates
 from swarmcli.averaging.round.messages import RoundWord, Standing
 from swarmcli.averaging.round.outcome import Action, Next, RoundOutcome, Seen, View, exceeds
 from swarmcli.averaging.trust import PeerTrust
+from swarmcli.concurrency import Bell, beside
 from swarmcli.errors import CallTimeout, NetworkError, UnknownMethod
 from swarmcli.network import Endpoint
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.prefix import prefix_of_address
-from swarmcli.tasks import Bell, beside
 
 AT_ONCE = 8  # calls at a time …
 YOUNG = 0.5  # … where one that has taken so many seconds no longer counts

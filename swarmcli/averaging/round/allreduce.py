@@ -36,10 +36,10 @@ from swarmcli.averaging.seats import Seats
 from swarmcli.averaging.weights import Pledges, WeightBounds, limits
 from swarmcli.compression import CompressionInfo, TensorDescriptor
 from swarmcli.compression.base import all_finite
+from swarmcli.concurrency import beside, forgetful, on_all_processors, on_executor
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.network import PeerID
 from swarmcli.network.loop_thread import loop_time
-from swarmcli.tasks import beside, forgetful, on_all_processors, on_executor
 
 
 class Allreduce:

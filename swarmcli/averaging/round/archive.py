@@ -24,6 +24,7 @@ from swarmcli.averaging.round.plan import Layout, Plan
 from swarmcli.averaging.round.result import RoundResult
 from swarmcli.compression import NoCompression
 from swarmcli.compression.base import tensor_memory
+from swarmcli.concurrency import OFFLOAD_FROM, on_executor
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import PeerRefused
 from swarmcli.network import Endpoint, PeerID, wire
@@ -33,7 +34,6 @@ from swarmcli.state.donor import StateDonor
 from swarmcli.state.download import DownloadProgress, download_state
 from swarmcli.state.snapshot import ChunkLayout, Snapshot, StateOutline
 from swarmcli.state.unnamed_file import UnnamedFile, usual_directory
-from swarmcli.tasks import OFFLOAD_FROM, on_executor
 
 KEPT_ROUNDS = 2  # whoever missed more downloads the state, which is hardly larger
 KEPT_BYTES = 64 << 20  # of averages that may stay; beyond that the oldest go when the next round needs memory …

@@ -39,9 +39,9 @@ from swarmcli.averaging.round.plan import Part
 from swarmcli.averaging.trust import PeerTrust
 from swarmcli.compression import NoCompression, TensorHeader, TensorMessage
 from swarmcli.compression.base import dtype_name
+from swarmcli.concurrency import forget, forgetful, on_executor, unless_silent
 from swarmcli.errors import CallRefused, InputRefused, NetworkError, PeerUnreachable, ProtocolViolation
 from swarmcli.network import Stream
-from swarmcli.tasks import forget, forgetful, on_executor, unless_silent
 
 TO_GIVE = 30.0  # seconds for all parts of one reducer that a member checks
 TO_HEAR = 20.0  # seconds for a whole accusation at one member: after that it would come too late

@@ -13,10 +13,10 @@ from swarmcli.averaging.round.sender import check_senders
 from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.compression import NoCompression, TensorHeader, TensorMessage
 from swarmcli.compression.base import all_finite
+from swarmcli.concurrency import forgetful, on_executor, unless_silent
 from swarmcli.errors import CallRefused, CompressionError, NetworkError, ProtocolViolation
 from swarmcli.events import PeerRefused
 from swarmcli.network import Stream
-from swarmcli.tasks import forgetful, on_executor, unless_silent
 
 SILENCE = 5.0  # seconds without a byte from one holder, after which another is asked while it still has the averages
 

@@ -30,10 +30,10 @@ from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.averaging.seats import NOISE, TRIAL, Seats
 from swarmcli.averaging.shares import slowest_link
 from swarmcli.averaging.weights import WeightBounds
+from swarmcli.concurrency import forgetful
 from swarmcli.events import PeerRefused
 from swarmcli.network import Stream
 from swarmcli.network.loop_thread import loop_time
-from swarmcli.tasks import forgetful
 
 UNTRUE = "its parts lack this member's, which it had in time, or have such as this member has not sent"
 

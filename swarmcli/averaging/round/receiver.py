@@ -22,11 +22,11 @@ from swarmcli.averaging.round.pace import LaggedError, Pace
 from swarmcli.averaging.round.reducer import Reducer
 from swarmcli.averaging.shares import reducer_opens
 from swarmcli.compression import TensorMessage
+from swarmcli.concurrency import beside, forget, forgetful, unless_silent, unless_stuck
 from swarmcli.errors import CallRefused, EndOfStream, InputRefused, NetworkError, ProtocolViolation, RoundFailed
 from swarmcli.memory import unwritten
 from swarmcli.network import Stream
 from swarmcli.network.loop_thread import loop_time
-from swarmcli.tasks import beside, forget, forgetful, unless_silent, unless_stuck
 
 
 class PartReceiver:

@@ -24,8 +24,8 @@ from swarmcli.averaging.round.plan import Part, Plan
 from swarmcli.averaging.weights import WeightBounds, limits
 from swarmcli.compression import TensorMessage
 from swarmcli.compression.base import all_finite
+from swarmcli.concurrency import Bell, forgetful, on_executor
 from swarmcli.errors import CompressionError, InputRefused, RoundFailed
-from swarmcli.tasks import Bell, forgetful, on_executor
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ from swarmcli.averaging.round.reducer import Reducer
 from swarmcli.averaging.shares import reducer_opens
 from swarmcli.compression import NoCompression, TensorMessage
 from swarmcli.compression.base import all_finite, tensor_memory
+from swarmcli.concurrency import beside, forget, forgetful, on_executor, unless_silent
 from swarmcli.errors import (
     CallRefused,
     CompressionError,
@@ -37,7 +38,6 @@ from swarmcli.events import GOODBYE
 from swarmcli.memory import unwritten
 from swarmcli.network import Stream
 from swarmcli.network.loop_thread import loop_time
-from swarmcli.tasks import beside, forget, forgetful, on_executor, unless_silent
 
 # How exactly the end of sending is seen: with rare looks a quick line would seem slow, see `averaging/seats.py`.
 FIRST_LOOK = 0.01  # least seconds between two looks at the bytes that have not left yet …

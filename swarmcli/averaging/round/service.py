@@ -21,13 +21,13 @@ from swarmcli.averaging.round.mates import GroupMates
 from swarmcli.averaging.round.messages import Accusation, CopyRequest, DrawnPart, InputList, OpenExchange, RoundWord
 from swarmcli.averaging.round.outcome import RoundOutcome
 from swarmcli.averaging.trust import PeerTrust, TwoGroups
+from swarmcli.concurrency import Bell, forgetful
 from swarmcli.errors import CallRefused, RoundFailed, RoundUndecided
 from swarmcli.memory import ReusableBuffer
 from swarmcli.network import Endpoint, PeerID, Stream
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.recent import Recent
-from swarmcli.tasks import Bell, forgetful
 
 MOST_PHASES = 4  # of a round
 EARLY = 120.0  # seconds that a stream waits for its round to begin here: this member may still be computing

@@ -17,13 +17,13 @@ from swarmcli.averaging import AveragerCore
 from swarmcli.averaging.aggregators import Mean
 from swarmcli.averaging.checks import check_flags
 from swarmcli.compression import NoCompression
+from swarmcli.concurrency import OFFLOAD_FROM, on_executor
 from swarmcli.events import Noticed
 from swarmcli.optim.gradients.accumulator import GradientAccumulator, GradientMethod, Weighed, sum_type
 from swarmcli.optim.modes.base import AS_USUAL, GivenUp, StateOptions, Timing, tell_lost
 from swarmcli.optim.state.buffers import Buffers, room_for
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.training_state import TrainingState
-from swarmcli.tasks import OFFLOAD_FROM, on_executor
 from swarmcli.threads import on_one_thread
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from itertools import count
 from swarmcli.averaging import RoundResult
 from swarmcli.averaging.round.archive import KeptRound
 from swarmcli.backoff import growing
+from swarmcli.concurrency import beside
 from swarmcli.errors import NoDonorReachable, StateDownloadError
 from swarmcli.events import Noticed, RoundsReplayed
 from swarmcli.network.identity import PeerID
@@ -33,7 +34,6 @@ from swarmcli.optim.peers.survey import Survey
 from swarmcli.optim.state.lineage import TORN, Claim, LineagePosition
 from swarmcli.state.download import DownloadProgress
 from swarmcli.state.witnesses import LEAST_WITNESSES
-from swarmcli.tasks import beside
 
 # Seconds
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0  # between attempts to download: twice as long each time

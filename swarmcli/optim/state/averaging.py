@@ -17,6 +17,7 @@ import torch
 
 from swarmcli.averaging import AveragerCore, RoundRequest
 from swarmcli.compression import CompressionBase
+from swarmcli.concurrency import on_executor
 from swarmcli.errors import OptimizerError
 from swarmcli.events import Noticed
 from swarmcli.network.identity import PeerID
@@ -24,7 +25,6 @@ from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.state.buffers import moved
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.statistics import statistics_of
-from swarmcli.tasks import on_executor
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig

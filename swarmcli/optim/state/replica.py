@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from swarmcli.concurrency import OFFLOAD_FROM, on_all_processors, on_executor
 from swarmcli.errors import OptimizerError
 from swarmcli.network.loop_thread import offload
 from swarmcli.optim.state.buffers import Buffers
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
-from swarmcli.tasks import OFFLOAD_FROM, on_all_processors, on_executor
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import torch
 
-from swarmcli import tasks as tasks_module
+from swarmcli import concurrency
 from swarmcli.averaging.round.buffers import Average, Inputs, Results
 from swarmcli.averaging.round.plan import Layout, Plan
 from swarmcli.averaging.round.reducer import Reducer
@@ -57,7 +57,7 @@ def randoms(count: int, numel: int) -> list[torch.Tensor]:
 
 @in_real_time
 async def test_a_cancelled_sender_is_counted_if_its_part_is_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks_module, "OFFLOAD_FROM", 0)
+    monkeypatch.setattr(concurrency, "OFFLOAD_FROM", 0)
     bench = Bench(randoms(2, 16))
     bench.reducer.begin(0, 1)
     bench.reducer.begin(1, 1)

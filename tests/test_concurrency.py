@@ -9,8 +9,8 @@ from typing import cast
 
 import pytest
 
+from swarmcli.concurrency import Bell, beside, forgetful, on_executor, unless_silent
 from swarmcli.network import Stream
-from swarmcli.tasks import Bell, beside, forgetful, on_executor, unless_silent
 from swarmcli.testing import virtual_time
 from tests.simulation import in_real_time, simulated
 
